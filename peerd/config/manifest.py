@@ -1,0 +1,231 @@
+"""The run manifest: what the run is, the same for every peer.
+
+A run.toml is what an organiser writes; `parse` turns it (or a manifest from the network) into frozen dataclasses and
+refuses what breaks a rule, naming the field. `canonical_bytes` is what gets signed. Who signed it is swarm/'s business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from peerd.errors import DiskError, ManifestError
+
+MAX_MANIFEST_BYTES = 64 * 1024
+MAX_MICROBATCHES_PER_STEP = 8192
+MAX_BOUNDARY_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The built-in decoder (SWARM section 4.3): rotary embeddings and GeGLU."""
+
+    kind: Literal["decoder"] = "decoder"
+    num_layers: int = 4
+    d_model: int = 128
+    num_heads: int = 4
+    d_ff: int = 512
+    """Width of the gated hidden layer."""
+    vocab_size: int = 256
+    """256 for the byte tokenizer."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "d_model", "num_heads", "d_ff", "vocab_size"):
+            _between(f"model.{name}", getattr(self, name), 1, 1_000_000)
+        if self.d_model % (2 * self.num_heads):
+            raise ValueError(f"model.d_model ({self.d_model}) must be a multiple of twice model.num_heads ({self.num_heads})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Which tokens the run trains on. Peers agree on the token file's hash, never on a path."""
+
+    source: str = "stdlib"
+    """`stdlib` (the Python standard library's sources), or in a run.toml a text file or folder of the organiser."""
+    tokenizer: Literal["bytes"] = "bytes"
+    blake3: str = ""
+    """Hash of the token file, hex; filled in when the run is started."""
+    num_tokens: int = 0
+    """Length of the token file; filled in when the run is started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    num_stages: int = 2
+    microbatches_per_step: int = 16
+    microbatch_size: int = 4
+    """Sequences per microbatch."""
+    sequence_length: int = 128
+    """Tokens per sequence."""
+    steps: int = 0
+    """The run ends after this many steps; 0 goes on for ever."""
+    learning_rate: float = 3e-3
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly from zero."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    accumulate: Literal["float32", "float64"] = "float32"
+    """Precision of gradient accumulators and their all-reduce; float64 makes the sum independent of its order."""
+
+    def __post_init__(self) -> None:
+        _between("train.num_stages", self.num_stages, 1, 4096)
+        _between("train.microbatches_per_step", self.microbatches_per_step, 1, MAX_MICROBATCHES_PER_STEP)
+        _between("train.microbatch_size", self.microbatch_size, 1, 65536)
+        _between("train.sequence_length", self.sequence_length, 2, 1 << 20)
+        _between("train.steps", self.steps, 0, 1 << 40)
+        _between("train.warmup_steps", self.warmup_steps, 0, 1 << 40)
+        _between("train.learning_rate", self.learning_rate, 0.0, 100.0)
+        _between("train.beta1", self.beta1, 0.0, 0.999999)
+        _between("train.beta2", self.beta2, 0.0, 0.999999)
+        _between("train.epsilon", self.epsilon, 1e-16, 1.0)
+        _between("train.weight_decay", self.weight_decay, 0.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeConfig:
+    threads: int = 0
+    """Torch threads per peer; 0 takes the machine's. A fixed number makes gradients equal to the bit between peers."""
+    recompute: Literal["auto", "always", "never"] = "auto"
+    """Recompute a stage's forward pass in backward (saves memory) or keep the graph (faster)."""
+    slots: int = 0
+    """Microbatches a peer holds at once; 0 derives it from the number of stages."""
+
+    def __post_init__(self) -> None:
+        _between("compute.threads", self.threads, 0, 1024)
+        _between("compute.slots", self.slots, 0, 4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmConfig:
+    announce_period_s: float = 5.0
+    """How often a peer announces itself; three missed periods and it counts as gone."""
+
+    def __post_init__(self) -> None:
+        _between("swarm.announce_period_s", self.announce_period_s, 0.2, 300.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A whole run. Two peers of one run hold equal manifests."""
+
+    name: str = "run"
+    seed: int = 0
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    swarm: SwarmConfig = field(default_factory=SwarmConfig)
+
+    def __post_init__(self) -> None:
+        if not (1 <= len(self.name) <= 64 and all(c.isalnum() or c in "-_." for c in self.name)):
+            raise ValueError("name must be 1 to 64 letters, digits, '-', '_' or '.'")
+        _between("seed", self.seed, 0, 2**63 - 1)
+        if self.train.num_stages > self.model.num_layers:
+            raise ValueError(f"train.num_stages ({self.train.num_stages}) must not exceed model.num_layers ({self.model.num_layers})")
+        if self.boundary_bytes > MAX_BOUNDARY_BYTES:
+            raise ValueError(f"a microbatch's activations take {self.boundary_bytes} bytes; the limit is {MAX_BOUNDARY_BYTES}: lower train.microbatch_size or train.sequence_length")
+
+    @property
+    def boundary_bytes(self) -> int:
+        """Bytes of one microbatch's activations (or their gradient) between two stages, uncompressed."""
+        return 4 * self.train.microbatch_size * self.train.sequence_length * self.model.d_model
+
+    @property
+    def tokens_per_microbatch(self) -> int:
+        return self.train.microbatch_size * self.train.sequence_length
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.microbatches_per_step * self.tokens_per_microbatch
+
+    def canonical_bytes(self) -> bytes:
+        """The bytes that are signed: JSON with sorted keys."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":")).encode()
+
+
+def run_id(organiser_key: bytes, name: str) -> str:
+    """A run's id: 32 hex digits of the hash of the organiser's raw Ed25519 public key and the run's name."""
+    return hashlib.sha256(b"peerd run\0" + organiser_key + b"\0" + name.encode()).hexdigest()[:32]
+
+
+def parse(document: dict[str, Any], origin: str) -> Manifest:
+    """Validate a decoded TOML or JSON document; `origin` names it in the error."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        _refuse_unknown_fields(document)
+        return TypeAdapter(Manifest).validate_python(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise ManifestError(f"{origin}: {where + ': ' if where else ''}{message}", "correct that field") from None
+    except ValueError as error:
+        raise ManifestError(f"{origin}: {error}", "correct that field") from None
+
+
+def parse_bytes(raw: bytes, origin: str) -> Manifest:
+    """A manifest as `canonical_bytes` wrote it."""
+    if len(raw) > MAX_MANIFEST_BYTES:
+        raise ManifestError(f"{origin}: {len(raw)} bytes; a manifest has at most {MAX_MANIFEST_BYTES}")
+    try:
+        document = json.loads(raw)
+    except ValueError as error:
+        raise ManifestError(f"{origin}: not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ManifestError(f"{origin}: not a manifest")
+    return parse(document, origin)
+
+
+def load(path: Path) -> Manifest:
+    """Read a run.toml."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise ManifestError(f"{path}: no such file", f"write one with `peerd new {path.parent}`") from None
+    except OSError as error:
+        raise DiskError(f"{path}: {error.strerror}") from None
+    try:
+        document = tomllib.loads(raw.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: not TOML: {error}", "correct the file") from None
+    return parse(document, str(path))
+
+
+def dump(manifest: Manifest) -> str:
+    """The manifest as the text of a run.toml."""
+    import tomli_w
+
+    return tomli_w.dumps(dataclasses.asdict(manifest))
+
+
+def _refuse_unknown_fields(document: dict[str, Any]) -> None:
+    """A misspelt field must not pass silently as its default."""
+    _refuse_unknown(document, Manifest, "")
+    for section in dataclasses.fields(Manifest):
+        value = document.get(section.name)
+        kind = type(getattr(_DEFAULT, section.name))
+        if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+            _refuse_unknown(value, kind, section.name + ".")
+
+
+def _refuse_unknown(document: dict[str, Any], kind: type, prefix: str) -> None:
+    known = {entry.name for entry in dataclasses.fields(kind)}
+    unknown = sorted(set(document) - known)
+    if unknown:
+        raise ValueError(f"unknown field {prefix}{unknown[0]}; known are {', '.join(sorted(known))}")
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value}; it must be between {low:g} and {high:g}")
+
+
+_DEFAULT = Manifest()

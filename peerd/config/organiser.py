@@ -1,0 +1,72 @@
+"""The organiser's key: the Ed25519 key that signs a run's manifest. Where it lies and how it is read, never what it signs.
+
+It is made by `peerd new` beside run.toml, as PKCS #8 PEM readable by its owner only, and is never overwritten:
+a run's id is derived from it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peerd.errors import DiskError, SignatureError, UsageError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+KEY_FILE = "organiser.key"
+_MAX_KEY_BYTES = 16 * 1024
+
+
+def create_key(path: Path) -> Ed25519PrivateKey:
+    """Make a new key at `path`, mode 0600. Raises UsageError where a file lies there already."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise UsageError(f"{path} exists; an organiser's key is never overwritten", "choose another folder") from None
+    except OSError as error:
+        raise DiskError(f"cannot write {path}: {error.strerror}") from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(pem)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise DiskError(f"cannot write {path}: {error.strerror}") from None
+    return key
+
+
+def load_key(path: Path) -> Ed25519PrivateKey:
+    """Read a key that `create_key` made. Raises SignatureError where there is none or it is something else."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_KEY_BYTES)
+    except FileNotFoundError:
+        raise SignatureError(
+            f"{path}: no such file", f"the organiser's key lies beside run.toml; `peerd new {path.parent} --force` makes one"
+        ) from None
+    except OSError as error:
+        raise DiskError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        key = serialization.load_pem_private_key(raw, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SignatureError(f"{path} is not an organiser's key", "it must be the Ed25519 key that `peerd new` wrote")
+    return key
+
+
+def public_bytes(key: Ed25519PrivateKey) -> bytes:
+    """The raw 32-byte public key."""
+    return key.public_key().public_bytes_raw()

@@ -1,0 +1,72 @@
+"""Where a daemon's files live: one home folder per identity, and a short folder for its sockets."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+# sockaddr_un holds 108 bytes; the longest socket name below takes 32 of them.
+MAX_HOME_CHARS_FOR_SOCKETS = 70
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The files of one identity. `folder` is absolute; nothing is created here."""
+
+    folder: Path
+
+    @property
+    def identity(self) -> Path:
+        """The peer's private key, as libp2p writes it."""
+        return self.folder / "identity.key"
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "lock"
+
+    @property
+    def state(self) -> Path:
+        """What outlives the daemon: incarnation and pinned organiser keys."""
+        return self.folder / "state.json"
+
+    @property
+    def log(self) -> Path:
+        """Where a detached daemon writes its log."""
+        return self.folder / "daemon.log"
+
+    @property
+    def averages(self) -> Path:
+        """The last few averaged gradients, for peers that catch up."""
+        return self.folder / "averages"
+
+    @property
+    def run_folder(self) -> Path:
+        """Sockets; removed when the daemon ends. Falls back to /tmp where the path would be too long for a socket."""
+        inside = self.folder / "run"
+        if len(str(inside)) <= MAX_HOME_CHARS_FOR_SOCKETS:
+            return inside
+        digest = hashlib.blake2b(str(self.folder).encode(), digest_size=8).hexdigest()
+        return Path("/tmp") / f"peerd-{os.getuid()}-{digest}"  # noqa: S108 - created 0700 and checked by its owner
+
+    @property
+    def control_socket(self) -> Path:
+        return self.run_folder / "control.sock"
+
+
+def resolve_home(flag: str | None) -> Home:
+    """Flag, then PEERD_HOME, then the platform's state folder."""
+    chosen = flag or os.environ.get("PEERD_HOME")
+    if not chosen:
+        from platformdirs import user_state_path
+
+        return Home(user_state_path("peerd", appauthor=False).absolute())
+    return Home(Path(chosen).expanduser().absolute())
+
+
+def cache_folder() -> Path:
+    """Where token files are kept, shared by all daemons of this user."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("peerd", appauthor=False).absolute()

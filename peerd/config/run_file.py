@@ -1,0 +1,70 @@
+"""The run.toml that `peerd new` writes: a manifest with a line of explanation above each field.
+
+What a field means and may hold is decided in manifest.py; here is only how it is explained to an organiser.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from peerd.config.manifest import Manifest
+
+_HEAD = """\
+# A peerd run: what is trained, on what, and how. It is the same for every peer and is signed when the run starts.
+# Fields left out take their defaults. `peerd help organiser` goes through the steps.
+"""
+
+# Filled in when the run starts, so not for the organiser to write.
+_DERIVED = {("data", "blake3"), ("data", "num_tokens")}
+
+_SECTIONS = {
+    "model": "The built-in decoder. Its layers are split evenly into stages.",
+    "data": "The text to train on.",
+    "train": "How it is trained. One step is one update of the whole model.",
+    "compute": "How each peer computes.",
+    "swarm": "How peers keep track of each other.",
+}
+
+_FIELDS = {
+    "name": "Letters, digits, '-', '_', '.'. With the organiser's key it makes the run's id.",
+    "seed": "Decides the first weights and which text each microbatch holds.",
+    "model.num_heads": "2 x num_heads must divide d_model.",
+    "model.d_ff": "Width of the gated hidden layer.",
+    "model.vocab_size": "256 for the byte tokenizer.",
+    "data.source": "\"stdlib\": the Python standard library's sources on the organiser's machine; or a text file or folder.",
+    "train.num_stages": "Parts the model is cut into; each needs at least one peer. At most model.num_layers.",
+    "train.microbatches_per_step": "The unit of work that travels through the stages. More of them keep more peers busy.",
+    "train.microbatch_size": "Sequences per microbatch.",
+    "train.sequence_length": "Tokens per sequence.",
+    "train.steps": "The run ends after so many steps; 0 goes on for ever.",
+    "train.warmup_steps": "Steps over which the learning rate rises from zero.",
+    "train.accumulate": '"float64" makes the sum of gradients independent of its order (exact comparisons); "float32" is faster.',
+    "compute.threads": "Torch threads per peer; 0 takes the machine's. A fixed number makes gradients equal to the bit between peers.",
+    "compute.recompute": '"always" saves memory, "never" is faster, "auto" decides by the memory at hand.',
+    "compute.slots": "Microbatches a peer holds at once; 0 derives it from the number of stages.",
+    "swarm.announce_period_s": "How often a peer announces itself; three missed periods and it counts as gone.",
+}
+
+
+def explained(manifest: Manifest) -> str:
+    """The text of a run.toml that parses back to `manifest`, less what is derived when the run starts."""
+    lines = [_HEAD]
+    for entry in dataclasses.fields(Manifest):
+        value = getattr(manifest, entry.name)
+        if not dataclasses.is_dataclass(value):
+            lines += _assignment(entry.name, entry.name, value)
+    for section, purpose in _SECTIONS.items():
+        lines += ["", f"# {purpose}", f"[{section}]"]
+        part = getattr(manifest, section)
+        for entry in dataclasses.fields(part):
+            if (section, entry.name) not in _DERIVED:
+                lines += _assignment(f"{section}.{entry.name}", entry.name, getattr(part, entry.name))
+    return "\n".join(lines) + "\n"
+
+
+def _assignment(path: str, name: str, value: object) -> list[str]:
+    import tomli_w
+
+    comment = _FIELDS.get(path)
+    assignment = tomli_w.dumps({name: value}).rstrip("\n")
+    return [f"# {comment}", assignment] if comment else [assignment]

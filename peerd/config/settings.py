@@ -1,0 +1,54 @@
+"""What one volunteer's daemon may do: the client resolves flag, environment and default once and hands this over."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything a daemon is started with. Travels as one JSON argument to `python -m peerd.daemon`."""
+
+    home: str
+    """Folder of identity, state and control socket."""
+    run_file: str = ""
+    """Path of a run.toml to start as its organiser; empty when joining."""
+    join: str = ""
+    """Address to join: `multiaddr/p2p/PEER[#RUN-ID]`; empty when starting."""
+    host: str = "127.0.0.1"
+    """IPv4 address to listen on; 0.0.0.0 for all."""
+    port: int = 0
+    """TCP port to listen on; 0 lets the system choose."""
+    stage: int = -1
+    """Stage to serve; -1 takes the one that needs help most."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+    data: str = ""
+    """Text file or folder to train on where the run's data is the organiser's own; must match the run's hash."""
+    compute_stand_in_ms: float = 0.0
+    """Sleep this long per microbatch and peer in place of real work (benchmarks only); 0 is off."""
+    slow_factor: float = 1.0
+    """Take this many times as long per microbatch (tests and benchmarks); 1 is off."""
+    follow_parent: bool = False
+    """Leave when standard input closes, so that a demo's daemons never outlive it."""
+    ephemeral: bool = False
+    """Remove the home folder when the daemon ends, however it ends."""
+
+    def __post_init__(self) -> None:
+        if bool(self.run_file) == bool(self.join):
+            raise ValueError("settings need exactly one of run_file and join")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port is {self.port}; it must be between 0 and 65535")
+        if self.compute_stand_in_ms < 0:
+            raise ValueError("compute_stand_in_ms must not be negative")
+        if self.slow_factor < 1:
+            raise ValueError("slow_factor must be at least 1")
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        return cls(**json.loads(text))

@@ -1,0 +1,134 @@
+"""Every error peerd raises on purpose, and the exit code each one ends a command with.
+
+PeerdError                    carries one line that says what is wrong and one that says what to do
+|- UsageError                 a flag or argument that cannot be right
+|- ManifestError              a run file or manifest that breaks a rule
+|- SignatureError             a manifest or record not signed by whom it names
+|- AddressError               an address that is not `multiaddr/p2p/PEER[#RUN-ID]`
+|- UnreachableError           nobody answers at the address
+|- PortTakenError             the port to listen on is in use
+|- IdentityInUseError         another daemon runs from the same home or with the same identity
+|- ClockError                 this machine's clock is too far from the swarm's
+|- DiskError                  the disk is full or a folder cannot be written
+|- NoDaemonError              no daemon runs from this home
+|- TimedOutError              what was waited for did not happen in time
+|- StageError                 unknown stage, or no stage fits this machine
+`- RemoteError                what a remote call can end with (raised by wire/, told apart by what the caller can do)
+   |- BadMessageError         the message is wrong: the sender's fault          INVALID_ARGUMENT
+   |- WrongStateError         right message, wrong step or stage                FAILED_PRECONDITION
+   |- BusyError               no slot free: try elsewhere or later              RESOURCE_EXHAUSTED
+   `- PeerGoneError           leaving, dead or out of reach                     UNAVAILABLE
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+
+class ExitCode(enum.IntEnum):
+    """What a peerd command ends with; scripts and service units rely on these numbers."""
+
+    OK = 0
+    FAILURE = 1  # a bug or an unforeseen failure: please report it
+    USAGE = 2
+    MANIFEST = 3
+    SIGNATURE = 4
+    ADDRESS = 5
+    UNREACHABLE = 6
+    PORT_TAKEN = 7
+    IDENTITY_IN_USE = 8
+    CLOCK = 9
+    DISK = 10
+    NO_DAEMON = 11
+    TIMED_OUT = 12
+    STAGE = 13
+    INTERRUPTED = 130
+
+
+class PeerdError(Exception):
+    """An error with one clear line for its reader and what to do about it."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.FAILURE
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
+class UsageError(PeerdError):
+    exit_code = ExitCode.USAGE
+
+
+class ManifestError(PeerdError):
+    exit_code = ExitCode.MANIFEST
+
+
+class SignatureError(PeerdError):
+    exit_code = ExitCode.SIGNATURE
+
+
+class AddressError(PeerdError):
+    exit_code = ExitCode.ADDRESS
+
+
+class UnreachableError(PeerdError):
+    exit_code = ExitCode.UNREACHABLE
+
+
+class PortTakenError(PeerdError):
+    exit_code = ExitCode.PORT_TAKEN
+
+
+class IdentityInUseError(PeerdError):
+    exit_code = ExitCode.IDENTITY_IN_USE
+
+
+class ClockError(PeerdError):
+    exit_code = ExitCode.CLOCK
+
+
+class DiskError(PeerdError):
+    exit_code = ExitCode.DISK
+
+
+class NoDaemonError(PeerdError):
+    exit_code = ExitCode.NO_DAEMON
+
+
+class TimedOutError(PeerdError):
+    exit_code = ExitCode.TIMED_OUT
+
+
+class StageError(PeerdError):
+    exit_code = ExitCode.STAGE
+
+
+class RemoteError(PeerdError):
+    """A call to another peer failed; the subclass says what the caller can do."""
+
+
+class BadMessageError(RemoteError):
+    """The message breaks a rule of the wire: its sender is at fault."""
+
+
+class WrongStateError(RemoteError):
+    """The callee is at another step or stage than the message needs."""
+
+
+class BusyError(RemoteError):
+    """The callee has no free slot."""
+
+
+class PeerGoneError(RemoteError):
+    """The callee is leaving, dead or out of reach."""
+
+
+def exit_code_of(code: int) -> type[PeerdError]:
+    """The error class a child's exit code stands for (PeerdError where none does)."""
+    known = {kind.exit_code: kind for kind in PeerdError.__subclasses__() if kind is not RemoteError}
+    return known.get(ExitCode(code), PeerdError) if code in list(ExitCode) else PeerdError
