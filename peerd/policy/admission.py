@@ -1,0 +1,61 @@
+"""Which stage a joiner takes, and which messages a peer takes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from peerd.policy.hashing import digest
+from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
+
+
+@dataclass(frozen=True, slots=True)
+class StageChoice:
+    """The stage to serve and why; `stage` is None where none fits."""
+
+    stage: int | None
+    reason: str
+
+
+def choose_stage(live: LiveView, needed_bytes: Sequence[int], available_bytes: int) -> StageChoice:
+    """The weakest stage among those that fit this machine's memory.
+
+    Strength is the sum of throughputs; a peer still downloading counts, and one not yet measured counts as the mean.
+    Ties go by hash, so that joiners at one moment spread.
+    """
+    fitting = [stage for stage, needed in enumerate(needed_bytes) if needed <= available_bytes]
+    if not fitting:
+        least = min(needed_bytes)
+        return StageChoice(None, f"the smallest stage needs {least / 1e9:.2f} GB of memory and {available_bytes / 1e9:.2f} GB is free")
+    measured = [r.throughput for r in live.records if r.throughput > 0 and r.peer != live.me]
+    mean = sum(measured) / len(measured) if measured else 1.0
+
+    def strength(stage: int) -> tuple[float, bytes]:
+        peers = [r for r in live.records if r.stage == stage and not r.leaving and r.peer != live.me]
+        return sum(r.throughput or mean for r in peers), digest("stage", live.me, stage, size=8)
+
+    weakest = min(fitting, key=strength)
+    total = strength(weakest)[0]
+    if total == 0:
+        return StageChoice(weakest, f"stage {weakest} has nobody")
+    return StageChoice(weakest, f"stage {weakest} is the weakest, at {total:.1f} samples/s")
+
+
+def why_refuse_call(mine: PeerRecord, *, stage: int, step: int, holds_previous: bool) -> str | None:
+    """CALL: None when I can compute this microbatch, else the reason (holes 4, 17): never a future step."""
+    if stage != mine.stage:
+        return f"I serve stage {mine.stage}"
+    if mine.phase is Phase.JOINING:
+        return "I am still joining"
+    if mine.leaving:
+        return "I am leaving"
+    if step == mine.step or (step == mine.step - 1 and holds_previous):
+        return None
+    return f"I am at step {mine.step}"
+
+
+def donors(live: LiveView, stage: int, tried: frozenset[PeerId]) -> list[PeerRecord]:
+    """Peers to download a stage's state from: newest step first, best lineage, then by id; those tried already last."""
+    able = [r for r in live.serving(stage) if r.peer != live.me and not r.leaving]
+    return sorted(able, key=lambda r: (r.peer in tried, -r.step, r.lineage, r.peer))

@@ -1,0 +1,20 @@
+"""Hashes that decisions share: who goes first, who owns what. BLAKE2 over length-prefixed parts."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def digest(*parts: bytes | str | int, size: int = 16) -> bytes:
+    """A hash of the parts in order; parts cannot run into one another."""
+    state = hashlib.blake2b(digest_size=size)
+    for part in parts:
+        raw = part if isinstance(part, bytes) else str(part).encode()
+        state.update(len(raw).to_bytes(8, "little"))
+        state.update(raw)
+    return state.digest()
+
+
+def peer_rank(peer: str, stage: int, step: int) -> bytes:
+    """The order of a stage's members at one step; the lowest proposes the roster."""
+    return digest("rank", peer, stage, step, size=8)

@@ -1,0 +1,72 @@
+"""Which trainer launches which missing microbatch, and when another takes over (rendezvous hashing)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from peerd.policy.hashing import digest
+from peerd.policy.ledger import accumulate_set, indices, stages_missing, work_step
+from peerd.table.record import PeerId
+from peerd.table.view import LiveView
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Send microbatch `index` of `step` through the pipeline; the stages in `accumulate` shall add it."""
+
+    step: int
+    index: int
+    accumulate: frozenset[int]
+
+
+def owners(trainers: Iterable[PeerId], step: int, index: int) -> list[PeerId]:
+    """Trainers in the order in which they own (step, index): highest rendezvous weight first."""
+    return sorted(trainers, key=lambda trainer: digest("owner", trainer, step, index, size=8), reverse=True)
+
+
+def trainers_of(live: LiveView) -> list[PeerId]:
+    return [record.peer for record in live.records if record.trains and not record.leaving]
+
+
+def launchable(
+    live: LiveView,
+    num_stages: int,
+    num_microbatches: int,
+    missing_since_s: dict[tuple[int, int], float],
+    now_s: float,
+    takeover_s: float,
+    last_step: int = 0,
+) -> tuple[list[Launch], frozenset[tuple[int, int]]]:
+    """What I may launch now, in the order to launch it, and every (step, index) that is missing.
+
+    The owner of rank k launches once (step, index) has been missing for `takeover_s` times k. The caller remembers
+    since when each has been missing, and leaves out what it has in flight. The run ends at `last_step`; 0: never.
+    """
+    step = work_step(live, num_stages)
+    if step is None or (last_step and step >= last_step):
+        return [], frozenset()
+    wanted = stages_missing(live, num_stages, step, num_microbatches)
+    absent = 0
+    for bitmap in wanted.values():
+        absent |= bitmap
+    trainers = trainers_of(live)
+    launches = []
+    for index in indices(absent):
+        since = missing_since_s.get((step, index), now_s)
+        ranked: Sequence[PeerId] = owners(trainers, step, index)
+        if live.me in ranked and now_s - since >= takeover_s * ranked.index(live.me):
+            launches.append(Launch(step, index, accumulate_set(wanted, index)))
+    return launches, frozenset((step, index) for index in indices(absent))
+
+
+def window(live: LiveView, num_stages: int, slots: int) -> int:
+    """How many microbatches one trainer keeps in flight: enough to fill the narrowest stage's pipeline, shared out.
+
+    One being computed per stage and one waiting at each keeps peers busy; more only sits in queues.
+    """
+    narrowest = min((len(live.serving(stage)) for stage in range(num_stages)), default=0)
+    widest = max((len(live.serving(stage)) for stage in range(num_stages)), default=0)
+    total = min(num_stages * (narrowest + widest), slots * max(narrowest, 1))
+    num_trainers = max(1, len(trainers_of(live)))
+    return max(1, -(-total // num_trainers))

@@ -1,0 +1,285 @@
+"""What a peer does next in the life of a step: PROTOCOL section 1's table, first rule that holds.
+
+`decide` reads a peer's own exact state and the live view and answers with one action and its reason. Rule 8 (finishing
+a round) is averaging/'s doing; rule numbers below are the protocol's.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from peerd.policy.hashing import peer_rank
+from peerd.policy.ledger import stage_step
+from peerd.policy.roster import Roster, compose
+from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
+
+KEPT_AVERAGES = 4
+"""Averaged gradients a peer logs for mates that catch up (K)."""
+
+
+class Act(enum.Enum):
+    WAIT = "wait"
+    COMMIT = "commit"
+    FETCH_AVERAGE = "fetch the average"
+    RELOAD = "download the state"
+    CLOSE_ROUND = "close the round"
+    RESET_LEDGER = "drop my ledger"
+    PROPOSE = "propose a roster"
+    SKIP_STEP = "give the step up as inexact"
+    SERVE = "serve"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One action with its reason. `peer` is whom to ask, `step` whose average to fetch."""
+
+    act: Act
+    reason: str
+    peer: PeerId | None = None
+    step: int | None = None
+    roster: Roster | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRules:
+    """Numbers the rules need. `averaging_s` is TAVG and shorter than the TTL."""
+
+    num_stages: int
+    num_microbatches: int
+    ttl_s: float
+    averaging_s: float
+    lost_after_s: float = 40.0
+    last_step: int = 0
+    """The run ends at this step; 0: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnState:
+    """My exact state: the record as it is now, and what the record does not say."""
+
+    record: PeerRecord
+    round_roster: Roster | None = None
+    round_since_s: float = 0.0
+    """When the open round began or last made progress."""
+    propose_after_s: float = 0.0
+    """Not before this may I propose again (a round of mine has just failed)."""
+    attempt: int = 0
+    lost_since_s: float | None = None
+    """Since when the stage has looked lost at every tick without a fence."""
+    refused: frozenset[tuple[PeerId, int]] = frozenset()
+    """(mate, step) whose average could not be had."""
+
+
+def decide(own: OwnState, live: LiveView, now_s: float, rules: StepRules) -> Decision:
+    """The first rule that holds; WAIT when none does."""
+    if own.record.phase is Phase.JOINING:
+        return _joining(own, live)
+    mates = [r for r in live.serving(own.record.stage) if r.peer != own.record.peer]
+    for rule in _RULES:
+        decision = rule(own, mates, live, now_s, rules)
+        if decision is not None:
+            return decision
+    return Decision(Act.WAIT, _why_wait(own, live, rules))
+
+
+def looks_lost(own: OwnState, live: LiveView, rules: StepRules) -> bool:
+    """Rule 11's condition at this moment; the caller remembers since when it has been true without a break."""
+    mine = own.record
+    if mine.phase is not Phase.ACCUMULATING:
+        return False
+    mates = [r for r in live.serving(mine.stage) if r.peer != mine.peer]
+    if any(m.step > mine.step or (m.step == mine.step and m.phase is Phase.AVERAGED) for m in mates):
+        return False
+    others = [stage_step(live, stage) for stage in range(rules.num_stages) if stage != mine.stage]
+    known = [step for step in others if step is not None]
+    if any(step >= mine.step + 2 for step in known):
+        return True
+    return bool(known) and len(known) == len(others) and all(step > mine.step for step in known)
+
+
+def _joining(own: OwnState, live: LiveView) -> Decision:
+    """Join: catch up from the log of a mate, or download again, and serve only when equal to the stage."""
+    mine = own.record
+    mates = live.serving(mine.stage)
+    newest = max((m.step for m in mates), default=None)
+    if newest is None or newest < mine.step:
+        return Decision(Act.SERVE, "nobody of the stage is further than what I hold")
+    best = max(mates, key=lambda m: (m.step, m.peer))
+    if newest == mine.step:
+        better = [m for m in mates if m.step == newest and m.lineage < mine.lineage]
+        if better:
+            return Decision(Act.RELOAD, "a stage mate has the better lineage", peer=better[0].peer)
+        return Decision(Act.SERVE, f"at step {mine.step} like the stage")
+    able = [m for m in mates if m.step > mine.step and (m.peer, mine.step) not in own.refused]
+    if newest - mine.step <= KEPT_AVERAGES and able:
+        return Decision(Act.FETCH_AVERAGE, f"the stage is at step {newest}", peer=able[0].peer, step=mine.step)
+    return Decision(Act.RELOAD, f"the stage is at step {newest}, too far to catch up", peer=best.peer)
+
+
+def _commit_behind_mate(own: OwnState, mates: Sequence[PeerRecord], _live: LiveView, _now_s: float, _rules: StepRules) -> Decision | None:
+    """Rule 1: the mate proves that the step was decided (hole 6)."""
+    if own.record.phase is Phase.AVERAGED and any(m.step > own.record.step for m in mates):
+        return Decision(Act.COMMIT, "a stage mate has committed this step")
+    return None
+
+
+def _fetch_from_ahead(own: OwnState, mates: Sequence[PeerRecord], _live: LiveView, now_s: float, rules: StepRules) -> Decision | None:
+    """Rule 2: one step behind, take the average from the log of a mate (holes 5, 6)."""
+    mine = own.record
+    if mine.phase is not Phase.ACCUMULATING and not _round_is_slow(own, now_s, rules.averaging_s):
+        return None
+    ahead = [m for m in mates if m.step == mine.step + 1]
+    able = [m for m in ahead if (m.peer, mine.step) not in own.refused]
+    if able:
+        return Decision(Act.FETCH_AVERAGE, "a stage mate is one step ahead", peer=able[0].peer, step=mine.step)
+    if ahead:
+        return Decision(Act.RELOAD, "no stage mate ahead could give its average", peer=ahead[0].peer)
+    return None
+
+
+def _reload(own: OwnState, mates: Sequence[PeerRecord], _live: LiveView, now_s: float, rules: StepRules) -> Decision | None:
+    """Rule 3: too far behind, or descended from another average than a mate."""
+    mine = own.record
+    if mine.phase is Phase.AVERAGING and not _round_is_slow(own, now_s, rules.averaging_s):
+        return None
+    far = [m for m in mates if m.step > mine.step + 1]
+    if far:
+        return Decision(Act.RELOAD, f"the stage is at step {far[0].step}", peer=max(far, key=lambda m: m.step).peer)
+    better = [m for m in mates if m.step == mine.step and m.lineage < mine.lineage]
+    if better:
+        return Decision(Act.RELOAD, "a stage mate has the better lineage", peer=min(better, key=lambda m: m.lineage).peer)
+    return None
+
+
+def _close_round(own: OwnState, _mates: Sequence[PeerRecord], live: LiveView, now_s: float, rules: StepRules) -> Decision | None:
+    """Rule 4, and earlier than it: a round that lost a member cannot finish. Closing is always safe."""
+    roster = own.round_roster
+    if own.record.phase is not Phase.AVERAGING or roster is None:
+        return None
+    if now_s - own.round_since_s > 2 * rules.averaging_s:
+        return Decision(Act.CLOSE_ROUND, "the round made no progress for too long")
+    present = {(r.peer, r.incarnation) for r in live.records} | {(own.record.peer, own.record.incarnation)}
+    gone = [entry.peer for entry in roster.entries if (entry.peer, entry.incarnation) not in present]
+    if gone:
+        return Decision(Act.CLOSE_ROUND, f"{gone[0]} left the round")
+    return None
+
+
+def _fetch_from_averaged(own: OwnState, mates: Sequence[PeerRecord], _live: LiveView, now_s: float, rules: StepRules) -> Decision | None:
+    """Rule 5: never average again what a live mate has (hole 3)."""
+    mine = own.record
+    if mine.phase is not Phase.ACCUMULATING and not _round_is_slow(own, now_s, rules.averaging_s):
+        return None
+    able = [m for m in _averaged_like_me(mine, mates) if (m.peer, mine.step) not in own.refused]
+    if able:
+        chosen = min(able, key=lambda m: m.average_id)
+        return Decision(Act.FETCH_AVERAGE, "a stage mate has the average", peer=chosen.peer, step=mine.step)
+    return None
+
+
+def _reset_overlap(own: OwnState, mates: Sequence[PeerRecord], live: LiveView, _now_s: float, _rules: StepRules) -> Decision | None:
+    """Rule 6: of two ledgers that meet, the smaller is dropped; never both, for counts only grow (hole 7)."""
+    mine = own.record
+    if mine.phase is not Phase.ACCUMULATING or not mine.done:
+        return None
+    my_key = _overlap_key(mine)
+    for mate in live.members(mine.stage, mine.step):
+        if mate.peer != mine.peer and mate.done & mine.done and my_key < _overlap_key(mate):
+            return Decision(Act.RESET_LEDGER, f"my ledger meets that of {mate.peer}")
+    return None
+
+
+def _propose(own: OwnState, _mates: Sequence[PeerRecord], live: LiveView, now_s: float, rules: StepRules) -> Decision | None:
+    """Rule 7 (holes 1, 2)."""
+    if own.record.phase is not Phase.ACCUMULATING or now_s < own.propose_after_s:
+        return None
+    roster = compose(own.record, live, rules.num_microbatches, own.attempt)
+    return Decision(Act.PROPOSE, "every microbatch is held exactly once", roster=roster) if roster else None
+
+
+def _adopt_smaller(own: OwnState, mates: Sequence[PeerRecord], live: LiveView, _now_s: float, rules: StepRules) -> Decision | None:
+    """Rule 9: two exact averages differ in rounding; the smaller id is everyone's, while nobody has moved on."""
+    mine = own.record
+    if mine.phase is not Phase.AVERAGED or any((stage_step(live, s) or 0) > mine.step for s in range(rules.num_stages)):
+        return None
+    averaged = _averaged_like_me(mine, mates)
+    smaller = [m for m in averaged if m.average_id < mine.average_id and (m.peer, m.step) not in own.refused]
+    if smaller:
+        chosen = min(smaller, key=lambda m: m.average_id)
+        return Decision(Act.FETCH_AVERAGE, "a stage mate's average has the smaller id", peer=chosen.peer, step=mine.step)
+    return None
+
+
+def _commit(own: OwnState, _mates: Sequence[PeerRecord], live: LiveView, _now_s: float, rules: StepRules) -> Decision | None:
+    """Rule 10: every stage has the average, and nobody is left behind (holes 4, 5)."""
+    if own.record.phase is Phase.AVERAGED and not _uncommitted_reason(own, live, rules):
+        return Decision(Act.COMMIT, "every stage has averaged")
+    return None
+
+
+def _skip_lost(own: OwnState, _mates: Sequence[PeerRecord], live: LiveView, now_s: float, rules: StepRules) -> Decision | None:
+    """Rule 11: nobody alive holds this stage's step any more (holes 14, 16)."""
+    if own.lost_since_s is None or not looks_lost(own, live, rules):
+        return None
+    far = any((stage_step(live, s) or 0) >= own.record.step + 2 for s in range(rules.num_stages))
+    if now_s - own.lost_since_s >= (3 * rules.ttl_s if far else max(rules.lost_after_s, 3 * rules.ttl_s)):
+        return Decision(Act.SKIP_STEP, "other stages moved on and nobody alive holds this step's average")
+    return None
+
+
+Rule = Callable[[OwnState, Sequence[PeerRecord], LiveView, float, StepRules], Decision | None]
+_RULES: tuple[Rule, ...] = (
+    _commit_behind_mate,
+    _fetch_from_ahead,
+    _reload,
+    _close_round,
+    _fetch_from_averaged,
+    _reset_overlap,
+    _propose,
+    _adopt_smaller,
+    _commit,
+    _skip_lost,
+)
+
+
+def _round_is_slow(own: OwnState, now_s: float, averaging_s: float) -> bool:
+    return own.record.phase is Phase.AVERAGING and now_s - own.round_since_s > averaging_s
+
+
+def _averaged_like_me(mine: PeerRecord, mates: Sequence[PeerRecord]) -> list[PeerRecord]:
+    """Mates whose average of my step was computed with my very parameters."""
+    return [m for m in mates if m.step == mine.step and m.phase is Phase.AVERAGED and m.lineage == mine.lineage]
+
+
+def _overlap_key(record: PeerRecord) -> tuple[int, bytes]:
+    """(popcount, -hash): among equal counts the peer with the higher hash gives way."""
+    inverted = bytes(255 - byte for byte in peer_rank(record.peer, record.stage, record.step))
+    return (record.done.bit_count(), inverted)
+
+
+def _uncommitted_reason(own: OwnState, live: LiveView, rules: StepRules) -> str:
+    """Why rule 10 does not hold yet; empty when it does."""
+    step = own.record.step
+    for stage in range(rules.num_stages):
+        members = live.members(stage, step)
+        averaged = any(m.phase is Phase.AVERAGED for m in members) or stage == own.record.stage
+        if not averaged and (stage_step(live, stage) or 0) <= step:
+            return f"stage {stage} has not averaged yet"
+        waiting = [m for m in members if m.phase is not Phase.AVERAGED and not m.leaving and m.peer != own.record.peer]
+        if waiting:
+            return f"{waiting[0].peer} of stage {stage} is still {waiting[0].phase.name.lower()}"
+    return ""
+
+
+def _why_wait(own: OwnState, live: LiveView, rules: StepRules) -> str:
+    phase = own.record.phase
+    if phase is Phase.AVERAGED:
+        return _uncommitted_reason(own, live, rules)
+    if phase is Phase.AVERAGING:
+        return "the round is under way"
+    if rules.last_step and own.record.step >= rules.last_step:
+        return "the run is complete"
+    return "microbatches are still missing"

@@ -1,0 +1,69 @@
+"""Stochastic wiring: which peer of a stage gets the next microbatch (SWARM section 3.2, appendix C, algorithm 1).
+
+Interleaved weighted round-robin: each peer carries the total expected time of the requests given to it; the smallest is
+chosen and its total grows by the moving average of its response time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from peerd.table.record import PeerId, PeerRecord
+
+SMOOTHING = 0.1
+UNKNOWN_RESPONSE_S = 1.0
+
+
+class Router:
+    """One caller's opinion of the peers of one stage. Holds numbers only; the caller measures."""
+
+    def __init__(self, smoothing: float = SMOOTHING) -> None:
+        self._smoothing = smoothing
+        self._total_s: dict[PeerId, float] = {}
+        self._response_s: dict[PeerId, float] = {}
+        self._banned_at: dict[PeerId, tuple[int, int]] = {}
+
+    def choose(self, candidates: Sequence[PeerRecord], prefer: Collection[PeerId] = ()) -> PeerRecord | None:
+        """The next peer, or None when all are banned. `prefer` wins where one of it may be chosen."""
+        allowed = [record for record in candidates if not self._is_banned(record)]
+        if not allowed:
+            return None
+        self._admit(allowed)
+        pool = [record for record in allowed if record.peer in prefer] or allowed
+        chosen = min(pool, key=lambda record: (self._total_s[record.peer], record.peer))
+        self._total_s[chosen.peer] += self.response_s(chosen.peer)
+        return chosen
+
+    def observe(self, peer: PeerId, response_s: float) -> None:
+        """A request to `peer` took this long, forward plus backward, queues and network included."""
+        known = self._response_s.get(peer)
+        weight = self._smoothing
+        self._response_s[peer] = response_s if known is None else weight * response_s + (1 - weight) * known
+
+    def ban(self, record: PeerRecord) -> None:
+        """Leave the peer out until it announces itself again, that is until its pair rises."""
+        self._banned_at[record.peer] = record.pair
+        self._total_s.pop(record.peer, None)
+
+    def response_s(self, peer: PeerId) -> float:
+        """Moving average of the peer's response time; the mean of the others where it is not known yet."""
+        if peer in self._response_s:
+            return self._response_s[peer]
+        known = self._response_s.values()
+        return sum(known) / len(known) if known else UNKNOWN_RESPONSE_S
+
+    def _is_banned(self, record: PeerRecord) -> bool:
+        banned_at = self._banned_at.get(record.peer)
+        if banned_at is not None and record.pair > banned_at:
+            del self._banned_at[record.peer]
+            banned_at = None
+        return banned_at is not None
+
+    def _admit(self, allowed: Sequence[PeerRecord]) -> None:
+        """A newcomer enters at the least total, so that it is tried soon and does not get everything."""
+        present = {record.peer for record in allowed}
+        for gone in set(self._total_s) - present:
+            del self._total_s[gone]
+        floor = min(self._total_s.values(), default=0.0)
+        for record in allowed:
+            self._total_s.setdefault(record.peer, floor)

@@ -1,0 +1,111 @@
+"""One row of the table: what a peer says about itself, and the words used for it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NewType
+
+PeerId = NewType("PeerId", str)
+"""A libp2p peer id in base58; it embeds the peer's Ed25519 public key."""
+
+RunId = NewType("RunId", str)
+
+AverageId = NewType("AverageId", bytes)
+"""Hash of a round's step, stage, roster and attempt. Empty: no average."""
+
+NO_AVERAGE = AverageId(b"")
+
+
+RawRecord = tuple[bytes, bytes]
+"""A record as it travels: its body and its signature. Nothing in it is to be believed before it is read."""
+
+
+class Phase(enum.IntEnum):
+    """Where a peer is in the life of a step. `TRANSITIONS` lists the moves."""
+
+    JOINING = 0
+    ACCUMULATING = 1
+    AVERAGING = 2
+    AVERAGED = 3
+
+
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    # a joiner serves once its state is the stage's
+    Phase.JOINING: frozenset({Phase.ACCUMULATING}),
+    # to AVERAGED without a round when a mate's average is adopted; back to JOINING to download state again
+    Phase.ACCUMULATING: frozenset({Phase.AVERAGING, Phase.AVERAGED, Phase.ACCUMULATING, Phase.JOINING}),
+    # back to ACCUMULATING when the round failed, the ledger kept
+    Phase.AVERAGING: frozenset({Phase.AVERAGED, Phase.ACCUMULATING, Phase.JOINING}),
+    # to ACCUMULATING at the next step by the commit; to itself when a smaller average is adopted
+    Phase.AVERAGED: frozenset({Phase.ACCUMULATING, Phase.AVERAGED, Phase.JOINING}),
+}
+
+
+def check_transition(old: Phase, new: Phase) -> None:
+    """An illegal move is a bug of ours, never a peer's doing."""
+    if new not in TRANSITIONS[old]:
+        raise AssertionError(f"illegal phase transition {old.name} -> {new.name}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Lineage:
+    """What a peer's parameters descend from: smaller is better (fewer inexact steps), ties broken by the hash chain."""
+
+    inexact: int = 0
+    chain: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """`peer` did not answer a re-dial; holds until its (incarnation, version) rises above this pair."""
+
+    peer: PeerId
+    incarnation: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """`peer` cannot take part in rounds of `step` (it and another member cannot reach each other): hole 19."""
+
+    peer: PeerId
+    incarnation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRecord:
+    """A peer's row. Signed on the wire; per peer the highest (incarnation, version) wins."""
+
+    peer: PeerId
+    incarnation: int = 0
+    version: int = 0
+    addresses: tuple[str, ...] = ()
+    stage: int = 0
+    step: int = 0
+    phase: Phase = Phase.JOINING
+    done: int = 0
+    """Bitmap: bit i is set when this peer's accumulator holds the gradient of microbatch i of `step`."""
+    ledger_no: int = 0
+    average_id: AverageId = NO_AVERAGE
+    lineage: Lineage = Lineage()
+    leaving: bool = False
+    trains: bool = False
+    """Runs a trainer (has the run's data)."""
+    suspects: tuple[Suspicion, ...] = ()
+    voids: tuple[Void, ...] = ()
+    queue: int = 0
+    in_flight: int = 0
+    throughput: float = 0.0
+    """Samples per second, moving average."""
+    tokens: int = 0
+    last_loss: float | None = None
+    """Mean loss of the step before `step`."""
+    software: str = ""
+    device: str = ""
+    memory_bytes: int = 0
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        return (self.incarnation, self.version)
