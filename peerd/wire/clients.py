@@ -1,0 +1,249 @@
+"""The calling side of every service: one function per RPC, with deadlines, values in and out, RemoteError when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from peerd.errors import BadMessageError, PeerGoneError
+from peerd.policy.roster import Roster
+from peerd.table.record import AverageId, Lineage, PeerId, RawRecord, RunId
+from peerd.wire import convert
+from peerd.wire.generated import averaging_pb2, averaging_pb2_grpc, stage_pb2, stage_pb2_grpc, state_pb2, state_pb2_grpc
+from peerd.wire.generated import swarm_pb2, swarm_pb2_grpc
+from peerd.wire.links import Links, as_remote_error, raise_if_ours, read_within
+from peerd.wire.values import Call, CallResult, Description, RawManifest
+
+MAX_CHUNKS = 1 << 20
+
+
+class SwarmClient:
+    def __init__(self, links: Links, run: RunId) -> None:
+        self._links = links
+        self._run = run
+
+    async def gossip(self, peer: PeerId, records: Sequence[RawRecord], timeout_s: float, want_all: bool = False) -> tuple[RawRecord, ...]:
+        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
+        request = swarm_pb2.GossipRequest(run=self._run, records=convert.records_to(records), want_all=want_all)
+        reply = await _unary(stub.Gossip(request, timeout=timeout_s))
+        self._links.traffic.sent_bytes += request.ByteSize()
+        self._links.traffic.received_bytes += reply.ByteSize()
+        return convert.records_from(reply.records, most=8192)
+
+    async def describe(self, peer: PeerId, timeout_s: float) -> Description:
+        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
+        reply = await _unary(stub.Describe(swarm_pb2.DescribeRequest(), timeout=timeout_s, wait_for_ready=True))
+        manifests = tuple(RawManifest(m.body, m.organiser_key, m.signature) for m in reply.manifests)
+        return Description(manifests, reply.software, reply.clock_s)
+
+
+class StageClient:
+    """Sends microbatches to peers of a stage."""
+
+    def __init__(self, links: Links, run: RunId) -> None:
+        self._links = links
+        self._run = run
+
+    async def backpropagate(
+        self, peer: PeerId, call: Call, records: Sequence[RawRecord], patience_s: float, on_forwarded: Callable[[int, PeerId], None]
+    ) -> CallResult:
+        """Hand over activations and wait for their gradient. `patience_s` bounds the silence between two messages."""
+        stub: Any = stage_pb2_grpc.StageStub(await self._links.channel(peer))
+        header = convert.call_to(call, self._run, records)
+        traffic = self._links.traffic
+
+        async def messages() -> AsyncIterator[stage_pb2.CallMessage]:
+            yield stage_pb2.CallMessage(header=header)
+            sent = header.ByteSize()
+            for chunk in (*call.inputs.chunks, *call.labels.chunks):
+                sent += len(chunk)
+                yield stage_pb2.CallMessage(chunk=chunk)
+            traffic.sent_bytes += sent
+            if call.stage > 0:
+                traffic.boundary_crossings += 1
+                traffic.boundary_bytes += sent
+
+        rpc = stub.Backpropagate(messages())
+        try:
+            done = await _wait_for_done(rpc, patience_s, on_forwarded)
+            gradient = None
+            if done.HasField("gradient"):
+                expected = convert.tensor_from(done.gradient)
+                chunks = await _read_chunks(rpc, expected.num_bytes, patience_s)
+                gradient = expected.with_chunks(chunks)
+                traffic.received_bytes += expected.num_bytes
+            if await read_within(rpc.__aiter__(), patience_s) is not None:
+                raise BadMessageError("more bytes than the gradient has")
+            return CallResult(gradient=gradient, downstream_s=done.downstream_s, records=convert.records_from(done.records))
+        finally:
+            rpc.cancel()
+
+    async def cancel(self, peer: PeerId, call_id: bytes, timeout_s: float) -> None:
+        stub: Any = stage_pb2_grpc.StageStub(await self._links.channel(peer))
+        await _unary(stub.Cancel(stage_pb2.CancelRequest(call_id=call_id), timeout=timeout_s))
+
+
+class AveragingClient:
+    def __init__(self, links: Links, run: RunId) -> None:
+        self._links = links
+        self._run = run
+
+    async def propose(self, peer: PeerId, roster: Roster, timeout_s: float) -> tuple[bool, str, RawRecord]:
+        """Whether the peer joined, its reason if not, and its record as of now."""
+        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel(peer))
+        request = averaging_pb2.Proposal(run=self._run, roster=convert.roster_to(roster))
+        reply = await _unary(stub.Propose(request, timeout=timeout_s))
+        return reply.joined, reply.reason[:200], (reply.record.body, reply.record.signature)
+
+    async def reduce(self, peer: PeerId, part: PartHeader, chunks: Sequence[bytes], patience_s: float) -> tuple[bytes, ...]:
+        """Send my part of the slice `peer` reduces; the reduced slice, as chunks, comes back."""
+        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel(peer))
+
+        async def messages() -> AsyncIterator[averaging_pb2.PartMessage]:
+            header = averaging_pb2.PartHeader(
+                average_id=part.average_id, slice=part.slice_index, ledger=convert.bitmap_to(part.ledger), num_bytes=part.num_bytes
+            )
+            yield averaging_pb2.PartMessage(header=header)
+            for chunk in chunks:
+                yield averaging_pb2.PartMessage(chunk=chunk)
+
+        rpc = stub.Reduce(messages())
+        try:
+            slice_chunks = await _read_chunks(rpc, part.num_bytes, patience_s)
+        finally:
+            rpc.cancel()
+        self._links.traffic.sent_bytes += part.num_bytes
+        self._links.traffic.received_bytes += part.num_bytes
+        return slice_chunks
+
+    async def abort(self, peer: PeerId, average_id: AverageId, timeout_s: float) -> None:
+        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel(peer))
+        await _unary(stub.Abort(averaging_pb2.AbortRequest(average_id=average_id), timeout=timeout_s))
+
+    async def get_average(self, peer: PeerId, stage: int, step: int, patience_s: float) -> tuple[Roster, bytes, tuple[bytes, ...]]:
+        """The roster, the BLAKE3 hash and the chunks of a finished average. The caller checks them off the loop."""
+        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel(peer))
+        rpc = stub.GetAverage(averaging_pb2.AverageRequest(run=self._run, stage=stage, step=step))
+        try:
+            first = await read_within(rpc.__aiter__(), patience_s)
+            if first is None or first.WhichOneof("kind") != "header":
+                raise BadMessageError("an average without a header")
+            chunks = await _read_chunks(rpc, first.header.num_bytes, patience_s)
+        finally:
+            rpc.cancel()
+        self._links.traffic.received_bytes += first.header.num_bytes
+        return convert.roster_from(first.header.roster), first.header.blake3, chunks
+
+
+@dataclass(frozen=True, slots=True)
+class PartHeader:
+    average_id: AverageId
+    slice_index: int
+    ledger: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotHeader:
+    """What a donor says of the snapshot whose chunks follow."""
+
+    step: int
+    lineage: Lineage
+    num_bytes: int
+    chunk_hashes: tuple[bytes, ...]
+    metadata: str
+
+
+class StateClient:
+    def __init__(self, links: Links, run: RunId) -> None:
+        self._links = links
+        self._run = run
+
+    async def get_state(
+        self, peer: PeerId, request: StateRequest, patience_s: float
+    ) -> tuple[SnapshotHeader, AsyncIterator[bytes]]:
+        """The header of a donor's snapshot and its chunks from `first_chunk` on, not checked yet."""
+        stub: Any = state_pb2_grpc.StateStub(await self._links.channel(peer))
+        message = state_pb2.StateRequest(
+            run=self._run,
+            stage=request.stage,
+            first_chunk=request.first_chunk,
+            snapshot=request.snapshot,
+            parameters_only=request.parameters_only,
+        )
+        rpc = stub.GetState(message)
+        first = await read_within(rpc.__aiter__(), patience_s)
+        if first is None or first.WhichOneof("kind") != "header":
+            raise BadMessageError("a state without a header")
+        h = first.header
+        if len(h.chunk_blake3) > MAX_CHUNKS or any(len(each) != 32 for each in h.chunk_blake3) or len(h.metadata) > 1 << 22:
+            raise BadMessageError("a state with a damaged header")
+        header = SnapshotHeader(
+            step=h.step,
+            lineage=Lineage(h.inexact, h.lineage),
+            num_bytes=h.num_bytes,
+            chunk_hashes=tuple(h.chunk_blake3),
+            metadata=h.metadata,
+        )
+        return header, self._chunks(rpc, patience_s)
+
+    async def _chunks(self, rpc: Any, patience_s: float) -> AsyncIterator[bytes]:
+        try:
+            while (message := await read_within(rpc.__aiter__(), patience_s)) is not None:
+                self._links.traffic.received_bytes += len(message.chunk)
+                yield message.chunk
+        finally:
+            rpc.cancel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRequest:
+    stage: int
+    first_chunk: int = 0
+    snapshot: bytes = b""
+    parameters_only: bool = False
+
+
+async def _unary(rpc: Any) -> Any:
+    try:
+        return await rpc
+    except grpc.aio.AioRpcError as error:
+        raise as_remote_error(error) from None
+    except asyncio.CancelledError:
+        raise_if_ours()
+        raise PeerGoneError("the connection was closed") from None
+
+
+async def _wait_for_done(rpc: Any, patience_s: float, on_forwarded: Callable[[int, PeerId], None]) -> stage_pb2.Done:
+    stream = rpc.__aiter__()
+    while (message := await read_within(stream, patience_s)) is not None:
+        kind = message.WhichOneof("kind")
+        if kind == "done":
+            done: stage_pb2.Done = message.done
+            return done
+        if kind == "forwarded":
+            on_forwarded(message.forwarded.stage, PeerId(message.forwarded.peer))
+        elif kind == "chunk":
+            raise BadMessageError("a gradient before the word that it is done")
+    raise PeerGoneError("the call ended without a result")
+
+
+async def _read_chunks(rpc: Any, num_bytes: int, patience_s: float) -> tuple[bytes, ...]:
+    """Exactly `num_bytes` of chunks."""
+    chunks: list[bytes] = []
+    missing = num_bytes
+    stream = rpc.__aiter__()
+    while missing > 0:
+        message = await read_within(stream, patience_s)
+        if message is None:
+            raise PeerGoneError(f"the stream ended {missing} bytes early")
+        chunk: bytes = message.chunk
+        missing -= len(chunk)
+        if missing < 0 or not chunk:
+            raise BadMessageError("chunks that do not add up to what the header says")
+        chunks.append(chunk)
+    return tuple(chunks)

@@ -1,0 +1,107 @@
+"""Between protobuf messages and peerd's values. Every field from the network is checked here before anyone sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
+from peerd.errors import BadMessageError
+from peerd.policy.roster import Roster, RosterEntry
+from peerd.table.record import PeerId, RawRecord
+from peerd.wire.generated import averaging_pb2, stage_pb2, swarm_pb2
+from peerd.wire.values import ITEM_BYTES, Call, TensorBytes
+
+MAX_RECORDS = 64
+MAX_STAGES = 4096
+MAX_ROSTER = 1024
+ID_BYTES = 16
+
+
+def records_to(records: Iterable[RawRecord]) -> list[swarm_pb2.SignedRecord]:
+    return [swarm_pb2.SignedRecord(body=body, signature=signature) for body, signature in records]
+
+
+def records_from(messages: Iterable[swarm_pb2.SignedRecord], most: int = MAX_RECORDS) -> tuple[RawRecord, ...]:
+    records = tuple((message.body, message.signature) for message in messages)
+    if len(records) > most:
+        raise BadMessageError(f"{len(records)} records where at most {most} may travel")
+    return records
+
+
+def tensor_to(tensor: TensorBytes) -> stage_pb2.TensorHeader:
+    return stage_pb2.TensorHeader(shape=tensor.shape, dtype=tensor.dtype, num_bytes=tensor.num_bytes)
+
+
+def tensor_from(header: stage_pb2.TensorHeader) -> TensorBytes:
+    """A tensor without its bytes yet."""
+    if header.dtype not in ITEM_BYTES:
+        raise BadMessageError(f"unknown tensor type {header.dtype[:20]!r}")
+    if not 1 <= len(header.shape) <= 8 or header.num_bytes > MAX_BOUNDARY_BYTES:
+        raise BadMessageError(f"a tensor of {len(header.shape)} dimensions and {header.num_bytes} bytes")
+    tensor = TensorBytes(header.dtype, tuple(header.shape), ())
+    if tensor.num_bytes != header.num_bytes:
+        raise BadMessageError(f"{header.num_bytes} bytes do not make {header.dtype}{list(header.shape)}")
+    return tensor
+
+
+def call_to(call: Call, run: str, records: Iterable[RawRecord]) -> stage_pb2.CallHeader:
+    return stage_pb2.CallHeader(
+        call_id=call.call_id,
+        run=run,
+        stage=call.stage,
+        step=call.step,
+        microbatch=call.index,
+        accumulate=sorted(call.accumulate),
+        path=[stage_pb2.Hop(stage=stage, peer=peer) for stage, peer in call.path.items()],
+        inputs=tensor_to(call.inputs),
+        labels=tensor_to(call.labels),
+        records=records_to(records),
+    )
+
+
+def call_from(header: stage_pb2.CallHeader) -> Call:
+    """A call without its tensors' bytes yet."""
+    if len(header.call_id) != ID_BYTES:
+        raise BadMessageError("a call id has 16 bytes")
+    if header.microbatch >= MAX_MICROBATCHES_PER_STEP or max(len(header.accumulate), len(header.path)) > MAX_STAGES:
+        raise BadMessageError("microbatch, accumulate set or path out of range")
+    return Call(
+        call_id=header.call_id,
+        stage=header.stage,
+        step=header.step,
+        index=header.microbatch,
+        accumulate=frozenset(header.accumulate),
+        inputs=tensor_from(header.inputs),
+        labels=tensor_from(header.labels),
+        path={hop.stage: PeerId(hop.peer) for hop in header.path},
+    )
+
+
+def roster_to(roster: Roster) -> averaging_pb2.Roster:
+    return averaging_pb2.Roster(
+        stage=roster.stage,
+        step=roster.step,
+        attempt=roster.attempt,
+        leader=roster.leader,
+        entries=[
+            averaging_pb2.RosterEntry(peer=e.peer, incarnation=e.incarnation, ledger_no=e.ledger_no, done=bitmap_to(e.done))
+            for e in roster.entries
+        ],
+    )
+
+
+def roster_from(message: averaging_pb2.Roster) -> Roster:
+    if len(message.entries) > MAX_ROSTER:
+        raise BadMessageError(f"a roster of {len(message.entries)} peers")
+    entries = tuple(RosterEntry(PeerId(e.peer), e.incarnation, e.ledger_no, bitmap_from(e.done)) for e in message.entries)
+    return Roster(message.stage, message.step, message.attempt, PeerId(message.leader), entries)
+
+
+def bitmap_to(bitmap: int) -> bytes:
+    return bitmap.to_bytes((bitmap.bit_length() + 7) // 8, "little")
+
+
+def bitmap_from(raw: bytes) -> int:
+    if len(raw) > MAX_MICROBATCHES_PER_STEP // 8:
+        raise BadMessageError("a ledger longer than a step can be")
+    return int.from_bytes(raw, "little")

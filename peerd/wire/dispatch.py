@@ -1,0 +1,124 @@
+"""Sends a microbatch to some peer of a stage and does not give up while another peer can take it.
+
+Used by trainers for stage 0 and by every stage for the next: choose by stochastic wiring, measure, ban, retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import structlog
+
+from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, WrongStateError
+from peerd.policy.ledger import work_step
+from peerd.policy.wiring import Router
+from peerd.table.record import PeerId, PeerRecord, RawRecord
+from peerd.table.view import LiveView
+from peerd.wire.clients import StageClient
+from peerd.wire.values import Call, CallResult
+
+BUSY_PAUSE_S = 0.02
+STALE_PAUSE_S = 0.05
+CANCEL_TIMEOUT_S = 2.0
+LOG = structlog.get_logger()
+
+
+class Table(Protocol):
+    """What sending needs of the membership."""
+
+    def live(self) -> LiveView: ...
+
+    def absorb(self, raws: Sequence[RawRecord]) -> None: ...
+
+    async def changed(self, timeout_s: float) -> bool: ...
+
+
+@dataclass(slots=True)
+class DispatchCounters:
+    replayed: int = 0
+    """Microbatches sent to another peer after the first one failed."""
+
+
+class Dispatcher:
+    """One per daemon; keeps a router per stage. `patience_s` bounds a callee's silence, `total_s` one microbatch."""
+
+    def __init__(self, client: StageClient, table: Table, num_stages: int, patience_s: float, total_s: float) -> None:
+        self._client = client
+        self._table = table
+        self._num_stages = num_stages
+        self._patience_s = patience_s
+        self._total_s = total_s
+        self._routers: dict[int, Router] = {}
+        self._cancels: set[asyncio.Task[None]] = set()
+        self.counters = DispatchCounters()
+        self.on_failure: Callable[[PeerId], None] = lambda _peer: None
+
+    async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
+        """The result of one microbatch. PeerGoneError when nobody took it in time; WrongStateError when its step is over."""
+        deadline_s = time.monotonic() + self._total_s
+        router = self._routers.setdefault(call.stage, Router())
+        path = dict(call.path)
+
+        def note(stage: int, peer: PeerId) -> None:
+            path[stage] = peer
+            on_forwarded(stage, peer)
+
+        while time.monotonic() < deadline_s:
+            live = self._table.live()
+            self._check_wanted(call, live)
+            peer = router.choose(self._candidates(call, live), prefer=(path[call.stage],) if call.stage in path else ())
+            if peer is None:
+                await self._table.changed(min(self._patience_s, max(0.01, deadline_s - time.monotonic())))
+                continue
+            note(call.stage, peer.peer)
+            try:
+                return await self._try(router, peer, replace(call, path=dict(path)), note)
+            except BusyError:
+                await asyncio.sleep(BUSY_PAUSE_S)
+            except WrongStateError:
+                await self._table.changed(STALE_PAUSE_S)
+            except RemoteError as error:
+                self._give_up_on(router, peer, call, error)
+            path.pop(call.stage, None)
+        raise PeerGoneError(f"no peer of stage {call.stage} took the microbatch within {self._total_s:.0f} s")
+
+    async def _try(self, router: Router, peer: PeerRecord, call: Call, note: Callable[[int, PeerId], None]) -> CallResult:
+        started_s = time.monotonic()
+        result = await self._client.backpropagate(peer.peer, call, (), self._patience_s, note)
+        elapsed_s = time.monotonic() - started_s
+        self._table.absorb(result.records)
+        router.observe(peer.peer, max(0.0, elapsed_s - min(max(result.downstream_s, 0.0), elapsed_s)))
+        return result
+
+    def _give_up_on(self, router: Router, peer: PeerRecord, call: Call, error: RemoteError) -> None:
+        """Ban, tell liveness, and narrow the chance of a double count (hole 7)."""
+        LOG.debug("peer failed a microbatch", peer=peer.peer, stage=call.stage, step=call.step, index=call.index, error=str(error))
+        router.ban(peer)
+        self.counters.replayed += 1
+        if not isinstance(error, BadMessageError):
+            self.on_failure(peer.peer)
+        task = asyncio.get_running_loop().create_task(self._cancel(peer.peer, call.call_id))
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
+
+    async def _cancel(self, peer: PeerId, call_id: bytes) -> None:
+        try:
+            await self._client.cancel(peer, call_id, CANCEL_TIMEOUT_S)
+        except RemoteError:
+            return  # it is gone; the ledgers decide what counts
+
+    def _candidates(self, call: Call, live: LiveView) -> list[PeerRecord]:
+        """Peers that can compute this step: at it, or one past it with the previous parameters (hole 4)."""
+        serving = [r for r in live.serving(call.stage) if r.step in (call.step, call.step + 1)]
+        staying = [r for r in serving if not r.leaving]
+        return [r for r in staying if r.step == call.step] or staying or serving
+
+    def _check_wanted(self, call: Call, live: LiveView) -> None:
+        """A microbatch of a step that every stage has left is of no use to anybody."""
+        step = work_step(live, self._num_stages)
+        if step is not None and step > call.step:
+            raise WrongStateError(f"step {call.step} is over")

@@ -1,0 +1,61 @@
+"""Runs p2pd so that it cannot outlive the daemon, however the daemon ends.
+
+Usage: python keeper.py '{"command": [...], "remove": [folder, ...], "prune": [folder, ...]}'
+
+Standard input is a pipe from the daemon. When it closes (the daemon ended, SIGKILL included) p2pd is killed, the
+folders in `remove` are deleted and those in `prune` too where they are empty. When p2pd ends by itself this exits, which
+the daemon sees. Imports little: it lives as long as the daemon and should weigh nothing.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+
+def _die_with_parent() -> None:
+    """Linux: p2pd gets SIGKILL when this keeper dies, too."""
+    if sys.platform == "linux":
+        import ctypes
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    order = json.loads(sys.argv[1])
+    child = subprocess.Popen(  # noqa: S603 - the command is the daemon's own
+        order["command"],
+        stdin=subprocess.DEVNULL,
+        preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread at this point
+    )
+    closed = threading.Event()
+
+    def wait_for_daemon() -> None:
+        while os.read(0, 4096):
+            pass
+        closed.set()
+        child.kill()
+
+    threading.Thread(target=wait_for_daemon, daemon=True).start()
+    code = child.wait()
+    sys.stdout.flush()
+    if not closed.is_set():
+        return code if code > 0 else 1
+    for folder in order["remove"]:
+        shutil.rmtree(folder, ignore_errors=True)
+    for folder in order["prune"]:
+        try:
+            os.rmdir(folder)
+        except OSError:
+            continue
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

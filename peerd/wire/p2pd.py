@@ -1,0 +1,169 @@
+"""Starts and watches p2pd, hivemind's libp2p daemon, and attaches to it.
+
+p2pd runs under keeper.py, so it dies with this process even on SIGKILL. hivemind's own start-up is not used: it leaves
+sockets in /tmp and an orphan after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import stat
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hivemind.hivemind_cli
+from hivemind.p2p import P2P
+from hivemind.utils.multiaddr import Multiaddr
+
+from peerd.errors import DiskError, PeerdError, PortTakenError, UnreachableError
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 5.0
+CONTROL_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class P2pdConfig:
+    """How p2pd listens. `remove` and `prune` are the folders the keeper deletes after the daemon."""
+
+    identity_file: Path
+    run_folder: Path
+    host: str = "127.0.0.1"
+    port: int = 0
+    bootstrap: tuple[str, ...] = ()
+    remove: tuple[Path, ...] = ()
+    prune: tuple[Path, ...] = ()
+
+
+@dataclass(slots=True)
+class P2pd:
+    """A running p2pd with a client attached. `exited` is set when it has ended, wanted or not."""
+
+    p2p: P2P
+    process: asyncio.subprocess.Process
+    exited: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def addresses(self) -> tuple[str, ...]:
+        """Where others reach this peer: multiaddrs with its id, loopback last."""
+        async with asyncio.timeout(CONTROL_TIMEOUT_S):
+            found = [str(address) for address in await self.p2p.get_visible_maddrs(latest=True)]
+        tcp = [address for address in found if "/tcp/" in address and "/ip4/" in address]
+        return tuple(sorted(tcp, key=lambda address: address.startswith("/ip4/127.")))
+
+    async def connect(self, peer: str, addresses: Sequence[str]) -> None:
+        """Make p2pd know and dial a peer's addresses; UnreachableError when none answers."""
+        from hivemind.p2p import PeerID
+
+        bare = [Multiaddr(address.split("/p2p/")[0]) for address in addresses]
+        try:
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                await self.p2p._client.connect(PeerID.from_base58(peer), bare)
+        except Exception as error:  # hivemind raises its own family, none of them documented
+            raise UnreachableError(f"{peer} does not answer: {str(error) or type(error).__name__}") from None
+
+    async def stop(self) -> None:
+        """Detach and end the keeper, which ends p2pd and removes the sockets."""
+        await self.p2p.shutdown()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+
+
+async def start_p2pd(config: P2pdConfig) -> P2pd:
+    """Start p2pd and attach. PortTakenError, DiskError, or PeerdError with p2pd's last words."""
+    _check_port_free(config.host, config.port)
+    make_private_folder(config.run_folder)
+    control = config.run_folder / "p2pd.sock"
+    control.unlink(missing_ok=True)
+    order = {
+        "command": _command(config, control),
+        "remove": [str(folder) for folder in (config.run_folder, *config.remove)],
+        "prune": [str(folder) for folder in config.prune],
+    }
+    keeper = Path(__file__).with_name("keeper.py")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-S", str(keeper), json.dumps(order),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "GOLOG_LOG_LEVEL": "error"}, start_new_session=True,
+    )  # fmt: skip
+    last_words: deque[str] = deque(maxlen=20)
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await _wait_until_ready(process, last_words)
+    except TimeoutError:
+        process.kill()
+        raise PeerdError(f"p2pd did not start within {START_TIMEOUT_S:.0f} s: {' | '.join(last_words)}") from None
+    # The client's own socket goes into the run folder, too, where the keeper removes it.
+    attached: Any = type("LocalP2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{config.run_folder}/"})
+    daemon = P2pd(await attached.replicate(Multiaddr(f"/unix{control}")), process)
+    return daemon
+
+
+async def watch(daemon: P2pd) -> None:
+    """Drain p2pd's output until it ends, then set `exited`."""
+    assert daemon.process.stdout is not None
+    while await daemon.process.stdout.read(65536):
+        pass
+    await daemon.process.wait()
+    daemon.exited.set()
+
+
+def make_private_folder(folder: Path) -> None:
+    """A folder only this user can enter; refuses one that somebody else made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        info = folder.lstat()
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+            raise DiskError(f"{folder} belongs to another user", "remove it or choose another --home")
+        folder.chmod(0o700)
+    except OSError as error:
+        raise DiskError(f"{folder}: {error.strerror}", "choose a folder you can write to with --home") from None
+
+
+def _command(config: P2pdConfig, control: Path) -> list[str]:
+    binary = Path(hivemind.hivemind_cli.__file__).with_name("p2pd")
+    command = [
+        str(binary), f"-id={config.identity_file}", f"-listen=/unix{control}",
+        f"-hostAddrs=/ip4/{config.host}/tcp/{config.port}", "-dhtServer=1", "-relay=1", "-relayService=0", "-autonat=0",
+        "-natPortMap=0", "-autoRelay=0", "-connManager=1", "-idleTimeout=0s", "-persistentConnMaxMsgSize=4194304",
+    ]  # fmt: skip
+    if config.bootstrap:
+        command += ["-b=1", "-bootstrapPeers=" + ",".join(config.bootstrap)]
+    return command
+
+
+async def _wait_until_ready(process: asyncio.subprocess.Process, last_words: deque[str]) -> None:
+    assert process.stdout is not None
+    while line := await process.stdout.readline():
+        text = line.decode(errors="replace").strip()
+        last_words.append(text)
+        if text.startswith("Peer ID:"):
+            return
+    said = " | ".join(last_words)
+    if "address already in use" in said:
+        raise PortTakenError("the port is in use", "choose another one with --port, or leave it out")
+    raise PeerdError(f"p2pd ended at its start: {said or 'it said nothing'}")
+
+
+def _check_port_free(host: str, port: int) -> None:
+    """libp2p shares ports between processes of one user; peerd must not."""
+    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+        try:
+            probe.bind((host, port))
+        except PermissionError:
+            raise PortTakenError(f"port {port} needs more rights than this user has", "choose one above 1023 with --port") from None
+        except OSError as error:
+            in_use = "is in use" if error.errno == 98 or "in use" in str(error) else f"cannot be used on {host}: {error.strerror}"
+            raise PortTakenError(f"port {port} {in_use}", "choose another one with --port, or leave it out") from None

@@ -1,0 +1,313 @@
+"""The called side of every service: who calls, is the message sound, and what our error means on the wire.
+
+Each servicer checks and converts, then asks a handler from another room. A broken message costs its sender the call and
+counts as refused; nothing a peer sends raises past this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+import grpc
+
+from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError, WrongStateError
+from peerd.policy.roster import Roster
+from peerd.table.record import AverageId, PeerId, RawRecord, RunId
+from peerd.wire import convert
+from peerd.wire.generated import averaging_pb2, averaging_pb2_grpc, stage_pb2, stage_pb2_grpc, state_pb2, state_pb2_grpc
+from peerd.wire.generated import swarm_pb2, swarm_pb2_grpc
+from peerd.wire.links import CHANNEL_OPTIONS, Traffic
+from peerd.wire.tunnel import caller_of
+from peerd.wire.values import Average, Call, CallResult, Description, Snapshot
+
+MAX_CONCURRENT_CALLS = 1024
+_STATUS: dict[type[PeerdError], grpc.StatusCode] = {
+    BadMessageError: grpc.StatusCode.INVALID_ARGUMENT,
+    WrongStateError: grpc.StatusCode.FAILED_PRECONDITION,
+    BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    PeerGoneError: grpc.StatusCode.UNAVAILABLE,
+}
+Receive = Callable[[], Awaitable[tuple[bytes, ...]]]
+Progress = Callable[[int, PeerId], None]
+
+
+class SwarmHandler(Protocol):
+    def gossip(self, caller: PeerId, records: Sequence[RawRecord], want_all: bool) -> Sequence[RawRecord]: ...
+
+    def describe(self) -> Description: ...
+
+
+class StageHandler(Protocol):
+    async def backpropagate(self, caller: PeerId, call: Call, receive: Receive, progress: Progress) -> CallResult:
+        """`call` has no bytes yet; `receive` fetches those of inputs and labels once a slot is held."""
+        ...
+
+    def absorb(self, caller: PeerId, records: Sequence[RawRecord]) -> None: ...
+
+    def cancel(self, caller: PeerId, call_id: bytes) -> None: ...
+
+
+class AveragingHandler(Protocol):
+    async def propose(self, caller: PeerId, roster: Roster) -> tuple[bool, str, RawRecord]: ...
+
+    async def reduce(self, caller: PeerId, part: Part, receive: Receive) -> Sequence[bytes]: ...
+
+    def abort(self, caller: PeerId, average_id: AverageId) -> None: ...
+
+    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[bytes]]:
+        """The average, its BLAKE3 hash and its chunks."""
+        ...
+
+
+class StateHandler(Protocol):
+    async def snapshot(self, stage: int, wanted: bytes, parameters_only: bool) -> tuple[Snapshot, Sequence[bytes]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Announces one member's part of the slice that the callee reduces."""
+
+    average_id: AverageId
+    slice_index: int
+    ledger: int
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class Door:
+    """What all services share: the run they serve, patience with silent callers, traffic and refusals."""
+
+    run: RunId
+    patience_s: float
+    traffic: Traffic
+    refused: int = 0
+    on_refused: Callable[[PeerId, str], None] = lambda _caller, _reason: None
+
+    async def caller(self, context: Any) -> PeerId:
+        caller = caller_of(context.peer())
+        if caller is None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "calls come through the tunnel only")
+            raise AssertionError("abort returns never")
+        return caller
+
+    async def refuse(self, context: Any, caller: PeerId, error: PeerdError) -> NoReturn:
+        if isinstance(error, BadMessageError):
+            self.refused += 1
+            self.on_refused(caller, error.message)
+        await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.message)
+        raise AssertionError("abort returns never")
+
+    def check_run(self, run: str) -> None:
+        if run != self.run:
+            raise WrongStateError(f"I serve run {self.run}")
+
+    async def read(self, messages: AsyncIterator[Any]) -> Any:
+        try:
+            async with asyncio.timeout(self.patience_s):
+                return await anext(messages, None)
+        except TimeoutError:
+            raise PeerGoneError(f"no word for {self.patience_s:.1f} s") from None
+
+    async def read_chunks(self, messages: AsyncIterator[Any], num_bytes: int) -> tuple[bytes, ...]:
+        """Exactly `num_bytes` of chunks; BadMessageError otherwise."""
+        chunks: list[bytes] = []
+        missing = num_bytes
+        while missing > 0:
+            message = await self.read(messages)
+            chunk: bytes = message.chunk if message is not None else b""
+            missing -= len(chunk)
+            if missing < 0 or not chunk:
+                raise BadMessageError("chunks that do not add up to what the header says")
+            chunks.append(chunk)
+        self.traffic.received_bytes += num_bytes
+        return tuple(chunks)
+
+
+class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
+    def __init__(self, door: Door, handler: SwarmHandler) -> None:
+        self._door = door
+        self._handler = handler
+
+    async def Gossip(self, request: swarm_pb2.GossipRequest, context: Any) -> swarm_pb2.GossipReply:
+        caller = await self._door.caller(context)
+        try:
+            self._door.check_run(request.run)
+            answer = self._handler.gossip(caller, convert.records_from(request.records), request.want_all)
+        except PeerdError as error:
+            await self._door.refuse(context, caller, error)
+        return swarm_pb2.GossipReply(records=convert.records_to(answer))
+
+    async def Describe(self, request: swarm_pb2.DescribeRequest, context: Any) -> swarm_pb2.DescribeReply:
+        await self._door.caller(context)
+        description = self._handler.describe()
+        manifests = [
+            swarm_pb2.SignedManifest(body=m.body, organiser_key=m.organiser_key, signature=m.signature) for m in description.manifests
+        ]
+        return swarm_pb2.DescribeReply(manifests=manifests, software=description.software, clock_s=description.clock_s)
+
+
+class StageServicer(stage_pb2_grpc.StageServicer):
+    def __init__(self, door: Door, handler: StageHandler) -> None:
+        self._door = door
+        self._handler = handler
+
+    async def Backpropagate(self, messages: AsyncIterator[stage_pb2.CallMessage], context: Any) -> AsyncIterator[stage_pb2.ReplyMessage]:
+        caller = await self._door.caller(context)
+        replies: asyncio.Queue[stage_pb2.ReplyMessage | None] = asyncio.Queue()
+        work = asyncio.ensure_future(self._work(caller, messages, replies))
+        work.add_done_callback(lambda _task: replies.put_nowait(None))
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(self._door.patience_s / 4):
+                        reply = await replies.get()
+                except TimeoutError:
+                    reply = stage_pb2.ReplyMessage(working=stage_pb2.Working())
+                if reply is None:
+                    break
+                yield reply
+            result = await work
+        except PeerdError as error:
+            await self._door.refuse(context, caller, error)
+        finally:
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError, PeerdError):
+                await work
+        for reply in _result_messages(result):
+            yield reply
+        self._count(result)
+
+    async def _work(self, caller: PeerId, messages: AsyncIterator[Any], replies: asyncio.Queue[stage_pb2.ReplyMessage | None]) -> CallResult:
+        first = await self._door.read(messages)
+        if first is None or first.WhichOneof("kind") != "header":
+            raise BadMessageError("a call without a header")
+        self._door.check_run(first.header.run)
+        call = convert.call_from(first.header)
+        self._handler.absorb(caller, convert.records_from(first.header.records))
+
+        async def receive() -> tuple[bytes, ...]:
+            replies.put_nowait(stage_pb2.ReplyMessage(accepted=stage_pb2.Accepted()))
+            return await self._door.read_chunks(messages, call.inputs.num_bytes + call.labels.num_bytes)
+
+        def progress(stage: int, peer: PeerId) -> None:
+            replies.put_nowait(stage_pb2.ReplyMessage(forwarded=stage_pb2.Forwarded(stage=stage, peer=peer)))
+
+        return await self._handler.backpropagate(caller, call, receive, progress)
+
+    def _count(self, result: CallResult) -> None:
+        if result.gradient is not None:
+            traffic = self._door.traffic
+            traffic.sent_bytes += result.gradient.num_bytes
+            traffic.boundary_crossings += 1
+            traffic.boundary_bytes += result.gradient.num_bytes + sum(len(body) + len(sign) for body, sign in result.records)
+
+    async def Cancel(self, request: stage_pb2.CancelRequest, context: Any) -> stage_pb2.CancelReply:
+        self._handler.cancel(await self._door.caller(context), request.call_id)
+        return stage_pb2.CancelReply()
+
+
+class AveragingServicer(averaging_pb2_grpc.AveragingServicer):
+    def __init__(self, door: Door, handler: AveragingHandler) -> None:
+        self._door = door
+        self._handler = handler
+
+    async def Propose(self, request: averaging_pb2.Proposal, context: Any) -> averaging_pb2.ProposalReply:
+        caller = await self._door.caller(context)
+        try:
+            self._door.check_run(request.run)
+            joined, reason, (body, signature) = await self._handler.propose(caller, convert.roster_from(request.roster))
+        except PeerdError as error:
+            await self._door.refuse(context, caller, error)
+        return averaging_pb2.ProposalReply(
+            joined=joined, reason=reason, record=swarm_pb2.SignedRecord(body=body, signature=signature)
+        )
+
+    async def Reduce(self, messages: AsyncIterator[averaging_pb2.PartMessage], context: Any) -> AsyncIterator[averaging_pb2.SliceMessage]:
+        caller = await self._door.caller(context)
+        try:
+            first = await self._door.read(messages)
+            if first is None or first.WhichOneof("kind") != "header":
+                raise BadMessageError("a part without a header")
+            header = first.header
+            part = Part(AverageId(header.average_id), header.slice, convert.bitmap_from(header.ledger), header.num_bytes)
+            chunks = await self._handler.reduce(caller, part, lambda: self._door.read_chunks(messages, part.num_bytes))
+        except PeerdError as error:
+            await self._door.refuse(context, caller, error)
+        for chunk in chunks:
+            yield averaging_pb2.SliceMessage(chunk=chunk)
+        self._door.traffic.sent_bytes += part.num_bytes
+
+    async def Abort(self, request: averaging_pb2.AbortRequest, context: Any) -> averaging_pb2.AbortReply:
+        self._handler.abort(await self._door.caller(context), AverageId(request.average_id))
+        return averaging_pb2.AbortReply()
+
+    async def GetAverage(self, request: averaging_pb2.AverageRequest, context: Any) -> AsyncIterator[averaging_pb2.AverageMessage]:
+        caller = await self._door.caller(context)
+        try:
+            self._door.check_run(request.run)
+            average, checksum, chunks = await self._handler.get_average(request.stage, request.step)
+        except PeerdError as error:
+            await self._door.refuse(context, caller, error)
+        header = averaging_pb2.AverageHeader(roster=convert.roster_to(average.roster), num_bytes=len(average.data), blake3=checksum)
+        yield averaging_pb2.AverageMessage(header=header)
+        for chunk in chunks:
+            yield averaging_pb2.AverageMessage(chunk=chunk)
+        self._door.traffic.sent_bytes += len(average.data)
+
+
+class StateServicer(state_pb2_grpc.StateServicer):
+    def __init__(self, door: Door, handler: StateHandler) -> None:
+        self._door = door
+        self._handler = handler
+
+    async def GetState(self, request: state_pb2.StateRequest, context: Any) -> AsyncIterator[state_pb2.StateMessage]:
+        caller = await self._door.caller(context)
+        try:
+            self._door.check_run(request.run)
+            snapshot, chunks = await self._handler.snapshot(request.stage, request.snapshot, request.parameters_only)
+        except PeerdError as error:
+            await self._door.refuse(context, caller, error)
+        header = state_pb2.StateHeader(
+            step=snapshot.step,
+            inexact=snapshot.lineage.inexact,
+            lineage=snapshot.lineage.chain,
+            num_bytes=len(snapshot.data),
+            chunk_blake3=snapshot.chunk_hashes,
+            metadata=snapshot.metadata,
+        )
+        yield state_pb2.StateMessage(header=header)
+        for chunk in chunks[request.first_chunk :]:
+            yield state_pb2.StateMessage(chunk=chunk)
+            self._door.traffic.sent_bytes += len(chunk)
+
+
+async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.Server:
+    """The daemon's gRPC server, on a local socket only."""
+    server = grpc.aio.server(options=CHANNEL_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
+    for servicer in servicers:
+        match servicer:
+            case SwarmServicer():
+                swarm_pb2_grpc.add_SwarmServicer_to_server(servicer, server)
+            case StageServicer():
+                stage_pb2_grpc.add_StageServicer_to_server(servicer, server)
+            case AveragingServicer():
+                averaging_pb2_grpc.add_AveragingServicer_to_server(servicer, server)
+            case StateServicer():
+                state_pb2_grpc.add_StateServicer_to_server(servicer, server)
+    server.add_insecure_port(f"unix:{socket_path}")
+    await server.start()
+    return server
+
+
+def _result_messages(result: CallResult) -> list[stage_pb2.ReplyMessage]:
+    done = stage_pb2.Done(downstream_s=result.downstream_s, records=convert.records_to(result.records))
+    if result.gradient is None:
+        return [stage_pb2.ReplyMessage(done=done)]
+    done.gradient.CopyFrom(convert.tensor_to(result.gradient))
+    return [stage_pb2.ReplyMessage(done=done), *(stage_pb2.ReplyMessage(chunk=chunk) for chunk in result.gradient.chunks)]
+
+

@@ -1,0 +1,153 @@
+"""Carries gRPC's byte stream over libp2p streams, so that peers are addressed by peer id, encrypted and authenticated.
+
+Outward, each peer has a local socket to which its gRPC channel connects; every connection becomes one libp2p stream.
+Inward, every stream becomes a connection to the local gRPC server. That connection is bound to a socket name that holds
+the sender's authenticated peer id, which is how the server's handlers know who calls: `caller_of(context.peer())`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from hivemind.p2p import PeerID
+
+from peerd.errors import PeerdError
+from peerd.table.record import PeerId
+from peerd.wire.p2pd import P2pd
+
+PROTOCOL = "/peerd/grpc/1"
+DIAL_TIMEOUT_S = 10.0
+LOCAL_TIMEOUT_S = 5.0
+CHUNK_BYTES = 256 * 1024
+_CALLER_PREFIX = "from-"
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Tunnel:
+    """Both ends of the tunnel of one daemon."""
+
+    def __init__(self, p2pd: P2pd, folder: Path, grpc_socket: Path, addresses_of: Callable[[PeerId], tuple[str, ...]]) -> None:
+        self._p2pd = p2pd
+        self._folder = folder
+        self._grpc_socket = grpc_socket
+        self._addresses_of = addresses_of
+        self._me = PeerId(p2pd.p2p.peer_id.to_base58())
+        self._servers: dict[PeerId, asyncio.Server] = {}
+        self._numbers = itertools.count()
+        self._streams: set[asyncio.Task[None]] = set()
+        self.on_broken: Callable[[PeerId], None] = lambda _peer: None
+        """Called when a stream that had been open ends from the other side."""
+
+    async def start(self) -> None:
+        await self._p2pd.p2p.add_binary_stream_handler(PROTOCOL, self._inward)
+
+    async def target(self, peer: PeerId) -> str:
+        """The gRPC target whose connections reach `peer`."""
+        path = self._folder / f"to-{peer[-16:]}"
+        if peer not in self._servers:
+            path.unlink(missing_ok=True)
+            self._servers[peer] = await asyncio.start_unix_server(lambda r, w: self._track(self._outward(peer, r, w)), path)
+        return f"unix:{path}"
+
+    async def close_target(self, peer: PeerId) -> None:
+        server = self._servers.pop(peer, None)
+        if server is not None:
+            server.close()
+            (self._folder / f"to-{peer[-16:]}").unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        for peer in list(self._servers):
+            await self.close_target(peer)
+        for task in list(self._streams):
+            task.cancel()
+        await asyncio.gather(*self._streams, return_exceptions=True)
+
+    async def _track(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a stream in a task that `close` can cancel without cancelling asyncio's own callback around it."""
+        task = asyncio.ensure_future(work)
+        self._streams.add(task)
+        await asyncio.wait({task})
+        self._streams.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, (OSError, TimeoutError)):
+            raise error
+
+    async def _outward(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            try:
+                async with asyncio.timeout(DIAL_TIMEOUT_S):
+                    remote = await self._dial(peer)
+            except (PeerdError, TimeoutError, OSError):
+                return
+            with contextlib.closing(remote[1]):
+                ended_by_remote = await _splice((reader, writer), remote)
+        if ended_by_remote:
+            self.on_broken(peer)
+
+    async def _dial(self, peer: PeerId) -> Stream:
+        if peer == self._me:  # libp2p refuses to dial itself
+            return await self._connect_as(peer)
+        addresses = self._addresses_of(peer)
+        if addresses:
+            await self._p2pd.connect(peer, addresses)
+        try:
+            _, reader, writer = await self._p2pd.p2p.call_binary_stream_handler(PeerID.from_base58(peer), PROTOCOL)
+        except Exception as error:  # hivemind raises its own family, none of them documented
+            raise OSError(str(error)) from None
+        return reader, writer
+
+    async def _inward(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._track(self._serve_inward(PeerId(info.peer_id.to_base58()), reader, writer))
+
+    async def _serve_inward(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            async with asyncio.timeout(LOCAL_TIMEOUT_S):
+                local = await self._connect_as(peer)
+            with contextlib.closing(local[1]):
+                await _splice(local, (reader, writer))
+
+    async def _connect_as(self, peer: PeerId) -> Stream:
+        name = self._folder / f"{_CALLER_PREFIX}{peer}.{next(self._numbers)}"
+        local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            local.setblocking(False)
+            local.bind(str(name))
+            await asyncio.get_running_loop().sock_connect(local, str(self._grpc_socket))
+            return await asyncio.open_unix_connection(sock=local)
+        except BaseException:
+            local.close()
+            raise
+        finally:
+            name.unlink(missing_ok=True)
+
+
+def caller_of(grpc_peer: str) -> PeerId | None:
+    """The authenticated peer behind a call, from gRPC's name of the connection; None for anything else."""
+    name = grpc_peer.rpartition("/")[2]
+    if not grpc_peer.startswith("unix:") or not name.startswith(_CALLER_PREFIX):
+        return None
+    return PeerId(name.removeprefix(_CALLER_PREFIX).partition(".")[0])
+
+
+async def _splice(local: Stream, remote: Stream) -> bool:
+    """Copy both ways until either side ends. True when the remote side ended first."""
+    outward = asyncio.ensure_future(_copy(local[0], remote[1]))
+    inward = asyncio.ensure_future(_copy(remote[0], local[1]))
+    try:
+        done, _ = await asyncio.wait({outward, inward}, return_when=asyncio.FIRST_COMPLETED)
+        return inward in done
+    finally:
+        for task in (outward, inward):
+            task.cancel()
+        await asyncio.gather(outward, inward, return_exceptions=True)
+
+
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    while data := await source.read(CHUNK_BYTES):
+        sink.write(data)
+        await sink.drain()

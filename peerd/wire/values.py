@@ -1,0 +1,95 @@
+"""The values that cross the wire, as the rest of peerd knows them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from peerd.errors import BadMessageError
+from peerd.policy.roster import Roster
+from peerd.table.record import Lineage, PeerId, RawRecord
+
+CHUNK_BYTES = 1 << 20
+ITEM_BYTES = {"float32": 4, "int32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBytes:
+    """A tensor as raw little-endian bytes, cut into chunks; turned into a tensor only off the event loop."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[bytes, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+    def with_chunks(self, chunks: tuple[bytes, ...]) -> TensorBytes:
+        return TensorBytes(self.dtype, self.shape, chunks)
+
+    def check(self, dtype: str, shape: tuple[int, ...]) -> None:
+        """BadMessageError unless this is exactly what the stage takes."""
+        if (self.dtype, self.shape) != (dtype, shape):
+            raise BadMessageError(f"a tensor of {self.dtype}{list(self.shape)} where {dtype}{list(shape)} is due")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One microbatch at the door of one stage."""
+
+    call_id: bytes
+    stage: int
+    step: int
+    index: int
+    accumulate: frozenset[int]
+    inputs: TensorBytes
+    labels: TensorBytes
+    path: dict[int, PeerId] = field(default_factory=dict)
+    """Which peer of a later stage has had this microbatch before: a retry prefers it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult:
+    """What comes back: the gradient of the inputs (None from stage 0) and the records of the path."""
+
+    gradient: TensorBytes | None
+    downstream_s: float
+    records: tuple[RawRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """An averaged gradient (the sum over the step, not yet divided), provable by its roster."""
+
+    roster: Roster
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """An immutable copy of a stage's state as one safetensors file."""
+
+    step: int
+    lineage: Lineage
+    data: bytes
+    chunk_hashes: tuple[bytes, ...]
+    metadata: str
+
+
+@dataclass(frozen=True, slots=True)
+class RawManifest:
+    """A manifest as it travels: canonical JSON, the organiser's raw public key, the signature. Not verified yet."""
+
+    body: bytes
+    organiser_key: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a peer says about itself to anybody."""
+
+    manifests: tuple[RawManifest, ...]
+    software: str
+    clock_s: float
