@@ -1,0 +1,145 @@
+"""The built-in language model: a decoder after SWARM section 4.3, with rotary embeddings and GeGLU.
+
+Choices: LayerNorm before each sub-layer, no biases in the linear layers, no dropout, head and embedding untied (a tied pair
+would need a gradient sum between the first and the last stage). Layers are not shared.
+Shapes in docstrings: B sequences, S tokens, D d_model, H heads, K = D / H, F d_ff, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from peerd.config.manifest import Manifest, ModelConfig
+from peerd.models.module import StageModule
+
+ROTARY_BASE = 10000.0
+VOCABULARY_STD = 0.02
+"""Of embedding and head: small, so that the first predictions are near uniform and the first loss near log V."""
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary position embeddings (RoFormer, arXiv 2104.09864)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.query_key_value = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
+        self.output = nn.Linear(config.d_model, config.d_model, bias=False)
+
+    def forward(self, hidden: Tensor, rotary: Tensor) -> Tensor:
+        """hidden [B, S, D], rotary [2, S, K / 2] -> [B, S, D]."""
+        microbatch, sequence, width = hidden.shape
+        projected = self.query_key_value(hidden).view(microbatch, sequence, 3, self.num_heads, width // self.num_heads)
+        query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, S, K]
+        mixed = functional.scaled_dot_product_attention(rotate(query, rotary), rotate(key, rotary), value, is_causal=True)
+        attended: Tensor = self.output(mixed.transpose(1, 2).reshape(microbatch, sequence, width))
+        return attended
+
+
+class FeedForward(nn.Module):
+    """GeGLU (arXiv 2002.05202): the hidden layer is GELU(gate) times a second projection."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_and_value = nn.Linear(config.d_model, 2 * config.d_ff, bias=False)
+        self.output = nn.Linear(config.d_ff, config.d_model, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        gate, value = self.gate_and_value(hidden).chunk(2, dim=-1)
+        transformed: Tensor = self.output(functional.gelu(gate) * value)
+        return transformed
+
+
+class Block(nn.Module):
+    """One layer: attention and feed-forward, each behind a LayerNorm and added to the residual stream."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.attention = Attention(config)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, hidden: Tensor, rotary: Tensor) -> Tensor:
+        """hidden [B, S, D], rotary [2, S, K / 2] -> [B, S, D]."""
+        hidden = hidden + self.attention(self.attention_norm(hidden), rotary)
+        summed: Tensor = hidden + self.feed_forward(self.feed_forward_norm(hidden))
+        return summed
+
+
+class DecoderStage(StageModule):
+    """The decoder's layers `layers`, with the embedding if first, and with the final norm, head and loss if last."""
+
+    rotary: Tensor
+
+    def __init__(self, manifest: Manifest, stage: int, layers: range) -> None:
+        super().__init__(stage, manifest.train.num_stages)
+        config = self.config = manifest.model
+        if self.is_first:
+            self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        # A dictionary, not a list: its keys are the layers' indices in the whole model, so names do not depend on the split.
+        self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in layers})
+        if self.is_last:
+            self.final_norm = nn.LayerNorm(config.d_model)
+            self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        head_width = config.d_model // config.num_heads
+        self.register_buffer("rotary", torch.empty(2, manifest.train.sequence_length, head_width // 2), persistent=False)
+
+    def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+        hidden = self.embedding(inputs) if self.is_first else inputs
+        rotary = self.rotary[:, : hidden.shape[1]]
+        for block in self.blocks.values():
+            hidden = block(hidden, rotary)
+        if not self.is_last:
+            return hidden
+        logits: Tensor = self.head(self.final_norm(hidden))
+        return logits if labels is None else functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    def fill_buffers(self) -> None:
+        self.rotary.copy_(rotary_table(self.rotary.shape[1], 2 * self.rotary.shape[2]))
+
+    def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Uniform with the usual standard deviations.
+
+        Uniform, not normal: integer draws scaled by exactly rounded operations have the same bits on every processor, while a
+        normal draw goes through a vectorised logarithm and cosine that differ between instruction sets.
+        """
+        if len(shape) == 1:
+            return torch.ones(shape) if name.endswith("norm.weight") else torch.zeros(shape)
+        std = VOCABULARY_STD if name in ("embedding.weight", "head.weight") else 1 / math.sqrt(shape[1])
+        if name.endswith(".output.weight"):
+            std /= math.sqrt(2 * self.config.num_layers)  # the residual stream sums 2 such outputs per layer (GPT-2)
+        return torch.rand(shape, generator=generator).mul_(2).sub_(1).mul_(std * math.sqrt(3))
+
+    def graph_bytes(self, num_tokens: int) -> int:
+        """Counted by hand from what each operation saves for its backward; a test compares it with what torch saves."""
+        config = self.config
+        # Per layer: both norms' inputs and outputs (4 D), projected and rotated query, key, value (5 D), attention's result and its
+        # copy for the projection (2 D), gate and value (2 F), GELU's result (F), their product (F), and per-row statistics.
+        per_layer = 11 * config.d_model + 4 * config.d_ff + config.num_heads + 4
+        floats = per_layer * len(self.blocks)
+        if self.is_last:
+            floats += 2 * config.d_model + 3 * config.vocab_size  # logits, their log-softmax and their gradient
+        return 4 * floats * num_tokens
+
+
+def rotary_table(sequence: int, head_width: int) -> Tensor:
+    """Cosines and sines of every position's rotations, float32 [2, S, K / 2].
+
+    Computed in float64: rounding to float32 then hides the last-bit differences between maths libraries.
+    """
+    rates = ROTARY_BASE ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
+    angles = torch.outer(torch.arange(sequence, dtype=torch.float64), rates)
+    return torch.stack([angles.cos(), angles.sin()]).float()
+
+
+def rotate(heads: Tensor, rotary: Tensor) -> Tensor:
+    """Turn each pair (k, k + K / 2) of [B, H, S, K] by its position's angle; rotary is [2, S, K / 2]."""
+    cosine, sine = rotary.unbind(0)
+    left, right = heads.chunk(2, dim=-1)
+    return torch.cat([left * cosine - right * sine, right * cosine + left * sine], dim=-1)

@@ -1,0 +1,97 @@
+"""Cutting a model into stages: which layers a stage holds, its first weights, and the memory it needs.
+
+Another kind of model is one more entry in `BUILDERS`; nothing else here knows what a decoder is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+
+from peerd.config.manifest import Manifest
+from peerd.errors import StageError
+from peerd.models.decoder import DecoderStage
+from peerd.models.module import StageModule
+
+__all__ = [
+    "BUILDERS",
+    "StageModule",
+    "build_stage",
+    "estimate_graph_bytes",
+    "estimate_stage_memory_bytes",
+    "initial_parameter_spec",
+    "layers_of",
+]
+
+BUILDERS: dict[str, Callable[[Manifest, int, range], StageModule]] = {"decoder": DecoderStage}
+"""Manifest's model.kind -> what builds one stage of it from (manifest, stage, layers)."""
+
+FLOAT32_BYTES = 4
+
+
+def layers_of(manifest: Manifest, stage: int) -> range:
+    """The global indices of a stage's layers: an even split, earlier stages take the remainder.
+
+    Raises StageError for a stage the run does not have.
+    """
+    num_stages = manifest.train.num_stages
+    if not 0 <= stage < num_stages:
+        raise StageError(f"there is no stage {stage}", f"this run's stages are 0 to {num_stages - 1}")
+    share, remainder = divmod(manifest.model.num_layers, num_stages)
+    start = stage * share + min(stage, remainder)
+    return range(start, start + share + (stage < remainder))
+
+
+def build_stage(manifest: Manifest, stage: int, device: torch.device | str) -> StageModule:
+    """A stage with its first weights, the same whatever the split and on every machine.
+
+    Each parameter is drawn on the CPU from its own generator, seeded by the run's seed and the parameter's name.
+    """
+    module = _on_meta(manifest, stage)
+    module.to_empty(device=device)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(module.initial_value(name, parameter.shape, _generator(manifest.seed, name)))
+        module.fill_buffers()
+    return module
+
+
+def initial_parameter_spec(manifest: Manifest, stage: int) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of a stage's parameters, without allocating them. All are float32."""
+    return {name: tuple(parameter.shape) for name, parameter in _on_meta(manifest, stage).named_parameters()}
+
+
+def estimate_graph_bytes(manifest: Manifest, stage: int) -> int:
+    """Bytes that one microbatch's graph holds from forward to backward when it is kept and not recomputed."""
+    return _on_meta(manifest, stage).graph_bytes(manifest.tokens_per_microbatch)
+
+
+def estimate_stage_memory_bytes(manifest: Manifest, stage: int, slots: int) -> int:
+    """Bytes that serving a stage takes with `slots` microbatches in hand.
+
+    Per parameter: the current and the previous value, the gradient, the accumulator and Adam's two moments. Per slot: the input
+    and the output's gradient. Graphs: one per slot where compute.recompute is "never", else one at a time ("auto" recomputes
+    when memory is short). Torch itself and the allocator's slack are not counted.
+    """
+    module = _on_meta(manifest, stage)
+    num_parameters = sum(parameter.numel() for parameter in module.parameters())
+    accumulator_bytes = 8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES
+    num_graphs = slots if manifest.compute.recompute == "never" else min(slots, 1)
+    return (
+        num_parameters * (5 * FLOAT32_BYTES + accumulator_bytes)
+        + slots * 2 * manifest.boundary_bytes
+        + num_graphs * module.graph_bytes(manifest.tokens_per_microbatch)
+    )
+
+
+def _on_meta(manifest: Manifest, stage: int) -> StageModule:
+    """The stage's structure without memory."""
+    with torch.device("meta"):
+        return BUILDERS[manifest.model.kind](manifest, stage, layers_of(manifest, stage))
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8, person=b"peerd weights").digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

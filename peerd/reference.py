@@ -1,0 +1,180 @@
+"""The run in one process: what a swarm of any shape must arrive at.
+
+`python -m peerd.reference JSON` trains as the peers do, stage by stage and microbatch by microbatch, without a network.
+JSON: {"run_file": path, "steps": count, "out": folder, "data": path or "" (overrides the run's data.source)}.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from peerd.config import manifest as manifest_files
+from peerd.config.atomic import draft
+from peerd.config.manifest import Manifest
+from peerd.config.paths import cache_folder
+from peerd.errors import ExitCode, PeerdError, UsageError
+from peerd.models.stages import StageModule, build_stage
+from peerd.stage.export import HistoryEntry, write_export
+from peerd.stage.optimizer import apply_update, build_optimizer, optimizer_tensors
+from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceRequest:
+    """What the command is asked for."""
+
+    run_file: str
+    steps: int
+    out: str
+    data: str = ""
+    """Text file or folder that replaces the run's data.source."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UsageError(f"--steps is {self.steps}", "ask for at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceResult:
+    parameters: dict[str, Tensor]
+    """The whole model by global name."""
+    optimizer_state: dict[str, Tensor]
+    """As `stage.optimizer.optimizer_tensors`."""
+    history: list[HistoryEntry]
+
+
+def train_reference(
+    manifest: Manifest, corpus: Corpus, steps: int, report: Callable[[HistoryEntry], None] | None = None
+) -> ReferenceResult:
+    """Train from the first weights for `steps` steps on the CPU; `report` is called after each.
+
+    Sets torch's thread count for the whole process where compute.threads asks for one.
+    """
+    if manifest.compute.threads:
+        torch.set_num_threads(manifest.compute.threads)
+    stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
+    optimizers = [build_optimizer(manifest, dict(stage.named_parameters())) for stage in stages]
+    history: list[HistoryEntry] = []
+    for step in range(steps):
+        loss, gradients = mean_gradients(manifest, corpus, stages, step)
+        for optimizer, of_stage in zip(optimizers, gradients, strict=True):
+            apply_update(optimizer, manifest, step, of_stage)
+        history.append(HistoryEntry(step=step, loss=loss, tokens=manifest.tokens_per_step))
+        if report is not None:
+            report(history[-1])
+    parameters = {name: parameter.detach() for stage in stages for name, parameter in stage.named_parameters()}
+    state = {name: tensor for optimizer in optimizers for name, tensor in optimizer_tensors(optimizer).items()}
+    return ReferenceResult(parameters=parameters, optimizer_state=state, history=history)
+
+
+def mean_gradients(manifest: Manifest, corpus: Corpus, stages: Sequence[StageModule], step: int) -> tuple[float, list[dict[str, Tensor]]]:
+    """Mean loss and, per stage, mean gradients over the step's microbatches, in train.accumulate precision."""
+    num_microbatches = manifest.train.microbatches_per_step
+    precision = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
+    sums = [{name: torch.zeros_like(value, dtype=precision) for name, value in stage.named_parameters()} for stage in stages]
+    loss_sum = 0.0
+    for index in range(num_microbatches):
+        tokens, labels = corpus.microbatch(step, index)
+        loss_sum += backpropagate(stages, tokens, labels)
+        for stage, of_stage in zip(stages, sums, strict=True):
+            _collect_gradients(stage, of_stage)
+    for of_stage in sums:
+        for value in of_stage.values():
+            value.div_(num_microbatches)
+    return loss_sum / num_microbatches, sums
+
+
+def backpropagate(stages: Sequence[StageModule], tokens: Tensor, labels: Tensor) -> float:
+    """One microbatch down the chain and back, leaving gradients on the parameters; returns its loss.
+
+    The stages are not joined into one graph: activations and gradients are handed over at each boundary, as between peers.
+    """
+    inputs, outputs = [tokens], []
+    for stage in stages:
+        outputs.append(stage(inputs[-1], labels if stage.is_last else None))
+        inputs.append(outputs[-1].detach().requires_grad_())
+    gradient: Tensor | None = None
+    for received, output in zip(reversed(inputs[:-1]), reversed(outputs), strict=True):
+        output.backward(gradient)
+        gradient = received.grad
+    return float(outputs[-1].detach())
+
+
+def _collect_gradients(stage: StageModule, sums: dict[str, Tensor]) -> None:
+    for name, parameter in stage.named_parameters():
+        assert parameter.grad is not None, name
+        sums[name].add_(parameter.grad)
+        parameter.grad = None
+
+
+def run(request: ReferenceRequest) -> dict[str, Any]:
+    """The whole command: read, train, write. Returns the summary that goes to stdout."""
+    manifest, corpus = _open_run(request)
+    with draft(Path(request.out)) as path:
+        path.touch()  # an output folder that cannot be written is better known before the training than after
+    began = time.monotonic()
+    result = train_reference(manifest, corpus, request.steps, _print_progress)
+    elapsed_s = time.monotonic() - began
+    write_export(Path(request.out), manifest, result.parameters, result.optimizer_state, result.history)
+    return {
+        "schema": SCHEMA,
+        "steps": len(result.history),
+        "loss_first": result.history[0].loss,
+        "loss_last": result.history[-1].loss,
+        "tokens_per_second": round(sum(entry.tokens for entry in result.history) / elapsed_s, 1),
+    }
+
+
+def _open_run(request: ReferenceRequest) -> tuple[Manifest, Corpus]:
+    """The manifest with its data filled in, and the data. A relative data.source is relative to the run file's folder."""
+    manifest = manifest_files.load(Path(request.run_file))
+    source = request.data or manifest.data.source
+    if source != STDLIB and not request.data:
+        source = str(Path(request.run_file).absolute().parent / Path(source).expanduser())
+    token_file = prepare_tokens(source, cache_folder())
+    agreed = agree_on_data(manifest, token_file)
+    agreed = dataclasses.replace(agreed, data=dataclasses.replace(agreed.data, source=source))
+    return agreed, Corpus(token_file, agreed)
+
+
+def _print_progress(entry: HistoryEntry) -> None:
+    print(f"step {entry.step + 1}  loss {entry.loss:.4f}", file=sys.stderr, flush=True)
+
+
+def _parse_request(arguments: Sequence[str]) -> ReferenceRequest:
+    remedy = "python -m peerd.reference takes one JSON object: run_file, steps, out and, if need be, data"
+    if len(arguments) != 1:
+        raise UsageError(f"{len(arguments)} arguments given", remedy)
+    try:
+        return TypeAdapter(ReferenceRequest).validate_json(arguments[0])
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"not a request: {'.'.join(map(str, first['loc']))}: {first['msg']}", remedy) from None
+
+
+def main(arguments: Sequence[str]) -> int:
+    try:
+        print(json.dumps(run(_parse_request(arguments))))
+    except PeerdError as error:
+        print(f"peerd: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

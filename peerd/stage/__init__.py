@@ -1,0 +1,1 @@
+"""What one peer computes: a stage's forward and backward, its gradient accumulator, optimizer and state."""

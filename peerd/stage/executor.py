@@ -1,0 +1,89 @@
+"""Execution: the one thread that torch runs on, and the order in which it takes work.
+
+Everything that reads or changes a stage's tensors or its ledger is a job here, so this thread is the critical section
+of the step protocol: no lock guards the accumulator because nothing else touches it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Priority(enum.IntEnum):
+    """Lower runs first. Backward before forward frees memory and keeps the pipeline moving (1F1B)."""
+
+    CONTROL = 0
+    BACKWARD = 1
+    FORWARD = 2
+    IDLE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Makes this peer slower on purpose, for benchmarks and tests. Never reaches the arithmetic."""
+
+    stand_in_s: float = 0.0
+    slow_factor: float = 1.0
+
+    def hold(self, started_s: float, share: float) -> None:
+        """Sleep so that work begun at `started_s` takes its share of the stand-in, or slow_factor times as long."""
+        spent = time.monotonic() - started_s
+        wanted = self.stand_in_s * share * self.slow_factor if self.stand_in_s else spent * self.slow_factor
+        if wanted > spent:
+            time.sleep(wanted - spent)
+
+
+class Executor:
+    """A single worker thread with a priority queue. `run` is the only way in."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="torch")
+        self._jobs: list[tuple[int, int, Callable[[], Any], Future[Any]]] = []
+        self._numbers = itertools.count()
+        self._guard = threading.Lock()
+        self.busy_s = 0.0
+        """Total time spent on forward and backward."""
+
+    async def run(self, priority: Priority, work: Callable[[], Result]) -> Result:
+        """The result of `work`, run when its turn comes. Cancelling the caller does not stop work that has begun."""
+        future: Future[Result] = Future()
+        with self._guard:
+            heapq.heappush(self._jobs, (priority, next(self._numbers), work, future))
+        self._pool.submit(self._run_next)
+        return await asyncio.wrap_future(future)
+
+    @property
+    def idle(self) -> bool:
+        with self._guard:
+            return not self._jobs
+
+    def close(self) -> None:
+        """Forget what has not begun and wait for what has."""
+        with self._guard:
+            for *_, future in self._jobs:
+                future.cancel()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _run_next(self) -> None:
+        with self._guard:
+            priority, _, work, future = heapq.heappop(self._jobs)
+        if not future.set_running_or_notify_cancel():
+            return
+        started = time.monotonic()
+        try:
+            future.set_result(work())
+        except BaseException as error:  # it belongs to whoever awaits the future
+            future.set_exception(error)
+        if priority in (Priority.BACKWARD, Priority.FORWARD):
+            self.busy_s += time.monotonic() - started

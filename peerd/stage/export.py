@@ -1,0 +1,86 @@
+"""The files a finished run is handed over in: run.toml, model and optimizer as safetensors, and the history of its losses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from peerd.config import manifest as manifest_files
+from peerd.config.atomic import commit, draft
+from peerd.config.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEntry:
+    """One finished step, as a line of history.jsonl."""
+
+    step: int
+    """From 0; `loss` was computed with the parameters before this step's update."""
+    loss: float
+    """Mean over the step's microbatches, nats per token."""
+    tokens: int
+    """Tokens this step trained on."""
+
+
+def write_export(
+    folder: Path,
+    manifest: Manifest,
+    parameters: Mapping[str, Tensor],
+    optimizer_state: Mapping[str, Tensor] | None,
+    history: Iterable[HistoryEntry],
+) -> None:
+    """Write the four files, each whole or not at all, replacing those of an earlier export.
+
+    Without an optimizer state there is no optimizer.safetensors. Both safetensors files carry the number of updates made,
+    which is that of finished steps, as metadata `step`. Raises DiskError.
+    """
+    entries = list(history)
+    lines = "".join(json.dumps(dataclasses.asdict(entry)) + "\n" for entry in entries)
+    step = entries[-1].step + 1 if entries else num_updates(optimizer_state or {})
+    metadata = {"format": "pt", "step": str(step)}
+    _write_text(folder / "run.toml", manifest_files.dump(manifest))
+    _write_tensors(folder / "model.safetensors", parameters, metadata)
+    if optimizer_state is None:
+        (folder / "optimizer.safetensors").unlink(missing_ok=True)
+    else:
+        _write_tensors(folder / "optimizer.safetensors", optimizer_state, metadata)
+    _write_text(folder / "history.jsonl", lines)
+
+
+def num_updates(optimizer_state: Mapping[str, Tensor]) -> int:
+    """How many optimizer steps led to this state."""
+    return max((int(value) for name, value in optimizer_state.items() if name.endswith(".step")), default=0)
+
+
+def _write_text(target: Path, text: str) -> None:
+    with draft(target.parent) as path:
+        path.write_text(text, encoding="utf-8")
+        commit(path, target)
+
+
+def _write_tensors(target: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with draft(target.parent) as path:
+        path.touch()
+        mode = path.stat().st_mode
+        try:
+            save_file(on_cpu, path, metadata)
+        except SafetensorError as error:
+            raise _as_os_error(error) from error
+        path.chmod(mode)  # safetensors makes the file readable by its owner only, whatever the umask
+        commit(path, target)
+
+
+def _as_os_error(error: SafetensorError) -> OSError:
+    """safetensors reports a full disk only in its message's `(os error N)`."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else OSError(str(error))

@@ -1,0 +1,198 @@
+"""Serves microbatches: forward here, on to the next stage, backward here, gradient back to the caller.
+
+Slots bound how many are held at once; one more is kept for the previous step, so that a stage that fell behind can
+always finish (hole 17).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from peerd.config.manifest import Manifest
+from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
+from peerd.policy.admission import why_refuse_call
+from peerd.stage.accumulator import all_finite
+from peerd.stage.executor import Executor, Pace, Priority
+from peerd.stage.state import Outcome, StageState, Ticket
+from peerd.stage.tensors import decode, encode, take
+from peerd.table.record import PeerId, RawRecord
+from peerd.wire.services import Progress, Receive
+from peerd.wire.values import Call, CallResult, TensorBytes
+
+FORWARD_SHARE = 1 / 3
+BACKWARD_SHARE = 2 / 3
+THROUGHPUT_SMOOTHING = 0.1
+
+
+class NextHop(Protocol):
+    """Takes a microbatch on to a later stage."""
+
+    async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult: ...
+
+
+@dataclass(slots=True)
+class StageCounters:
+    accumulated: int = 0
+    suppressed: int = 0
+    """Recognised as already held, or too late, and not added again."""
+    tokens: int = 0
+    throughput: float = 0.0
+    """Samples per second, moving average over the time this peer had work."""
+
+
+class StageService:
+    """The stage's handler of calls."""
+
+    def __init__(self, manifest: Manifest, state: StageState, executor: Executor, next_hop: NextHop, pace: Pace) -> None:
+        self._manifest = manifest
+        self._state = state
+        self._executor = executor
+        self._next_hop = next_hop
+        self._pace = pace
+        self._held: dict[bytes, Ticket] = {}
+        self._slots = slots_of(manifest)
+        self._last_busy_s = 0.0
+        self.leaving = False
+        self.counters = StageCounters()
+        self.records: Callable[[], Sequence[RawRecord]] = tuple
+        """My own record, freshly published: what rides on a reply."""
+        self.on_progress: Callable[[], None] = lambda: None
+        """The ledger changed."""
+        self.on_records: Callable[[PeerId, Sequence[RawRecord]], None] = lambda _caller, _records: None
+
+    @property
+    def queue(self) -> int:
+        """Microbatches held, at any point between acceptance and reply."""
+        return len(self._held)
+
+    def absorb(self, caller: PeerId, records: Sequence[RawRecord]) -> None:
+        self.on_records(caller, records)
+
+    def cancel(self, caller: PeerId, call_id: bytes) -> None:
+        ticket = self._held.get(caller.encode() + call_id)
+        if ticket is not None:
+            ticket.cancelled = True
+
+    async def backpropagate(self, caller: PeerId, call: Call, receive: Receive, progress: Progress) -> CallResult:
+        self._check(call)
+        key = caller.encode() + call.call_id
+        if key in self._held:
+            raise BadMessageError("this call is under way already")
+        record = self._state.record
+        ticket = Ticket(call.step, call.index, (record.incarnation, record.ledger_no), record.stage in call.accumulate)
+        self._held[key] = ticket
+        try:
+            return await self._serve(call, ticket, await receive(), progress)
+        finally:
+            del self._held[key]
+
+    def _check(self, call: Call) -> None:
+        """Refuse before any tensor is received."""
+        record, train = self._state.record, self._manifest.train
+        if self.leaving:
+            raise PeerGoneError("I am leaving")
+        reason = why_refuse_call(record, stage=call.stage, step=call.step, holds_previous=self._state.previous is not None)
+        if reason is not None:
+            raise WrongStateError(reason)
+        if call.index >= train.microbatches_per_step:
+            raise BadMessageError(f"microbatch {call.index} of a step of {train.microbatches_per_step}")
+        rows = (train.microbatch_size, train.sequence_length)
+        if record.stage == 0:
+            call.inputs.check("int32", rows)
+        else:
+            call.inputs.check("float32", (*rows, self._manifest.model.d_model))
+        call.labels.check("int32", rows)
+        reserved = 1 if call.step == record.step - 1 else 0
+        if len(self._held) >= self._slots + reserved:
+            raise BusyError(f"all {self._slots} slots are taken")
+
+    async def _serve(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...], progress: Progress) -> CallResult:
+        if self._state.module.is_last:
+            outcome, gradient = await self._executor.run(Priority.FORWARD, lambda: self._last_stage(call, ticket, chunks))
+            return self._result(outcome, gradient, 0.0, ())
+        activations, labels = await self._executor.run(Priority.FORWARD, lambda: self._forward(call, ticket, chunks))
+        onward = replace(call, stage=call.stage + 1, inputs=activations, labels=labels)
+        started_s = time.monotonic()
+        below = await self._next_hop.send(onward, progress)
+        downstream_s = time.monotonic() - started_s
+        if below.gradient is None:
+            raise PeerGoneError("the next stage gave no gradient")
+        outcome, gradient = await self._executor.run(Priority.BACKWARD, lambda: self._backward(ticket, below.gradient))
+        return self._result(outcome, gradient, downstream_s, below.records)
+
+    def _result(self, outcome: Outcome, gradient: TensorBytes | None, downstream_s: float, records: Sequence[RawRecord]) -> CallResult:
+        if outcome.refused:
+            self.counters.suppressed += 1
+        else:
+            self.counters.accumulated += 1
+            self.counters.tokens += self._manifest.tokens_per_microbatch
+            self.on_progress()
+        self._measure()
+        return CallResult(gradient=gradient, downstream_s=downstream_s, records=(*self.records(), *records))
+
+    def _measure(self) -> None:
+        """Throughput is samples over the compute time they took, so that waiting does not make a peer look slow."""
+        busy_s, self._last_busy_s = self._executor.busy_s - self._last_busy_s, self._executor.busy_s
+        if busy_s > 0:
+            now = self._manifest.train.microbatch_size / busy_s
+            known = self.counters.throughput or now
+            self.counters.throughput = THROUGHPUT_SMOOTHING * now + (1 - THROUGHPUT_SMOOTHING) * known
+
+    # Jobs of the executor's thread
+
+    def _take_inputs(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...]) -> TensorBytes:
+        """Decode and check the tensors; returns the labels' bytes to pass on."""
+        inputs, labels = take(chunks, call.inputs, call.labels)
+        device, vocabulary = self._state.device, self._manifest.model.vocab_size
+        ticket.inputs, ticket.labels = decode(inputs, device), decode(labels, device).long()
+        tokens = [ticket.labels]
+        if call.stage == 0:
+            ticket.inputs = ticket.inputs.long()
+            tokens.append(ticket.inputs)
+        elif not all_finite([ticket.inputs]):
+            raise BadMessageError("activations that are not finite")
+        if any(bool(((t < 0) | (t >= vocabulary)).any()) for t in tokens):
+            raise BadMessageError(f"tokens outside the vocabulary of {vocabulary}")
+        return labels
+
+    def _forward(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...]) -> tuple[TensorBytes, TensorBytes]:
+        started_s = time.monotonic()
+        labels = self._take_inputs(call, ticket, chunks)
+        activations = encode(self._state.forward(ticket))
+        self._pace.hold(started_s, FORWARD_SHARE)
+        return activations, labels
+
+    def _backward(self, ticket: Ticket, below: TensorBytes | None) -> tuple[Outcome, TensorBytes | None]:
+        started_s = time.monotonic()
+        train = self._manifest.train
+        assert below is not None
+        below.check("float32", (train.microbatch_size, train.sequence_length, self._manifest.model.d_model))
+        gradient = decode(below, self._state.device)
+        if not all_finite([gradient]):
+            raise BadMessageError("a gradient that is not finite")
+        outcome = self._state.backward(ticket, gradient)
+        self._pace.hold(started_s, BACKWARD_SHARE)
+        return outcome, None if outcome.gradient is None else encode(outcome.gradient)
+
+    def _last_stage(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...]) -> tuple[Outcome, TensorBytes | None]:
+        started_s = time.monotonic()
+        self._take_inputs(call, ticket, chunks)
+        outcome = self._state.forward_backward(ticket)
+        self._pace.hold(started_s, FORWARD_SHARE + BACKWARD_SHARE)
+        return outcome, None if outcome.gradient is None else encode(outcome.gradient)
+
+
+def slots_of(manifest: Manifest) -> int:
+    """Microbatches a peer may hold: two per stage of the pipeline below it and two in hand keep everybody busy."""
+    return manifest.compute.slots or 2 * manifest.train.num_stages + 2
+
+
+async def drained(service: StageService, deadline_s: float) -> None:
+    """Wait until nothing is held any more, at most `deadline_s`."""
+    async with asyncio.timeout(deadline_s):
+        while service.queue:
+            await asyncio.sleep(0.05)

@@ -1,0 +1,165 @@
+"""Handing a stage's state to a joiner, and taking it over: immutable snapshots in hashed chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from blake3 import blake3
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
+from peerd.policy.admission import donors
+from peerd.stage.executor import Executor, Priority
+from peerd.stage.export import HistoryEntry
+from peerd.stage.state import StageState
+from peerd.swarm.membership import Membership
+from peerd.table.record import Lineage, PeerId, Phase
+from peerd.wire.clients import SnapshotHeader, StateClient, StateRequest
+from peerd.wire.links import chunks_of
+from peerd.wire.values import Snapshot
+
+MAX_OVERHEAD_BYTES = 1 << 20
+SENT_HISTORY = 10_000
+DONOR_PAUSE_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Downloaded:
+    """A stage's state off the wire, hashes checked."""
+
+    step: int
+    lineage: Lineage
+    tensors: dict[str, Tensor]
+    history: tuple[HistoryEntry, ...]
+
+
+class SnapshotServer:
+    """Answers GET_STATE. Joiners of one step share one snapshot."""
+
+    def __init__(self, state: StageState, executor: Executor) -> None:
+        self._state = state
+        self._executor = executor
+        self._kept: tuple[tuple[Lineage, int, bool], Snapshot, tuple[bytes, ...]] | None = None
+        self._making = asyncio.Lock()
+
+    async def snapshot(self, stage: int, wanted: bytes, parameters_only: bool) -> tuple[Snapshot, Sequence[bytes]]:
+        record = self._state.record
+        if record.stage != stage or record.phase is Phase.JOINING:
+            raise WrongStateError(f"I cannot give the state of stage {stage}")
+        async with self._making:
+            kept = self._kept
+            if kept is not None and wanted and identity_of(kept[1].chunk_hashes) == wanted:
+                return kept[1], kept[2]
+            key = (record.lineage, record.step, parameters_only)
+            if kept is None or kept[0] != key:
+                kept = await self._make(parameters_only)
+                self._kept = kept
+            return kept[1], kept[2]
+
+    async def own(self) -> Downloaded:
+        """My own stage's state, as a joiner would get it."""
+        return await self._executor.run(
+            Priority.CONTROL,
+            lambda: Downloaded(
+                self._state.record.step, self._state.record.lineage, self._state.tensors(False), tuple(self._state.history)
+            ),
+        )
+
+    def forget(self) -> None:
+        """Called after a commit: the next joiner gets the new step."""
+        self._kept = None
+
+    async def _make(self, parameters_only: bool) -> tuple[tuple[Lineage, int, bool], Snapshot, tuple[bytes, ...]]:
+        record, tensors, history = await self._executor.run(
+            Priority.CONTROL, lambda: (self._state.record, self._state.tensors(parameters_only), list(self._state.history))
+        )
+        metadata = json.dumps([[entry.step, entry.loss, entry.tokens] for entry in history[-SENT_HISTORY:]])
+        data, chunks, hashes = await asyncio.to_thread(_serialise, tensors)
+        snapshot = Snapshot(step=record.step, lineage=record.lineage, data=data, chunk_hashes=hashes, metadata=metadata)
+        return (record.lineage, record.step, parameters_only), snapshot, chunks
+
+
+class Downloader:
+    """Gets a stage's state from its peers: another donor when one fails, going on where the first stopped."""
+
+    def __init__(self, client: StateClient, membership: Membership, patience_s: float) -> None:
+        self._client = client
+        self._membership = membership
+        self._patience_s = patience_s
+        self.bytes_done = 0
+        self.bytes_total = 0
+
+    async def download(self, stage: int, most_bytes: int, prefer: PeerId | None = None, parameters_only: bool = False) -> Downloaded:
+        """StageError when no donor could give it."""
+        tried: set[PeerId] = set()
+        header: SnapshotHeader | None = None
+        chunks: list[bytes] = []
+        last_error = "nobody serves it"
+        while True:
+            able = [r.peer for r in donors(self._membership.live(), stage, frozenset(tried)) if r.peer not in tried]
+            if not able:
+                raise StageError(f"the state of stage {stage} cannot be downloaded: {last_error}", "wait for another of its peers and join again")
+            donor = prefer if prefer in able else able[0]
+            tried.add(donor)
+            try:
+                header, chunks = await self._download_from(donor, stage, most_bytes, parameters_only, header, chunks)
+                return await asyncio.to_thread(_deserialise, header, chunks)
+            except RemoteError as error:
+                last_error = f"{donor}: {error.message}"
+
+    async def _download_from(
+        self, donor: PeerId, stage: int, most_bytes: int, parameters_only: bool, begun: SnapshotHeader | None, chunks: list[bytes]
+    ) -> tuple[SnapshotHeader, list[bytes]]:
+        request = StateRequest(
+            stage=stage,
+            first_chunk=len(chunks),
+            snapshot=identity_of(begun.chunk_hashes) if begun else b"",
+            parameters_only=parameters_only,
+        )
+        header, stream = await self._client.get_state(donor, request, self._patience_s)
+        if begun is not None and header.chunk_hashes != begun.chunk_hashes:
+            chunks.clear()
+            if request.first_chunk:  # another snapshot: it has to be read from its beginning
+                return await self._download_from(donor, stage, most_bytes, parameters_only, None, chunks)
+        if header.num_bytes > most_bytes + MAX_OVERHEAD_BYTES:
+            raise BadMessageError(f"a state of {header.num_bytes} bytes where at most {most_bytes} are due")
+        self.bytes_total = header.num_bytes
+        async for chunk in stream:
+            number = len(chunks)
+            if number >= len(header.chunk_hashes) or await asyncio.to_thread(_digest, chunk) != header.chunk_hashes[number]:
+                raise BadMessageError(f"chunk {number} of the state does not match its hash")
+            chunks.append(chunk)
+            self.bytes_done = sum(map(len, chunks))
+        if len(chunks) != len(header.chunk_hashes):
+            raise BadMessageError("the state ended early")
+        return header, chunks
+
+
+def identity_of(chunk_hashes: Sequence[bytes]) -> bytes:
+    """One hash for a whole snapshot."""
+    return blake3(b"".join(chunk_hashes)).digest()
+
+
+def _digest(chunk: bytes) -> bytes:
+    return blake3(chunk).digest()
+
+
+def _serialise(tensors: dict[str, Tensor]) -> tuple[bytes, tuple[bytes, ...], tuple[bytes, ...]]:
+    data = save({name: tensor.contiguous() for name, tensor in sorted(tensors.items())})
+    chunks = chunks_of(data)
+    return data, chunks, tuple(_digest(chunk) for chunk in chunks)
+
+
+def _deserialise(header: SnapshotHeader, chunks: Sequence[bytes]) -> Downloaded:
+    """safetensors is a data-only format: nothing in it is executed."""
+    try:
+        tensors = load(b"".join(chunks))
+        history = tuple(HistoryEntry(step=int(s), loss=float(loss), tokens=int(n)) for s, loss, n in json.loads(header.metadata))
+    except (SafetensorError, ValueError, TypeError) as error:
+        raise BadMessageError(f"the state is not readable: {error}") from None
+    return Downloaded(header.step, header.lineage, tensors, history)

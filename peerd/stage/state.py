@@ -1,0 +1,311 @@
+"""What one peer holds of its stage: parameters of this step and the last, optimizer, accumulator, ledger and average.
+
+Every method is a job for the executor's thread, which makes it the critical section of the step protocol. The record's
+step fields (phase, done, ledger number, average id, lineage) change here and nowhere else; other threads read the
+frozen record.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from peerd.config.manifest import Manifest
+from peerd.errors import BadMessageError, WrongStateError
+from peerd.models.stages import StageModule, build_stage
+from peerd.policy.ledger import may_accumulate
+from peerd.policy.roster import Roster, lineage_after, lineage_skipped, why_inexact, why_refuse
+from peerd.stage.accumulator import Accumulator, all_finite
+from peerd.stage.export import HistoryEntry
+from peerd.stage.optimizer import apply_update, build_optimizer, load_optimizer_tensors, optimizer_tensors
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, check_transition
+from peerd.table.view import LiveView
+
+MAX_HISTORY = 100_000
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One microbatch held by this stage between its forward and backward pass."""
+
+    step: int
+    index: int
+    accept_mark: tuple[int, int]
+    """(incarnation, ledger number) when it was accepted."""
+    accumulate: bool
+    cancelled: bool = False
+    inputs: Tensor | None = None
+    labels: Tensor | None = None
+    output: Tensor | None = None
+    """With its graph, where graphs are kept."""
+    generation: int = -1
+    """Which parameters the graph was built with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a backward pass gave: the gradient of the inputs, and why it was not accumulated (empty when it was)."""
+
+    gradient: Tensor | None
+    refused: str
+
+
+class StageState:
+    """See the module's promise. `live` gives the swarm view of the moment and is safe from any thread."""
+
+    def __init__(self, manifest: Manifest, record: PeerRecord, device: torch.device, live: Callable[[], LiveView]) -> None:
+        self._manifest = manifest
+        self._live = live
+        self.device = device
+        self.record = record
+        self.module: StageModule = build_stage(manifest, record.stage, device)
+        self.previous: StageModule | None = None
+        self.optimizer = build_optimizer(manifest, dict(self.module.named_parameters()))
+        dtype = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
+        shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
+        self.accumulator = Accumulator(shapes, dtype, device)
+        self.average: tuple[Roster, Tensor] | None = None
+        """The finished average of this step: its roster and the summed vector on the CPU."""
+        self.history: list[HistoryEntry] = []
+        self.keep_graph = manifest.compute.recompute == "never"
+        self._generation = 0
+
+    # Microbatches
+
+    def forward(self, ticket: Ticket) -> Tensor:
+        """The activations for the next stage. WrongStateError when the step's parameters are gone."""
+        assert ticket.inputs is not None
+        module = self._module_at(ticket.step)
+        if not self.keep_graph:
+            with torch.no_grad():
+                output: Tensor = module(ticket.inputs)
+            return output
+        if not module.is_first:
+            ticket.inputs.requires_grad_()
+        ticket.output = module(ticket.inputs)
+        ticket.generation = self._generation
+        return ticket.output.detach()
+
+    def backward(self, ticket: Ticket, gradient: Tensor) -> Outcome:
+        """Backward pass from the gradient of this stage's output; accumulates when the ledger allows."""
+        output = ticket.output
+        if output is None or ticket.generation != self._generation:
+            output = self._recompute(ticket)
+        elif ticket.step != self.record.step:
+            raise WrongStateError(f"I am at step {self.record.step}")
+        return self._finish(ticket, output, gradient, None)
+
+    def forward_backward(self, ticket: Ticket) -> Outcome:
+        """The last stage: loss and backward at once."""
+        output = self._recompute(ticket)
+        loss = float(output.detach())
+        if not torch.isfinite(output).all():
+            raise BadMessageError("the loss of this microbatch is not finite")
+        return self._finish(ticket, output, None, loss)
+
+    def _recompute(self, ticket: Ticket) -> Tensor:
+        assert ticket.inputs is not None
+        module = self._module_at(ticket.step)
+        if not module.is_first:
+            ticket.inputs = ticket.inputs.detach().requires_grad_()
+        output: Tensor = module(ticket.inputs, ticket.labels) if module.is_last else module(ticket.inputs)
+        return output
+
+    def _finish(self, ticket: Ticket, output: Tensor, gradient: Tensor | None, loss: float | None) -> Outcome:
+        module = self._module_at(ticket.step)
+        assert ticket.inputs is not None
+        parameters = list(module.parameters())
+        wanted = parameters if module.is_first else [ticket.inputs, *parameters]
+        gradients = list(torch.autograd.grad(output, wanted, gradient))
+        ticket.output = None
+        input_gradient = None if module.is_first else gradients.pop(0)
+        return Outcome(input_gradient, self._accumulate(ticket, gradients, loss))
+
+    def _accumulate(self, ticket: Ticket, gradients: Sequence[Tensor], loss: float | None) -> str:
+        """Add, then set the bit (hole 9). Returns why not, or an empty string."""
+        if not ticket.accumulate:
+            return "not asked to"
+        if ticket.cancelled:
+            return "the caller gave the call up"
+        reason = may_accumulate(self.record, self._live(), step=ticket.step, index=ticket.index, accept_mark=ticket.accept_mark)
+        if reason is not None:
+            return reason
+        self.accumulator.add(gradients, loss)
+        self.record = replace(self.record, done=self.record.done | 1 << ticket.index)
+        return ""
+
+    def _module_at(self, step: int) -> StageModule:
+        if step == self.record.step:
+            return self.module
+        if step == self.record.step - 1 and self.previous is not None:
+            return self.previous
+        raise WrongStateError(f"I am at step {self.record.step}")
+
+    # The life of a step
+
+    def open_round(self, roster: Roster) -> tuple[str, Tensor | None]:
+        """Freeze the ledger and hand out a CPU copy of the accumulator; or the reason why not."""
+        reason = why_refuse(self.record, roster, self._manifest.train.microbatches_per_step)
+        if reason is not None:
+            return reason, None
+        self._move(Phase.AVERAGING)
+        return "", self.accumulator.flat.detach().to("cpu", copy=True)
+
+    def close_round(self) -> None:
+        """The round failed: the ledger is kept."""
+        if self.record.phase is Phase.AVERAGING:
+            self._move(Phase.ACCUMULATING)
+
+    def take_average(self, roster: Roster, flat_sum: Tensor) -> None:
+        """An average of this step, my own round's or a mate's. Ignored when this peer has moved on meanwhile."""
+        mine = self.record
+        stale = mine.phase is Phase.JOINING or (roster.stage, roster.step) != (mine.stage, mine.step)
+        if stale or (mine.phase is Phase.AVERAGED and mine.average_id <= roster.average_id):
+            return
+        self.average = (roster, flat_sum)
+        self._move(Phase.AVERAGED, average_id=roster.average_id)
+
+    def check_average(self, roster: Roster, flat_sum: Tensor, step: int) -> None:
+        """BadMessageError unless this is an exact average of my stage's `step`."""
+        reason = why_inexact(roster.entries, self._manifest.train.microbatches_per_step)
+        if (roster.stage, roster.step) != (self.record.stage, step):
+            reason = "it is of another stage or step"
+        if flat_sum.shape != self.accumulator.flat.shape or flat_sum.dtype != self.accumulator.flat.dtype:
+            reason = "it has another length than the stage's parameters"
+        elif not all_finite([flat_sum]):
+            reason = "it is not finite"
+        if reason is not None:
+            raise BadMessageError(f"the average is refused: {reason}")
+
+    def commit(self) -> tuple[Roster, Tensor]:
+        """Optimizer step; t+1 begins with an empty ledger. Returns what goes into the log."""
+        assert self.average is not None
+        assert self.record.phase is Phase.AVERAGED
+        roster, flat_sum = self.average
+        self._apply(roster, flat_sum)
+        self._begin(self.record.step + 1, lineage_after(self.record.lineage, roster.average_id))
+        self._move(Phase.ACCUMULATING)
+        return roster, flat_sum
+
+    def catch_up(self, roster: Roster, flat_sum: Tensor) -> tuple[Roster, Tensor]:
+        """A joiner applies a mate's logged average to what it downloaded."""
+        assert self.record.phase is Phase.JOINING
+        self._apply(roster, flat_sum)
+        self._begin(self.record.step + 1, lineage_after(self.record.lineage, roster.average_id))
+        return roster, flat_sum
+
+    def _apply(self, roster: Roster, flat_sum: Tensor) -> None:
+        if self.previous is None:
+            self.previous = copy.deepcopy(self.module)
+        else:
+            _copy_parameters(self.module, self.previous)
+        num_microbatches = self._manifest.train.microbatches_per_step
+        gradients = self.accumulator.means(flat_sum.to(self.device), num_microbatches)
+        apply_update(self.optimizer, self._manifest, roster.step, gradients)
+        self._generation += 1
+        if self.module.is_last:
+            loss = float(flat_sum[-1]) / num_microbatches
+            self._remember(HistoryEntry(step=roster.step, loss=loss, tokens=self._manifest.tokens_per_step))
+
+    def skip_step(self) -> None:
+        """Rule 11: the step is given up as inexact; the parameters stay as they are."""
+        lineage = lineage_skipped(self.record.lineage, self.record.step)
+        self.previous = copy.deepcopy(self.module)
+        self._begin(self.record.step + 1, lineage)
+        self._move(Phase.ACCUMULATING)
+
+    def reset_ledger(self) -> None:
+        """Rule 6, and part of a fence: what the accumulator held is missing again."""
+        self.accumulator.zero()
+        self.record = replace(self.record, done=0, ledger_no=self.record.ledger_no + 1)
+
+    def fence(self, incarnation: int) -> None:
+        """T3: a new incarnation. A finished average is a fact and stays; the ledger is a claim and goes."""
+        self.close_round()
+        self.record = replace(self.record, incarnation=incarnation)
+        self.reset_ledger()
+
+    def begin_joining(self) -> None:
+        """Out of the step until the state is downloaded."""
+        if self.record.phase is not Phase.JOINING:
+            self.reset_ledger()
+            self._move(Phase.JOINING)
+
+    def serve(self) -> None:
+        self.reset_ledger()
+        self._move(Phase.ACCUMULATING)
+
+    def _begin(self, step: int, lineage: Lineage) -> None:
+        """At `step` with an empty ledger."""
+        self.accumulator.zero()
+        self.record = replace(self.record, step=step, lineage=lineage, done=0, ledger_no=self.record.ledger_no + 1)
+
+    def _move(self, phase: Phase, average_id: AverageId = NO_AVERAGE) -> None:
+        check_transition(self.record.phase, phase)
+        if phase is not Phase.AVERAGED:
+            self.average = None
+        self.record = replace(self.record, phase=phase, average_id=average_id)
+
+    def _remember(self, entry: HistoryEntry) -> None:
+        self.history.append(entry)
+        del self.history[:-MAX_HISTORY]
+
+    # Snapshots
+
+    def tensors(self, parameters_only: bool) -> dict[str, Tensor]:
+        """Copies on the CPU, so that what is sent never changes under way (hole 10)."""
+        found = {f"parameters/{name}": value for name, value in self.module.named_parameters()}
+        if self.previous is not None:
+            found |= {f"previous/{name}": value for name, value in self.previous.named_parameters()}
+        if not parameters_only:
+            found |= {f"optimizer/{name}": value for name, value in optimizer_tensors(self.optimizer).items()}
+        return {name: value.detach().to("cpu", copy=True) for name, value in found.items()}
+
+    def load(self, tensors: Mapping[str, Tensor], step: int, lineage: Lineage, history: Sequence[HistoryEntry]) -> None:
+        """Take over a downloaded state; BadMessageError, with nothing changed, when it does not fit this stage."""
+        groups: dict[str, dict[str, Tensor]] = {"parameters": {}, "previous": {}, "optimizer": {}}
+        for name, value in tensors.items():
+            kind, _, rest = name.partition("/")
+            if kind not in groups:
+                raise BadMessageError(f"unknown tensor {name[:80]} in the state")
+            groups[kind][rest] = value
+        _check_fits(self.module, groups["parameters"])
+        if groups["previous"]:
+            _check_fits(self.module, groups["previous"])
+        if not all_finite(tensors.values()):
+            raise BadMessageError("the state is not finite")
+        try:
+            load_optimizer_tensors(self.optimizer, groups["optimizer"])
+        except ValueError as error:
+            raise BadMessageError(f"the state does not fit: {error}") from None
+        _set_parameters(self.module, groups["parameters"])
+        if groups["previous"]:
+            self.previous = self.previous or copy.deepcopy(self.module)
+            _set_parameters(self.previous, groups["previous"])
+        else:
+            self.previous = None
+        self.history = list(history)
+        self._generation += 1
+        self._begin(step, lineage)
+
+
+def _check_fits(module: StageModule, tensors: Mapping[str, Tensor]) -> None:
+    wanted = {name: (parameter.shape, parameter.dtype) for name, parameter in module.named_parameters()}
+    if {key: (given.shape, given.dtype) for key, given in tensors.items()} != wanted:
+        raise BadMessageError("the state's parameters are not this stage's")
+
+
+def _set_parameters(module: StageModule, tensors: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(tensors[name])
+
+
+def _copy_parameters(source: StageModule, target: StageModule) -> None:
+    with torch.no_grad():
+        for ours, theirs in zip(target.parameters(), source.parameters(), strict=True):
+            ours.copy_(theirs)

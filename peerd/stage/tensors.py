@@ -1,0 +1,52 @@
+"""Between tensors and the bytes that travel. Runs on the torch thread, never on the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from peerd.wire.values import CHUNK_BYTES, TensorBytes
+
+_DTYPES = {"float32": torch.float32, "int32": torch.int32}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def encode(tensor: Tensor) -> TensorBytes:
+    """Raw bytes of a float32 or int32 tensor, cut into chunks: one copy."""
+    flat = tensor.detach().to("cpu").contiguous()
+    return TensorBytes(_NAMES[flat.dtype], tuple(flat.shape), encode_flat(flat.view(-1)))
+
+
+def decode(value: TensorBytes, device: torch.device) -> Tensor:
+    """The tensor; its chunks hold exactly its bytes (the wire has checked that)."""
+    flat = decode_flat(value.chunks, _DTYPES[value.dtype])
+    return flat.view(value.shape).to(device)
+
+
+def encode_flat(flat: Tensor) -> tuple[bytes, ...]:
+    """Chunks of a contiguous CPU vector."""
+    view = memoryview(flat.numpy().data).cast("B") if flat.numel() else memoryview(b"")
+    return tuple(bytes(view[start : start + CHUNK_BYTES]) for start in range(0, len(view), CHUNK_BYTES))
+
+
+def decode_flat(chunks: Sequence[bytes], dtype: torch.dtype) -> Tensor:
+    """A vector from chunks; one copy, so that the result is writable and owns its memory."""
+    total = sum(len(chunk) for chunk in chunks)
+    if total == 0:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(bytearray().join(chunks), dtype=dtype)
+
+
+def take(chunks: Sequence[bytes], *values: TensorBytes) -> list[TensorBytes]:
+    """Share out the bytes of several tensors that travelled one after another."""
+    data = memoryview(bytes().join(chunks)) if len(chunks) != 1 else memoryview(chunks[0])
+    taken = []
+    start = 0
+    for value in values:
+        taken.append(value.with_chunks((bytes(data[start : start + value.num_bytes]),)))
+        start += value.num_bytes
+    return taken
+
+

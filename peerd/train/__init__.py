@@ -1,0 +1,1 @@
+"""What the run trains on, and who launches which microbatch when."""

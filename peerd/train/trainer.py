@@ -1,0 +1,107 @@
+"""The trainer: launches the microbatches that are missing and that it owns. The missing set is its work queue."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from peerd.config.manifest import Manifest
+from peerd.errors import RemoteError
+from peerd.policy.launching import Launch, launchable, window
+from peerd.stage.service import slots_of
+from peerd.stage.tensors import encode
+from peerd.swarm.membership import Membership, clock_s
+from peerd.train.data import Corpus
+from peerd.wire.dispatch import Dispatcher
+from peerd.wire.values import Call
+
+TAKEOVER_S = 4.0
+TICK_S = 0.2
+FAILURE_PAUSE_S = 0.1
+LOG = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class TrainerCounters:
+    launched: int = 0
+    replayed: int = 0
+    """Launches of a microbatch that this trainer had launched before."""
+
+
+class Trainer:
+    """A light task without parameters; any daemon that has the run's data runs one."""
+
+    def __init__(self, manifest: Manifest, corpus: Corpus, membership: Membership, dispatcher: Dispatcher) -> None:
+        self._manifest = manifest
+        self._corpus = corpus
+        self._membership = membership
+        self._dispatcher = dispatcher
+        self._slots = slots_of(manifest)
+        self._in_flight: set[tuple[int, int]] = set()
+        self._missing_since_s: dict[tuple[int, int], float] = {}
+        self._launched: set[tuple[int, int]] = set()
+        self.counters = TrainerCounters()
+        self.active: Callable[[], bool] = lambda: True
+        """False while this peer leaves: nothing new is launched."""
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                if self.active():
+                    self._launch_missing(group)
+                await self._membership.changed(TICK_S)
+
+    def _launch_missing(self, group: asyncio.TaskGroup) -> None:
+        live, now_s, train = self._membership.live(), clock_s(), self._manifest.train
+        launches, absent = launchable(
+            live, train.num_stages, train.microbatches_per_step, self._missing_since_s, now_s, TAKEOVER_S, last_step=train.steps
+        )
+        self._missing_since_s = {key: self._missing_since_s.get(key, now_s) for key in absent}
+        if absent:
+            step = next(iter(absent))[0]
+            self._launched = {key for key in self._launched if key[0] == step}
+        room = window(live, train.num_stages, self._slots) - len(self._in_flight)
+        for launch in launches:
+            key = (launch.step, launch.index)
+            if room <= 0:
+                break
+            if key in self._in_flight:
+                continue
+            room -= 1
+            self._in_flight.add(key)
+            group.create_task(self._train(launch))
+
+    async def _train(self, launch: Launch) -> None:
+        key = (launch.step, launch.index)
+        try:
+            call = await asyncio.to_thread(self._call_for, launch)
+            self.counters.launched += 1
+            self.counters.replayed += key in self._launched
+            self._launched.add(key)
+            await self._dispatcher.send(call, lambda _stage, _peer: None)
+        except RemoteError as error:
+            LOG.debug("microbatch failed", step=launch.step, index=launch.index, error=str(error))
+            await asyncio.sleep(FAILURE_PAUSE_S)
+        finally:
+            self._in_flight.discard(key)
+            self._membership.wake()
+
+    def _call_for(self, launch: Launch) -> Call:
+        tokens, labels = self._corpus.microbatch(launch.step, launch.index)
+        return Call(
+            call_id=os.urandom(16),
+            stage=0,
+            step=launch.step,
+            index=launch.index,
+            accumulate=launch.accumulate,
+            inputs=encode(tokens.int()),
+            labels=encode(labels.int()),
+        )
