@@ -1,0 +1,1 @@
+"""Group all-reduce within a stage: rounds over a roster, and the stepper that decides when."""

@@ -1,0 +1,288 @@
+"""Rounds: butterfly all-reduce over a roster (PROTOCOL rules 7 and 8).
+
+The accumulators are cut into as many slices as there are members. Member k collects everyone's part of slice k, adds
+them up in roster order, and answers each with the sum, so all members end with the same bits. Every part and slice
+carries the round's average id; a part whose ledger is not the roster's is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
+from peerd.policy.roster import Roster
+from peerd.policy.stepping import KEPT_AVERAGES
+from peerd.stage.accumulator import all_finite, split_evenly
+from peerd.stage.executor import Executor, Priority
+from peerd.stage.state import StageState
+from peerd.stage.tensors import decode_flat, encode_flat
+from peerd.table.record import AverageId, PeerId, RawRecord
+from peerd.wire.clients import AveragingClient, PartHeader
+from peerd.wire.services import Part, Receive
+from peerd.wire.values import Average
+
+MAX_DEAD_ROUNDS = 64
+ABORT_TIMEOUT_S = 2.0
+
+
+@dataclass(slots=True)
+class Round:
+    """One open round at this member."""
+
+    roster: Roster
+    mine: int
+    """My index in the roster, and the slice I reduce."""
+    accumulator: Tensor
+    bounds: list[tuple[int, int]]
+    parts: dict[PeerId, Tensor] = field(default_factory=dict)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+    reduced: asyncio.Future[Tensor] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    progress_s: float = 0.0
+
+
+class Rounds:
+    """Opens, runs and closes rounds; answers the averaging service."""
+
+    def __init__(self, state: StageState, executor: Executor, client: AveragingClient, averaging_s: float, clock: Callable[[], float]) -> None:
+        self._state = state
+        self._executor = executor
+        self._client = client
+        self._averaging_s = averaging_s
+        self._clock = clock
+        self._work: asyncio.Task[None] | None = None
+        self._opened = asyncio.Event()
+        self._dead: deque[AverageId] = deque(maxlen=MAX_DEAD_ROUNDS)
+        self._background: set[asyncio.Task[None]] = set()
+        self.open: Round | None = None
+        self.failed = 0
+        self.log: deque[tuple[Roster, Tensor]] = deque(maxlen=KEPT_AVERAGES)
+        self.own_record: Callable[[], RawRecord] = lambda: (b"", b"")
+        self.on_change: Callable[[], None] = lambda: None
+        self.on_failure: Callable[[PeerId], None] = lambda _peer: None
+
+    # As leader
+
+    async def lead(self, roster: Roster) -> str:
+        """Open my own round and propose it to the others. Returns why it failed, empty when everyone joined."""
+        reason = await self._join(roster)
+        if reason:
+            return reason
+        others = [peer for peer in roster.peers if peer != self._state.record.peer]
+        answers = await asyncio.gather(*(self._propose_to(peer, roster) for peer in others))
+        refusals = [answer for answer in answers if answer]
+        if refusals:
+            self._spread_abort(roster)
+            await self.close(roster.average_id)
+            return refusals[0]
+        return ""
+
+    async def _propose_to(self, peer: PeerId, roster: Roster) -> str:
+        try:
+            joined, reason, _ = await self._client.propose(peer, roster, self._averaging_s)
+        except RemoteError as error:
+            self.on_failure(peer)
+            return f"{peer}: {error.message}"
+        return "" if joined else f"{peer}: {reason}"
+
+    def _spread_abort(self, roster: Roster) -> None:
+        for peer in roster.peers:
+            if peer != self._state.record.peer:
+                self._in_background(self._abort_at(peer, roster.average_id))
+
+    async def _abort_at(self, peer: PeerId, average_id: AverageId) -> None:
+        try:
+            await self._client.abort(peer, average_id, ABORT_TIMEOUT_S)
+        except RemoteError:
+            return  # its own timer closes the round
+
+    # As member
+
+    async def propose(self, caller: PeerId, roster: Roster) -> tuple[bool, str, RawRecord]:
+        if caller != roster.leader:
+            raise BadMessageError("a roster is proposed by its leader")
+        if roster.average_id in self._dead:
+            return False, "this round is closed", self.own_record()
+        reason = await self._join(roster)
+        return not reason, reason, self.own_record()
+
+    async def _join(self, roster: Roster) -> str:
+        reason, accumulator = await self._executor.run(Priority.CONTROL, lambda: self._state.open_round(roster))
+        if accumulator is None:
+            return reason
+        mine = roster.peers.index(self._state.record.peer)
+        bounds = split_evenly(accumulator.numel(), len(roster.entries))
+        self.open = Round(roster, mine, accumulator, bounds, progress_s=self._clock())
+        opened, self._opened = self._opened, asyncio.Event()
+        opened.set()
+        self._work = asyncio.get_running_loop().create_task(self._run(self.open))
+        self.on_change()
+        return ""
+
+    async def _run(self, current: Round) -> None:
+        """Exchange slices until the average is whole. A failure leaves the round to rule 4, which closes it."""
+        me = self._state.record.peer
+        try:
+            await self._add_part(current, me, self._slice(current, current.mine))
+            slices = await asyncio.gather(*(self._fetch_slice(current, k, peer) for k, peer in enumerate(current.roster.peers)))
+            whole = await self._executor.run(Priority.CONTROL, lambda: torch.cat(list(slices)))
+        except RemoteError as error:
+            self.failed += 1
+            await self.close(current.roster.average_id, error.message)
+            return
+        if self.open is not current:
+            return
+        self.open = None
+        await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(current.roster, whole))
+        self.on_change()
+
+    async def _fetch_slice(self, current: Round, number: int, peer: PeerId) -> Tensor:
+        if number == current.mine:
+            return await asyncio.shield(current.reduced)
+        part = await self._executor.run(Priority.CONTROL, lambda: encode_flat(self._slice(current, number)))
+        size = sum(len(chunk) for chunk in part)
+        header = PartHeader(current.roster.average_id, number, current.roster.entries[current.mine].done, size)
+        try:
+            chunks = await self._client.reduce(peer, header, part, 2 * self._averaging_s)
+        except RemoteError:
+            self.on_failure(peer)
+            raise
+        current.progress_s = self._clock()
+        return await self._executor.run(Priority.CONTROL, lambda: _decode_finite(chunks, current.accumulator.dtype))
+
+    # As reducer
+
+    async def reduce(self, caller: PeerId, part: Part, receive: Receive) -> Sequence[bytes]:
+        current = await self._round_of(part.average_id)
+        entry = current.roster.entry_of(caller)
+        start, end = current.bounds[current.mine]
+        size = (end - start) * current.accumulator.element_size()
+        if entry is None or entry.done != part.ledger or part.slice_index != current.mine or part.num_bytes != size:
+            raise BadMessageError("this part is not what the roster says")
+        chunks = await receive()
+        tensor = await self._executor.run(Priority.CONTROL, lambda: _decode_finite(chunks, current.accumulator.dtype))
+        await self._add_part(current, caller, tensor)
+        try:
+            async with asyncio.timeout(2 * self._averaging_s):
+                reduced = await asyncio.shield(current.reduced)
+        except TimeoutError:
+            raise PeerGoneError("the round did not come together") from None
+        return await self._executor.run(Priority.CONTROL, lambda: encode_flat(reduced))
+
+    async def _add_part(self, current: Round, peer: PeerId, part: Tensor) -> None:
+        if current.reduced.done():
+            return
+        current.parts[peer] = part
+        current.progress_s = self._clock()
+        if len(current.parts) == len(current.roster.entries) and not current.reduced.done():
+            total = await self._executor.run(Priority.CONTROL, lambda: _sum_in_order(current))
+            if not current.reduced.done():
+                current.reduced.set_result(total)
+
+    async def _round_of(self, average_id: AverageId) -> Round:
+        """The open round of this id; a part may come before its PROPOSE and waits for it."""
+        try:
+            async with asyncio.timeout(self._averaging_s):
+                while self.open is None or self.open.roster.average_id != average_id:
+                    if average_id in self._dead:
+                        raise WrongStateError("this round is closed")
+                    await self._opened.wait()
+        except TimeoutError:
+            raise WrongStateError("no such round is open") from None
+        return self.open
+
+    # Closing, adopting
+
+    async def close(self, average_id: AverageId, reason: str = "the round was closed") -> None:
+        """Parts of this id are dead for ever; the ledger is kept."""
+        self._dead.append(average_id)
+        current = self.open
+        if current is None or current.roster.average_id != average_id:
+            return
+        self.open = None
+        if not current.reduced.done():
+            current.reduced.set_exception(PeerGoneError(reason))
+            current.reduced.exception()  # seen, should nobody wait for it
+        work = self._work
+        if work is not None and work is not asyncio.current_task():
+            work.cancel()
+        await self._executor.run(Priority.CONTROL, self._state.close_round)
+        self.on_change()
+
+    def abort(self, caller: PeerId, average_id: AverageId) -> None:
+        """Only the leader's word closes a round early; anyone's would be safe but idle mischief."""
+        if self.open is None or self.open.roster.average_id != average_id:
+            self._dead.append(average_id)
+        elif self.open.roster.leader == caller:
+            self._in_background(self.close(average_id))
+
+    async def fetch(self, peer: PeerId, step: int) -> tuple[Roster, Tensor]:
+        """A mate's finished average of my stage, checked."""
+        roster, checksum, chunks = await self._client.get_average(peer, self._state.record.stage, step, 2 * self._averaging_s)
+        dtype = self._state.accumulator.flat.dtype
+
+        def check() -> Tensor:
+            if sum(len(chunk) for chunk in chunks) != self._state.accumulator.flat.numel() * dtype.itemsize:
+                raise BadMessageError("the average has another length than the stage's parameters")
+            hasher = blake3()
+            for chunk in chunks:
+                hasher.update(chunk)
+            if hasher.digest() != checksum:
+                raise BadMessageError("the average does not match its hash")
+            flat_sum = decode_flat(chunks, dtype)
+            self._state.check_average(roster, flat_sum, step)
+            return flat_sum
+
+        return roster, await self._executor.run(Priority.CONTROL, check)
+
+    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[bytes]]:
+        """Serve a mate that missed the average: this step's, or one from the log."""
+        average = self._state.average
+        held = [average] if average is not None else []
+        for roster, flat_sum in (*held, *self.log):
+            if (roster.stage, roster.step) == (stage, step):
+                return await self._executor.run(Priority.CONTROL, lambda: _pack(roster, flat_sum))
+        raise WrongStateError(f"I hold no average of stage {stage}, step {step}")
+
+    def shut(self) -> None:
+        for task in (*self._background, *([self._work] if self._work else [])):
+            task.cancel()
+
+    def _slice(self, current: Round, number: int) -> Tensor:
+        start, end = current.bounds[number]
+        return current.accumulator[start:end]
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _decode_finite(chunks: Sequence[bytes], dtype: torch.dtype) -> Tensor:
+    part = decode_flat(chunks, dtype)
+    if not all_finite([part]):
+        raise BadMessageError("a part or slice that is not finite")
+    return part
+
+
+def _sum_in_order(current: Round) -> Tensor:
+    """Parts added in the roster's order, so that the bits do not depend on who came first."""
+    first, *rest = (current.parts[peer] for peer in current.roster.peers)
+    total = first.clone()
+    for part in rest:
+        total += part
+    current.parts.clear()
+    return total
+
+
+def _pack(roster: Roster, flat_sum: Tensor) -> tuple[Average, bytes, Sequence[bytes]]:
+    chunks = encode_flat(flat_sum)
+    data = b"".join(chunks)
+    return Average(roster, data), blake3(data).digest(), chunks

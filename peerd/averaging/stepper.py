@@ -1,0 +1,189 @@
+"""The stepper: asks policy/ what this peer does next in the life of a step, and does it. One action at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from peerd.averaging.rounds import Rounds
+from peerd.errors import RemoteError, StageError
+from peerd.policy.ledger import work_step
+from peerd.policy.roster import Roster
+from peerd.policy.stepping import Act, Decision, OwnState, StepRules, decide, looks_lost
+from peerd.stage.executor import Executor, Priority
+from peerd.stage.snapshots import Downloader
+from peerd.stage.state import StageState
+from peerd.swarm.membership import Membership, clock_s
+from peerd.table.record import PeerId, Phase
+
+TICK_S = 0.1
+RETRY_PAUSE_S = 0.25
+
+
+class Stepper:
+    """Drives one stage's state by the rules of stepping.py."""
+
+    def __init__(
+        self, state: StageState, executor: Executor, membership: Membership, rounds: Rounds, downloader: Downloader, rules: StepRules
+    ) -> None:
+        self._state = state
+        self._executor = executor
+        self._membership = membership
+        self._rounds = rounds
+        self._downloader = downloader
+        self._rules = rules
+        self._attempt = 0
+        self._propose_after_s = 0.0
+        self._lost_since_s: float | None = None
+        self._refused: set[tuple[PeerId, int]] = set()
+        self._fence_to = 0
+        self.most_state_bytes = 1 << 40
+        self.decision = Decision(Act.WAIT, "just begun")
+        self.reloads = 0
+        self.resets = 0
+        self.duplicates = 0
+        """Microbatches counted twice in an average this peer applied, and those missing from one: both must stay 0."""
+        self.lost = 0
+        self.on_change: Callable[[], None] = lambda: None
+        """Phase, step or ledger changed by a decision."""
+        self.on_commit: Callable[[], None] = lambda: None
+
+    async def run(self) -> None:
+        while True:
+            if self._fence_to:
+                await self._apply_fence()
+            self.decision = self._decide()
+            if self.decision.act is Act.WAIT:
+                await self._membership.changed(TICK_S)
+            else:
+                await self._do(self.decision)
+
+    def fence(self, incarnation: int) -> None:
+        """T3, asked for by gossip: done before the next decision."""
+        self._fence_to = max(self._fence_to, incarnation)
+        self._membership.wake()
+
+    def own_state(self) -> OwnState:
+        current = self._rounds.open
+        return OwnState(
+            record=self._state.record,
+            round_roster=current.roster if current else None,
+            round_since_s=current.progress_s if current else clock_s(),
+            propose_after_s=self._propose_after_s,
+            attempt=self._attempt,
+            lost_since_s=self._lost_since_s,
+            refused=frozenset(self._refused),
+        )
+
+    def _decide(self) -> Decision:
+        live, now_s, own = self._membership.live(), clock_s(), self.own_state()
+        if looks_lost(own, live, self._rules):
+            self._lost_since_s = self._lost_since_s if self._lost_since_s is not None else now_s
+        else:
+            self._lost_since_s = None
+        if own.record.phase is Phase.JOINING and self._awaits_donor():
+            return Decision(Act.WAIT, "nobody who holds this stage's parameters is in sight")
+        return decide(self.own_state(), live, now_s, self._rules)
+
+    def _awaits_donor(self) -> bool:
+        """Fresh weights are right only while the swarm is at its first step."""
+        live, record = self._membership.live(), self._state.record
+        if live.serving(record.stage) or record.step > 0:
+            return False
+        return any(other.step > 0 and other.phase is not Phase.JOINING for other in live.records) or bool(work_step(live, self._rules.num_stages))
+
+    async def _apply_fence(self) -> None:
+        incarnation, self._fence_to = self._fence_to, 0
+        self._lost_since_s = None
+        if self._rounds.open is not None:
+            await self._rounds.close(self._rounds.open.roster.average_id, "fenced")
+        await self._executor.run(Priority.CONTROL, lambda: self._state.fence(incarnation))
+        self.on_change()
+
+    async def _do(self, decision: Decision) -> None:
+        before = self._state.record
+        match decision.act:
+            case Act.COMMIT:
+                await self._commit()
+            case Act.FETCH_AVERAGE:
+                await self._fetch(decision)
+            case Act.RELOAD:
+                await self._reload(decision.peer)
+            case Act.CLOSE_ROUND:
+                await self._close_round(decision.reason)
+            case Act.RESET_LEDGER:
+                self.resets += 1
+                await self._executor.run(Priority.CONTROL, self._state.reset_ledger)
+            case Act.PROPOSE:
+                await self._propose(decision)
+            case Act.SKIP_STEP:
+                await self._executor.run(Priority.CONTROL, self._state.skip_step)
+            case Act.SERVE:
+                await self._executor.run(Priority.CONTROL, self._state.serve)
+            case Act.WAIT:
+                return
+        if self._state.record != before:
+            self.on_change()
+
+    async def _commit(self) -> None:
+        roster, flat_sum = await self._executor.run(Priority.CONTROL, self._state.commit)
+        self._rounds.log.append((roster, flat_sum))
+        self._count(roster)
+        self._refused.clear()
+        self._attempt = 0
+        self.on_commit()
+
+    def _count(self, roster: Roster) -> None:
+        """What was applied, counted from its roster and not from the rule that should have made it exact."""
+        union, total = 0, 0
+        for entry in roster.entries:
+            union |= entry.done
+            total += entry.done.bit_count()
+        self.duplicates += total - union.bit_count()
+        self.lost += self._rules.num_microbatches - union.bit_count()
+
+    async def _fetch(self, decision: Decision) -> None:
+        assert decision.peer is not None
+        assert decision.step is not None
+        if self._rounds.open is not None:
+            await self._rounds.close(self._rounds.open.roster.average_id, "a mate has the average")
+        try:
+            roster, flat_sum = await self._rounds.fetch(decision.peer, decision.step)
+        except RemoteError:
+            self._refused.add((decision.peer, decision.step))
+            return
+        if self._state.record.phase is Phase.JOINING:
+            if self._state.record.step == decision.step:
+                self._rounds.log.append(await self._executor.run(Priority.CONTROL, lambda: self._state.catch_up(roster, flat_sum)))
+            return
+        await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(roster, flat_sum))
+
+    async def _reload(self, peer: PeerId | None) -> None:
+        """Drop the ledger, download, and be a joiner until equal to the stage."""
+        if self._rounds.open is not None:
+            await self._rounds.close(self._rounds.open.roster.average_id, "reloading")
+        self.reloads += 1
+        await self._executor.run(Priority.CONTROL, self._state.begin_joining)
+        self.on_change()
+        try:
+            found = await self._downloader.download(self._state.record.stage, self.most_state_bytes, peer)
+            await self._executor.run(
+                Priority.CONTROL, lambda: self._state.load(found.tensors, found.step, found.lineage, found.history)
+            )
+            self._refused.clear()
+        except (RemoteError, StageError):
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _close_round(self, reason: str) -> None:
+        self._rounds.failed += 1
+        self._propose_after_s = clock_s() + RETRY_PAUSE_S
+        if self._rounds.open is not None:
+            await self._rounds.close(self._rounds.open.roster.average_id, reason)
+        else:
+            await self._executor.run(Priority.CONTROL, self._state.close_round)
+
+    async def _propose(self, decision: Decision) -> None:
+        assert decision.roster is not None
+        self._attempt += 1
+        if await self._rounds.lead(decision.roster):
+            self._propose_after_s = clock_s() + RETRY_PAUSE_S

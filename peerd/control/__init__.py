@@ -1,0 +1,1 @@
+"""The local control service: how the command line talks to the daemon of one home."""

@@ -1,0 +1,141 @@
+"""The client's side of the control socket: one request, its progress lines, one reply. Stdlib only.
+
+Decides how a daemon that is absent, gone, silent or wrong is told to the user. The protocol itself is in protocol.py.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from peerd.config.paths import Home
+from peerd.control.protocol import MAX_LINE_BYTES, SCHEMA, Reply
+from peerd.errors import NoDaemonError, PeerdError, TimedOutError, exit_code_of
+
+DEFAULT_SILENCE_S = 10.0
+_CHUNK_BYTES = 64 * 1024
+
+
+class ControlClient:
+    """Asks the daemon of one home. Each request is a connection of its own; nothing is kept between them."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+
+    def request(
+        self,
+        verb: str,
+        *,
+        silence_s: float = DEFAULT_SILENCE_S,
+        on_progress: Callable[[str], None] | None = None,
+        **arguments: Any,
+    ) -> Reply:
+        """What the daemon's `ok` holds.
+
+        `silence_s` is the longest wait for a next line. Raises NoDaemonError, TimedOutError, the error that the daemon
+        answered with, or PeerdError for a reply that breaks the protocol.
+        """
+        with self._connect(silence_s) as connection:
+            try:
+                connection.sendall(json.dumps({"verb": verb, **arguments}).encode() + b"\n")
+                for line in _lines(connection, silence_s):
+                    message = _decode(line)
+                    if "progress" in message:
+                        if on_progress is not None:
+                            on_progress(str(message["progress"]))
+                        continue
+                    return _outcome(message)
+            except TimeoutError:
+                raise TimedOutError(
+                    f"the daemon of {self.home.folder} did not answer `{verb}` within {silence_s:g} s",
+                    f"try again, or read its log: {self.home.log}",
+                ) from None
+            except OSError as error:
+                raise self._gone(verb, error.strerror or str(error)) from None
+        raise self._gone(verb, "it closed the connection")
+
+    def _connect(self, silence_s: float) -> socket.socket:
+        path = self.home.control_socket
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(silence_s)
+            connection.connect(str(path))
+        except OSError as error:
+            connection.close()
+            raise self._unreachable(path, error) from None
+        return connection
+
+    def _unreachable(self, path: Path, error: OSError) -> PeerdError:
+        folder = self.home.folder
+        start = "start one with `peerd start RUN.toml` or `peerd join ADDRESS`, or name its home with --home"
+        match error:
+            case FileNotFoundError() | NotADirectoryError():
+                return NoDaemonError(f"no peerd daemon runs from {folder}", start)
+            case ConnectionRefusedError():
+                return NoDaemonError(f"the peerd daemon of {folder} is gone and left its socket behind", start)
+            case PermissionError():
+                return NoDaemonError(f"the peerd daemon of {folder} belongs to another user", "name your own home with --home")
+            case TimeoutError():
+                return TimedOutError(f"the daemon of {folder} does not answer", f"read its log: {self.home.log}")
+        return NoDaemonError(f"cannot reach a peerd daemon at {path}: {error.strerror or error}", start)
+
+    def _gone(self, verb: str, reason: str) -> PeerdError:
+        return NoDaemonError(
+            f"the daemon of {self.home.folder} ended before it answered `{verb}` ({reason})", f"read its log: {self.home.log}"
+        )
+
+
+def _lines(connection: socket.socket, silence_s: float) -> Iterator[bytes]:
+    """Lines as they come; a line has `silence_s` to arrive whole and at most MAX_LINE_BYTES."""
+    buffer = bytearray()
+    deadline = time.monotonic() + silence_s
+    while True:
+        end = buffer.find(b"\n")
+        if end >= 0:
+            line = bytes(buffer[:end])
+            del buffer[: end + 1]
+            yield line
+            deadline = time.monotonic() + silence_s
+            continue
+        if len(buffer) > MAX_LINE_BYTES:
+            raise PeerdError(f"the daemon's reply is longer than {MAX_LINE_BYTES} bytes", "client and daemon may differ in version")
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            raise TimeoutError
+        connection.settimeout(remaining_s)
+        chunk = connection.recv(_CHUNK_BYTES)
+        if not chunk:
+            return
+        buffer += chunk
+
+
+def _decode(line: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict):
+        raise _bad_reply()
+    return message
+
+
+def _outcome(message: dict[str, Any]) -> Reply:
+    match message:
+        case {"ok": dict() as reply}:
+            schema = reply.get("schema")
+            if schema != SCHEMA:
+                raise PeerdError(
+                    f"the daemon speaks control schema {schema}, this client {SCHEMA}", "use the peerd version that started the daemon"
+                )
+            return reply
+        case {"error": {"exit_code": int(code), "message": str(text), "remedy": str(remedy)}}:
+            raise exit_code_of(code)(text, remedy)
+    raise _bad_reply()
+
+
+def _bad_reply() -> PeerdError:
+    return PeerdError("the daemon's reply cannot be understood", "client and daemon may differ in version: restart the daemon")

@@ -1,0 +1,130 @@
+"""What travels over the control socket: JSON lines over a Unix socket in the home's run folder (mode 0600).
+
+The client sends one request line, `{"verb": "status", ...arguments}`. The daemon answers with any number of
+`{"progress": "text"}` lines and then exactly one `{"ok": {...}}` or `{"error": {"exit_code", "message", "remedy"}}`.
+
+verb      arguments                            what `ok` holds
+status    -                                    StatusReply: this daemon
+peers     -                                    PeersReply: the whole swarm as this daemon's table has it
+history   since (int)                          HistoryReply: finished steps numbered `since` and later
+wait      serving (bool) or step, timeout_s    {"schema", "step", "serving"}
+leave     now (bool)                           {"schema"}; drains first unless `now`
+export    folder (absolute path)               {"schema", "step", "folder", "files", "num_parameters"}; with progress lines
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+SCHEMA = 1
+MAX_LINE_BYTES = 4 * 1024 * 1024
+
+
+class HealthItem(TypedDict):
+    """Something the user should know; `severity` is info, warning or problem."""
+
+    code: str
+    title: str
+    severity: str
+    remedy: str
+
+
+class RunInfo(TypedDict):
+    id: str
+    name: str
+    num_stages: int
+    microbatches_per_step: int
+    steps: int  # 0: no end
+    tokens_per_step: int
+    boundary_bytes: int  # one microbatch's activations between two stages
+
+
+class PeerInfo(TypedDict):
+    """One row of the table."""
+
+    id: str
+    stage: int
+    step: int
+    phase: str  # joining, accumulating, averaging, averaged
+    leaving: bool
+    suspect: bool
+    queue: int
+    in_flight: int
+    done: int  # microbatches of this step in its accumulator
+    throughput: float  # samples per second, moving average
+    tokens: int  # contributed so far
+    last_loss: float | None
+    device: str
+    memory_bytes: int
+    software: str
+    incarnation: int
+    inexact: int
+    addresses: list[str]
+    age_s: float  # since its record last rose
+
+
+class Counters(TypedDict):
+    """Totals of this daemon since it started."""
+
+    accumulated_microbatches: int
+    duplicate_microbatches: int  # counted twice in an applied average: must stay 0
+    lost_microbatches: int  # missing from an applied average: must stay 0
+    replayed_microbatches: int  # launched again after a first try
+    suppressed_microbatches: int  # recognised as already held and not added again
+    inexact_steps: int
+    ledger_resets: int
+    reloads: int
+    rounds_failed: int
+    faults_seen: int  # peers this daemon came to suspect
+    boundary_crossings: int  # activations or gradients this daemon sent over a stage boundary
+    boundary_bytes: int  # RPC payload of those
+    bytes_sent: int
+    bytes_received: int
+    messages_refused: int
+
+
+class StatusReply(TypedDict):
+    schema: int
+    join: str  # the address others paste, with #RUN-ID
+    pid: int
+    uptime_s: float
+    run: RunInfo
+    peer: PeerInfo
+    counters: Counters
+    decision: str  # the last decision of the step rules, with its reason
+    health: list[HealthItem]
+    compute_stand_in_ms: float
+    slow_factor: float
+
+
+class StageInfo(TypedDict):
+    stage: int
+    step: int
+    missing: int  # microbatches of the work step that no live peer of the stage holds
+    queue: int
+    throughput: float
+    peers: list[PeerInfo]
+
+
+class PeersReply(TypedDict):
+    schema: int
+    run: RunInfo
+    work_step: int | None
+    last_loss: float | None
+    tokens_per_second: float
+    stages: list[StageInfo]
+
+
+class StepInfo(TypedDict):
+    step: int
+    loss: float
+    tokens: int
+    time_s: float  # wall clock of the commit, seconds since the epoch
+
+
+class HistoryReply(TypedDict):
+    schema: int
+    steps: list[StepInfo]
+
+
+Reply = dict[str, Any]

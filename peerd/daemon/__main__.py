@@ -1,0 +1,36 @@
+"""`python -m peerd.daemon SETTINGS-JSON`: what `peerd start` and `peerd join` run."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# gRPC and hivemind read these when they are imported; peerd never forks after that.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
+
+
+def main(arguments: list[str]) -> int:
+    """Run until left; the exit code is an ExitCode."""
+    from peerd.config.settings import Settings
+    from peerd.errors import ExitCode, PeerdError
+
+    try:
+        settings = Settings.from_json(arguments[0])
+    except (IndexError, ValueError, TypeError) as error:
+        print(f"peerd: error: bad settings: {error}; use `peerd start` or `peerd join`", file=sys.stderr)
+        return ExitCode.USAGE
+    try:
+        from peerd.daemon.run import run_daemon
+
+        return run_daemon(settings)
+    except PeerdError as error:
+        print(f"peerd: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

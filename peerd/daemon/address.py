@@ -1,0 +1,38 @@
+"""The address a volunteer pastes: a libp2p multiaddr that ends in /p2p/PEER, with #RUN-ID after it where it is known."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from peerd.errors import AddressError
+from peerd.swarm.identity import public_key_of
+from peerd.table.record import PeerId, RunId
+
+REMEDY = "paste the whole line that `peerd start` printed, like /ip4/203.0.113.5/tcp/4001/p2p/12D3KooW...#RUN-ID"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    multiaddr: str
+    peer: PeerId
+    run: RunId | None
+
+
+def parse_address(text: str) -> Address:
+    """AddressError says what is wrong with it."""
+    multiaddr, _, run = text.strip().partition("#")
+    parts = multiaddr.split("/")
+    if len(parts) != 7 or parts[0] or parts[1] not in ("ip4", "dns4") or parts[3] != "tcp" or parts[5] != "p2p":
+        raise AddressError(f"{text!r} is not an address", REMEDY)
+    try:
+        if parts[1] == "ip4":
+            ipaddress.IPv4Address(parts[2])
+        if not 0 < int(parts[4]) < 65536:
+            raise ValueError("a port is between 1 and 65535")
+        public_key_of(parts[6])
+    except ValueError as error:
+        raise AddressError(f"{text!r} is not an address: {error}", REMEDY) from None
+    if run and (len(run) != 32 or any(c not in "0123456789abcdef" for c in run)):
+        raise AddressError(f"{run!r} after the # is not a run id", REMEDY)
+    return Address(multiaddr, PeerId(parts[6]), RunId(run) if run else None)

@@ -1,0 +1,248 @@
+"""What the daemon answers to the verbs of the control socket: the table and its own counters, as plain values."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from peerd.control.protocol import SCHEMA, Counters, HealthItem, PeerInfo, RunInfo, StageInfo
+from peerd.control.server import Say, Verb
+from peerd.daemon.export import export_run
+from peerd.daemon.node import Node
+from peerd.errors import TimedOutError, UsageError
+from peerd.policy.ledger import missing, stage_step, work_step
+from peerd.swarm.membership import clock_s
+from peerd.table.record import PeerId, PeerRecord, Phase
+
+MAX_WAIT_S = 7 * 24 * 3600.0
+
+
+class Answers:
+    """One method per verb. `leave` is the daemon's own way out."""
+
+    def __init__(self, node: Node, leave: Any) -> None:
+        self._node = node
+        self._leave = leave
+        self._started_s = time.monotonic()
+
+    def verbs(self) -> dict[str, Verb]:
+        return {
+            "status": self.status,
+            "peers": self.peers,
+            "history": self.history,
+            "wait": self.wait,
+            "leave": self.leave,
+            "export": self.export,
+        }
+
+    async def status(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+        node = self._node
+        decision = node.stepper.decision
+        return {
+            "schema": SCHEMA,
+            "join": join_line(node),
+            "pid": os.getpid(),
+            "uptime_s": time.monotonic() - self._started_s,
+            "run": self._run_info(),
+            "peer": self._peer_info(node.state.record.peer),
+            "counters": self._counters(),
+            "decision": f"{decision.act.value}: {decision.reason}",
+            "health": self._health(),
+            "compute_stand_in_ms": node.settings.compute_stand_in_ms,
+            "slow_factor": node.settings.slow_factor,
+        }
+
+    async def peers(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+        live, train = self._node.membership.live(), self._node.place.manifest.train
+        step = work_step(live, train.num_stages)
+        losses = [(r.step, r.last_loss) for r in live.records if r.last_loss is not None]
+        return {
+            "schema": SCHEMA,
+            "run": self._run_info(),
+            "work_step": step,
+            "last_loss": max(losses)[1] if losses else None,
+            "tokens_per_second": self._tokens_per_second(),
+            "stages": [self._stage_info(stage, step) for stage in range(train.num_stages)],
+        }
+
+    async def history(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+        since = _number(request, "since", 0)
+        times = self._node.commit_times_s
+        steps = [
+            {"step": entry.step, "loss": entry.loss, "tokens": entry.tokens, "time_s": times.get(entry.step, 0.0)}
+            for entry in self._node.state.history
+            if entry.step >= since
+        ]
+        return {"schema": SCHEMA, "steps": steps}
+
+    async def wait(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+        step = _number(request, "step", -1)
+        deadline_s = time.monotonic() + min(MAX_WAIT_S, max(0.0, float(request.get("timeout_s", 60.0))))
+        while True:
+            record = self._node.state.record
+            serving = record.phase is not Phase.JOINING
+            if serving and record.step >= step:
+                return {"schema": SCHEMA, "step": record.step, "serving": serving}
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                where = f"at step {record.step}" if serving else f"still joining ({self._node.stepper.decision.reason})"
+                raise TimedOutError(f"this peer is {where}", "wait longer with --timeout, or look at `peerd status`")
+            await self._node.membership.changed(min(left_s, 1.0))
+
+    async def leave(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+        await self._leave(bool(request.get("now", False)))
+        return {"schema": SCHEMA}
+
+    async def export(self, request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+        folder = request.get("folder")
+        if not isinstance(folder, str) or not Path(folder).is_absolute():
+            raise UsageError("export needs an absolute folder")
+        return {"schema": SCHEMA, **await export_run(self._node, Path(folder), say)}
+
+    def _run_info(self) -> RunInfo:
+        signed = self._node.place.signed
+        manifest = signed.manifest
+        return {
+            "id": signed.run,
+            "name": manifest.name,
+            "num_stages": manifest.train.num_stages,
+            "microbatches_per_step": manifest.train.microbatches_per_step,
+            "steps": manifest.train.steps,
+            "tokens_per_step": manifest.tokens_per_step,
+            "boundary_bytes": manifest.boundary_bytes,
+        }
+
+    def _peer_info(self, peer: PeerId) -> PeerInfo:
+        node = self._node
+        seen = node.membership.view.sightings.get(peer)
+        record = seen.record if seen else node.state.record
+        if peer == node.membership.me:
+            vitals = node.membership.vitals()
+            record = _with_vitals(node.state.record, record, vitals.queue, vitals.in_flight)
+        now_s = clock_s()
+        return {
+            "id": peer,
+            "stage": record.stage,
+            "step": record.step,
+            "phase": record.phase.name.lower(),
+            "leaving": record.leaving,
+            "suspect": peer in node.membership.view.suspects(now_s),
+            "queue": record.queue,
+            "in_flight": record.in_flight,
+            "done": record.done.bit_count(),
+            "throughput": record.throughput,
+            "tokens": record.tokens,
+            "last_loss": record.last_loss,
+            "device": record.device,
+            "memory_bytes": record.memory_bytes,
+            "software": record.software,
+            "incarnation": record.incarnation,
+            "inexact": record.lineage.inexact,
+            "addresses": list(record.addresses),
+            "age_s": max(0.0, now_s - seen.risen_at_s) if seen else 0.0,
+        }
+
+    def _stage_info(self, stage: int, step: int | None) -> StageInfo:
+        membership, train = self._node.membership, self._node.place.manifest.train
+        live, now_s = membership.live(), clock_s()
+        suspects = membership.view.suspects(now_s)
+        shown = [r.peer for r in live.records if r.stage == stage]
+        shown += [peer for peer in suspects if membership.view.sightings[peer].record.stage == stage]
+        peers = [self._peer_info(peer) for peer in sorted(shown)]
+        newest = stage_step(live, stage)
+        at_work = step is not None and newest == step and not any(r.phase is Phase.AVERAGED for r in live.members(stage, step))
+        return {
+            "stage": stage,
+            "step": newest or 0,
+            "missing": missing(live, stage, step or 0, train.microbatches_per_step).bit_count() if at_work else 0,
+            "queue": sum(peer["queue"] for peer in peers),
+            "throughput": sum(peer["throughput"] for peer in peers),
+            "peers": peers,
+        }
+
+    def _tokens_per_second(self) -> float:
+        """Over the last few committed steps, as this daemon saw them."""
+        times = sorted(self._node.commit_times_s.items())[-10:]
+        if len(times) < 2:
+            return 0.0
+        (first, began_s), (last, ended_s) = times[0], times[-1]
+        return (last - first) * self._node.place.manifest.tokens_per_step / max(ended_s - began_s, 1e-9)
+
+    def _counters(self) -> Counters:
+        node = self._node
+        traffic, trainer = node.network.links.traffic, node.trainer
+        return {
+            "accumulated_microbatches": node.service.counters.accumulated,
+            "duplicate_microbatches": node.stepper.duplicates,
+            "lost_microbatches": node.stepper.lost,
+            "replayed_microbatches": node.dispatcher.counters.replayed + (trainer.counters.replayed if trainer else 0),
+            "suppressed_microbatches": node.service.counters.suppressed,
+            "inexact_steps": node.state.record.lineage.inexact,
+            "ledger_resets": node.stepper.resets,
+            "reloads": node.stepper.reloads,
+            "rounds_failed": node.rounds.failed,
+            "faults_seen": node.faults_seen,
+            "boundary_crossings": traffic.boundary_crossings,
+            "boundary_bytes": traffic.boundary_bytes,
+            "bytes_sent": traffic.sent_bytes,
+            "bytes_received": traffic.received_bytes,
+            "messages_refused": node.door.refused + node.membership.messages_refused,
+        }
+
+    def _health(self) -> list[HealthItem]:
+        """What the user should know, most serious first."""
+        node = self._node
+        live, record, num_stages = node.membership.live(), node.state.record, node.place.manifest.train.num_stages
+        items: list[HealthItem] = []
+        empty = [str(stage) for stage in range(num_stages) if not live.serving(stage)]
+        if empty:
+            which = ("stage " if len(empty) == 1 else "stages ") + ", ".join(empty)
+            items.append(_health("stage-empty", f"nobody serves {which}", "problem", "more peers have to join; training waits for them"))
+        if record.phase is Phase.JOINING:
+            items.append(_health("joining", node.stepper.decision.reason, "info", "nothing to do; serving begins when the download is done"))
+        if record.lineage.inexact:
+            items.append(_health("inexact", f"{record.lineage.inexact} steps of this stage were given up", "warning", "see the log"))
+        if not any(r.trains for r in live.records):
+            items.append(_health("no-trainer", "no peer has the run's data", "problem", "start a peer that has the data, with --data PATH"))
+        if node.pace.stand_in_s or node.pace.slow_factor > 1:
+            items.append(_health("stand-in", "compute time is simulated or slowed on purpose", "info", "for benchmarks and tests only"))
+        return items
+
+
+def join_line(node: Node) -> str:
+    """The address others paste: the most public one."""
+    address = node.network.addresses[0] if node.network.addresses else f"/p2p/{node.membership.me}"
+    return f"{address}#{node.place.signed.run}"
+
+
+def _health(code: str, title: str, severity: str, remedy: str) -> HealthItem:
+    return {"code": code, "title": title, "severity": severity, "remedy": remedy}
+
+
+def _number(request: Mapping[str, Any], name: str, default: int) -> int:
+    value = request.get(name, default)
+    if value is None:
+        return default
+    if type(value) is not int:
+        raise UsageError(f"{name} must be a whole number")
+    return value
+
+
+def _with_vitals(exact: PeerRecord, published: PeerRecord, queue: int, in_flight: int) -> PeerRecord:
+    """My own row as it is now, not as it was last announced."""
+    from dataclasses import replace
+
+    return replace(
+        published,
+        stage=exact.stage,
+        step=exact.step,
+        phase=exact.phase,
+        done=exact.done,
+        incarnation=exact.incarnation,
+        lineage=exact.lineage,
+        queue=queue,
+        in_flight=in_flight,
+    )

@@ -1,0 +1,41 @@
+"""Which device this daemon computes on, and how much memory it has to give."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+from peerd.errors import UsageError
+
+
+def choose_device(wanted: str) -> torch.device:
+    """auto takes CUDA, then Apple's GPU, then the CPU. UsageError when the one asked for is not here."""
+    if wanted == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("mps") if torch.backends.mps.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise UsageError(f"--device {wanted} is not a device", "use auto, cpu, cuda, cuda:N or mps") from None
+    here = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not here.get(device.type, False):
+        raise UsageError(f"--device {wanted} is not available on this machine", "use --device auto")
+    return device
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """What a stage may take: free memory of the GPU, or available memory of the machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def describe(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))[:64]
+    return {"mps": "Apple GPU"}.get(device.type, "CPU")

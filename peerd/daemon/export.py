@@ -1,0 +1,77 @@
+"""Assembles all stages of one consistent step from the swarm into the files of an export."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from peerd.config.manifest import Manifest
+from peerd.control.server import Say
+from peerd.daemon.node import Node
+from peerd.errors import DiskError, StageError
+from peerd.models.stages import estimate_stage_memory_bytes
+from peerd.stage.export import write_export
+from peerd.stage.snapshots import Downloaded
+
+ATTEMPTS = 8
+FILES = ("run.toml", "model.safetensors", "optimizer.safetensors", "history.jsonl")
+
+
+async def export_run(node: Node, folder: Path, say: Say) -> Mapping[str, Any]:
+    """Write the newest step that every stage can give. StageError when the stages cannot be caught at one step."""
+    num_stages = node.place.manifest.train.num_stages
+    for _ in range(ATTEMPTS):
+        found = await asyncio.gather(*(_get(node, stage, say) for stage in range(num_stages)))
+        step = min(part.step for part in found)
+        if all(part.step == step or (part.step == step + 1 and _holds(part, "previous/")) for part in found):
+            break
+        say("the stages were at different steps; trying again")
+    else:
+        raise StageError("the stages could not be caught at one step", "try again")
+    parameters, optimizer = _assemble(found, step)
+    if optimizer is None:
+        say("the swarm trains on: parameters are of one step, the optimizer's state is left out")
+    history = [entry for entry in found[-1].history if entry.step < step]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DiskError(f"{folder}: {error.strerror}", "choose another folder") from None
+    manifest = with_source(node.place.manifest, node.place.data_source)
+    await asyncio.to_thread(write_export, folder, manifest, parameters, optimizer, history)
+    files = [name for name in FILES if name != "optimizer.safetensors" or optimizer is not None]
+    num_parameters = sum(tensor.numel() for tensor in parameters.values())
+    return {"step": step, "folder": str(folder), "files": files, "num_parameters": num_parameters}
+
+
+def with_source(manifest: Manifest, source: str) -> Manifest:
+    """The manifest as a run.toml of this machine: with the path that its text is read from here."""
+    return dataclasses.replace(manifest, data=dataclasses.replace(manifest.data, source=source)) if source else manifest
+
+
+async def _get(node: Node, stage: int, say: Say) -> Downloaded:
+    """One stage's state; my own stage's from this daemon."""
+    most = 2 * estimate_stage_memory_bytes(node.place.manifest, stage, 0)
+    if stage == node.state.record.stage:
+        return await node.snapshots.own()
+    say(f"downloading stage {stage}")
+    return await node.downloader.download(stage, most)
+
+
+def _holds(part: Downloaded, prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in part.tensors)
+
+
+def _assemble(found: list[Downloaded], step: int) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+    """Parameters of `step`; the optimizer's state too where every stage is exactly there."""
+    parameters: dict[str, Tensor] = {}
+    optimizer: dict[str, Tensor] = {}
+    for part in found:
+        prefix = "parameters/" if part.step == step else "previous/"
+        parameters |= {name.removeprefix(prefix): value for name, value in part.tensors.items() if name.startswith(prefix)}
+        optimizer |= {name.removeprefix("optimizer/"): value for name, value in part.tensors.items() if name.startswith("optimizer/")}
+    return parameters, optimizer if all(part.step == step for part in found) else None

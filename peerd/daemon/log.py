@@ -1,0 +1,30 @@
+"""Logging: events with fields, readable on a terminal, JSON otherwise; always on standard error."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+import structlog
+
+
+def configure(**bound: Any) -> None:
+    """Bind what every line should say (peer, stage) and choose the form. PEERD_LOG sets the level."""
+    level = getattr(logging, os.environ.get("PEERD_LOG", "info").upper(), logging.INFO)
+    human = sys.stderr.isatty()
+    renderer: Any = structlog.dev.ConsoleRenderer() if human else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S" if human else "iso", utc=not human),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(**bound)

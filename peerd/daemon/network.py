@@ -1,0 +1,125 @@
+"""Getting onto the network: p2pd, tunnel, gRPC server, DHT; and finding out which run is served at an address."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from peerd import __version__
+from peerd.config.paths import Home
+from peerd.config.settings import Settings
+from peerd.daemon.address import Address
+from peerd.errors import AddressError, ClockError, RemoteError, UnreachableError
+from peerd.swarm.signed import SignedManifest, read_manifest
+from peerd.table.record import PeerId, RunId
+from peerd.wire.clients import SwarmClient
+from peerd.wire.links import Links
+from peerd.wire.p2pd import P2pd, P2pdConfig, start_p2pd
+from peerd.wire.services import start_server
+from peerd.wire.tunnel import Tunnel
+from peerd.wire.values import Description
+
+DESCRIBE_TIMEOUT_S = 10.0
+MAX_CLOCK_OFFSET_S = 3.0
+
+
+@dataclass(slots=True)
+class Network:
+    """p2pd and what is built on it."""
+
+    home: Home
+    p2pd: P2pd
+    tunnel: Tunnel
+    links: Links
+    addresses: tuple[str, ...]
+    server: grpc.aio.Server | None = None
+
+    async def serve(self, servicers: Sequence[Any]) -> None:
+        self.server = await start_server(str(grpc_socket(self.home)), servicers)
+        await self.tunnel.start()
+
+    async def stop_serving(self) -> None:
+        if self.server is not None:
+            await self.server.stop(0.2)
+
+    async def close(self) -> None:
+        await self.links.close()
+        await self.tunnel.close()
+        await self.p2pd.stop()
+
+
+async def open_network(settings: Settings, home: Home, bootstrap: tuple[str, ...], addresses_of: Callable[[PeerId], tuple[str, ...]]) -> Network:
+    """Start p2pd and attach. PortTakenError, DiskError and the like say what is in the way."""
+    config = P2pdConfig(
+        identity_file=home.identity,
+        run_folder=home.run_folder,
+        host=settings.host,
+        port=settings.port,
+        bootstrap=bootstrap,
+        remove=(home.folder,) if settings.ephemeral else (),
+        prune=(home.folder.parent,) if settings.ephemeral else (),
+    )
+    p2pd = await start_p2pd(config)
+    tunnel = Tunnel(p2pd, home.run_folder, grpc_socket(home), addresses_of)
+    return Network(home, p2pd, tunnel, Links(tunnel), await p2pd.addresses())
+
+
+def grpc_socket(home: Home) -> Path:
+    return home.run_folder / "grpc.sock"
+
+
+async def ask_for_run(network: Network, address: Address) -> SignedManifest:
+    """Reach the peer at the address, and get the run it serves, verified against the address's run id if it has one."""
+    try:
+        await network.p2pd.connect(address.peer, [address.multiaddr])
+        asked_s = time.time()
+        description = await SwarmClient(network.links, RunId("")).describe(address.peer, DESCRIBE_TIMEOUT_S)
+    except (UnreachableError, RemoteError):
+        raise UnreachableError(
+            f"nobody answers as {address.peer} at {address.multiaddr.rpartition('/p2p/')[0]}",
+            "check the address, that its daemon is running, and your network",
+        ) from None
+    _check_clock(description, asked_s, time.time())
+    return _choose_run(description, address)
+
+
+def _check_clock(description: Description, asked_s: float, answered_s: float) -> None:
+    """DHT records carry wall-clock expiry, so clocks must agree within a few seconds."""
+    offset_s = (asked_s + answered_s) / 2 - description.clock_s
+    if abs(offset_s) > MAX_CLOCK_OFFSET_S + (answered_s - asked_s) / 2:
+        ahead = "ahead of" if offset_s > 0 else "behind"
+        raise ClockError(f"this machine's clock is {abs(offset_s):.1f} s {ahead} the swarm's", "set it, for instance by switching on NTP")
+
+
+def _choose_run(description: Description, address: Address) -> SignedManifest:
+    runs = [read_manifest(raw.body, raw.organiser_key, raw.signature) for raw in description.manifests]
+    matching = [run for run in runs if address.run in (None, run.run)]
+    if not matching:
+        served = ", ".join(f"#{run.run} ({run.manifest.name})" for run in runs) or "none"
+        raise AddressError(f"that peer does not serve run {address.run}; it serves {served}", "ask the organiser for the right address")
+    if len(matching) > 1:
+        served = ", ".join(f"#{run.run} ({run.manifest.name})" for run in matching)
+        raise AddressError(f"that peer serves several runs: {served}", "put the one you want after the address")
+    return matching[0]
+
+
+def describe_self(manifests: Sequence[SignedManifest]) -> Description:
+    from peerd.wire.values import RawManifest
+
+    raws = tuple(RawManifest(m.body, m.organiser_key, m.signature) for m in manifests)
+    return Description(raws, __version__, time.time())
+
+
+async def wait_for_p2pd(p2pd: P2pd) -> None:
+    """Returns when p2pd has ended."""
+    from peerd.wire.p2pd import watch
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(watch(p2pd))
+        await p2pd.exited.wait()

@@ -1,0 +1,190 @@
+"""One daemon's parts, wired to one another. Building only: what runs them is run.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from peerd import __version__
+from peerd.averaging.rounds import Rounds
+from peerd.averaging.stepper import Stepper
+from peerd.config.manifest import Manifest
+from peerd.config.settings import Settings
+from peerd.daemon.device import describe
+from peerd.daemon.network import Network, describe_self
+from peerd.policy.stepping import StepRules
+from peerd.stage.executor import Executor, Pace
+from peerd.stage.service import StageService
+from peerd.stage.snapshots import Downloader, SnapshotServer
+from peerd.stage.state import StageState
+from peerd.swarm.directory import Directory
+from peerd.swarm.gossip import Gossip
+from peerd.swarm.identity import LocalState
+from peerd.swarm.liveness import Liveness
+from peerd.swarm.membership import Membership, Vitals, clock_s
+from peerd.swarm.signed import SignedManifest
+from peerd.table.record import PeerId, PeerRecord, RawRecord
+from peerd.train.data import Corpus
+from peerd.train.trainer import Trainer
+from peerd.wire.clients import AveragingClient, StageClient, StateClient, SwarmClient
+from peerd.wire.dispatch import Dispatcher
+from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer
+
+AVERAGING_SHARE_OF_TTL = 0.6
+MICROBATCH_TOTAL_S = 600.0
+MIN_PATIENCE_S = 5.0
+MAX_COMMIT_TIMES = 100_000
+LOG = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where this peer stands in its run."""
+
+    signed: SignedManifest
+    stage: int
+    device: torch.device
+    memory_bytes: int
+    data_source: str
+    """What this machine reads the run's text from; empty without the data."""
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.signed.manifest
+
+
+class Node:
+    """All parts of a daemon that serves a stage."""
+
+    def __init__(self, settings: Settings, place: Place, network: Network, membership: Membership, local: LocalState) -> None:
+        manifest = place.manifest
+        train = manifest.train
+        self.settings, self.place, self.network, self.membership, self.local = settings, place, network, membership, local
+        self.leaving = False
+        self.faults_seen = 0
+        self.commit_times_s: dict[int, float] = {}
+        """Wall clock of the last commits, by step."""
+        ttl_s = membership.view.ttl_s
+        averaging_s, patience_s = AVERAGING_SHARE_OF_TTL * ttl_s, max(MIN_PATIENCE_S, ttl_s)
+        run, links = place.signed.run, network.links
+
+        self.executor = Executor()
+        self.pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor)
+        seen = membership.find(membership.me)
+        record = PeerRecord(
+            peer=membership.me, incarnation=local.raise_incarnation(seen.incarnation if seen else 0), stage=place.stage
+        )
+        self.state = StageState(manifest, record, place.device, membership.live)
+        self.dispatcher = Dispatcher(StageClient(links, run), membership, train.num_stages, patience_s, MICROBATCH_TOTAL_S)
+        self.service = StageService(manifest, self.state, self.executor, self.dispatcher, self.pace)
+        self.rounds = Rounds(self.state, self.executor, AveragingClient(links, run), averaging_s, clock_s)
+        self.snapshots = SnapshotServer(self.state, self.executor)
+        self.downloader = Downloader(StateClient(links, run), membership, patience_s)
+        rules = StepRules(
+            num_stages=train.num_stages,
+            num_microbatches=train.microbatches_per_step,
+            ttl_s=ttl_s,
+            averaging_s=averaging_s,
+            last_step=train.steps,
+        )
+        self.stepper = Stepper(self.state, self.executor, membership, self.rounds, self.downloader, rules)
+        swarm_client = SwarmClient(links, run)
+        self.liveness = Liveness(membership, swarm_client)
+        self.door = Door(run, patience_s, links.traffic)
+        self.trainer: Trainer | None = None
+        self.gossip: Gossip
+        self._swarm_client = swarm_client
+
+    def attach(self, directory: Directory, corpus: Corpus | None) -> None:
+        """The parts that need the DHT or the data, and every callback."""
+        period_s = self.place.manifest.swarm.announce_period_s
+        self.gossip = Gossip(self.membership, self._swarm_client, directory, self.liveness, period_s)
+        if corpus is not None:
+            self.trainer = Trainer(self.place.manifest, corpus, self.membership, self.dispatcher)
+            self.trainer.active = lambda: not self.leaving
+        self.membership.own = lambda: self.state.record
+        self.membership.vitals = self._vitals
+        self.membership.on_superseded = self._superseded
+        self.gossip.describe = lambda: describe_self([self.place.signed])
+        self.gossip.on_fence = self._fenced
+        self.network.tunnel.on_broken = self.liveness.report_failure
+        self.liveness.on_suspect = self._suspected
+        self.dispatcher.on_failure = self.liveness.report_failure
+        self.rounds.on_failure = self.liveness.report_failure
+        self.rounds.on_change = self.announce
+        self.rounds.own_record = self._own_record
+        self.stepper.on_change = self.announce
+        self.stepper.on_commit = self._committed
+        self.service.records = lambda: [self._own_record()]
+        self.service.on_records = lambda _caller, records: self.membership.absorb(records)
+        self.service.on_progress = self._ledger_grew
+
+    @property
+    def servicers(self) -> Sequence[object]:
+        return (
+            SwarmServicer(self.door, self.gossip),
+            StageServicer(self.door, self.service),
+            AveragingServicer(self.door, self.rounds),
+            StateServicer(self.door, self.snapshots),
+        )
+
+    # News of myself
+
+    def announce(self) -> None:
+        """Phase, step or incarnation changed: everybody shall know."""
+        self.membership.publish()
+        self.gossip.push(everybody=True)
+
+    def _ledger_grew(self) -> None:
+        """The reply carries my ledger up the path; my stage's peers hear of it when I have nothing better to do."""
+        if self.service.queue <= 1:
+            self.gossip.push(everybody=False)
+
+    def _committed(self) -> None:
+        self.snapshots.forget()
+        step = self.state.record.step - 1
+        self.commit_times_s[step] = time.time()
+        self.commit_times_s.pop(step - MAX_COMMIT_TIMES, None)
+        loss = self.state.history[-1].loss if self.state.history else None
+        LOG.info("step finished", step=step, loss=loss, accumulated=self.service.counters.accumulated)
+
+    def _own_record(self) -> RawRecord:
+        signed = self.membership.publish()
+        assert signed is not None
+        return signed.raw
+
+    def _vitals(self) -> Vitals:
+        counters = self.service.counters
+        history = self.state.history
+        return Vitals(
+            addresses=self.network.addresses,
+            leaving=self.leaving,
+            trains=self.trainer is not None,
+            queue=self.service.queue,
+            in_flight=self.trainer.in_flight if self.trainer else 0,
+            throughput=counters.throughput,
+            tokens=counters.tokens,
+            last_loss=history[-1].loss if history else None,
+            software=__version__,
+            device=describe(self.place.device),
+            memory_bytes=self.place.memory_bytes,
+        )
+
+    # Losing face
+
+    def _superseded(self, incarnation: int) -> None:
+        """Someone shows my id with a higher pair, or suspects me while I live: T1 and T3."""
+        if incarnation >= self.state.record.incarnation:
+            self.gossip.fence("another peer counted this one as gone")
+
+    def _fenced(self, _reason: str) -> None:
+        self.stepper.fence(self.local.raise_incarnation(self.state.record.incarnation))
+
+    def _suspected(self, _peer: PeerId) -> None:
+        self.faults_seen += 1
+        self.announce()
+

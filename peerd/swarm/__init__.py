@@ -1,0 +1,1 @@
+"""Keeps the table fresh: identity and signatures, the DHT directory, gossip and liveness."""

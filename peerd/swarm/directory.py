@@ -1,0 +1,134 @@
+"""The directory: records and the run's manifest in hivemind's Kademlia DHT. Discovery and durability, but seconds late.
+
+The DHT node runs in this process's event loop. What it stores for others passes the same checks as everything else from
+the network: a record lives only under its own stage's key, its own peer id, and its own signature.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgpack
+from hivemind.dht import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import P2P
+from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.utils.timed_storage import get_dht_time
+
+from peerd.errors import PeerdError, UnreachableError
+from peerd.swarm.signed import SignedManifest, SignedRecord, pack_manifest, pack_record, unpack_manifest, unpack_record
+from peerd.table.record import RawRecord, RunId
+
+MANIFEST_SUBKEY = "manifest"
+MANIFEST_LIFE_S = 3600.0
+OPERATION_TIMEOUT_S = 10.0
+
+
+class RunValidator(RecordValidatorBase):
+    """Refuses what is not a signed record or manifest of this run under the right key."""
+
+    def __init__(self, run: RunId, num_stages: int) -> None:
+        self._run = run
+        self._manifest_key = _key_bytes(run)
+        self._stage_keys = {_key_bytes(stage_key(run, stage)): stage for stage in range(num_stages)}
+
+    def validate(self, record: DHTRecord) -> bool:
+        stage = self._stage_keys.get(record.key)
+        if stage is None and record.key != self._manifest_key:
+            return True  # another run's: not ours to judge
+        try:
+            subkey, value = msgpack.unpackb(record.subkey), MSGPackSerializer.loads(record.value)
+            if stage is None:
+                return subkey == MANIFEST_SUBKEY and unpack_manifest(value).run == self._run
+            signed = unpack_record(value, self._run)
+        except (PeerdError, ValueError, TypeError, msgpack.exceptions.UnpackException):
+            return False
+        return bool(signed.record.stage == stage and signed.record.peer == subkey)
+
+    def merge_with(self, other: RecordValidatorBase) -> bool:
+        return False
+
+
+class Directory:
+    """One daemon's view of the DHT."""
+
+    def __init__(self, node: DHTNode, num_stages: int, period_s: float) -> None:
+        self._node = node
+        self._num_stages = num_stages
+        self._period_s = period_s
+        self._stores: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def join(cls, p2p: P2P, run: RunId, num_stages: int, period_s: float, bootstrap: Sequence[str]) -> Directory:
+        """Start a DHT node; UnreachableError when none of the bootstrap peers answers."""
+        try:
+            async with asyncio.timeout(OPERATION_TIMEOUT_S):
+                node = await DHTNode.create(
+                    p2p=p2p,
+                    initial_peers=list(bootstrap) or None,
+                    record_validator=RunValidator(run, num_stages),
+                    cache_refresh_before_expiry=0,
+                    strict=True,
+                )
+        except Exception as error:  # hivemind raises plain exceptions here
+            raise UnreachableError(f"the swarm's DHT does not answer: {str(error) or 'no answer in time'}", "check the address and your network") from None
+        return cls(node, num_stages, period_s)
+
+    def store_soon(self, run: RunId, signed: SignedRecord) -> None:
+        """Store my record in the background; a store that fails is made good by the next period's."""
+        expires = get_dht_time() + 3 * self._period_s + 3.0
+        key, subkey, value = stage_key(run, signed.record.stage), signed.record.peer, pack_record(signed)
+        self._in_background(self._store(key, subkey, value, expires))
+
+    def store_manifest_soon(self, signed: SignedManifest) -> None:
+        expires = get_dht_time() + MANIFEST_LIFE_S
+        self._in_background(self._store(signed.run, MANIFEST_SUBKEY, pack_manifest(signed), expires))
+
+    async def read_records(self, run: RunId) -> list[RawRecord]:
+        """The records of all stages as they are stored; not verified here."""
+        keys = [stage_key(run, stage) for stage in range(self._num_stages)]
+        try:
+            async with asyncio.timeout(OPERATION_TIMEOUT_S):
+                found = await self._node.get_many(keys, latest=True)
+        except Exception:  # the DHT is a convenience: gossip carries on without it
+            return []
+        return [raw for entry in found.values() if entry is not None for raw in _raws_in(entry.value)]
+
+    async def close(self) -> None:
+        for task in list(self._stores):
+            task.cancel()
+        await self._node.shutdown()
+
+    def _in_background(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._stores.add(task)
+        task.add_done_callback(self._stores.discard)
+
+    async def _store(self, key: str, subkey: str, value: bytes, expires: float) -> None:
+        try:
+            async with asyncio.timeout(OPERATION_TIMEOUT_S):
+                await self._node.store(key, subkey=subkey, value=value, expiration_time=expires)
+        except Exception:  # noqa: S110 - stored anew next period; gossip does not need it
+            pass
+
+
+def stage_key(run: RunId, stage: int) -> str:
+    return f"{run}.stage.{stage}"
+
+
+def _key_bytes(key: str) -> bytes:
+    return bytes(DHTID.generate(source=key).to_bytes())
+
+
+def _raws_in(entries: Any) -> Iterable[RawRecord]:
+    if not isinstance(entries, dict):
+        return
+    for item in entries.values():
+        try:
+            body, signature = msgpack.unpackb(item.value)
+            yield body, signature
+        except (ValueError, TypeError, AttributeError, msgpack.exceptions.UnpackException):
+            continue

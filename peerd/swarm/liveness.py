@@ -1,0 +1,49 @@
+"""Fast and fallible liveness: a peer whose connection broke and that does not answer a re-dial is suspect.
+
+Sure and slow liveness is the record's TTL, in table/. A wrong suspicion costs replays, never exactness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from peerd.errors import RemoteError
+from peerd.swarm.membership import Membership
+from peerd.table.record import PeerId
+from peerd.wire.clients import SwarmClient
+
+REDIAL_TIMEOUT_S = 1.0
+
+
+class Liveness:
+    """Re-dials peers that failed and tells the swarm about those that do not answer."""
+
+    def __init__(self, membership: Membership, client: SwarmClient) -> None:
+        self._membership = membership
+        self._client = client
+        self._probes: dict[PeerId, asyncio.Task[None]] = {}
+        self.on_suspect: Callable[[PeerId], None] = lambda _peer: None
+
+    def report_failure(self, peer: PeerId) -> None:
+        """A call to this peer failed or its connection broke: find out whether it is there."""
+        record = self._membership.live().find(peer)
+        if peer in self._probes or record is None or peer == self._membership.me:
+            return
+        task = asyncio.get_running_loop().create_task(self._probe(peer, record.pair))
+        self._probes[peer] = task
+        task.add_done_callback(lambda _task: self._probes.pop(peer, None))
+
+    def close(self) -> None:
+        for task in self._probes.values():
+            task.cancel()
+
+    async def _probe(self, peer: PeerId, pair: tuple[int, int]) -> None:
+        own = self._membership.raws.get(self._membership.me)
+        try:
+            self._membership.absorb(await self._client.gossip(peer, [own.raw] if own else [], REDIAL_TIMEOUT_S))
+        except RemoteError:
+            record = self._membership.find(peer)
+            if record is not None and record.pair <= pair:
+                self._membership.suspect(record)
+                self.on_suspect(peer)

@@ -1,0 +1,169 @@
+"""The one copy of the table in this daemon, and this peer's own row in it.
+
+Contract: only the event loop changes the view; `live` may be read from any thread. Whatever changes wakes `changed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from peerd.errors import BadMessageError
+from peerd.swarm.identity import Identity
+from peerd.swarm.signed import SignedRecord, peek_record, read_record, sign_record
+from peerd.table.record import PeerId, PeerRecord, RawRecord, RunId, Suspicion
+from peerd.table.view import LiveView, SwarmView
+
+MAX_SUSPECTS = 32
+
+
+def clock_s() -> float:
+    """Monotonic seconds that go on while the machine sleeps (rule T2)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """The parts of a record that are measured, not decided."""
+
+    addresses: tuple[str, ...] = ()
+    leaving: bool = False
+    trains: bool = False
+    queue: int = 0
+    in_flight: int = 0
+    throughput: float = 0.0
+    tokens: int = 0
+    last_loss: float | None = None
+    software: str = ""
+    device: str = ""
+    memory_bytes: int = 0
+
+
+class Membership:
+    """Merges what arrives, publishes what this peer is."""
+
+    def __init__(self, identity: Identity, run: RunId, ttl_s: float) -> None:
+        self.identity = identity
+        self.run = run
+        self.view = SwarmView(me=identity.peer, ttl_s=ttl_s)
+        self.raws: dict[PeerId, SignedRecord] = {}
+        self.own: Callable[[], PeerRecord | None] = lambda: None
+        """My exact step state; None before there is one."""
+        self.vitals: Callable[[], Vitals] = Vitals
+        self.on_superseded: Callable[[int], None] = lambda _incarnation: None
+        """Somebody shows my peer id with a higher pair, or suspects me: take a higher incarnation."""
+        self.messages_refused = 0
+        self._version = 0
+        self._suspects: dict[PeerId, tuple[int, int]] = {}
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    @property
+    def me(self) -> PeerId:
+        return self.identity.peer
+
+    def live(self) -> LiveView:
+        return self.view.live(clock_s())
+
+    def find(self, peer: PeerId) -> PeerRecord | None:
+        """The last record seen of a peer, live or not."""
+        seen = self.view.sightings.get(peer)
+        return seen.record if seen else None
+
+    def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
+        record = self.find(peer)
+        return record.addresses if record else ()
+
+    def publish(self) -> SignedRecord | None:
+        """A new version of my row, signed and merged; the caller spreads it."""
+        own = self.own()
+        if own is None:
+            return None
+        self._forget_suspects()
+        self._version += 1
+        vitals = self.vitals()
+        suspects = tuple(Suspicion(peer, *pair) for peer, pair in list(self._suspects.items())[:MAX_SUSPECTS])
+        record = replace(
+            own,
+            version=self._version,
+            suspects=suspects,
+            **{name: getattr(vitals, name) for name in Vitals.__slots__},
+        )
+        signed = sign_record(record, self.identity, self.run)
+        self.raws[self.me] = signed
+        self.view = self.view.merge(record, clock_s())
+        self.wake()
+        return signed
+
+    def absorb(self, raws: Sequence[RawRecord]) -> None:
+        """Merge records from the network. BadMessageError for the first broken one; what is sound before it counts."""
+        risen = False
+        for body, signature in raws:
+            risen |= self._absorb_one(body, signature)
+        if risen:
+            self.wake()
+
+    def absorb_quietly(self, raws: Sequence[RawRecord]) -> None:
+        """The same for records of many senders, where a broken one is nobody's call."""
+        for raw in raws:
+            try:
+                self.absorb([raw])
+            except BadMessageError:
+                continue
+
+    def suspect(self, record: PeerRecord) -> None:
+        """This peer did not answer a re-dial at its present pair."""
+        self._suspects[record.peer] = record.pair
+
+    def clear_liveness(self) -> None:
+        """T3: nobody counts until seen anew."""
+        self.view = self.view.cleared()
+        self._suspects.clear()
+
+    async def changed(self, timeout_s: float) -> bool:
+        """Wait for the next change of the view, at most this long. False when the time ran out."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters.discard(waiter)
+        return True
+
+    def wake(self) -> None:
+        """Let everyone who waits for a change look again."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _absorb_one(self, body: bytes, signature: bytes) -> bool:
+        try:
+            peer, pair = peek_record(body)
+            known = self.view.sightings.get(peer)
+            if known is not None and pair <= known.record.pair:
+                return False  # checking a signature costs more than knowing it is old
+            signed = read_record(body, signature, self.run)
+        except BadMessageError:
+            self.messages_refused += 1
+            raise
+        if peer == self.me:
+            self.on_superseded(signed.record.incarnation)
+            return False
+        self.view = self.view.merge(signed.record, clock_s())
+        self.raws[peer] = signed
+        own = self.own()
+        if own is not None and any(s.peer == self.me and s.incarnation == own.incarnation for s in signed.record.suspects):
+            self.on_superseded(own.incarnation)
+        return True
+
+    def _forget_suspects(self) -> None:
+        """A suspicion ends when the peer's pair rises, or with its record."""
+        now_s = clock_s()
+        for peer, pair in list(self._suspects.items()):
+            seen = self.view.sightings.get(peer)
+            if seen is None or seen.record.pair > pair or now_s - seen.risen_at_s > 2 * self.view.ttl_s:
+                del self._suspects[peer]
