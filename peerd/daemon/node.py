@@ -181,10 +181,12 @@ class Node:
         if incarnation >= self.state.record.incarnation:
             self.gossip.fence("another peer counted this one as gone")
 
-    def _fenced(self, _reason: str) -> None:
+    def _fenced(self, reason: str) -> None:
+        LOG.warning("fenced: ledger dropped, view cleared", reason=reason)
         self.stepper.fence(self.local.raise_incarnation(self.state.record.incarnation))
 
-    def _suspected(self, _peer: PeerId) -> None:
+    def _suspected(self, peer: PeerId) -> None:
+        LOG.warning("suspect: no answer to a re-dial", suspect=peer)
         self.faults_seen += 1
         self.announce()
 

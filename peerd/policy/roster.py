@@ -6,13 +6,16 @@ the roster's content, so rosters need not agree (PROTOCOL, opening).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from peerd.policy.hashing import digest, peer_rank
 from peerd.policy.ledger import full
-from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase
+from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, Void
 from peerd.table.view import LiveView
+
+
+ROUNDS_BEFORE_VOID = 2
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -100,6 +103,19 @@ def why_refuse(mine: PeerRecord, roster: Roster, num_microbatches: int) -> str |
     if roster.leader not in roster.peers:
         return "the proposer is not in its roster"
     return why_inexact(roster.entries, num_microbatches)
+
+
+def whom_to_void(roster: Roster, missed: Mapping[PeerId, int]) -> Void | None:
+    """The member to leave out of further rounds of the step, by its leader (hole 19); None while there is hope.
+
+    `missed` counts the rounds that I led and that failed for want of this member. Of two that cannot reach each other
+    both are missed, and one of them is enough.
+    """
+    able = [entry for entry in roster.entries if entry.peer != roster.leader and missed.get(entry.peer, 0) >= ROUNDS_BEFORE_VOID]
+    if not able:
+        return None
+    worst = max(able, key=lambda entry: (missed[entry.peer], peer_rank(entry.peer, roster.stage, roster.step)))
+    return Void(worst.peer, worst.incarnation, roster.step)
 
 
 def why_not_adopt(mine: PeerRecord, step: int, lineage: Lineage) -> str | None:

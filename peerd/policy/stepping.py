@@ -70,7 +70,9 @@ class OwnState:
     lost_since_s: float | None = None
     """Since when the stage has looked lost at every tick without a fence."""
     refused: frozenset[tuple[PeerId, int]] = frozenset()
-    """(mate, step) whose average could not be had."""
+    """(mate, step) that said it has no such average for me. The caller forgets these after a while."""
+    unanswered: frozenset[tuple[PeerId, int]] = frozenset()
+    """(mate, step) that did not answer when asked for its average: others are asked first (hole 19)."""
 
 
 def decide(own: OwnState, live: LiveView, now_s: float, rules: StepRules) -> Decision:
@@ -115,7 +117,7 @@ def _joining(own: OwnState, live: LiveView) -> Decision:
         return Decision(Act.SERVE, f"at step {mine.step} like the stage")
     able = [m for m in mates if m.step > mine.step and (m.peer, mine.step) not in own.refused]
     if newest - mine.step <= KEPT_AVERAGES and able:
-        return Decision(Act.FETCH_AVERAGE, f"the stage is at step {newest}", peer=able[0].peer, step=mine.step)
+        return Decision(Act.FETCH_AVERAGE, f"the stage is at step {newest}", peer=_first_to_ask(own, able), step=mine.step)
     return Decision(Act.RELOAD, f"the stage is at step {newest}, too far to catch up", peer=best.peer)
 
 
@@ -134,7 +136,7 @@ def _fetch_from_ahead(own: OwnState, mates: Sequence[PeerRecord], _live: LiveVie
     ahead = [m for m in mates if m.step == mine.step + 1]
     able = [m for m in ahead if (m.peer, mine.step) not in own.refused]
     if able:
-        return Decision(Act.FETCH_AVERAGE, "a stage mate is one step ahead", peer=able[0].peer, step=mine.step)
+        return Decision(Act.FETCH_AVERAGE, "a stage mate is one step ahead", peer=_first_to_ask(own, able), step=mine.step)
     if ahead:
         return Decision(Act.RELOAD, "no stage mate ahead could give its average", peer=ahead[0].peer)
     return None
@@ -175,8 +177,7 @@ def _fetch_from_averaged(own: OwnState, mates: Sequence[PeerRecord], _live: Live
         return None
     able = [m for m in _averaged_like_me(mine, mates) if (m.peer, mine.step) not in own.refused]
     if able:
-        chosen = min(able, key=lambda m: m.average_id)
-        return Decision(Act.FETCH_AVERAGE, "a stage mate has the average", peer=chosen.peer, step=mine.step)
+        return Decision(Act.FETCH_AVERAGE, "a stage mate has the average", peer=_first_to_ask(own, able), step=mine.step)
     return None
 
 
@@ -187,7 +188,8 @@ def _reset_overlap(own: OwnState, mates: Sequence[PeerRecord], live: LiveView, _
         return None
     my_key = _overlap_key(mine)
     for mate in live.members(mine.stage, mine.step):
-        if mate.peer != mine.peer and mate.done & mine.done and my_key < _overlap_key(mate):
+        meets = mate.peer != mine.peer and mate.lineage == mine.lineage and mate.done & mine.done
+        if meets and my_key < _overlap_key(mate):
             return Decision(Act.RESET_LEDGER, f"my ledger meets that of {mate.peer}")
     return None
 
@@ -208,8 +210,7 @@ def _adopt_smaller(own: OwnState, mates: Sequence[PeerRecord], live: LiveView, _
     averaged = _averaged_like_me(mine, mates)
     smaller = [m for m in averaged if m.average_id < mine.average_id and (m.peer, m.step) not in own.refused]
     if smaller:
-        chosen = min(smaller, key=lambda m: m.average_id)
-        return Decision(Act.FETCH_AVERAGE, "a stage mate's average has the smaller id", peer=chosen.peer, step=mine.step)
+        return Decision(Act.FETCH_AVERAGE, "a stage mate's average has the smaller id", peer=_first_to_ask(own, smaller), step=mine.step)
     return None
 
 
@@ -247,6 +248,11 @@ _RULES: tuple[Rule, ...] = (
 
 def _round_is_slow(own: OwnState, now_s: float, averaging_s: float) -> bool:
     return own.record.phase is Phase.AVERAGING and now_s - own.round_since_s > averaging_s
+
+
+def _first_to_ask(own: OwnState, able: Sequence[PeerRecord]) -> PeerId:
+    """Who answered so far, then the smallest average."""
+    return min(able, key=lambda m: ((m.peer, own.record.step) in own.unanswered, m.average_id, m.peer)).peer
 
 
 def _averaged_like_me(mine: PeerRecord, mates: Sequence[PeerRecord]) -> list[PeerRecord]:

@@ -21,6 +21,8 @@ class Router:
         self._smoothing = smoothing
         self._total_s: dict[PeerId, float] = {}
         self._response_s: dict[PeerId, float] = {}
+        self._guesses_s: dict[PeerId, list[float]] = {}
+        """What a peer was charged before its first response; put right by that response."""
         self._banned_at: dict[PeerId, tuple[int, int]] = {}
 
     def choose(self, candidates: Sequence[PeerRecord], prefer: Collection[PeerId] = ()) -> PeerRecord | None:
@@ -31,19 +33,25 @@ class Router:
         self._admit(allowed)
         pool = [record for record in allowed if record.peer in prefer] or allowed
         chosen = min(pool, key=lambda record: (self._total_s[record.peer], record.peer))
-        self._total_s[chosen.peer] += self.response_s(chosen.peer)
+        cost_s = self.response_s(chosen.peer)
+        self._total_s[chosen.peer] += cost_s
+        if chosen.peer not in self._response_s:
+            self._guesses_s.setdefault(chosen.peer, []).append(cost_s)
         return chosen
 
     def observe(self, peer: PeerId, response_s: float) -> None:
         """A request to `peer` took this long, forward plus backward, queues and network included."""
         known = self._response_s.get(peer)
         weight = self._smoothing
+        guesses_s = self._guesses_s.pop(peer, [])
+        if peer in self._total_s:
+            self._total_s[peer] += len(guesses_s) * response_s - sum(guesses_s)
         self._response_s[peer] = response_s if known is None else weight * response_s + (1 - weight) * known
 
     def ban(self, record: PeerRecord) -> None:
         """Leave the peer out until it announces itself again, that is until its pair rises."""
         self._banned_at[record.peer] = record.pair
-        self._total_s.pop(record.peer, None)
+        self._forget(record.peer)
 
     def response_s(self, peer: PeerId) -> float:
         """Moving average of the peer's response time; the mean of the others where it is not known yet."""
@@ -63,7 +71,11 @@ class Router:
         """A newcomer enters at the least total, so that it is tried soon and does not get everything."""
         present = {record.peer for record in allowed}
         for gone in set(self._total_s) - present:
-            del self._total_s[gone]
+            self._forget(gone)
         floor = min(self._total_s.values(), default=0.0)
         for record in allowed:
             self._total_s.setdefault(record.peer, floor)
+
+    def _forget(self, peer: PeerId) -> None:
+        self._total_s.pop(peer, None)
+        self._guesses_s.pop(peer, None)

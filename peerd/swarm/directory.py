@@ -7,10 +7,12 @@ the network: a record lives only under its own stage's key, its own peer id, and
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgpack
+import structlog
 from hivemind.dht import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
@@ -25,6 +27,7 @@ from peerd.table.record import RawRecord, RunId
 MANIFEST_SUBKEY = "manifest"
 MANIFEST_LIFE_S = 3600.0
 OPERATION_TIMEOUT_S = 10.0
+LOG = structlog.get_logger()
 
 
 class RunValidator(RecordValidatorBase):
@@ -92,8 +95,9 @@ class Directory:
         keys = [stage_key(run, stage) for stage in range(self._num_stages)]
         try:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
-                found = await self._node.get_many(keys, latest=True)
-        except Exception:  # the DHT is a convenience: gossip carries on without it
+                found = await self._node.get_many(keys, sufficient_expiration_time=math.inf)  # or a stale cache answers
+        except Exception as error:  # the DHT is a convenience: gossip carries on without it
+            LOG.debug("the DHT could not be read", error=repr(error))
             return []
         return [raw for entry in found.values() if entry is not None for raw in _raws_in(entry.value)]
 
@@ -111,8 +115,8 @@ class Directory:
         try:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
                 await self._node.store(key, subkey=subkey, value=value, expiration_time=expires)
-        except Exception:  # noqa: S110 - stored anew next period; gossip does not need it
-            pass
+        except Exception as error:  # stored anew next period; gossip does not need it
+            LOG.debug("the DHT could not be written", error=repr(error))
 
 
 def stage_key(run: RunId, stage: int) -> str:

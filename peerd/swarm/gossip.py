@@ -13,7 +13,7 @@ from peerd.errors import BadMessageError, RemoteError
 from peerd.swarm.directory import Directory
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership, clock_s
-from peerd.table.record import PeerId, RawRecord
+from peerd.table.record import PeerId, PeerRecord, RawRecord
 from peerd.table.view import LiveView
 from peerd.wire.clients import SwarmClient
 from peerd.wire.values import Description
@@ -55,6 +55,7 @@ class Gossip:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._announce())
+                group.create_task(self._read_directory())
                 group.create_task(self._push_when_wanted())
         finally:
             for task in self._sending.values():
@@ -74,7 +75,7 @@ class Gossip:
         self._membership.absorb(await self._client.gossip(peer, [], timeout_s, want_all=True))
 
     async def _announce(self) -> None:
-        """Every period: publish, store in the DHT, read what others stored. T3: fence myself when I was away."""
+        """Every period: publish and store in the DHT. T3: fence myself when I was away. Waits for nobody."""
         last_s = clock_s()
         while True:
             now_s = clock_s()
@@ -83,8 +84,13 @@ class Gossip:
             last_s = now_s
             if now_s >= self._quiet_until_s:
                 self._publish_and_store()
-            self._membership.absorb_quietly(await self._directory.read_records(self._membership.run))
             await asyncio.sleep(max(0.0, self._period_s - (clock_s() - now_s)))
+
+    async def _read_directory(self) -> None:
+        """Peers that gossip has not brought yet; the DHT may take seconds to answer."""
+        while True:
+            self._membership.absorb_quietly(await self._directory.read_records(self._membership.run))
+            await asyncio.sleep(self._period_s)
 
     def fence(self, reason: str) -> None:
         """Rule T3, but for what belongs to the stage: the view is cleared and this peer stays quiet for a while."""
@@ -110,13 +116,18 @@ class Gossip:
 
     def _targets(self, live: LiveView, everybody: bool) -> list[PeerId]:
         mine = live.mine
-        others = [record for record in live.records if record.peer != live.me]
+        others = [record for record in live.records if record.peer != live.me] or self._strangers()
         mates = [r.peer for r in others if mine is not None and r.stage == mine.stage]
         rest = [r.peer for r in others if r.peer not in mates]
         chosen = self._random.sample(mates, min(len(mates), STAGE_FAN_OUT))
         if everybody:
             chosen += self._random.sample(rest, min(len(rest), OTHERS_FAN_OUT))
         return chosen
+
+    def _strangers(self) -> list[PeerRecord]:
+        """Whoever was ever seen: somebody who sees nobody alive still has to make itself known."""
+        known = [seen.record for peer, seen in self._membership.view.sightings.items() if peer != self._membership.me]
+        return self._random.sample(known, min(len(known), OTHERS_FAN_OUT))
 
     def _send_to(self, peer: PeerId) -> None:
         if peer in self._sending:

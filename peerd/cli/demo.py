@@ -1,0 +1,133 @@
+"""The verb demo: real daemons on this machine train a small model together, before your eyes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peerd.cli.options import OUTPUT_FOLDER, SEED, STAGES, STAND_IN_MS, STEPS, create_folder, home_option, json_option
+from peerd.errors import PeerdError, TimedOutError
+
+if TYPE_CHECKING:
+    from peerd.cli.demo_daemons import DemoSwarm
+    from peerd.cli.demo_plan import DemoPlan
+    from peerd.cli.demo_view import DemoView
+
+POLL_S = 0.25
+STALL_S = 180.0
+LAST_LOSSES_WITHIN_S = 10.0
+
+
+@click.command()
+@click.option("--stages", type=STAGES, metavar="S", help="Parts the model is cut into.  [default: 2]")
+@click.option("--peers", type=click.IntRange(1, 64), metavar="P", help="Daemons to start.  [default: 4]")
+@click.option("--steps", type=STEPS, metavar="N", help="Steps to train.  [default: 30]")
+@click.option("--run", "run_file", type=click.Path(path_type=Path), metavar="FILE", help="Train this run.toml's run instead.")
+@click.option("--seed", type=SEED, metavar="N", help="First weights and order of the text.  [default: 0]")
+@click.option("--accumulate", type=click.Choice(["float32", "float64"]), help="Precision of gradient sums.  [default: float32]")
+@click.option("--slow", multiple=True, metavar="PEER=FACTOR", help="Make a peer so many times slower; repeatable.")
+@click.option("--kill", multiple=True, metavar="PEER@STEP", help="SIGKILL a peer when the swarm reaches a step; repeatable.")
+@click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", help="Sleep so long per microbatch.")
+@click.option("--out", type=OUTPUT_FOLDER, metavar="DIR", help="Write the trained model, optimizer and history there.")
+@home_option
+@json_option
+def demo(out: Path | None, as_json: bool, **flags: Any) -> None:
+    """Train a small model on this machine with real daemons.
+
+    Starts P daemons, each with its own identity, lets them train on the Python standard library's sources over
+    encrypted connections, shows how the loss falls, and leaves nothing behind but DIR. Peers are numbered 0 to P-1 and
+    take the stages in turn. With --compute-stand-in each peer sleeps MS per microbatch, so that many peers can be
+    tried on few cores; the speed shown is then not real.
+
+    \b
+    Examples:
+      peerd demo
+      peerd demo --stages 3 --peers 6 --kill 4@3
+      peerd demo --peers 3 --slow 1=3 --compute-stand-in 50 --json
+    """
+    from peerd.cli.demo_daemons import DemoSwarm
+    from peerd.cli.demo_figures import summary_of
+    from peerd.cli.demo_plan import DemoFlags, plan_of
+    from peerd.cli.demo_view import print_summary, view_of
+
+    plan = plan_of(DemoFlags(**flags))
+    if out is not None:
+        create_folder(out)
+    with _signals_interrupt():
+        with view_of(as_json=as_json) as view, DemoSwarm(plan, view.say) as swarm:
+            _say_what_comes(plan, view)
+            swarm.start()
+            _train(swarm, view)
+            seen = swarm.observed()
+            if out is not None:
+                swarm.export(out)
+                view.say(f"wrote {out}")
+        summary = summary_of(plan, seen)
+        if as_json:
+            click.echo(json.dumps(summary))
+        else:
+            print_summary(summary)
+
+
+def _say_what_comes(plan: DemoPlan, view: DemoView) -> None:
+    train = plan.manifest.train
+    view.say(
+        f"{plan.num_peers} daemons train a decoder of {plan.manifest.model.num_layers} layers in {plan.num_stages} stages:"
+        f" {train.steps} steps of {train.microbatches_per_step} microbatches"
+    )
+    if plan.stand_in_ms:
+        view.say(f"each peer sleeps {plan.stand_in_ms:g} ms per microbatch: the speed is a stand-in's")
+
+
+def _train(swarm: DemoSwarm, view: DemoView) -> None:
+    """Watch until every living daemon has done all steps. Raises where that cannot be any more."""
+    pending = swarm.plan.kills
+    heard, heard_at = swarm.heard(), time.monotonic()
+    while not swarm.finished:
+        swarm.poll()
+        pending = swarm.kill_due(pending)
+        view.show(swarm)
+        swarm.require_every_stage()
+        if swarm.heard() != heard:
+            heard, heard_at = swarm.heard(), time.monotonic()
+        elif time.monotonic() - heard_at > STALL_S:
+            raise TimedOutError(f"no daemon got anything done for {STALL_S:g} s in step {swarm.step}", "please report it with this output")
+        time.sleep(POLL_S)
+    _collect_last_losses(swarm, view)
+
+
+def _collect_last_losses(swarm: DemoSwarm, view: DemoView) -> None:
+    """The last loss may be known a moment after the last step."""
+    deadline = time.monotonic() + LAST_LOSSES_WITHIN_S
+    while len(swarm.steps) < swarm.plan.steps:
+        if time.monotonic() > deadline:
+            raise PeerdError(f"the daemons finished, but told of {len(swarm.steps)} of {swarm.plan.steps} steps only")
+        swarm.poll()
+        view.show(swarm)
+        time.sleep(POLL_S)
+    swarm.poll()
+    view.show(swarm)
+
+
+@contextlib.contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the demo as Ctrl-C does: everything is cleaned up."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    kinds = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(kind, interrupt) for kind in kinds]
+    try:
+        yield
+    finally:
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)

@@ -1,0 +1,331 @@
+"""The demo's daemons: real ones, each with its own home, started, watched, killed on demand and always cleaned up.
+
+Decides nothing about training. A daemon leaves when its standard input closes, so none outlives the demo, and removes
+its own home; its log is a file without a name, so that not even a killed demo leaves one behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, cast
+
+from peerd.cli.demo_figures import Fault, Observed
+from peerd.cli.demo_plan import DemoPlan, Kill
+from peerd.cli.launch import DaemonFailedError, Ready, describe_exit, module_command, tail_of, wait_until_ready
+from peerd.config.paths import Home
+from peerd.config.settings import Settings
+from peerd.control.client import ControlClient
+from peerd.control.protocol import PeersReply, StatusReply, StepInfo
+from peerd.errors import DiskError, PeerdError
+
+READY_TIMEOUT_S = 240.0
+POLL_SILENCE_S = 3.0
+LEAVE_SILENCE_S = 2.0
+LEAVE_GRACE_S = 15.0
+TERMINATE_GRACE_S = 5.0
+EXPORT_SILENCE_S = 600.0
+
+
+@dataclass(slots=True)
+class DemoDaemon:
+    """One daemon and what was last heard of it."""
+
+    peer: int
+    stage: int
+    home: Home
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+    ready: Ready | None = None
+    status: StatusReply | None = None
+    killed: bool = False
+
+    @property
+    def client(self) -> ControlClient:
+        return ControlClient(self.home)
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def step(self) -> int:
+        return self.status["peer"]["step"] if self.status is not None else 0
+
+    @property
+    def done(self) -> tuple[int, int]:
+        """Steps and microbatches behind it."""
+        return (self.step, self.status["counters"]["accumulated_microbatches"]) if self.status is not None else (0, 0)
+
+    @property
+    def phase(self) -> str:
+        return self.status["peer"]["phase"] if self.status is not None else "starting"
+
+    def close_stdin(self) -> None:
+        """Which tells the daemon to leave."""
+        with contextlib.suppress(OSError):
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+
+    def close(self) -> None:
+        """Let go of an ended daemon's pipes and log."""
+        self.close_stdin()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.log.close()
+
+    def log_tail(self) -> str:
+        """Read past the descriptor's own offset, which the daemon writes at."""
+        size = os.fstat(self.log.fileno()).st_size
+        return tail_of(os.pread(self.log.fileno(), size, max(0, size - 16 * 1024)))
+
+
+@dataclass(slots=True)
+class DemoSwarm:
+    """A context manager: on leaving it, however that happens, no daemon and no file is left."""
+
+    plan: DemoPlan
+    say: Callable[[str], None]
+    daemons: list[DemoDaemon] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    folder: Path = field(init=False)
+    began: float = field(default_factory=time.monotonic)
+    _history: dict[int, StepInfo] = field(default_factory=dict)
+    _pool: ThreadPoolExecutor = field(init=False)
+
+    def __enter__(self) -> DemoSwarm:
+        try:
+            self.folder = Path(tempfile.mkdtemp(prefix="peerd-demo-"))
+        except OSError as error:
+            raise DiskError(f"cannot make a temporary folder: {error.strerror}", "set TMPDIR to a folder you can write to") from None
+        self._pool = ThreadPoolExecutor(max_workers=self.plan.num_peers)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self._end_daemons()
+        except KeyboardInterrupt:  # a second Ctrl-C: now
+            self._kill(list(self.daemons))
+        finally:
+            for daemon in self.daemons:
+                daemon.close()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    # -- starting -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the organiser's daemon, then all others at its address; returns once each can be reached."""
+        home = self._make_home(0)
+        self._write_run(home.folder)
+        self.say("starting peer 0 (stage 0), the organiser's")
+        first = self._spawn(0, home, {"run_file": str(home.folder / "run.toml")})
+        address = self._await(first).join
+        for peer in range(1, self.plan.num_peers):
+            self.say(f"starting peer {peer} (stage {self.plan.stage_of(peer)}), which joins the first")
+            self._spawn(peer, self._make_home(peer), {"join": address, "data": self.plan.data_of_joiners})
+        for daemon in self.daemons[1:]:
+            self._await(daemon)
+
+    def _make_home(self, peer: int) -> Home:
+        home = Home(self.folder / str(peer))
+        home.folder.mkdir(mode=0o700)
+        return home
+
+    def _write_run(self, folder: Path) -> None:
+        from peerd.config import manifest
+        from peerd.config.organiser import KEY_FILE, create_key
+
+        (folder / "run.toml").write_text(manifest.dump(self.plan.manifest), encoding="utf-8")
+        create_key(folder / KEY_FILE)
+
+    def _spawn(self, peer: int, home: Home, purpose: dict[str, Any]) -> DemoDaemon:
+        settings = Settings(
+            home=str(home.folder),
+            stage=self.plan.stage_of(peer),
+            device="cpu",
+            compute_stand_in_ms=self.plan.stand_in_ms,
+            slow_factor=self.plan.slow.get(peer, 1.0),
+            follow_parent=True,
+            ephemeral=True,
+            **purpose,
+        )
+        log = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - closed when the demo ends
+        process = subprocess.Popen(
+            module_command("peerd.daemon", settings.to_json()),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,  # so that Ctrl-C reaches the demo alone, which then ends them in order
+            env={**os.environ, "PEERD_READY": "json"},
+        )
+        daemon = DemoDaemon(peer=peer, stage=settings.stage, home=home, process=process, log=log)
+        self.daemons.append(daemon)
+        return daemon
+
+    def _await(self, daemon: DemoDaemon) -> Ready:
+        try:
+            daemon.ready = wait_until_ready(daemon.process, READY_TIMEOUT_S)
+        except DaemonFailedError as failed:
+            told = failed.told_by(daemon.log_tail(), None)
+            raise type(told)(f"peer {daemon.peer}: {told.message}", told.remedy) from None
+        return daemon.ready
+
+    # -- watching -----------------------------------------------------------------------------------------------
+
+    @property
+    def living(self) -> list[DemoDaemon]:
+        return [daemon for daemon in self.daemons if daemon.alive]
+
+    @property
+    def step(self) -> int:
+        """The step that the swarm has reached."""
+        return max((daemon.step for daemon in self.living), default=0)
+
+    @property
+    def steps(self) -> tuple[StepInfo, ...]:
+        return tuple(self._history[step] for step in sorted(self._history))
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.living) and all(daemon.step >= self.plan.steps for daemon in self.living)
+
+    def poll(self) -> None:
+        """Ask every living daemon how it does; note who has ended."""
+        self._note_faults()
+        first_unknown = 0
+        while first_unknown in self._history:
+            first_unknown += 1
+        list(self._pool.map(lambda daemon: self._ask(daemon, first_unknown), self.living))
+        self._note_faults()
+
+    def _ask(self, daemon: DemoDaemon, since: int) -> None:
+        with contextlib.suppress(PeerdError):  # busy or just gone: what was last heard stands, and the next poll tells
+            daemon.status = cast(StatusReply, daemon.client.request("status", silence_s=POLL_SILENCE_S))
+            for step in daemon.client.request("history", since=since, silence_s=POLL_SILENCE_S)["steps"]:
+                self._history.setdefault(step["step"], step)
+
+    def table(self) -> PeersReply | None:
+        """The swarm as the first living daemon has it."""
+        for daemon in self.living:
+            with contextlib.suppress(PeerdError):
+                return cast(PeersReply, daemon.client.request("peers", silence_s=POLL_SILENCE_S))
+        return None
+
+    def labels(self) -> dict[str, str]:
+        """Peer ids by the demo's own numbers."""
+        return {daemon.ready.peer: f"peer {daemon.peer}" for daemon in self.daemons if daemon.ready is not None}
+
+    def _note_faults(self) -> None:
+        known = {fault.peer for fault in self.faults}
+        for daemon in self.daemons:
+            if daemon.alive or daemon.peer in known:
+                continue
+            fault = Fault(
+                t_s=round(time.monotonic() - self.began, 3),
+                peer=daemon.peer,
+                stage=daemon.stage,
+                phase=daemon.phase,
+                kind="killed" if daemon.killed else "ended",
+                detail=describe_exit(daemon.process.returncode),
+            )
+            self.faults.append(fault)
+            self.say(f"peer {fault.peer} (stage {fault.stage}) {fault.detail} in step {daemon.step}, {fault.phase}")
+            if not daemon.killed:
+                self._say_last_words(daemon)
+
+    def _say_last_words(self, daemon: DemoDaemon) -> None:
+        for line in daemon.log_tail().strip().splitlines()[-5:]:
+            self.say(f"  peer {daemon.peer} said: {line[:300]}")
+
+    def require_every_stage(self) -> None:
+        """Raises PeerdError where a stage has no living peer left: then nothing can go on."""
+        served = {daemon.stage for daemon in self.living}
+        for stage in range(self.plan.num_stages):
+            if stage not in served:
+                dead = ", ".join(f"peer {fault.peer} {fault.detail}" for fault in self.faults if fault.stage == stage)
+                raise PeerdError(f"stage {stage} has no living peer left ({dead})", "start the demo with more --peers")
+
+    def heard(self) -> tuple[object, ...]:
+        """Changes whenever any daemon got anything done."""
+        return tuple(daemon.done for daemon in self.daemons)
+
+    def observed(self) -> Observed:
+        return Observed(
+            steps=self.steps,
+            counters={daemon.peer: daemon.status["counters"] for daemon in self.daemons if daemon.status is not None},
+            faults=tuple(self.faults),
+            duration_s=time.monotonic() - self.began,
+        )
+
+    # -- acting -------------------------------------------------------------------------------------------------
+
+    def kill_due(self, kills: tuple[Kill, ...]) -> tuple[Kill, ...]:
+        """SIGKILL whom --kill names at a step that the swarm has reached; returns those whose time is yet to come."""
+        step = self.step
+        for kill in kills:
+            daemon = self.daemons[kill.peer]
+            if kill.step <= step and daemon.alive:
+                daemon.killed = True
+                daemon.process.kill()
+                daemon.process.wait()
+        return tuple(kill for kill in kills if kill.step > step)
+
+    def export(self, folder: Path) -> None:
+        """Have a living daemon write the whole model; the next one where it cannot."""
+        problem: PeerdError | None = None
+        for daemon in self.living:
+            try:
+                daemon.client.request("export", folder=str(folder), silence_s=EXPORT_SILENCE_S, on_progress=self.say)
+            except PeerdError as error:
+                problem = error
+            else:
+                return
+        raise problem or PeerdError("no daemon is left to export from")
+
+    # -- ending -------------------------------------------------------------------------------------------------
+
+    def _end_daemons(self) -> None:
+        """Ask each to leave at once, close its standard input, then SIGTERM, then SIGKILL, each with its grace."""
+        living = self.living
+        list(self._pool.map(_ask_to_leave, (daemon for daemon in living if daemon.ready is not None)))
+        for daemon in living:
+            daemon.close_stdin()
+            if daemon.ready is None:  # it may not be listening to anything yet
+                daemon.process.terminate()
+        left = _still_alive_after(living, LEAVE_GRACE_S)
+        for daemon in left:
+            daemon.process.terminate()
+        self._kill(_still_alive_after(left, TERMINATE_GRACE_S))
+
+    def _kill(self, daemons: list[DemoDaemon]) -> None:
+        for daemon in daemons:
+            daemon.process.kill()
+        for daemon in daemons:
+            daemon.process.wait()
+
+
+def _ask_to_leave(daemon: DemoDaemon) -> None:
+    with contextlib.suppress(PeerdError):  # not up yet, or gone: closing its standard input says the same
+        daemon.client.request("leave", now=True, silence_s=LEAVE_SILENCE_S)
+
+
+def _still_alive_after(daemons: list[DemoDaemon], grace_s: float) -> list[DemoDaemon]:
+    return list(_waited(daemons, time.monotonic() + grace_s))
+
+
+def _waited(daemons: list[DemoDaemon], deadline: float) -> Iterator[DemoDaemon]:
+    for daemon in daemons:
+        try:
+            daemon.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            yield daemon

@@ -1,0 +1,90 @@
+"""The demo's figures: what its daemons reported, as the numbers of its summary. Pure functions of values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from peerd.cli.demo_plan import DemoPlan
+from peerd.control.protocol import SCHEMA, Counters, StepInfo
+
+STAND_IN_NOTE = "a stand-in sleeps in place of real work: tokens_per_second shows how the swarm shares work, not how fast it computes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A daemon that ended before the demo did."""
+
+    t_s: float
+    """Seconds since the demo began."""
+    peer: int
+    stage: int
+    phase: str
+    """Its last known phase."""
+    kind: str
+    """`killed` by --kill, or `ended` by itself."""
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """Everything the demo learnt from its daemons."""
+
+    steps: tuple[StepInfo, ...]
+    """Finished steps in order."""
+    counters: Mapping[int, Counters]
+    """By peer; of a dead one the last that it reported."""
+    faults: tuple[Fault, ...]
+    duration_s: float
+
+
+def tokens_per_second(steps: Sequence[StepInfo]) -> float | None:
+    """From the end of the first step to the end of the last; None where that span is empty."""
+    if len(steps) < 2:
+        return None
+    span_s = steps[-1]["time_s"] - steps[0]["time_s"]
+    return sum(step["tokens"] for step in steps[1:]) / span_s if span_s > 0 else None
+
+
+def summary_of(plan: DemoPlan, seen: Observed) -> dict[str, Any]:
+    """The JSON object that `peerd demo --json` prints."""
+    losses = [step["loss"] for step in seen.steps]
+    crossings = _total(seen, "boundary_crossings")
+    boundaries = plan.num_stages - 1
+    journeys = len(losses) * plan.manifest.train.microbatches_per_step * boundaries
+    summary: dict[str, Any] = {
+        "schema": SCHEMA,
+        "loss_first": losses[0] if losses else None,
+        "loss_last": losses[-1] if losses else None,
+        "steps": len(losses),
+        "peers": plan.num_peers,
+        "stages": plan.num_stages,
+        "tokens_per_second": tokens_per_second(seen.steps),
+        "duration_s": round(seen.duration_s, 3),
+        "duplicate_microbatches": _total(seen, "duplicate_microbatches"),
+        "lost_microbatches": _total(seen, "lost_microbatches"),
+        "replayed_microbatches": _total(seen, "replayed_microbatches"),
+        "suppressed_microbatches": _total(seen, "suppressed_microbatches"),
+        "inexact_steps": _total(seen, "inexact_steps"),
+        "faults": [asdict(fault) for fault in seen.faults],
+        "bytes_per_boundary_crossing": _total(seen, "boundary_bytes") / crossings if crossings else None,
+        "boundary_tensor_bytes": plan.manifest.boundary_bytes,
+        "transfers_per_boundary": crossings / journeys if journeys else None,
+        "microbatches_by_peer": [
+            seen.counters[peer]["accumulated_microbatches"] if peer in seen.counters else 0 for peer in range(plan.num_peers)
+        ],
+        "stage_of_peer": [plan.stage_of(peer) for peer in range(plan.num_peers)],
+        "compute_stand_in_ms": plan.stand_in_ms,
+        "slow": {str(peer): factor for peer, factor in sorted(plan.slow.items())},
+        "seed": plan.manifest.seed,
+        "accumulate": plan.manifest.train.accumulate,
+        "losses": losses,
+    }
+    if plan.stand_in_ms:
+        summary["note"] = STAND_IN_NOTE
+    return summary
+
+
+def _total(seen: Observed, name: str) -> int:
+    return sum(int(counters.get(name, 0)) for counters in seen.counters.values())  # type: ignore[call-overload]

@@ -1,0 +1,152 @@
+"""What a demo is to do, from its flags: the run, who serves which stage, who is slow, who gets killed when."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peerd.errors import ManifestError, UsageError
+
+if TYPE_CHECKING:
+    from peerd.config.manifest import Manifest
+
+DEFAULT_STAGES = 2
+DEFAULT_STEPS = 30
+MAX_PEERS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """End a daemon with SIGKILL once the swarm has reached a step."""
+
+    peer: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoPlan:
+    manifest: Manifest
+    num_peers: int
+    slow: Mapping[int, float]
+    kills: tuple[Kill, ...]
+    stand_in_ms: float
+
+    @property
+    def num_stages(self) -> int:
+        return self.manifest.train.num_stages
+
+    @property
+    def steps(self) -> int:
+        return self.manifest.train.steps
+
+    def stage_of(self, peer: int) -> int:
+        """Peers take the stages in turn."""
+        return peer % self.num_stages
+
+    @property
+    def data_of_joiners(self) -> str:
+        """A joining daemon is told where the organiser's own text lies: all are on one machine."""
+        source = self.manifest.data.source
+        return "" if source == "stdlib" else source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoFlags:
+    """The demo's flags as they were given; None where the run file or a default decides."""
+
+    stages: int | None
+    peers: int | None
+    steps: int | None
+    run_file: Path | None
+    seed: int | None
+    accumulate: str | None
+    slow: tuple[str, ...]
+    kill: tuple[str, ...]
+    stand_in_ms: float
+
+
+def plan_of(flags: DemoFlags) -> DemoPlan:
+    """Raises UsageError or ManifestError where the flags cannot be."""
+    manifest = _manifest_of(flags)
+    num_stages = manifest.train.num_stages
+    num_peers = flags.peers if flags.peers is not None else max(4, num_stages)
+    if num_peers < num_stages:
+        raise UsageError(f"{num_peers} peers cannot serve {num_stages} stages", f"--peers must be at least {num_stages}")
+    kills = tuple(Kill(peer=peer, step=int(step)) for peer, step in (_pair("--kill", text, "@", num_peers) for text in flags.kill))
+    for kill in kills:
+        if not 0 <= kill.step < manifest.train.steps:
+            raise UsageError(f"--kill {kill.peer}@{kill.step}: the demo runs steps 0 to {manifest.train.steps - 1}")
+    slow: dict[int, float] = {}
+    for text in flags.slow:
+        peer, factor = _pair("--slow", text, "=", num_peers)
+        if not 1 <= factor <= 1000:
+            raise UsageError(f"--slow {text}: the factor must be between 1 and 1000")
+        if peer in slow:
+            raise UsageError(f"--slow {text}: peer {peer} has a factor already")
+        slow[peer] = factor
+    return DemoPlan(manifest=manifest, num_peers=num_peers, slow=slow, kills=kills, stand_in_ms=flags.stand_in_ms)
+
+
+def _pair(flag: str, text: str, separator: str, num_peers: int) -> tuple[int, float]:
+    """`PEER=FACTOR` or `PEER@STEP`, with PEER one of the demo's."""
+    left, found, right = text.partition(separator)
+    try:
+        peer, value = int(left), (float(right) if separator == "=" else int(right))
+    except ValueError:
+        peer, value, found = 0, 0.0, ""
+    if not found:
+        shape = "PEER=FACTOR" if separator == "=" else "PEER@STEP"
+        raise UsageError(f"{flag} {text}: not {shape}", f"for example {flag} 1{separator}3")
+    if not 0 <= peer < num_peers:
+        raise UsageError(f"{flag} {text}: peer {peer} does not exist", f"the demo has peers 0 to {num_peers - 1}")
+    return peer, value
+
+
+def _manifest_of(flags: DemoFlags) -> Manifest:
+    base = _from_file(flags.run_file) if flags.run_file is not None else _built_in(flags.stages or DEFAULT_STAGES)
+    changes: dict[str, Any] = {"steps": flags.steps or base.train.steps or DEFAULT_STEPS}
+    if flags.stages is not None:
+        changes["num_stages"] = flags.stages
+    if flags.accumulate is not None:
+        changes["accumulate"] = flags.accumulate
+    try:
+        return dataclasses.replace(
+            base,
+            seed=base.seed if flags.seed is None else flags.seed,
+            train=dataclasses.replace(base.train, **changes),
+            # Several daemons share this machine, and only a fixed number of threads makes their gradients equal to the bit.
+            compute=dataclasses.replace(base.compute, threads=base.compute.threads or 1),
+        )
+    except ValueError as error:
+        raise UsageError(str(error), "correct the demo's flags") from None
+
+
+def _built_in(num_stages: int) -> Manifest:
+    """Small enough for a laptop to learn something in half a minute."""
+    from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
+
+    return Manifest(
+        name="demo",
+        model=ModelConfig(num_layers=max(4, num_stages), d_model=128, num_heads=4, d_ff=512),
+        train=TrainConfig(num_stages=num_stages, microbatches_per_step=16, microbatch_size=4, sequence_length=128, learning_rate=3e-3),
+        compute=ComputeConfig(threads=1),
+        swarm=SwarmConfig(announce_period_s=1.0),
+    )
+
+
+def _from_file(path: Path) -> Manifest:
+    """The user's run; a relative data source is taken from the run file's folder."""
+    from peerd.config import manifest
+
+    if path.is_dir():
+        path = path / "run.toml"
+    run = manifest.load(path)
+    if run.data.source == "stdlib":
+        return run
+    source = (path.absolute().parent / Path(run.data.source).expanduser()).absolute()
+    if not source.exists():
+        raise ManifestError(f"{path}: data.source: {source}: no such file or folder", "correct that field")
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, source=str(source)))

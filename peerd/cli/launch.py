@@ -1,0 +1,196 @@
+"""Starting a daemon: in this process's place, or detached. What the daemon may do is in its Settings; nothing is decided here.
+
+A daemon prints one JSON line once others can reach it, or ends with an exit code and a line `peerd: error: ...`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from peerd.errors import DiskError, ExitCode, PeerdError, TimedOutError, exit_code_of
+
+if TYPE_CHECKING:
+    from peerd.config.paths import Home
+    from peerd.config.settings import Settings
+
+READY_TIMEOUT_S = 180.0
+STOP_GRACE_S = 10.0
+ERROR_PREFIX = "peerd: error: "
+_TAIL_BYTES = 16 * 1024
+_MAX_READY_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What a daemon says once it can be reached."""
+
+    join: str
+    """The address others paste, with #RUN-ID."""
+    peer: str
+    run: str
+    pid: int
+    organiser: str
+    """The organiser's public key, hex."""
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Run one of peerd's modules in a process of its own; -P keeps the current folder off the import path."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def run_in_foreground(settings: Settings, *, as_json: bool) -> NoReturn:
+    """Become the daemon: signals and the terminal are its own from here on."""
+    os.environ["PEERD_READY"] = "json" if as_json else "text"
+    command = module_command("peerd.daemon", settings.to_json())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(command[0], command)  # noqa: S606 - the daemon is this very interpreter
+
+
+def run_detached(settings: Settings, home: Home) -> Ready:
+    """Start the daemon in a session of its own and return once it can be reached; its log goes to the home's log file."""
+    log_start = _prepare_log(home)
+    with home.log.open("ab") as log:
+        process = subprocess.Popen(
+            module_command("peerd.daemon", settings.to_json()),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "PEERD_READY": "json"},
+        )
+    try:
+        return wait_until_ready(process, READY_TIMEOUT_S)
+    except DaemonFailedError as failed:
+        with home.log.open("rb") as log:
+            log.seek(log_start)
+            raise failed.told_by(tail_of(log.read()), home.log) from None
+    except BaseException:
+        stop_process(process)
+        raise
+
+
+def _prepare_log(home: Home) -> int:
+    """Make the home and tell where in its log this daemon's part will begin."""
+    try:
+        home.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with home.log.open("ab") as log:
+            return log.tell()
+    except OSError as error:
+        raise DiskError(f"cannot write to the home {home.folder}: {error.strerror}", "name another with --home") from None
+
+
+class DaemonFailedError(PeerdError):
+    """A daemon ended before it could be reached."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the daemon {describe_exit(code)} before it could be reached")
+        self.code = code
+
+    def told_by(self, log_tail: str, log: Path | None) -> PeerdError:
+        """The daemon's own error where its log ends with one, under the exit code it ended with."""
+        own = [line.removeprefix(ERROR_PREFIX) for line in log_tail.splitlines() if line.startswith(ERROR_PREFIX)]
+        kind = exit_code_of(self.code)
+        if own:
+            return kind(own[-1])
+        lines = log_tail.strip().splitlines()
+        last = f" (its last line: {lines[-1].strip()[:200]})" if lines else ""
+        return kind(f"{self.message}{last}", f"read its log: {log}" if log else "")
+
+
+def describe_exit(code: int) -> str:
+    """An exit status in words."""
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"was ended by signal {-code}"
+    return f"exited with code {code}"
+
+
+def tail_of(log: bytes) -> str:
+    return log[-_TAIL_BYTES:].decode(errors="replace")
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], timeout_s: float) -> Ready:
+    """Read the ready line. Raises DaemonFailedError where the daemon ended instead, TimedOutError where it said nothing."""
+    assert process.stdout is not None
+    deadline = time.monotonic() + timeout_s
+    received = b""
+    with selectors.DefaultSelector() as selector, process.stdout as stdout:
+        selector.register(stdout, selectors.EVENT_READ)
+        while b"\n" not in received:
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                raise TimedOutError(f"the daemon could not be reached within {timeout_s:g} s of its start", "is the machine overloaded?")
+            chunk = os.read(stdout.fileno(), _MAX_READY_BYTES)
+            if not chunk or len(received) > _MAX_READY_BYTES:
+                raise DaemonFailedError(stop_process(process))
+            received += chunk
+    return _parse_ready(received.partition(b"\n")[0])
+
+
+def _parse_ready(line: bytes) -> Ready:
+    try:
+        fields = json.loads(line)
+        return Ready(
+            join=str(fields["join"]),
+            peer=str(fields["peer"]),
+            run=str(fields["run"]),
+            pid=int(fields["pid"]),
+            organiser=str(fields["organiser"]),
+        )
+    except (ValueError, KeyError, TypeError):
+        raise PeerdError("the daemon's first line cannot be understood", "client and daemon may differ in version") from None
+
+
+def stop_process(process: subprocess.Popen[bytes], grace_s: float = STOP_GRACE_S) -> int:
+    """End a child: let it end, ask it (SIGTERM), kill it. Returns its exit status."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(0.5)
+    process.terminate()
+    try:
+        return process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def run_child(module: str, *arguments: str, timeout_s: float | None, what: str) -> dict[str, object]:
+    """Run a peerd module whose last line on stdout is one JSON object; its stderr goes to ours as it comes.
+
+    Raises the error its exit code stands for; the child has already said why on stderr, so that error says little.
+    """
+    process = subprocess.Popen(module_command(module, *arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise TimedOutError(f"{what} took longer than {timeout_s:g} s", "try again") from None
+    finally:
+        if process.poll() is None:
+            stop_process(process)
+    if process.returncode:
+        raise ChildFailedError(process.returncode)
+    try:
+        reply = json.loads(output.decode().strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        reply = None
+    if not isinstance(reply, dict):
+        raise PeerdError(f"{what} gave no result that can be read")
+    return reply
+
+
+class ChildFailedError(PeerdError):
+    """A child ended with an error that it has already told on stderr."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the command {describe_exit(code)}")
+        self.code = code if code > 0 else ExitCode.FAILURE

@@ -1,0 +1,125 @@
+"""The command `peerd`: its group of verbs, and the one place where errors become exit codes.
+
+Importing this module must stay cheap: click and the standard library only; what a verb needs is imported inside it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+from peerd import __version__
+from peerd.cli import demo, guide, organise, volunteer, watch
+from peerd.cli.options import home_option
+from peerd.errors import ExitCode, PeerdError
+
+_EPILOG = """\b
+Files of a daemon: --home DIR, before or after the verb, or PEERD_HOME.
+Exit codes: 0 done; 1 a bug or unforeseen failure; 2 wrong usage;
+3 bad manifest; 4 wrong signature; 5 bad address; 6 unreachable;
+7 port taken; 8 identity in use; 9 clock off; 10 disk; 11 no daemon;
+12 timed out; 13 stage unknown or too large; 130 interrupted.
+`peerd help errors` says what to do about each.
+"""
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=_EPILOG,
+    subcommand_metavar="VERB [ARGS]...",
+)
+@click.version_option(__version__, prog_name="peerd")
+@home_option
+def cli() -> None:
+    """Train one large model together with other volunteers.
+
+    \b
+    See it work here:      peerd demo
+    Lend your machine:     peerd join ADDRESS
+    See what it does:      peerd status, peerd peers
+    Start a run:           peerd new my-run, then peerd start my-run
+    Read more:             peerd help
+    """
+
+
+for _verb in (
+    demo.demo,
+    volunteer.join,
+    watch.status,
+    watch.peers,
+    watch.wait,
+    volunteer.leave,
+    organise.new,
+    organise.start,
+    organise.export,
+    organise.reference,
+    guide.show_help,
+):
+    cli.add_command(_verb)
+
+
+def main() -> NoReturn:
+    """Run the command and exit with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows '?'
+    code = run(sys.argv[1:])
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of one command line; whatever went wrong has been told in one line on stderr."""
+    try:
+        outcome = cli.main(args=arguments, prog_name="peerd", standalone_mode=False)
+        sys.stdout.flush()
+    except PeerdError as error:
+        return _tell(error)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return ExitCode.USAGE
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "peerd"
+        return _fail(f"{error.format_message()} See `{where} --help`.", ExitCode.USAGE)
+    except click.ClickException as error:
+        return _fail(error.format_message(), ExitCode.USAGE)
+    except (KeyboardInterrupt, click.Abort):
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output is gone; keep the interpreter from complaining about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.FAILURE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            return _tell_bug(error)
+        return _fail("the disk is full; free some space", ExitCode.DISK)
+    except Exception as error:  # the outermost edge: every bug ends here as one line
+        return _tell_bug(error)
+    return outcome if isinstance(outcome, int) else ExitCode.OK
+
+
+def _tell(error: PeerdError) -> int:
+    from peerd.cli.launch import ChildFailedError
+
+    if isinstance(error, ChildFailedError):
+        return error.code
+    return _fail(str(error), error.exit_code)
+
+
+def _tell_bug(error: Exception) -> int:
+    if os.environ.get("PEERD_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    detail = f"{type(error).__name__}: {error}".replace("\n", " ")
+    return _fail(f"{detail}; this is a bug in peerd: PEERD_DEBUG=1 shows the traceback to report with it", ExitCode.FAILURE)
+
+
+def _fail(text: str, code: ExitCode) -> int:
+    from peerd.cli.launch import ERROR_PREFIX
+
+    click.echo(ERROR_PREFIX + text.replace("\n", " "), err=True)
+    return code

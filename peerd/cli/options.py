@@ -1,0 +1,116 @@
+"""Flags that several verbs share, and the kinds of values that flags take. Which verb has which flag is the verb's affair."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from peerd.errors import DiskError, UsageError
+
+if TYPE_CHECKING:
+    from peerd.config.paths import Home
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+EXPORTED_FILES = frozenset({"run.toml", "model.safetensors", "optimizer.safetensors", "history.jsonl"})
+
+
+class FiniteRange(click.FloatRange):
+    """A float range that refuses NaN and infinity, which no comparison would."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+
+class OutputFolder(click.ParamType[Path]):
+    """A folder to write an exported model into: absent, empty, or holding nothing but an earlier export."""
+
+    name = "directory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        folder = Path(value).expanduser().absolute()
+        if folder.exists() and not folder.is_dir():
+            self.fail(f"{folder} is a file, not a folder.", param, ctx)
+        try:
+            foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in EXPORTED_FILES) if folder.exists() else []
+        except OSError as error:
+            self.fail(f"{folder} cannot be read: {error.strerror}.", param, ctx)
+        if foreign:
+            self.fail(f"{folder} already holds {foreign[0]!r}; name an empty folder, or one that holds only an earlier export.", param, ctx)
+        return folder
+
+
+OUTPUT_FOLDER = OutputFolder()
+SEED = click.IntRange(0, 2**63 - 1)
+STEPS = click.IntRange(1, 10**9)
+STAGES = click.IntRange(1, 4096)
+STAND_IN_MS = FiniteRange(0, 3_600_000)
+FACTOR = FiniteRange(1, 1000)
+TIMEOUT_S = FiniteRange(0, 30 * 86400)
+
+
+def create_folder(folder: Path) -> None:
+    """Make a folder for the user's results; one clear error where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UsageError(f"cannot make the folder {folder}: a file is in the way", "name another folder") from None
+    except OSError as error:
+        raise DiskError(f"cannot make the folder {folder}: {error.strerror}", "name a folder you can write to") from None
+
+
+def home_option(command: Decorated) -> Decorated:
+    """--home after the verb; before the verb the group has it."""
+    return click.option(
+        "--home",
+        metavar="DIR",
+        expose_value=False,
+        callback=_remember_home,
+        help="Folder of the daemon's identity, state and control socket (PEERD_HOME).",
+    )(command)
+
+
+def json_option(command: Decorated) -> Decorated:
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(command)
+
+
+def _remember_home(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        if not value or "\0" in value:
+            raise click.BadParameter("must name a folder", ctx=context)
+        context.find_root().obj = value
+
+
+def chosen_home(context: click.Context) -> Home:
+    """--home, else PEERD_HOME, else the platform's state folder."""
+    from peerd.config.paths import resolve_home
+
+    home = resolve_home(context.find_root().obj)
+    if home.folder.exists() and not home.folder.is_dir():
+        raise UsageError(f"the home {home.folder} is a file", "name a folder with --home")
+    return home
+
+
+def existing_source(value: str, flag: str) -> str:
+    """A data source as the daemon needs it: `stdlib`, or the absolute path of a readable text file or folder."""
+    if value == "stdlib":
+        return value
+    path = Path(value).expanduser().absolute()
+    try:
+        if not path.exists():
+            raise UsageError(f"{flag}: {path}: no such file or folder", "name a text file or folder, or stdlib")
+        if path.is_dir():
+            next(path.iterdir(), None)
+        else:
+            with path.open("rb"):
+                pass
+    except OSError as error:
+        raise UsageError(f"{flag}: {path}: {error.strerror}", "name a text file or folder you can read") from None
+    return str(path)

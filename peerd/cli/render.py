@@ -1,0 +1,177 @@
+"""How replies look on a terminal of 80 columns. Only reads them; whatever a peer wrote is printed without its control characters."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Mapping
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from peerd.control.protocol import PeerInfo, PeersReply, StageInfo, StatusReply
+
+WIDTH = 80
+_SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+_UNITS = ("", "K", "M", "G", "T", "P")
+_SEVERITY_STYLE = {"problem": "red", "warning": "yellow", "info": "dim"}
+
+
+def console(*, to_stderr: bool = False) -> Console:
+    """A console as wide as the terminal, or 80 columns where output goes elsewhere."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else WIDTH, highlight=False, markup=False, emoji=False)
+
+
+def plain(text: object, limit: int = 200) -> str:
+    """A peer's own words, made safe to print."""
+    return "".join(character if character.isprintable() else "?" for character in str(text)[:limit])
+
+
+def short_id(peer: str) -> str:
+    """The end of a peer id: the start is the same for all."""
+    return ".." + plain(peer)[-8:] if len(peer) > 10 else plain(peer)
+
+
+def amount(value: float) -> str:
+    """A number in four digits: 999, 12.3K, 4.56M."""
+    step = 0
+    while abs(value) >= 999.5 and step < len(_UNITS) - 1:
+        value /= 1000
+        step += 1
+    if step == 0:
+        return f"{value:.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.1f}"
+    return f"{value:.3g}{_UNITS[step]}"
+
+
+def duration(seconds: float) -> str:
+    """A time span in its two largest units."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def sparkline(values: list[float], width: int = 30) -> str:
+    """The course of a value in one line of blocks; longer series are thinned out."""
+    if len(values) > width:
+        values = [values[index * (len(values) - 1) // (width - 1)] for index in range(width)]
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_SPARKS[round((value - low) * scale)] for value in values)
+
+
+def phase_of(peer: PeerInfo) -> str:
+    """What a peer is up to; that it is leaving or suspect matters more than its phase."""
+    if peer["suspect"]:
+        return "suspect"
+    return "leaving" if peer["leaving"] else plain(peer["phase"], 12)
+
+
+def exactness(counters: Mapping[str, object]) -> str:
+    """The three counts that stay 0 while every step is the one a single machine would have made."""
+    twice, lost, inexact = (counters[name] for name in ("duplicate_microbatches", "lost_microbatches", "inexact_steps"))
+    return f"{twice} counted twice, {lost} lost, {inexact} steps inexact"
+
+
+def print_status(reply: StatusReply) -> None:
+    """This daemon."""
+    out = console()
+    print_rows(out, _status_rows(reply))
+    for item in reply["health"]:
+        remedy = f"; {plain(item['remedy'])}" if item["remedy"] else ""
+        out.print(Text(f"{plain(item['severity'])}: {plain(item['title'])}{remedy}", style=_SEVERITY_STYLE.get(item["severity"], "")))
+    # One unbroken line, however long, so that it can be copied.
+    out.print(Text(f"others join with: peerd join {plain(reply['join'], 400)}"), soft_wrap=True)
+
+
+def print_rows(out: Console, rows: list[tuple[str, str]]) -> None:
+    """Names and values in two columns; long values go on below themselves."""
+    indent = max(len(name) for name, _ in rows) + 2
+    for name, value in rows:
+        first, *more = textwrap.wrap(value, out.width - indent) or [""]
+        out.print(Text.assemble((name.ljust(indent), "bold"), first))
+        for line in more:
+            out.print(Text(" " * indent + line))
+
+
+def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
+    run, peer, counters = reply["run"], reply["peer"], reply["counters"]
+    end = f" of {run['steps']}" if run["steps"] else ""
+    work = f"{counters['accumulated_microbatches']} done, {counters['replayed_microbatches']} launched again"
+    traffic = f"{amount(counters['bytes_sent'])}B sent, {amount(counters['bytes_received'])}B received"
+    rows = [
+        ("run", f"{plain(run['name'])} ({plain(run['id'])})"),
+        ("peer", f"{plain(peer['id'])}, up {duration(reply['uptime_s'])}, process {reply['pid']}"),
+        ("stage", f"{peer['stage']} (of 0 to {run['num_stages'] - 1}) on {plain(peer['device'], 20)}"),
+        ("step", f"{peer['step']}{end}, {phase_of(peer)}, holds {peer['done']} of {run['microbatches_per_step']} microbatches"),
+        ("loss", "-" if peer["last_loss"] is None else f"{peer['last_loss']:.4f}"),
+        ("queue", f"{peer['queue']} waiting, {peer['in_flight']} in flight, {amount(peer['throughput'])} samples/s"),
+        ("microbatches", work),
+        ("exactness", exactness(counters)),
+        ("traffic", traffic),
+        ("decision", plain(reply["decision"])),
+    ]
+    if reply["compute_stand_in_ms"] or reply["slow_factor"] != 1:
+        rows.append(
+            ("stand-in", f"{reply['compute_stand_in_ms']:g} ms per microbatch, {reply['slow_factor']:g}x slow: speeds are not real")
+        )
+    return rows
+
+
+def print_peers(reply: PeersReply) -> None:
+    """The whole swarm."""
+    out = console()
+    out.print(Text(swarm_line(reply)))
+    out.print(swarm_table(reply))
+
+
+def swarm_line(reply: PeersReply) -> str:
+    """The swarm in one line."""
+    run = reply["run"]
+    step = "-" if reply["work_step"] is None else str(reply["work_step"])
+    end = f" of {run['steps']}" if run["steps"] else ""
+    loss = "-" if reply["last_loss"] is None else f"{reply['last_loss']:.4f}"
+    return f"{plain(run['name'], 30)}: step {step}{end}, loss {loss}, {amount(reply['tokens_per_second'])} tokens/s"
+
+
+def swarm_table(reply: PeersReply, labels: Mapping[str, str] | None = None) -> Table:
+    """Stages and their peers; `labels` names peers by something shorter than their id."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for heading in ("stage", "missing"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("peer", no_wrap=True)
+    table.add_column("step", justify="right", no_wrap=True, min_width=5)
+    table.add_column("phase", no_wrap=True, min_width=12)
+    for heading in ("holds", "queue", "samples/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("device", no_wrap=True)
+    for stage in reply["stages"]:
+        _add_stage(table, stage, labels or {})
+    return table
+
+
+def _add_stage(table: Table, stage: StageInfo, labels: Mapping[str, str]) -> None:
+    number, missing = str(stage["stage"]), str(stage["missing"])
+    if not stage["peers"]:
+        table.add_row(number, missing, Text("nobody", style="red"))
+    for row, peer in enumerate(stage["peers"]):
+        table.add_row(
+            number if row == 0 else "",
+            missing if row == 0 else "",
+            labels.get(peer["id"], short_id(peer["id"])),
+            str(peer["step"]) if peer["step"] < 100_000 else amount(peer["step"]),
+            Text(phase_of(peer), style="yellow" if peer["suspect"] or peer["leaving"] else ""),
+            str(peer["done"]),
+            str(peer["queue"]),
+            amount(peer["throughput"]),
+            plain(peer["device"], 6),
+        )

@@ -1,0 +1,62 @@
+"""The volunteer's verbs: join and leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from peerd.cli.options import FACTOR, STAND_IN_MS, chosen_home, home_option, json_option
+from peerd.cli.organise import launch, settings_of
+
+LEAVE_SILENCE_S = 120.0
+
+
+@click.command()
+@click.argument("address", metavar="ADDRESS")
+@click.option("--stage", type=click.IntRange(0, 4095), help="Stage to serve.  [default: the one that needs help most]")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
+@click.option("--data", metavar="PATH", help="The run's text, where the run trains on its organiser's own.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="IPv4 address to listen on; 0.0.0.0 for all.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port to listen on; 0: any free one.")
+@click.option("--detach", is_flag=True, help="Return once the daemon can be reached; it goes on in the background.")
+@click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", hidden=True)
+@click.option("--slow", "slow_factor", type=FACTOR, default=1.0, metavar="FACTOR", hidden=True)
+@home_option
+@json_option
+@click.pass_context
+def join(context: click.Context, /, address: str, detach: bool, as_json: bool, **flags: Any) -> None:
+    """Join a run: ADDRESS is the line its organiser gave you.
+
+    The daemon checks the organiser's signature, measures this machine, takes the stage that needs help most and
+    trains with the others until you leave. Runs in the foreground unless --detach: Ctrl-C leaves gracefully, a second
+    Ctrl-C leaves at once. Nothing is lost either way.
+
+    \b
+    Example:
+      peerd join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...#9f2c...
+    """
+    launch(context, settings_of(context, flags, join=address), detach=detach, as_json=as_json)
+
+
+@click.command()
+@click.option("--now", is_flag=True, help="Do not finish what is queued.")
+@home_option
+@json_option
+@click.pass_context
+def leave(context: click.Context, now: bool, as_json: bool) -> None:
+    """Let this home's daemon leave the swarm and end.
+
+    It finishes what it holds and hands on its share of the step first; with --now it goes at once, and the others do
+    its share again.
+    """
+    import json
+
+    from peerd.control.client import ControlClient
+
+    home = chosen_home(context)
+    reply = ControlClient(home).request("leave", now=now, silence_s=LEAVE_SILENCE_S)
+    if as_json:
+        click.echo(json.dumps(reply))
+    else:
+        click.echo(f"the daemon of {home.folder} left the swarm")

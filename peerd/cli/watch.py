@@ -1,0 +1,114 @@
+"""The verbs that look on: status, peers, wait. They change nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, cast
+
+import click
+
+from peerd.cli.options import STEPS, TIMEOUT_S, chosen_home, home_option, json_option
+from peerd.errors import NoDaemonError, UsageError
+
+VISIT_TIMEOUT_S = 90.0
+DAEMON_APPEARS_WITHIN_S = 15.0
+_RETRY_S = 0.2
+
+
+@click.command()
+@home_option
+@json_option
+@click.pass_context
+def status(context: click.Context, as_json: bool) -> None:
+    """Show what this home's daemon does.
+
+    \b
+    Examples:
+      peerd status
+      peerd status --json | jq .peer.step
+    """
+    from peerd.control.client import ControlClient
+
+    reply = ControlClient(chosen_home(context)).request("status")
+    if as_json:
+        click.echo(json.dumps(reply))
+        return
+    from peerd.cli.render import print_status
+    from peerd.control.protocol import StatusReply
+
+    print_status(cast("StatusReply", reply))
+
+
+@click.command()
+@click.argument("address", required=False)
+@home_option
+@json_option
+@click.pass_context
+def peers(context: click.Context, address: str | None, as_json: bool) -> None:
+    """Show the whole swarm: stages, peers, queues, steps, throughput.
+
+    Without ADDRESS it asks this home's daemon. With ADDRESS it asks the peer there; no daemon is needed.
+
+    \b
+    Examples:
+      peerd peers
+      peerd peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+    """
+    if address is None:
+        from peerd.control.client import ControlClient
+
+        reply = ControlClient(chosen_home(context)).request("peers")
+    else:
+        from peerd.cli.launch import run_child
+
+        reply = run_child("peerd.swarm.visit", address, timeout_s=VISIT_TIMEOUT_S, what="asking that peer")
+    if as_json:
+        click.echo(json.dumps(reply))
+        return
+    from peerd.cli.render import print_peers
+    from peerd.control.protocol import PeersReply
+
+    print_peers(cast("PeersReply", reply))
+
+
+@click.command()
+@click.option("--serving", is_flag=True, help="Until this daemon serves a stage.")
+@click.option("--step", type=STEPS, help="Until this daemon has reached step N.", metavar="N")
+@click.option("--timeout", "timeout_s", type=TIMEOUT_S, default=60.0, show_default=True, metavar="S", help="Seconds to wait at most.")
+@home_option
+@json_option
+@click.pass_context
+def wait(context: click.Context, serving: bool, step: int | None, timeout_s: float, as_json: bool) -> None:
+    """Wait until the daemon serves, or has reached a step. For scripts.
+
+    Exits 0 when it has, 12 when the time is up, 11 when no daemon runs (a daemon that is only starting is waited for).
+
+    \b
+    Example:
+      peerd join ADDRESS --detach && peerd wait --serving --timeout 60
+    """
+    if serving == (step is not None):
+        raise UsageError("wait needs exactly one of --serving and --step N", "see `peerd wait --help`")
+    arguments: dict[str, Any] = {"serving": True} if serving else {"step": step}
+    reply = _wait(context, arguments, timeout_s)
+    if as_json:
+        click.echo(json.dumps(reply))
+    else:
+        click.echo(f"step {reply['step']}, {'serving' if reply['serving'] else 'not serving'}")
+
+
+def _wait(context: click.Context, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    from peerd.control.client import ControlClient
+
+    client = ControlClient(chosen_home(context))
+    began = time.monotonic()
+    while True:
+        left_s = max(0.0, timeout_s - (time.monotonic() - began))
+        try:
+            # The daemon keeps the time; the client only guards against a daemon that does not.
+            return client.request("wait", timeout_s=left_s, silence_s=left_s + 5.0, **arguments)
+        except NoDaemonError:
+            if time.monotonic() - began >= min(timeout_s, DAEMON_APPEARS_WITHIN_S):
+                raise
+            time.sleep(_RETRY_S)

@@ -1,0 +1,89 @@
+"""Replies of a daemon as values, for tests of whoever reads them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from peerd.control.protocol import Counters, PeerInfo, PeersReply, RunInfo, StatusReply
+
+
+def run_info(**changes: Any) -> RunInfo:
+    fields: dict[str, Any] = {
+        "id": "9f2c" * 8,
+        "name": "demo",
+        "num_stages": 2,
+        "microbatches_per_step": 16,
+        "steps": 30,
+        "tokens_per_step": 8192,
+        "boundary_bytes": 262144,
+    }
+    return cast("RunInfo", {**fields, **changes})
+
+
+def peer_info(**changes: Any) -> PeerInfo:
+    fields: dict[str, Any] = {
+        "id": "12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F",
+        "stage": 0,
+        "step": 3,
+        "phase": "accumulating",
+        "leaving": False,
+        "suspect": False,
+        "queue": 2,
+        "in_flight": 1,
+        "done": 7,
+        "throughput": 123.4,
+        "tokens": 40960,
+        "last_loss": 3.21,
+        "device": "cpu",
+        "memory_bytes": 8 << 30,
+        "software": "peerd 0.1.0",
+        "incarnation": 1,
+        "inexact": 0,
+        "addresses": ["/ip4/127.0.0.1/tcp/31337"],
+        "age_s": 0.4,
+    }
+    return cast("PeerInfo", {**fields, **changes})
+
+
+def counters(**changes: int) -> Counters:
+    return cast("Counters", {**dict.fromkeys(Counters.__annotations__, 0), **changes})
+
+
+def status_reply(**changes: Any) -> StatusReply:
+    fields: dict[str, Any] = {
+        "schema": 1,
+        "join": "/ip4/127.0.0.1/tcp/31337/p2p/12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F#" + "9f2c" * 8,
+        "pid": 4242,
+        "uptime_s": 3723.0,
+        "run": run_info(),
+        "peer": peer_info(),
+        "counters": counters(accumulated_microbatches=55, bytes_sent=123456789),
+        "decision": "accumulating: 9 microbatches of step 3 are missing",
+        "health": [],
+        "compute_stand_in_ms": 0.0,
+        "slow_factor": 1.0,
+    }
+    return cast("StatusReply", {**fields, **changes})
+
+
+def peers_reply(*, num_stages: int = 2, peers_per_stage: int = 2) -> PeersReply:
+    stages = [
+        {
+            "stage": stage,
+            "step": 3,
+            "missing": 9,
+            "queue": 2,
+            "throughput": 246.8,
+            "peers": [peer_info(stage=stage, id=f"12D3KooW{'x' * 40}{stage}{peer}") for peer in range(peers_per_stage)],
+        }
+        for stage in range(num_stages)
+    ]
+    fields: dict[str, Any] = {
+        "schema": 1,
+        "run": run_info(num_stages=num_stages),
+        "work_step": 3,
+        "last_loss": 3.21,
+        "tokens_per_second": 5120.0,
+        "stages": stages,
+    }
+    return cast("PeersReply", fields)

@@ -1,0 +1,114 @@
+"""What users' scripts rely on: verbs, flags, JSON fields and exit codes. A change here is a change for them: say so in the commit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from peerd.cli.main import cli
+from peerd.config.paths import Home
+from peerd.errors import ExitCode
+from tests.cli.conftest import Command
+from tests.cli.replies import peers_reply, status_reply
+from tests.control.fake_daemon import answering, line
+
+_DAEMON_FLAGS = {"--stage", "--device", "--data", "--host", "--port", "--detach", "--compute-stand-in", "--slow", "--home", "--json"}
+
+VERBS = {
+    "demo": {
+        *("--stages", "--peers", "--steps", "--run", "--seed", "--accumulate", "--slow", "--kill", "--compute-stand-in", "--out"),
+        *("--home", "--json"),
+    },
+    "join": _DAEMON_FLAGS,
+    "start": _DAEMON_FLAGS,
+    "status": {"--home", "--json"},
+    "peers": {"--home", "--json"},
+    "wait": {"--serving", "--step", "--timeout", "--home", "--json"},
+    "leave": {"--now", "--home", "--json"},
+    "new": {
+        *("--name", "--stages", "--layers", "--d-model", "--heads", "--d-ff", "--sequence-length", "--microbatch-size", "--microbatches"),
+        *("--data", "--steps", "--learning-rate", "--seed", "--accumulate", "--force", "--home", "--json"),
+    },
+    "export": {"--home", "--json"},
+    "reference": {"--steps", "--out", "--data", "--home", "--json"},
+    "help": {"--home"},
+}
+
+DEMO_FIELDS = {
+    *("schema", "loss_first", "loss_last", "steps", "peers", "stages", "tokens_per_second", "duration_s", "duplicate_microbatches"),
+    *("lost_microbatches", "replayed_microbatches", "suppressed_microbatches", "inexact_steps", "faults", "bytes_per_boundary_crossing"),
+    *("boundary_tensor_bytes", "transfers_per_boundary", "microbatches_by_peer", "stage_of_peer", "compute_stand_in_ms", "slow"),
+    *("seed", "accumulate", "losses"),
+}
+
+EXIT_CODES = {
+    "OK": 0,
+    "FAILURE": 1,
+    "USAGE": 2,
+    "MANIFEST": 3,
+    "SIGNATURE": 4,
+    "ADDRESS": 5,
+    "UNREACHABLE": 6,
+    "PORT_TAKEN": 7,
+    "IDENTITY_IN_USE": 8,
+    "CLOCK": 9,
+    "DISK": 10,
+    "NO_DAEMON": 11,
+    "TIMED_OUT": 12,
+    "STAGE": 13,
+    "INTERRUPTED": 130,
+}
+
+
+def flags_of(command: click.Command) -> set[str]:
+    return {name for parameter in command.params if isinstance(parameter, click.Option) for name in parameter.opts}
+
+
+def test_verbs_and_flags_are_those_that_scripts_rely_on() -> None:
+    assert {name: flags_of(command) for name, command in cli.commands.items()} == VERBS
+
+
+def test_exit_codes_are_those_that_scripts_rely_on() -> None:
+    assert {code.name: code.value for code in ExitCode} == EXIT_CODES
+
+
+def test_every_exit_code_is_explained_in_help_and_on_its_page(peerd: Command) -> None:
+    overview, page = peerd("--help").out, peerd("help", "errors").out
+    for code in EXIT_CODES.values():
+        assert f"{code} " in overview
+        assert f"| {code} |" in page
+
+
+def test_reading_verbs_print_one_json_object_with_the_schema(peerd: Command, short_home: Path) -> None:
+    for verb, reply in (("status", status_reply()), ("peers", peers_reply())):
+        with answering(Home(short_home), line({"ok": reply})):
+            done = peerd(verb, "--json")
+        assert done.code == 0
+        assert done.err == ""
+        assert json.loads(done.out) == reply
+        assert json.loads(done.out)["schema"] == 1
+
+
+def test_the_demo_prints_one_json_object_with_all_its_fields(peerd: Command, paper: Callable[[str], None]) -> None:
+    paper("")
+    done = peerd("demo", "--peers", 2, "--steps", 3, "--json")
+    assert done.code == 0, done.err
+    assert done.out.count("\n") == 1
+    assert set(json.loads(done.out)) == DEMO_FIELDS
+
+
+def test_home_is_taken_before_and_after_the_verb_and_wins_over_the_environment(peerd: Command, short_home: Path) -> None:
+    other = short_home / "o"
+    for arguments in (("--home", other, "status", "--json"), ("status", "--home", other, "--json")):
+        with answering(Home(other), line({"ok": status_reply(pid=77)})):
+            assert json.loads(peerd(*arguments).out)["pid"] == 77
+
+
+def test_help_lists_its_pages_and_shows_each(peerd: Command) -> None:
+    listed = peerd("help").out
+    for topic in ("volunteer", "organiser", "architecture", "glossary", "errors"):
+        assert topic in listed
+        assert peerd("help", topic).out.startswith("# ")

@@ -1,0 +1,125 @@
+"""What is printed fits 80 columns and cannot hurt a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.cli.demo_view import summary_rows
+from peerd.cli.render import amount, duration, plain, print_peers, print_status, sparkline
+from peerd.control.protocol import HealthItem
+from tests.cli.replies import peer_info, peers_reply, run_info, status_reply
+
+HUGE = 10**15
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_status_fits_and_tells_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
+    print_status(status_reply())
+    lines = lines_of(capsys)
+    assert lines.pop().startswith("others join with: peerd join /ip4/")  # unbroken, to be copied
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    for word in (
+        "demo",
+        "step",
+        "3 of 30, accumulating, holds 7 of 16",
+        "3.2100",
+        "up 1h02m",
+        "0 counted twice",
+        "9 microbatches of step 3",
+    ):
+        assert word in text
+
+
+def test_status_names_every_problem_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    item = HealthItem(code="clock", title="this clock is 9 s off", severity="problem", remedy="turn on time synchronisation")
+    print_status(status_reply(health=[item]))
+    assert "problem: this clock is 9 s off; turn on time synchronisation" in capsys.readouterr().out
+
+
+def test_status_says_that_a_stand_ins_speed_is_not_real(capsys: pytest.CaptureFixture[str]) -> None:
+    print_status(status_reply(compute_stand_in_ms=50.0, slow_factor=3.0))
+    assert "50 ms per microbatch, 3x slow: speeds are not real" in capsys.readouterr().out
+
+
+def test_peers_shows_every_stage_and_who_is_in_doubt(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = peers_reply(num_stages=3, peers_per_stage=2)
+    reply["stages"][1]["peers"][0]["suspect"] = True
+    reply["stages"][1]["peers"][1]["leaving"] = True
+    reply["stages"][2]["peers"] = []
+    print_peers(reply)
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    for word in ("demo: step 3 of 30, loss 3.2100, 5.12K tokens/s", "suspect", "leaving", "nobody", "..xxxxxx11"):
+        assert word in text
+
+
+def test_huge_numbers_and_long_names_still_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = peers_reply(num_stages=1, peers_per_stage=1)
+    reply["run"] = run_info(name="n" * 64, steps=0)
+    reply["stages"][0]["missing"] = 8192
+    reply["stages"][0]["peers"] = [
+        peer_info(step=HUGE, done=8192, queue=999, throughput=1e12, age_s=1e9, device="cuda:123456789", stage=4095)
+    ]
+    print_peers(reply)
+    assert max(map(len, lines_of(capsys))) <= 80
+
+
+def test_control_characters_of_a_peer_never_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = peers_reply(num_stages=1, peers_per_stage=1)
+    reply["run"]["name"] = "\x1b[2Jx"
+    reply["stages"][0]["peers"] = [peer_info(device="\x1b]0;\x07", phase="a\nb", id="[red]\x1b" * 20)]
+    print_peers(reply)
+    print_status(status_reply(decision="\x1b[31m", peer=peer_info(device="\r\n\x1b")))
+    assert "\x1b" not in capsys.readouterr().out
+
+
+@given(st.floats(min_value=0, max_value=1e17))
+def test_amounts_stay_short(value: float) -> None:
+    assert 1 <= len(amount(value)) <= 7
+
+
+@given(st.floats(min_value=0, max_value=1e9))
+def test_durations_stay_short(value: float) -> None:
+    assert 2 <= len(duration(value)) <= 9
+
+
+@given(st.lists(st.floats(min_value=-1e9, max_value=1e9), max_size=200))
+def test_sparklines_are_as_long_as_their_series_up_to_the_width(values: list[float]) -> None:
+    assert len(sparkline(values, 30)) == min(len(values), 30)
+
+
+@given(st.text())
+def test_plain_text_is_printable(text: str) -> None:
+    assert plain(text).isprintable() or plain(text) == ""
+
+
+def test_the_demos_summary_shows_faults() -> None:
+    summary: dict[str, Any] = {
+        "peers": 2,
+        "stages": 1,
+        "steps": 1,
+        "duration_s": 1.0,
+        "loss_first": 2.0,
+        "loss_last": 1.0,
+        "losses": [2.0, 1.0],
+        "tokens_per_second": None,
+        "stage_of_peer": [0, 0],
+        "microbatches_by_peer": [1, 2],
+        "replayed_microbatches": 0,
+        "duplicate_microbatches": 0,
+        "lost_microbatches": 0,
+        "inexact_steps": 0,
+        "suppressed_microbatches": 0,
+        "transfers_per_boundary": None,
+        "faults": [{"t_s": 1.0, "peer": 1, "stage": 0, "phase": "averaging", "kind": "killed", "detail": "was ended by SIGKILL"}],
+    }
+    rows = dict(summary_rows(summary))
+    assert rows["fault"] == "1.0 s: peer 1 (stage 0, averaging) was ended by SIGKILL"

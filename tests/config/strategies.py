@@ -1,0 +1,47 @@
+"""Values of the configuration that hold to its rules."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
+
+names = st.text("abcdefghijklmnopqrstuvwxyzABCXYZ0123456789-_.", min_size=1, max_size=64)
+sources = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelConfig:
+    heads = draw(st.integers(1, 8))
+    return ModelConfig(
+        num_layers=draw(st.integers(1, 64)),
+        d_model=2 * heads * draw(st.integers(1, 32)),
+        num_heads=heads,
+        d_ff=draw(st.integers(1, 4096)),
+        vocab_size=draw(st.integers(1, 70000)),
+    )
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> Manifest:
+    model = draw(models())
+    train = TrainConfig(
+        num_stages=draw(st.integers(1, model.num_layers)),
+        microbatches_per_step=draw(st.integers(1, 8192)),
+        microbatch_size=draw(st.integers(1, 16)),
+        sequence_length=draw(st.integers(2, 512)),
+        steps=draw(st.integers(0, 1 << 40)),
+        learning_rate=draw(st.floats(0, 100)),
+        warmup_steps=draw(st.integers(0, 1000)),
+        epsilon=draw(st.floats(1e-16, 1)),
+        accumulate=draw(st.sampled_from(["float32", "float64"])),
+    )
+    return Manifest(
+        name=draw(names),
+        seed=draw(st.integers(0, 2**63 - 1)),
+        model=model,
+        data=DataConfig(source=draw(sources)),
+        train=train,
+        compute=ComputeConfig(threads=draw(st.integers(0, 1024)), recompute=draw(st.sampled_from(["auto", "always", "never"]))),
+        swarm=SwarmConfig(announce_period_s=draw(st.floats(0.2, 300))),
+    )

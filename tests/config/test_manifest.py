@@ -1,0 +1,128 @@
+"""A manifest comes back from every form it takes, and what breaks a rule is refused by the name of its field."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.config import manifest
+from peerd.config.manifest import MAX_MANIFEST_BYTES, Manifest
+from peerd.config.run_file import explained
+from peerd.errors import ManifestError
+from tests.config.strategies import manifests
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=12,
+)
+field_names = [field.name for field in dataclasses.fields(Manifest)]
+leaf_paths = [
+    (section.name, entry.name)
+    for section in dataclasses.fields(Manifest)
+    if dataclasses.is_dataclass(getattr(Manifest(), section.name))
+    for entry in dataclasses.fields(getattr(Manifest(), section.name))
+]
+
+
+@given(manifests())
+def test_canonical_bytes_come_back_equal(run: Manifest) -> None:
+    assert manifest.parse_bytes(run.canonical_bytes(), "test") == run
+
+
+@given(manifests())
+def test_toml_comes_back_equal(run: Manifest) -> None:
+    assert manifest.parse(tomllib.loads(manifest.dump(run)), "test") == run
+
+
+@given(manifests())
+def test_an_explained_run_file_comes_back_equal(run: Manifest) -> None:
+    assert manifest.parse(tomllib.loads(explained(run)), "test") == run
+
+
+@given(manifests(), manifests())
+def test_unequal_manifests_are_signed_as_unequal_bytes(one: Manifest, other: Manifest) -> None:
+    assert (one == other) == (one.canonical_bytes() == other.canonical_bytes())
+
+
+@given(st.binary(max_size=300))
+def test_bytes_from_the_network_are_parsed_or_refused_and_nothing_else(raw: bytes) -> None:
+    try:
+        manifest.parse_bytes(raw, "a peer's manifest")
+    except ManifestError as error:
+        assert str(error).startswith("a peer's manifest: ")
+
+
+@given(st.dictionaries(st.sampled_from(field_names) | st.text(max_size=8), json_values, max_size=5))
+def test_any_document_is_parsed_or_refused_and_nothing_else(document: dict[str, Any]) -> None:
+    try:
+        manifest.parse(document, "test")
+    except ManifestError as error:
+        assert str(error).startswith("test: ")
+
+
+@given(st.sampled_from(leaf_paths), json_values)
+def test_any_value_of_any_field_is_taken_or_refused_and_nothing_else(path: tuple[str, str], value: object) -> None:
+    document = json.loads(Manifest().canonical_bytes())
+    document[path[0]][path[1]] = value
+    try:
+        manifest.parse(document, "test")
+    except ManifestError as error:
+        assert str(error).startswith("test: ")
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value"),
+    [
+        ("train", "num_stages", 0),
+        ("train", "num_stages", 5),
+        ("train", "learning_rate", float("nan")),
+        ("train", "microbatches_per_step", 8193),
+        ("train", "accumulate", "float16"),
+        ("model", "d_model", 100),
+        ("model", "vocab_size", -1),
+        ("compute", "threads", -1),
+        ("swarm", "announce_period_s", 0.0),
+        ("data", "tokenizer", "words"),
+    ],
+)
+def test_a_broken_rule_is_told_by_the_name_of_its_field(section: str, field: str, value: object) -> None:
+    with pytest.raises(ManifestError, match=field):
+        manifest.parse({section: {field: value}}, "test")
+
+
+def test_a_misspelt_field_is_refused_rather_than_ignored() -> None:
+    with pytest.raises(ManifestError, match=r"unknown field train\.stepz"):
+        manifest.parse({"train": {"stepz": 3}}, "test")
+
+
+def test_a_manifest_of_any_size_is_not_read() -> None:
+    with pytest.raises(ManifestError, match="at most"):
+        manifest.parse_bytes(b" " * (MAX_MANIFEST_BYTES + 1), "test")
+
+
+@pytest.mark.parametrize("raw", [b"[" * 60_000, b'{"name": ' * 8_000])
+def test_deep_nesting_is_refused_like_any_other_nonsense(raw: bytes) -> None:
+    with pytest.raises(ManifestError):
+        manifest.parse_bytes(raw[:MAX_MANIFEST_BYTES], "test")
+
+
+def test_the_run_id_depends_on_key_and_name_alone() -> None:
+    key = bytes(range(32))
+    assert manifest.run_id(key, "a") == manifest.run_id(key, "a")
+    assert len({manifest.run_id(key, "a"), manifest.run_id(key, "b"), manifest.run_id(bytes(32), "a")}) == 3
+    assert len(bytes.fromhex(manifest.run_id(key, "a"))) == 16
+
+
+def test_a_folder_in_place_of_a_run_file_is_told(tmp_path: Path) -> None:
+    from peerd.errors import DiskError
+
+    with pytest.raises(DiskError, match="directory"):
+        manifest.load(tmp_path)

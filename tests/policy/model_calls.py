@@ -1,0 +1,252 @@
+"""Calls along the pipeline, and the trainers that launch them, in the protocol model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from peerd.policy.admission import why_refuse_call
+from peerd.policy.launching import Launch, launchable, window
+from peerd.policy.ledger import may_accumulate
+from peerd.policy.wiring import Router
+from peerd.table.record import PeerRecord, Phase
+from peerd.table.view import LiveView
+from tests.policy.model_theta import Gradient, ThetaId
+
+if TYPE_CHECKING:
+    from tests.policy.model_peer import ModelPeer
+
+SLOTS = 4
+HOP_S = 1.2
+TRIES = 4
+HOLD_OFF_S = 0.5
+
+Path = tuple[ThetaId, ...]
+"""The parameters that a microbatch has met, by stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    launch: Launch
+    path: Path
+    """Met so far: by its length also the stage that is called."""
+
+
+@dataclass(eq=False, slots=True)
+class Accepted:
+    """A call that holds one of my slots."""
+
+    work: Work
+    mark: tuple[int, int]
+    answer: Callable[[Path | str], None]
+    cancelled: bool = False
+
+
+class Calls:
+    """What a peer computes for others, and what it sends on."""
+
+    def __init__(self, peer: ModelPeer) -> None:
+        self._peer = peer
+        self._routers: dict[int, Router] = {}
+        self._slots: list[Accepted] = []
+        self._busy_until = 0.0
+        self._missing_since: dict[tuple[int, int], float] = {}
+        self._in_flight: dict[tuple[int, int], float] = {}
+        """Until when not to launch again: infinity while under way."""
+
+    def drop(self) -> None:
+        for call in self._slots:
+            call.cancelled = True
+        self._slots = []
+        self._missing_since = {}
+
+    # the trainer
+
+    def launch(self, live: LiveView) -> None:
+        peer, scenario = self._peer, self._peer.world.scenario
+        if not peer.record.trains or peer.record.leaving:
+            return
+        sizes = (scenario.num_stages, scenario.num_microbatches)
+        found, absent = launchable(live, *sizes, self._missing_since, peer.now, scenario.takeover_s, scenario.last_step)
+        self._missing_since = {key: self._missing_since.get(key, peer.now) for key in sorted(absent)}
+        self._in_flight = {key: until for key, until in self._in_flight.items() if until > peer.now}
+        room = window(live, scenario.num_stages, SLOTS) - sum(until == float("inf") for until in self._in_flight.values())
+        for launch in found:
+            if room > 0 and (launch.step, launch.index) not in self._in_flight:
+                room -= 1
+                self._start(launch)
+
+    def _start(self, launch: Launch) -> None:
+        peer, key = self._peer, (launch.step, launch.index)
+        self._in_flight[key] = float("inf")
+        peer.world.counts["launches"] += 1
+
+        def ended(_path: Path | str) -> None:
+            self._in_flight[key] = peer.now + HOLD_OFF_S
+
+        Attempt(peer, self, Work(launch, ()), ended).go()
+
+    # the callee
+
+    def take(self, work: Work, answer: Callable[[Path | str], None]) -> Accepted | None:
+        peer, mine, launch = self._peer, self._peer.record, work.launch
+        refusal = why_refuse_call(mine, stage=len(work.path), step=launch.step, holds_previous=peer.previous is not None)
+        if refusal or peer.fenced or peer.downloading:
+            answer("refused")
+            return None
+        if len(self._slots) >= SLOTS + (launch.step == mine.step - 1):
+            answer("busy")
+            return None
+        call = Accepted(work, (mine.incarnation, mine.ledger_no), answer)
+        self._slots.append(call)
+        if "bit after gradient" in peer.world.scenario.off and self._may_add(call) is None:
+            peer.change(done=mine.done | 1 << launch.index)
+        self._compute(1.0, lambda: self._forwarded(call))
+        return call
+
+    def _forwarded(self, call: Accepted) -> None:
+        peer = self._peer
+        theta = self._theta(call.work.launch.step)
+        if theta is None or call not in self._slots:
+            self._end(call, "too late")
+            return
+        path = (*call.work.path, theta)
+        if len(path) == peer.world.scenario.num_stages:
+            self._compute(1.5, lambda: self._backward(call, path))
+            return
+
+        def answered(whole: Path | str) -> None:
+            if isinstance(whole, str):
+                self._end(call, whole)
+            else:
+                self._compute(1.5, lambda: self._backward(call, whole))
+
+        Attempt(peer, self, Work(call.work.launch, path), answered).go()
+
+    def _backward(self, call: Accepted, whole: Path) -> None:
+        """The critical section: add, then set the bit, then announce."""
+        peer, launch = self._peer, call.work.launch
+        if self._theta(launch.step) != whole[peer.record.stage] or call not in self._slots:
+            self._end(call, "too late")
+            return
+        refusal = self._may_add(call)
+        if "bit after gradient" in peer.world.scenario.off and peer.record.done >> launch.index & 1:
+            refusal = None if call.mark == (peer.record.incarnation, peer.record.ledger_no) else refusal
+        if refusal is None:
+            peer.accumulator.append(Gradient(launch.step, launch.index, whole))
+            peer.change(done=peer.record.done | 1 << launch.index)
+            peer.world.counts["added"] += 1
+        elif refusal.startswith("already"):
+            peer.world.counts["duplicates not added"] += 1
+        self._end(call, whole)
+
+    def _may_add(self, call: Accepted) -> str | None:
+        peer, launch = self._peer, call.work.launch
+        if call.cancelled or peer.record.stage not in launch.accumulate:
+            return "not asked to"
+        step, mark = launch.step, call.mark
+        if "ledger fence" in peer.world.scenario.off:
+            step, mark = peer.record.step, (peer.record.incarnation, peer.record.ledger_no)
+        return may_accumulate(peer.record, peer.live(), step=step, index=launch.index, accept_mark=mark)
+
+    def _theta(self, step: int) -> ThetaId | None:
+        peer = self._peer
+        if peer.record.phase is Phase.JOINING:
+            return None
+        if step == peer.record.step or "ledger fence" in peer.world.scenario.off:
+            return peer.theta
+        return peer.previous if step == peer.record.step - 1 else None
+
+    def _end(self, call: Accepted, outcome: Path | str) -> None:
+        if call in self._slots:
+            self._slots.remove(call)
+        call.answer(outcome)
+
+    def _compute(self, share: float, act: Callable[[], None]) -> None:
+        peer = self._peer
+        slow = 10.0 if peer.world.now < peer.slow_until else 1.0
+        self._busy_until = max(self._busy_until, peer.world.now) + share * slow * peer.forward_s
+        peer.after(self._busy_until - peer.world.now, act)
+
+    def router(self, stage: int) -> Router:
+        return self._routers.setdefault(stage, Router())
+
+
+class Attempt:
+    """A caller's side of one call: tries peer after peer of the stage, cancels before it tries elsewhere."""
+
+    def __init__(self, peer: ModelPeer, calls: Calls, work: Work, answered: Callable[[Path | str], None]) -> None:
+        self._peer = peer
+        self._router = calls.router(len(work.path))
+        self._work = work
+        self._answered = answered
+        downstream = peer.world.scenario.num_stages - len(work.path)
+        self._hop_s = HOP_S * downstream
+        self._deadline_s = peer.now + TRIES * self._hop_s
+        self._number = 0
+
+    def go(self) -> None:
+        peer = self._peer
+        self._number += 1
+        number = self._number
+        if peer.now > self._deadline_s:
+            self._answered("nobody answers")
+            return
+        chosen = self._router.choose(self._candidates())
+        if chosen is None:
+            peer.after(peer.world.rng.uniform(0.1, 0.3), lambda: self._again(number))
+            return
+        accepted: list[Accepted] = []
+        began = peer.now
+
+        def arrive(callee: ModelPeer) -> None:
+            def answer(outcome: Path | str) -> None:
+                callee.world.send(
+                    callee, peer.name, lambda caller: self._settle(number, chosen, outcome, began) if caller is peer else None
+                )
+
+            taken = callee.calls.take(self._work, answer)
+            if taken is not None:
+                accepted.append(taken)
+
+        peer.world.send(peer, chosen.peer, arrive, lambda: self._settle(number, chosen, "unreachable", began))
+        peer.after(self._hop_s, lambda: self._time_out(number, chosen, accepted))
+
+    def _candidates(self) -> list[PeerRecord]:
+        """Who can compute this step: those at it, and those just past it that keep the previous parameters."""
+        live, stage, step = self._peer.live(), len(self._work.path), self._work.launch.step
+        past = [r for r in live.serving(stage) if r.step == step + 1]
+        return [r for r in (*live.members(stage, step), *past) if not r.leaving]
+
+    def _settle(self, number: int, chosen: PeerRecord, outcome: Path | str, began: float) -> None:
+        if number != self._number:
+            return
+        peer = self._peer
+        if not isinstance(outcome, str):
+            self._number += 1
+            self._router.observe(chosen.peer, peer.now - began)
+            self._answered(outcome)
+            return
+        if outcome == "unreachable":
+            self._router.ban(chosen)
+            peer.suspect(chosen.peer)
+        peer.after(peer.world.rng.uniform(0.02, 0.1), lambda: self._again(number))
+
+    def _time_out(self, number: int, chosen: PeerRecord, accepted: list[Accepted]) -> None:
+        if number != self._number:
+            return
+
+        def cancel(_callee: ModelPeer) -> None:
+            for call in accepted:
+                call.cancelled = True
+
+        peer = self._peer
+        peer.world.counts["timeouts"] += 1
+        self._router.ban(chosen)
+        peer.world.send(peer, chosen.peer, cancel)
+        self._again(number)
+
+    def _again(self, number: int) -> None:
+        if number == self._number:
+            self.go()

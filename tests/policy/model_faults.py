@@ -1,0 +1,99 @@
+"""Faults as data: what happens to whom and when, drawn from a seed. Part of the protocol model."""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class Kind(enum.Enum):
+    KILL = "kill"
+    RESTART = "restart"
+    """Killed, and started again with the same identity."""
+    RESTART_BLANK = "restart blank"
+    """Killed, and started again with the same key but without the stored incarnation."""
+    SLEEP = "sleep"
+    """Stopped for a while like SIGSTOP; then wakes with all that was sent to it meanwhile."""
+    JOIN = "join"
+    LEAVE = "leave"
+    SUSPECT = "suspect"
+    """Somebody wrongly suspects somebody."""
+    LOSS = "loss"
+    """The network loses a part of all messages for a while."""
+    CUT = "cut"
+    """Two peers cannot reach each other for a while."""
+    SLOW = "slow"
+    """A peer computes ten times slower for a while."""
+
+
+class Survivor(enum.Enum):
+    """Which other peer of its stage must survive a fault that takes a peer away; else the fault is left out."""
+
+    UP_TO_DATE = "awake, at the newest step of the stage"
+    ANY = "alive, with the parameters of any step"
+
+
+TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE})
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    at_s: float
+    kind: Kind
+    target: float = 0.5
+    """Which peer: a place in the sorted list of the present ones, from 0 to 1."""
+    other: float = 0.5
+    lasts_s: float = 1.0
+    name: str = ""
+    """The very peer, in a scripted run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One run of the model, replayable: everything else is drawn from `seed`."""
+
+    seed: int
+    num_stages: int = 2
+    peers_per_stage: int = 2
+    num_microbatches: int = 6
+    last_step: int = 6
+    faults: tuple[Fault, ...] = ()
+    survivor: Survivor = Survivor.UP_TO_DATE
+    delay: float = -4.0
+    """Logarithm of the median delay of a message in seconds."""
+    riders: int = 5
+    """Records that ride on a message."""
+    takeover_s: float = 4.0
+    rounding: bool = False
+    """Averages of equal content from different rosters count as different parameters."""
+    off: frozenset[str] = frozenset()
+    """Rules that are switched off, to show that the checks notice (`RULES_OFF`)."""
+    limit_s: float = 300.0
+
+
+def draw(seed: int, kinds: Sequence[Kind], *, survivor: Survivor = Survivor.UP_TO_DATE, off: frozenset[str] = frozenset()) -> Scenario:
+    """A run of random size with random faults of these kinds, from one to seven for each step or so."""
+    rng = random.Random(seed)
+    num_stages = rng.choice((1, 2, 2, 3))
+    last_step = rng.randint(4, 7)
+    count = rng.randint(1, 4) * last_step if kinds else 0
+    faults = [
+        Fault(rng.uniform(0.3, 3.0 * last_step), rng.choice(kinds), rng.random(), rng.random(), rng.choice((0.5, 2.0, 4.0, 9.0)))
+        for _ in range(count)
+    ]
+    return Scenario(
+        seed=seed,
+        num_stages=num_stages,
+        peers_per_stage=rng.choice((2, 3)),
+        num_microbatches=rng.randint(3, 8),
+        last_step=last_step,
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        survivor=survivor,
+        delay=rng.choice((-5.0, -4.0, -3.0, -2.0)),
+        riders=rng.choice((1, 2, 5)),
+        takeover_s=rng.choice((0.5, 2.0, 4.0)),
+        rounding=rng.random() < 0.5,
+        off=off,
+    )

@@ -1,0 +1,363 @@
+"""One peer of the protocol model: its table, its exact state and the actions that the step rules call for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from peerd.policy.admission import donors
+from peerd.policy.roster import lineage_after, lineage_skipped
+from peerd.policy.stepping import KEPT_AVERAGES, Act, Decision, OwnState, decide, looks_lost
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, Suspicion, check_transition
+from peerd.table.view import LiveView, Sighting, SwarmView
+from tests.policy.model_calls import Calls
+from tests.policy.model_rounds import Rounds, Snapshot
+from tests.policy.model_theta import Average, Gradient, ThetaId
+
+if TYPE_CHECKING:
+    from tests.policy.protocol_model import World
+
+PERIOD_S = 1.0
+TTL_S = 3.0
+AVERAGING_S = 1.5
+TICK_S = 0.15
+PUSH_S = 0.02
+FENCE_S = 1.5 * PERIOD_S
+FORGET_REFUSAL_S = 2.0
+
+
+class ModelPeer:
+    """A process. Facts (theta, a finished average, the log) outlive a fence; claims (the ledger) do not."""
+
+    def __init__(self, world: World, name: PeerId, stage: int) -> None:
+        self.world = world
+        self.name = name
+        self.alive = True
+        self.awake_at = 0.0
+        self.slow_until = 0.0
+        self.forward_s = world.rng.uniform(0.02, 0.08)
+        self.clock_offset_s = world.rng.uniform(-1000.0, 1000.0)
+        self.view = SwarmView(me=name, ttl_s=TTL_S)
+        self.record = PeerRecord(
+            peer=name, incarnation=self._next_incarnation(), stage=stage, trains=world.rng.random() < 0.7 or name == "p0"
+        )
+        self.theta = world.thetas.first(stage)
+        self.previous: ThetaId | None = None
+        self.accumulator: list[Gradient] = []
+        self.average: Average | None = None
+        self.log: deque[tuple[int, AverageId, Average, Lineage]] = deque(maxlen=KEPT_AVERAGES)
+        self.lost_since_s: float | None = None
+        self.fenced_until_s = float("-inf")
+        self.downloading = False
+        self.fetching = False
+        self.has_state = False
+        self.refused: dict[tuple[PeerId, int], float] = {}
+        self.unanswered: dict[tuple[PeerId, int], float] = {}
+        self._announced_at_s = self.now
+        self._push_pending = False
+        self._poked = False
+        self._leave_at_s: float | None = None
+        self.rounds = Rounds(self)
+        self.calls = Calls(self)
+
+    @property
+    def now(self) -> float:
+        """My own monotonic clock; nobody else's shows the same."""
+        return self.world.now + self.clock_offset_s
+
+    @property
+    def fenced(self) -> bool:
+        return self.now < self.fenced_until_s
+
+    def live(self) -> LiveView:
+        return self.view.live(self.now)
+
+    def describe(self) -> str:
+        r = self.record
+        asleep = " asleep" if self.world.now < self.awake_at else ""
+        return (
+            f"{self.name}: stage {r.stage} step {r.step} {r.phase.name} done {r.done:b} inc {r.incarnation}"
+            f" lineage {r.lineage.inexact}/{r.lineage.chain.hex()[:4]}{asleep}{' leaving' if r.leaving else ''}"
+        )
+
+    # life
+
+    def begin(self) -> None:
+        """Serve the first step of a new run."""
+        self.has_state = True
+        self.change(phase=Phase.ACCUMULATING)
+        self._start()
+
+    def join(self, stage: int) -> None:
+        self.change(stage=stage, phase=Phase.JOINING)
+        self.downloading = True
+        self.theta = self.world.thetas.first(stage)
+        self._start()
+        self.world.counts["joins"] += 1
+        self._download(frozenset())
+
+    def leave(self) -> None:
+        """Refuse new work, go after the next commit."""
+        if self.record.phase is not Phase.JOINING:
+            self._leave_at_s = self.now + 10.0
+            self.change(leaving=True)
+
+    def _start(self) -> None:
+        self._announce_forever()
+        self._tick_forever()
+
+    def _next_incarnation(self) -> int:
+        stored = self.world.disk.get(self.name, -1)
+        seen = self.view.sightings[self.name].record.incarnation if self.name in self.view.sightings else -1
+        self.world.disk[self.name] = max(stored, seen) + 1
+        return self.world.disk[self.name]
+
+    # the table
+
+    def change(self, **fields: object) -> None:
+        """Change my record: the version rises, my own view has it at once, others soon."""
+        phase = fields.get("phase", self.record.phase)
+        assert isinstance(phase, Phase)
+        if phase is not self.record.phase:
+            check_transition(self.record.phase, phase)
+        self.record = replace(self.record, version=self.record.version + 1, **fields)  # type: ignore[arg-type]
+        self.view = self.view.merge(self.record, self.now)
+        self.poke()
+        if not self._push_pending and not self.fenced:
+            self._push_pending = True
+            self.world.at(PUSH_S, self, self._push)
+
+    def receive(self, records: Sequence[PeerRecord]) -> None:
+        before = self.view
+        for record in records:
+            if record.peer == self.name and record.pair > self.record.pair:
+                self.world.disk[self.name] = max(self.world.disk.get(self.name, -1), record.incarnation)
+                self.fence(f"saw my own id at {record.pair}")
+            elif record.peer != self.name:
+                self._merge(record)
+        if self.view is not before:
+            self.poke()
+
+    def _merge(self, record: PeerRecord) -> None:
+        known = self.view.sightings.get(record.peer)
+        if "repeats renew" in self.world.scenario.off and known is not None and known.record.pair == record.pair:
+            self.view = replace(self.view, sightings={**self.view.sightings, record.peer: Sighting(record, self.now)})
+        else:
+            self.view = self.view.merge(record, self.now)
+
+    def recent_records(self, limit: int = 0) -> tuple[PeerRecord, ...]:
+        """Mine and those that rose last: what rides on a message."""
+        if "repeats renew" in self.world.scenario.off:
+            limit = 99
+        limit = limit or self.world.scenario.riders
+        others = sorted((s for p, s in self.view.sightings.items() if p != self.name), key=lambda s: (-s.risen_at_s, s.record.peer))
+        return (self.record, *(s.record for s in others[: limit - 1]))
+
+    def _push(self) -> None:
+        self._push_pending = False
+        if self.fenced:
+            return
+        live = self.live()
+        mates = [r.peer for r in live.records if r.stage == self.record.stage and r.peer != self.name]
+        others = [r.peer for r in live.records if r.stage != self.record.stage]
+        for peer in mates + self.world.rng.sample(others, min(2, len(others))):
+            self.world.send(self, peer, lambda _peer: None)
+
+    def _announce_forever(self) -> None:
+        self._fence_if_late()
+        self.world.at(PERIOD_S * self.world.rng.uniform(0.9, 1.1), self, self._announce_forever)
+        self.world.at(self.world.rng.uniform(0.05, 1.0), self, self._read_directory)
+        if self.fenced:
+            return
+        self._announced_at_s = self.now
+        kept = tuple(s for s in self.record.suspects if self._still_suspect(s))
+        self.change(suspects=kept)
+        record = self.record
+        self.world.at(self.world.rng.uniform(0.05, 0.5), None, lambda: self._store(record))
+
+    def _store(self, record: PeerRecord) -> None:
+        known = self.world.directory.get(record.peer)
+        if known is None or record.pair > known.pair:
+            self.world.directory[record.peer] = record
+
+    def _read_directory(self) -> None:
+        self.receive(tuple(self.world.directory.values()))
+
+    def suspect(self, peer: PeerId) -> None:
+        """It did not answer a re-dial."""
+        sighting = self.view.sightings.get(peer)
+        if sighting is not None and not self.fenced:
+            mark = Suspicion(peer, *sighting.record.pair)
+            self.world.counts["suspicions"] += 1
+            self.change(suspects=(*(s for s in self.record.suspects if s.peer != peer), mark))
+
+    def _still_suspect(self, suspicion: Suspicion) -> bool:
+        sighting = self.view.sightings.get(suspicion.peer)
+        return sighting is not None and sighting.record.pair <= (suspicion.incarnation, suspicion.version)
+
+    def _fence_if_late(self) -> None:
+        """T3."""
+        if self.now - self._announced_at_s > 0.8 * TTL_S and not self.fenced:
+            self.fence("I slept")
+            self.view = self.view.cleared()
+            self.fenced_until_s = self.now + FENCE_S
+            self._announced_at_s = self.fenced_until_s
+
+    def fence(self, reason: str) -> None:
+        """A new incarnation: the ledger was a claim and goes; theta and a finished average are facts and stay."""
+        self.world.counts["fences"] += 1
+        self.world.note(f"{self.name} fences: {reason}")
+        phase = Phase.ACCUMULATING if self.record.phase is Phase.AVERAGING else self.record.phase
+        self.accumulator = []
+        self.rounds.drop()
+        self.calls.drop()
+        self.lost_since_s = None
+        self.change(incarnation=self._next_incarnation(), done=0, ledger_no=self.record.ledger_no + 1, phase=phase, suspects=())
+
+    # the step rules
+
+    def poke(self) -> None:
+        """Look again soon, for something changed."""
+        if not self._poked:
+            self._poked = True
+            self.world.at(0.004, self, self._tick)
+
+    def _tick_forever(self) -> None:
+        self.world.at(TICK_S, self, self._tick_forever)
+        self._tick()
+
+    def _tick(self) -> None:
+        self._poked = False
+        self._fence_if_late()
+        if self.fenced or self.downloading:
+            return
+        if self.view.accuses_me(self.record.incarnation, self.now):
+            self.fence("I am suspected")
+        live = self.live()
+        own = self._own_state()
+        lost = looks_lost(own, live, self.world.rules)
+        self.lost_since_s = (self.lost_since_s if self.lost_since_s is not None else self.now) if lost else None
+        self.act(decide(replace(own, lost_since_s=self.lost_since_s), live, self.now, self.world.rules))
+        self.calls.launch(self.live())
+        if self._leave_at_s is not None and self.now > self._leave_at_s:
+            self.alive = False
+
+    def _own_state(self) -> OwnState:
+        self.refused = {key: at for key, at in self.refused.items() if self.now - at < FORGET_REFUSAL_S}
+        self.unanswered = {key: at for key, at in self.unanswered.items() if self.now - at < FORGET_REFUSAL_S}
+        current = self.rounds.current
+        return OwnState(
+            record=self.record,
+            round_roster=current.roster if current else None,
+            round_since_s=current.moved_at_s if current else 0.0,
+            propose_after_s=self.rounds.propose_after_s,
+            attempt=self.rounds.attempt,
+            refused=frozenset(self.refused),
+            unanswered=frozenset(self.unanswered),
+        )
+
+    def act(self, decision: Decision) -> None:
+        off = self.world.scenario.off
+        if decision.act not in (Act.WAIT, Act.FETCH_AVERAGE):
+            self.world.note(f"{self.name} {decision.act.value}: {decision.reason}")
+        match decision.act:
+            case Act.COMMIT:
+                self.commit()
+            case Act.FETCH_AVERAGE if "adopt" not in off and not self.fetching:
+                assert decision.peer is not None
+                assert decision.step is not None
+                self.rounds.fetch_average(decision.peer, decision.step)
+            case Act.RELOAD:
+                self.reload()
+            case Act.CLOSE_ROUND:
+                self.rounds.close("closed")
+            case Act.RESET_LEDGER if "overlap reset" not in off:
+                self.world.counts["resets"] += 1
+                self.accumulator = []
+                self.change(done=0, ledger_no=self.record.ledger_no + 1)
+            case Act.PROPOSE:
+                assert decision.roster is not None
+                self.rounds.propose(decision.roster)
+            case Act.SKIP_STEP:
+                self.world.counts["inexact"] += 1
+                self._next_step(self.world.thetas.skipped(self.theta), lineage_skipped(self.record.lineage, self.record.step))
+            case Act.SERVE:
+                self.world.check_history(self)
+                self.change(phase=Phase.ACCUMULATING)
+
+    def adopt(self, step: int, average_id: AverageId, average: Average) -> None:
+        """A finished average of my present step, from my round or from a mate."""
+        self.rounds.drop()
+        self.average = average
+        if self.record.phase is Phase.JOINING:
+            self.change(average_id=average_id)
+            self.commit()
+        else:
+            self.change(phase=Phase.AVERAGED, average_id=average_id)
+
+    def commit(self) -> None:
+        assert self.average is not None
+        self.world.check_average(self, self.average)
+        self.log.append((self.record.step, self.record.average_id, self.average, self.record.lineage))
+        self.world.counts["commits"] += 1
+        rounding = self.record.average_id if self.world.scenario.rounding else b""
+        theta = self.world.thetas.after(self.theta, self.average, rounding)
+        self._next_step(theta, lineage_after(self.record.lineage, self.record.average_id))
+        if self.record.leaving:
+            self.alive = False
+
+    def _next_step(self, theta: ThetaId, lineage: Lineage) -> None:
+        self.previous = None if "previous" in self.world.scenario.off else self.theta
+        self.theta = theta
+        self.average = None
+        self.accumulator = []
+        self.rounds.drop()
+        self.rounds.attempt = 0
+        self.lost_since_s = None
+        phase = Phase.JOINING if self.record.phase is Phase.JOINING else Phase.ACCUMULATING
+        self.change(
+            step=self.record.step + 1,
+            phase=phase,
+            done=0,
+            ledger_no=self.record.ledger_no + 1,
+            average_id=NO_AVERAGE,
+            lineage=lineage,
+            voids=(),
+        )
+        self.world.check_history(self)
+
+    # state from a mate
+
+    def reload(self) -> None:
+        self.world.counts["reloads"] += 1
+        self.accumulator = []
+        self.average = None
+        self.rounds.drop()
+        self.change(phase=Phase.JOINING, done=0, ledger_no=self.record.ledger_no + 1, average_id=NO_AVERAGE)
+        self._download(frozenset())
+
+    def _download(self, tried: frozenset[PeerId]) -> None:
+        self.downloading = True
+        able = [r for r in donors(self.live(), self.record.stage, tried) if r.peer not in tried]
+        if not able:
+            self.downloading = not self.has_state
+            if self.downloading:
+                self.after(1.0, lambda: self._download(frozenset()))
+            return
+        donor = able[0].peer
+
+        def arrived(snapshot: Snapshot | None) -> None:
+            if snapshot is None or snapshot.stage != self.record.stage:
+                self._download(tried | {donor})
+                return
+            self.downloading, self.has_state = False, True
+            self.theta, self.previous = snapshot.theta, snapshot.previous
+            if self.record.phase is Phase.JOINING:
+                self.change(step=snapshot.step, lineage=snapshot.lineage)
+
+        self.rounds.fetch_state(donor, arrived)
+
+    def after(self, delay_s: float, act: Callable[[], None]) -> None:
+        self.world.at(delay_s, self, act)

@@ -1,0 +1,236 @@
+"""Rounds of averaging, and fetching averages and state from mates, between peers of the protocol model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from peerd.policy.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt, why_refuse
+from peerd.table.record import AverageId, Lineage, PeerId, Phase
+from tests.policy.model_theta import Average, ThetaId
+
+if TYPE_CHECKING:
+    from tests.policy.model_peer import ModelPeer
+
+ANSWER_S = 1.0
+
+
+@dataclass(slots=True)
+class Round:
+    roster: Roster
+    moved_at_s: float
+    parts: dict[PeerId, Average] = field(default_factory=dict)
+    slices: dict[int, Average] = field(default_factory=dict)
+    refused_by: PeerId | None = None
+    silent: PeerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    stage: int
+    step: int
+    lineage: Lineage
+    theta: ThetaId
+    previous: ThetaId | None
+
+
+class Rounds:
+    """A peer's open round, if any, and its requests to mates."""
+
+    def __init__(self, peer: ModelPeer) -> None:
+        self._peer = peer
+        self.current: Round | None = None
+        self.attempt = 0
+        self.missed: Counter[PeerId] = Counter()
+        self.propose_after_s = float("-inf")
+        self._early: list[tuple[AverageId, float, Callable[[], None]]] = []
+
+    def drop(self) -> None:
+        self.current = None
+
+    def close(self, reason: str) -> None:
+        """Back to accumulating, the ledger kept; what still comes for this round is dead."""
+        peer = self._peer
+        if self.current is None:
+            return
+        if self.current.roster.leader == peer.name:
+            self._count_missed(self.current)
+        peer.world.counts["failed rounds"] += 1
+        peer.world.note(f"{peer.name} round fails: {reason}")
+        self.current = None
+        self.attempt += 1
+        self.propose_after_s = peer.now + peer.world.rng.uniform(0.1, 0.5)
+        peer.change(phase=Phase.ACCUMULATING)
+
+    def _count_missed(self, current: Round) -> None:
+        """The leader remembers who was missing, and after some rounds leaves one of them out of the step."""
+        peer = self._peer
+        if current.refused_by is not None:
+            return
+        names = current.roster.peers
+        missing = [current.silent] if current.silent else [name for number, name in enumerate(names) if number not in current.slices]
+        self.missed.update(missing)
+        void = whom_to_void(current.roster, self.missed)
+        if void is not None and "void" not in peer.world.scenario.off:
+            peer.world.counts["voids"] += 1
+            self.missed = Counter({void.peer: ROUNDS_BEFORE_VOID - 1})
+            peer.change(voids=(*peer.record.voids, void))
+
+    # rule 8
+
+    def propose(self, roster: Roster) -> None:
+        peer = self._peer
+        if not self.accept(roster):
+            return
+        for member in roster.peers:
+            if member == peer.name:
+                continue
+
+            def answered(joined: object, member: PeerId = member) -> None:
+                if joined is not True and self.current is not None and self.current.roster.average_id == roster.average_id:
+                    self.current.refused_by = member if joined is False else None
+                    self.current.silent = member if joined is None else None
+                    self.close(f"{member} refuses")
+
+            self._ask(member, lambda mate: mate.rounds.accept(roster), answered)
+
+    def accept(self, roster: Roster) -> bool:
+        peer = self._peer
+        off = "roster content" in peer.world.scenario.off
+        if peer.fenced or peer.downloading:
+            return False
+        if off and (peer.record.phase is not Phase.ACCUMULATING or peer.record.step != roster.step):
+            return False
+        if not off and why_refuse(peer.record, roster, peer.world.scenario.num_microbatches) is not None:
+            return False
+        self.current = Round(roster, peer.now)
+        peer.change(phase=Phase.AVERAGING)
+        for member in roster.peers:
+            self._send_part(member, roster, tuple(peer.accumulator), peer.record.done)
+        waiting = [act for average_id, until, act in self._early if average_id == roster.average_id and peer.now < until]
+        self._early = [early for early in self._early if peer.now < early[1] and early[0] != roster.average_id]
+        for act in waiting:
+            act()
+        return True
+
+    def _send_part(self, member: PeerId, roster: Roster, part: Average, done: int) -> None:
+        sender = self._peer.name
+        self._deliver(member, lambda mate: mate.rounds.take_part(roster.average_id, sender, part, done))
+
+    def take_part(self, average_id: AverageId, sender: PeerId, part: Average, done: int) -> None:
+        peer, current = self._peer, self.current
+        if current is None or current.roster.average_id != average_id:
+            self._early.append(
+                (average_id, peer.now + peer.world.rules.averaging_s, lambda: self.take_part(average_id, sender, part, done))
+            )
+            return
+        entry = current.roster.entry_of(sender)
+        if entry is None or (entry.done != done and "roster content" not in peer.world.scenario.off):
+            return
+        current.parts[sender] = part
+        current.moved_at_s = peer.now
+        if len(current.parts) < len(current.roster.entries):
+            return
+        total = tuple(sorted(gradient for part in current.parts.values() for gradient in part))
+        number = current.roster.peers.index(peer.name)
+        for member in current.roster.peers:
+            self._deliver(member, lambda mate: mate.rounds.take_slice(average_id, number, total))
+
+    def take_slice(self, average_id: AverageId, number: int, total: Average) -> None:
+        peer, current = self._peer, self.current
+        if current is None or current.roster.average_id != average_id:
+            self._early.append((average_id, peer.now + peer.world.rules.averaging_s, lambda: self.take_slice(average_id, number, total)))
+            return
+        current.slices[number] = total
+        current.moved_at_s = peer.now
+        if len(current.slices) < len(current.roster.entries):
+            return
+        if len(set(current.slices.values())) > 1:
+            peer.world.violations.append(f"I1 at {peer.name}: the slices of one average were summed over different parts")
+        peer.world.counts["averages"] += 1
+        peer.adopt(current.roster.step, average_id, total)
+
+    # GET_AVERAGE, GET_STATE
+
+    def fetch_average(self, mate: PeerId, step: int) -> None:
+        peer = self._peer
+        peer.fetching = True
+        asked_at = (peer.record.incarnation, peer.record.ledger_no)
+
+        def answered(found: object) -> None:
+            peer.fetching = False
+            if found is None:
+                peer.unanswered[mate, step] = peer.now
+                return
+            if not isinstance(found, tuple):
+                peer.refused[mate, step] = peer.now
+                return
+            average_id, average, lineage = found
+            if why_not_adopt(peer.record, step, lineage) is not None:
+                peer.refused[mate, step] = peer.now
+                return
+            smaller = peer.record.phase is not Phase.AVERAGED or average_id < peer.record.average_id
+            if asked_at == (peer.record.incarnation, peer.record.ledger_no) and smaller and not peer.downloading:
+                peer.world.counts["adopted"] += 1
+                peer.adopt(step, average_id, average)
+
+        self._ask(mate, lambda peer: peer.rounds.average_of(step), answered)
+
+    def average_of(self, step: int) -> tuple[AverageId, Average, Lineage] | str:
+        peer = self._peer
+        if peer.record.step == step and peer.record.phase is Phase.AVERAGED and peer.average is not None:
+            return peer.record.average_id, peer.average, peer.record.lineage
+        return next((entry[1:] for entry in peer.log if entry[0] == step), "refused")
+
+    def fetch_state(self, donor: PeerId, arrived: Callable[[Snapshot | None], None]) -> None:
+        """A long download of a snapshot that does not change; it fails when the donor dies under it."""
+        peer = self._peer
+        whole_s = peer.world.rng.lognormvariate(0.0, 0.8)
+
+        def answered(found: object) -> None:
+            if not isinstance(found, Snapshot):
+                arrived(None)
+                return
+            source = peer.world.peers[donor]
+            peer.after(whole_s, lambda: arrived(self._whole(source, found) if source.alive else None))
+
+        self._ask(donor, lambda mate: mate.rounds.snapshot(), answered)
+
+    def snapshot(self) -> Snapshot | None:
+        peer = self._peer
+        if peer.record.phase is Phase.JOINING:
+            return None
+        return Snapshot(peer.record.stage, peer.record.step, peer.record.lineage, peer.theta, peer.previous)
+
+    def _whole(self, donor: ModelPeer, found: Snapshot) -> Snapshot:
+        if "snapshot" not in donor.world.scenario.off:
+            return found
+        torn = donor.world.thetas.torn(found.theta, donor.theta)
+        return Snapshot(found.stage, found.step, found.lineage, torn, found.previous)
+
+    # messages
+
+    def _deliver(self, member: PeerId, act: Callable[[ModelPeer], None]) -> None:
+        if member == self._peer.name:
+            self._peer.after(0.001, lambda: act(self._peer))
+        else:
+            self._peer.world.send(self._peer, member, act)
+
+    def _ask(self, mate: PeerId, handle: Callable[[ModelPeer], object], answered: Callable[[object], None]) -> None:
+        """One question with exactly one outcome: the answer, or None when none came in time."""
+        asker = self._peer
+        settled: list[bool] = []
+
+        def settle(answer: object) -> None:
+            if not settled:
+                settled.append(True)
+                answered(answer)
+
+        def arrive(peer: ModelPeer) -> None:
+            answer = handle(peer)
+            peer.world.send(peer, asker.name, lambda _asker: settle(answer) if _asker is asker else None)
+
+        asker.world.send(asker, mate, arrive, lambda: settle(None))
+        asker.after(ANSWER_S, lambda: settle(None))

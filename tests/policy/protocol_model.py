@@ -1,0 +1,261 @@
+"""A seeded discrete-event model of the whole step protocol, driving the very functions that the daemon calls.
+
+The world: virtual time, a network that delays, loses and cuts, a directory that answers late, peers that die, sleep,
+come back and join (`model_faults`). A peer's table and step rules are in `model_peer`, calls and trainers in
+`model_calls`, rounds and downloads in `model_rounds`, parameters as symbols in `model_theta`.
+
+Checked, PROTOCOL's way:
+  I1  every applied average of a step counts each microbatch once, computed with that step's parameters
+  I2  peers of a stage at the same step and with equal lineage have the same history
+  I3  no divergence persists
+  I4  while an up-to-date peer of each stage survives, every step is finished in bounded time, none of them inexact
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from peerd.policy.admission import choose_stage
+from peerd.policy.stepping import StepRules
+from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
+from tests.policy.model_faults import TAKES_AWAY, Fault, Kind, Scenario, Survivor
+from tests.policy.model_peer import AVERAGING_S, TTL_S, ModelPeer
+from tests.policy.model_theta import Average, ThetaId, Thetas, why_wrong
+
+DIVERGENCE_S = 30.0
+
+RULES_OFF = ("overlap reset", "ledger fence", "adopt", "repeats renew", "roster content", "snapshot", "bit after gradient")
+"""What a scenario may switch off to be noticed within a few dozen random runs; "previous" (hole 4) takes a scripted one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to. `stalled` says why it did not finish in time, with every peer's state."""
+
+    violations: tuple[str, ...]
+    stalled: str
+    counts: Counter[str]
+    ended_at_s: float
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return self.violations + ((self.stalled,) if self.stalled else ())
+
+
+class World:
+    """Virtual time and everything that is not inside a peer."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.rng = random.Random(scenario.seed)
+        self.now = 0.0
+        self.thetas = Thetas()
+        self.peers: dict[PeerId, ModelPeer] = {}
+        self.directory: dict[PeerId, PeerRecord] = {}
+        self.disk: dict[PeerId, int] = {}
+        self.counts: Counter[str] = Counter()
+        self.violations: list[str] = []
+        self.trace: list[str] = []
+        self.rules = StepRules(
+            num_stages=scenario.num_stages,
+            num_microbatches=scenario.num_microbatches,
+            ttl_s=TTL_S,
+            averaging_s=AVERAGING_S,
+            last_step=scenario.last_step,
+        )
+        self._events: list[tuple[float, int, ModelPeer | None, Callable[[], None]]] = []
+        self._sequence = 0
+        self._lossy_until = -1.0
+        self._cuts: dict[tuple[PeerId, PeerId], float] = {}
+        self._histories: dict[tuple[int, int, Lineage], ThetaId] = {}
+        self._diverged: dict[tuple[PeerId, PeerId], float] = {}
+        for number in range(scenario.num_stages * scenario.peers_per_stage):
+            self._add(f"p{number}", number % scenario.num_stages).begin()
+        for fault in scenario.faults:
+            self.at(fault.at_s, None, lambda fault=fault: self.strike(fault))  # type: ignore[misc]
+
+    # time and messages
+
+    def at(self, delay_s: float, peer: ModelPeer | None, act: Callable[[], None]) -> None:
+        """Run `act` after a delay, unless its peer is dead by then; a sleeping peer runs it when it wakes."""
+        self._sequence += 1
+        heapq.heappush(self._events, (self.now + delay_s, self._sequence, peer, act))
+
+    def send(
+        self, source: ModelPeer, target: PeerId, act: Callable[[ModelPeer], None], unreachable: Callable[[], None] | None = None
+    ) -> None:
+        """Deliver `act` to the peer, with recent records on its back; it may be late, lost, or find nobody."""
+        if self._lost(source.name, target):
+            return
+        records = source.recent_records()
+
+        def arrive() -> None:
+            peer = self.peers.get(target)
+            if peer is None or not peer.alive:
+                if unreachable is not None and self.rng.random() < 0.8:
+                    self.at(self._delay(), source, unreachable)
+            elif self.now < peer.awake_at:
+                self.at(peer.awake_at - self.now + self.rng.uniform(0, 0.2), peer, lambda: deliver(peer))
+            else:
+                deliver(peer)
+
+        def deliver(peer: ModelPeer) -> None:
+            peer.receive(records)
+            act(peer)
+
+        self.at(self._delay(), None, arrive)
+
+    def _delay(self) -> float:
+        return min(self.rng.lognormvariate(self.scenario.delay, 0.8), 1.0)
+
+    def _lost(self, one: PeerId, other: PeerId) -> bool:
+        if self._cuts.get((min(one, other), max(one, other)), -1.0) > self.now:
+            return True
+        return self.now < self._lossy_until and self.rng.random() < 0.2
+
+    # the run
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> Outcome:
+        """Until the run has ended, or something scripted is true."""
+        next_check = self.now
+        while not until() and self._events and self.now < self.scenario.limit_s and not self.violations:
+            time, _, peer, act = heapq.heappop(self._events)
+            self.now = max(self.now, time)
+            if peer is not None and (not peer.alive or self.now < peer.awake_at):
+                if peer.alive:
+                    self.at(peer.awake_at - self.now + self.rng.uniform(0, 0.2), peer, act)
+                continue
+            act()
+            if self.now >= next_check:
+                next_check = self.now + 0.5
+                self._check_divergence()
+                if self._finished():
+                    break
+        stalled = "" if self.violations or self._finished() else f"stalled at {self.now:.0f} s: {self.describe()}"
+        if self.scenario.survivor is Survivor.UP_TO_DATE and self.counts["inexact"] and not self.violations:
+            self.violations.append("I4: a step was given up as inexact although an up-to-date peer survived")
+        return Outcome(tuple(self.violations), stalled, self.counts, self.now)
+
+    def describe(self) -> str:
+        return "; ".join(f"{peer.describe()}" for peer in self.peers.values() if peer.alive)
+
+    def note(self, text: str) -> None:
+        self.trace.append(f"{self.now:8.3f} {text}")
+
+    def _finished(self) -> bool:
+        present = [peer for peer in self.peers.values() if peer.alive]
+        stages = {peer.record.stage for peer in present}
+        return len(stages) == self.scenario.num_stages and all(
+            peer.record.step >= self.scenario.last_step
+            and peer.record.phase is Phase.ACCUMULATING
+            and all(m.record.lineage == peer.record.lineage for m in present if m.record.stage == peer.record.stage)
+            for peer in present
+        )
+
+    # invariants
+
+    def check_average(self, peer: ModelPeer, average: Average) -> None:
+        wrong = why_wrong(
+            average, stage=peer.record.stage, theta=peer.theta, num_microbatches=self.scenario.num_microbatches, thetas=self.thetas
+        )
+        if wrong is not None:
+            self.violations.append(f"I1 at {peer.name} of stage {peer.record.stage}: {wrong}")
+
+    def check_history(self, peer: ModelPeer) -> None:
+        record = peer.record
+        if self.thetas.step_of(peer.theta) != record.step:
+            self.violations.append(f"I2: {peer.name} says step {record.step} and has another")
+        known = self._histories.setdefault((record.stage, record.step, record.lineage), peer.theta)
+        if known != peer.theta:
+            self.violations.append(f"I2: two histories of stage {record.stage} at step {record.step} have one lineage")
+
+    def _check_divergence(self) -> None:
+        awake = [p for p in self.peers.values() if p.alive and self.now >= p.awake_at and p.record.phase is not Phase.JOINING]
+        diverged = {}
+        for one in awake:
+            for other in awake:
+                mine, theirs = one.record, other.record
+                if one.name < other.name and (mine.stage, mine.step) == (theirs.stage, theirs.step) and mine.lineage != theirs.lineage:
+                    diverged[one.name, other.name] = self._diverged.get((one.name, other.name), self.now)
+        self._diverged = diverged
+        if any(self.now - since > DIVERGENCE_S for since in diverged.values()):
+            self.violations.append(f"I3: {sorted(diverged)} differ for more than {DIVERGENCE_S:.0f} s")
+
+    # faults
+
+    def strike(self, fault: Fault) -> None:
+        present = sorted((p for p in self.peers.values() if p.alive), key=lambda p: p.name)
+        if not present:
+            return
+        target = present[int(fault.target * len(present)) % len(present)]
+        other = present[int(fault.other * len(present)) % len(present)]
+        if fault.name:
+            named = self.peers.get(PeerId(fault.name))
+            if named is None or not named.alive:
+                return
+            target = named
+        if fault.kind in TAKES_AWAY and not self._survives_without(target):
+            return
+        self.counts["faults"] += 1
+        self.note(f"FAULT {fault.kind.value} {target.name} {other.name} {fault.lasts_s}")
+        self._apply(fault, target, other)
+
+    def _apply(self, fault: Fault, target: ModelPeer, other: ModelPeer) -> None:
+        match fault.kind:
+            case Kind.KILL:
+                target.alive = False
+            case Kind.RESTART | Kind.RESTART_BLANK:
+                target.alive = False
+                if fault.kind is Kind.RESTART_BLANK:
+                    self.disk.pop(target.name, None)
+                self.at(fault.lasts_s, None, lambda: self._start(target.name))
+            case Kind.SLEEP:
+                target.awake_at = max(target.awake_at, self.now + fault.lasts_s)
+            case Kind.JOIN:
+                self._start(PeerId(f"p{len(self.peers)}"))
+            case Kind.LEAVE:
+                target.leave()
+            case Kind.SUSPECT:
+                if target is not other and self.now >= target.awake_at:
+                    target.suspect(other.name)
+            case Kind.LOSS:
+                self._lossy_until = max(self._lossy_until, self.now + fault.lasts_s)
+            case Kind.CUT:
+                self._cuts[min(target.name, other.name), max(target.name, other.name)] = self.now + fault.lasts_s
+            case Kind.SLOW:
+                target.slow_until = self.now + fault.lasts_s
+
+    def _survives_without(self, target: ModelPeer) -> bool:
+        """Whether another peer of its stage survives as the scenario demands, and another trainer too."""
+        alive = [p for p in self.peers.values() if p.alive and not p.record.leaving]
+        rest = [p for p in alive if p is not target]
+        mates = [p for p in rest if p.record.stage == target.record.stage and p.record.phase is not Phase.JOINING]
+        if self.scenario.survivor is Survivor.UP_TO_DATE:
+            newest = max((p.record.step for p in self.peers.values() if p.alive and p.record.stage == target.record.stage), default=0)
+            mates = [p for p in mates if self.now >= p.awake_at and p.record.step >= newest]
+        return bool(mates) and any(p.record.trains for p in rest)
+
+    def _start(self, name: PeerId) -> None:
+        """A peer joins by the address of somebody who is there, and takes the weakest stage."""
+        hosts = [p for p in self.peers.values() if p.alive and self.now >= p.awake_at]
+        if not hosts or (name in self.peers and self.peers[name].alive):
+            return
+        joiner = self._add(name, 0)
+        joiner.receive(tuple(self.directory.values()) + self.rng.choice(hosts).recent_records(limit=99))
+        live = joiner.live()
+        stage = choose_stage(live, [1] * self.scenario.num_stages, 1).stage
+        assert stage is not None
+        joiner.join(stage)
+
+    def _add(self, name: str, stage: int) -> ModelPeer:
+        peer = ModelPeer(self, PeerId(name), stage)
+        self.peers[peer.name] = peer
+        return peer
+
+
+def run(scenario: Scenario) -> Outcome:
+    return World(scenario).run()

@@ -1,0 +1,78 @@
+"""Admission: which stage a joiner takes, whom it downloads from, which calls are taken on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.policy.admission import choose_stage, donors, why_refuse_call
+from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
+from tests.strategies import live_views, member, records, view_of
+
+
+@given(live_views(), st.lists(st.integers(1, 100), min_size=2, max_size=4), st.integers(0, 100))
+def test_a_stage_that_does_not_fit_is_never_chosen(live: LiveView, needed: list[int], available: int) -> None:
+    choice = choose_stage(live, needed, available)
+    if choice.stage is None:
+        assert min(needed) > available
+        assert "memory" in choice.reason
+    else:
+        assert needed[choice.stage] <= available
+
+
+@given(live_views(num_stages=3))
+def test_an_empty_stage_comes_before_any_other(live: LiveView) -> None:
+    empty = [s for s in range(3) if not any(r.stage == s and not r.leaving and r.peer != live.me for r in live.records)]
+    choice = choose_stage(live, [1] * 3, 1)
+    if empty:
+        assert choice.stage in empty
+
+
+def test_the_weakest_stage_is_helped_and_a_peer_that_still_downloads_counts() -> None:
+    strong, weak = member("a", throughput=4.0), member("b", stage=1, throughput=1.0)
+    joining = [member(f"j{n}", stage=1, phase=Phase.JOINING) for n in range(2)]
+    me = member("me", stage=0, phase=Phase.JOINING)
+    assert choose_stage(view_of(me, strong, weak), [1, 1], 1).stage == 1
+    assert choose_stage(view_of(me, strong, weak, *joining), [1, 1], 1).stage == 0
+
+
+def test_a_leaving_peer_is_no_strength() -> None:
+    live = view_of(member("me", phase=Phase.JOINING), member("a"), member("b", stage=1, throughput=9.0, leaving=True))
+    assert choose_stage(live, [1, 1], 1).stage == 1
+
+
+def test_joiners_at_one_moment_spread_over_equal_stages() -> None:
+    served = tuple(member(f"p{stage}", stage=stage, throughput=1.0) for stage in range(3))
+    chosen = Counter(choose_stage(LiveView(me=PeerId(f"j{n}"), records=served), [1] * 3, 1).stage for n in range(90))
+    assert all(15 <= chosen[stage] <= 45 for stage in range(3))
+
+
+@given(records(), st.integers(0, 1), st.integers(0, 5), st.booleans())
+def test_holes_4_and_17_a_call_is_taken_for_my_step_or_the_one_before_and_never_for_the_future(
+    mine: PeerRecord, stage: int, step: int, holds_previous: bool
+) -> None:
+    taken = why_refuse_call(mine, stage=stage, step=step, holds_previous=holds_previous) is None
+    able = mine.stage == stage and mine.phase is not Phase.JOINING and not mine.leaving
+    assert taken == (able and (step == mine.step or (holds_previous and step == mine.step - 1)))
+
+
+@given(live_views(), st.integers(0, 1), st.frozensets(st.sampled_from([PeerId(f"peer{n}") for n in range(5)])))
+def test_donors_are_the_stages_serving_peers_newest_first_and_those_tried_last(
+    live: LiveView, stage: int, tried: frozenset[PeerId]
+) -> None:
+    found = donors(live, stage, tried)
+    assert all(r.stage == stage and r.phase is not Phase.JOINING and not r.leaving and r.peer != live.me for r in found)
+    fresh = [r for r in found if r.peer not in tried]
+    assert found[: len(fresh)] == fresh
+    assert [r.step for r in fresh] == sorted((r.step for r in fresh), reverse=True)
+
+
+def test_of_two_donors_at_one_step_the_better_lineage_is_asked_first() -> None:
+    inexact, exact = member("a", step=3, lineage=Lineage(1, b"")), member("b", step=3, lineage=Lineage(0, b""))
+    me = member("me", phase=Phase.JOINING)
+    assert donors(view_of(me, inexact, exact), 0, frozenset()) == [exact, inexact]
+    assert donors(view_of(me, inexact, replace(exact, step=2)), 0, frozenset())[0] == inexact

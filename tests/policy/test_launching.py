@@ -1,0 +1,107 @@
+"""Launching: who owns which microbatch, when another takes over, and that nothing missing stays unlaunched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from peerd.policy.launching import launchable, owners, trainers_of, window
+from peerd.policy.ledger import stages_missing, work_step
+from peerd.table.record import PeerId
+from peerd.table.view import LiveView
+from tests.strategies import NUM_MICROBATCHES, live_views, member, view_of
+
+TAKEOVER_S = 4.0
+trainers = st.lists(st.integers(0, 40).map(lambda n: PeerId(f"t{n}")), min_size=1, max_size=6, unique=True)
+sizes = (2, NUM_MICROBATCHES)
+
+
+def as_seen_by(live: LiveView, peer: PeerId) -> LiveView:
+    return replace(live, me=peer)
+
+
+@given(trainers, st.integers(0, 9), st.integers(0, 99))
+def test_owners_are_a_permutation_of_the_trainers_in_whatever_order_they_come(found: list[PeerId], step: int, index: int) -> None:
+    assert sorted(owners(found, step, index)) == sorted(found)
+    assert owners(found, step, index) == owners(sorted(found), step, index)
+
+
+@given(trainers, st.integers(0, 9), st.integers(0, 99), st.data())
+def test_the_others_keep_their_order_when_a_trainer_goes(found: list[PeerId], step: int, index: int, data: st.DataObject) -> None:
+    gone = data.draw(st.sampled_from(found))
+    rest = [trainer for trainer in found if trainer != gone]
+    assert owners(rest, step, index) == [trainer for trainer in owners(found, step, index) if trainer != gone]
+
+
+def test_ownership_is_spread_evenly() -> None:
+    found = [PeerId(f"t{n}") for n in range(4)]
+    first = [owners(found, 3, index)[0] for index in range(400)]
+    assert all(60 < first.count(trainer) < 140 for trainer in found)
+
+
+@given(live_views())
+def test_exactly_one_trainer_launches_a_microbatch_that_has_just_gone_missing(live: LiveView) -> None:
+    launches = [launch for peer in trainers_of(live) for launch in launchable(as_seen_by(live, peer), *sizes, {}, 0.0, TAKEOVER_S)[0]]
+    absent = launchable(live, *sizes, {}, 0.0, TAKEOVER_S)[1]
+    if trainers_of(live):
+        assert sorted((launch.step, launch.index) for launch in launches) == sorted(absent)
+
+
+@given(live_views())
+def test_hole_18_whatever_stays_missing_is_in_the_end_launched_by_every_live_trainer(live: LiveView) -> None:
+    absent = launchable(live, *sizes, {}, 0.0, TAKEOVER_S)[1]
+    since = dict.fromkeys(absent, 0.0)
+    for rank in range(len(trainers_of(live))):
+        now_s = rank * TAKEOVER_S
+        count = dict.fromkeys(absent, 0)
+        for peer in trainers_of(live):
+            for launch in launchable(as_seen_by(live, peer), *sizes, since, now_s, TAKEOVER_S)[0]:
+                count[launch.step, launch.index] += 1
+        assert all(found == rank + 1 for found in count.values())
+
+
+@given(live_views())
+def test_a_launch_is_for_the_work_step_and_for_the_stages_that_miss_it(live: LiveView) -> None:
+    launches, _ = launchable(live, *sizes, {}, 99.0, TAKEOVER_S)
+    step = work_step(live, 2)
+    for launch in launches:
+        assert launch.step == step
+        wanted = stages_missing(live, 2, launch.step, NUM_MICROBATCHES)
+        assert launch.accumulate == {stage for stage, absent in wanted.items() if absent >> launch.index & 1}
+        assert launch.accumulate
+
+
+@given(live_views(), st.integers(1, 5))
+def test_nothing_is_launched_from_the_last_step_on(live: LiveView, last_step: int) -> None:
+    step = work_step(live, 2)
+    assume(step is not None)
+    endless = launchable(live, *sizes, {}, 0.0, TAKEOVER_S)
+    ending = launchable(live, *sizes, {}, 0.0, TAKEOVER_S, last_step)
+    assert ending == (([], frozenset()) if step is not None and step >= last_step else endless)
+
+
+def test_a_stage_left_behind_is_replayed_alone() -> None:
+    """Hole 4: stage 0 lost its average after stage 1 had committed."""
+    behind, ahead = member("p2", trains=True), member("p3", stage=1, step=1)
+    launches, _ = launchable(view_of(behind, ahead), *sizes, {}, 0.0, TAKEOVER_S)
+    assert [launch.index for launch in launches] == list(range(NUM_MICROBATCHES))
+    assert {launch.accumulate for launch in launches} == {frozenset({0})}
+    assert {launch.step for launch in launches} == {0}
+
+
+def test_nothing_is_launched_while_a_stage_has_nobody() -> None:
+    assert launchable(view_of(member("p1", trains=True)), *sizes, {}, 0.0, TAKEOVER_S) == ([], frozenset())
+
+
+def test_a_leaving_trainer_owns_nothing() -> None:
+    live = view_of(member("p1", trains=True, leaving=True), member("p2", trains=True, stage=1))
+    assert trainers_of(live) == ["p2"]
+    assert launchable(live, *sizes, {}, 99.0, TAKEOVER_S)[0] == []
+
+
+@given(live_views(), st.integers(1, 8))
+def test_a_window_is_never_shut_and_never_more_than_the_slots(live: LiveView, slots: int) -> None:
+    narrowest = min(len(live.serving(stage)) for stage in range(2))
+    assert 1 <= window(live, 2, slots) <= max(1, slots * max(1, narrowest))

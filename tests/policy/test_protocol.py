@@ -1,0 +1,153 @@
+"""The whole step protocol under random faults: exact, never stuck, and the checks notice when a rule is switched off."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import pytest
+
+from tests.policy.model_faults import Fault, Kind, Scenario, Survivor, draw
+from tests.policy.protocol_model import RULES_OFF, World, run
+
+EVERY_KIND = tuple(Kind)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_run_without_faults_finishes_every_step_exactly(seed: int) -> None:
+    outcome = run(draw(seed, ()))
+    assert outcome.problems == ()
+    assert outcome.counts["fences"] == outcome.counts["inexact"] == 0
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_survives_faults_of_one_kind_exactly(kind: Kind, seed: int) -> None:
+    outcome = run(draw(100 + seed, (kind,)))
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_run_survives_all_kinds_of_faults_at_once_exactly(seed: int) -> None:
+    outcome = run(draw(1000 + seed, EVERY_KIND))
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_where_only_outdated_peers_survive_a_run_goes_on_and_says_what_was_inexact(seed: int) -> None:
+    assert run(draw(2000 + seed, EVERY_KIND, survivor=Survivor.ANY)).problems == ()
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    assert run(draw(7, EVERY_KIND)) == run(draw(7, EVERY_KIND))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("block", range(10))
+def test_a_thousand_runs_are_exact_and_none_gets_stuck(block: int) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(10_000 + 100 * block, 10_000 + 100 * (block + 1)):
+        for survivor in Survivor:
+            outcome = run(draw(seed, EVERY_KIND, survivor=survivor))
+            assert outcome.problems == (), (seed, survivor)
+            counts += outcome.counts
+    assert counts["faults"] > 1000
+
+
+@pytest.mark.parametrize("rule", RULES_OFF)
+def test_the_checks_notice_when_a_rule_is_switched_off(rule: str) -> None:
+    """I1, I2 or a stall, within a few dozen runs of which none has a problem with the rule on."""
+    for seed in range(300, 420):
+        scenario = dataclasses.replace(draw(seed, EVERY_KIND, off=frozenset({rule})), limit_s=100.0)
+        if run(scenario).problems:
+            assert run(dataclasses.replace(scenario, off=frozenset())).problems == ()
+            return
+    pytest.fail(f"no run noticed that {rule!r} is off")
+
+
+# Scripted runs: one trace for each hole that takes several peers to show
+
+
+def scripted(*faults: Fault, seed: int = 1, **sizes: int) -> World:
+    return World(Scenario(seed=seed, survivor=Survivor.ANY, faults=faults, **sizes))  # type: ignore[arg-type]
+
+
+def behind_a_dead_holder(steps_ahead: int, off: frozenset[str] = frozenset()) -> World:
+    """p2 sleeps at step 0; p0, its only mate, dies when the other stage is so many steps ahead."""
+    world = World(Scenario(seed=1, survivor=Survivor.ANY, off=off, faults=(Fault(0.05, Kind.SLEEP, name="p2", lasts_s=60.0),)))
+    others = [world.peers[name] for name in sorted(world.peers) if name in ("p1", "p3")]
+    world.run(until=lambda: max(peer.record.step for peer in others) == steps_ahead)
+    world.strike(Fault(0, Kind.KILL, name="p0"))
+    world.peers[sorted(world.peers)[2]].awake_at = world.now + 5.0
+    return world
+
+
+def test_hole_4_a_stage_left_one_step_behind_is_served_with_the_previous_parameters() -> None:
+    world = behind_a_dead_holder(1)
+    outcome = world.run()
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+
+
+def test_hole_4_without_the_previous_parameters_the_step_would_be_lost() -> None:
+    outcome = behind_a_dead_holder(1, frozenset({"previous"})).run()
+    assert outcome.counts["inexact"] > 0 or outcome.problems
+
+
+def test_hole_16_a_step_whose_every_holder_died_is_counted_as_inexact_and_the_run_goes_on() -> None:
+    outcome = behind_a_dead_holder(2).run()
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] >= 1
+
+
+def test_hole_14_a_zombie_that_wakes_does_not_declare_its_stage_lost() -> None:
+    outcome = scripted(
+        *(Fault(at, Kind.SLEEP, name=name, lasts_s=9.0) for at, name in ((1.0, "p1"), (3.0, "p2"), (12.0, "p3"))), last_step=15
+    ).run()
+    assert outcome.problems == ()
+    assert outcome.counts["fences"] >= 2
+    assert outcome.counts["inexact"] == 0
+
+
+def test_hole_12_a_peer_restarted_without_its_stored_incarnation_serves_again() -> None:
+    world = scripted(Fault(1.5, Kind.RESTART_BLANK, name="p1", lasts_s=0.5), last_step=12)
+    assert world.run().problems == ()
+    assert world.peers[sorted(world.peers)[1]].record.incarnation > 0
+
+
+def test_hole_10_a_joiner_whose_download_outlasts_steps_ends_with_the_stages_own_parameters() -> None:
+    world = scripted(*(Fault(0.5 + n, Kind.JOIN) for n in range(4)), last_step=15, peers_per_stage=1)
+    outcome = world.run()
+    assert outcome.problems == ()
+    for stage in range(2):
+        assert len({peer.theta for peer in world.peers.values() if peer.record.stage == stage}) == 1
+
+
+def test_hole_3_a_joiner_in_mid_step_does_not_average_again_what_a_survivor_has() -> None:
+    world = scripted(last_step=4)
+    first = [world.peers[name] for name in sorted(world.peers) if name in ("p0", "p2")]
+    world.run(until=lambda: any(peer.average is not None for peer in first))
+    world.strike(Fault(0, Kind.JOIN))
+    world.strike(Fault(0, Kind.KILL, name=next(peer.name for peer in first if peer.average is None)))
+    assert world.run().problems == ()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_hole_19_two_members_that_never_reach_each_other_do_not_stop_their_stage(seed: int) -> None:
+    """p1 and p3 of stage 1 are cut off from each other for ever; p5 reaches both."""
+    cut = Fault(0.4, Kind.CUT, name="p1", other=0.5, lasts_s=1e4)
+    scenario = Scenario(seed=seed, peers_per_stage=3, last_step=5, limit_s=100.0, faults=(cut,))
+    assert run(scenario).problems == ()
+    assert run(dataclasses.replace(scenario, off=frozenset({"void"}))).stalled
+
+
+def test_a_run_ends_at_its_last_step_and_launches_nothing_more() -> None:
+    world = scripted(last_step=3)
+    assert world.run().problems == ()
+    launches, ended_at = world.counts["launches"], world.now
+    world.run(until=lambda: world.now > ended_at + 20.0)
+    assert world.counts["launches"] == launches
+    assert {peer.record.step for peer in world.peers.values()} == {3}

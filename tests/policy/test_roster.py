@@ -1,0 +1,142 @@
+"""Rosters: only exact ones are ever composed or joined, and an average's id names all of its content."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.policy.roster import (
+    Roster,
+    RosterEntry,
+    compose,
+    entry_of,
+    lineage_after,
+    lineage_skipped,
+    whom_to_void,
+    why_inexact,
+    why_not_adopt,
+    why_refuse,
+)
+from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, Void
+from peerd.table.view import LiveView
+from tests.strategies import FULL, NUM_MICROBATCHES, ledgers, lineages, live_views, member, view_of
+
+entries = st.builds(RosterEntry, st.sampled_from([PeerId("a"), PeerId("b"), PeerId("c")]), st.integers(0, 1), st.integers(0, 1), ledgers)
+rosters = st.builds(
+    Roster,
+    st.integers(0, 1),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.sampled_from([PeerId("a"), PeerId("b")]),
+    st.lists(entries, max_size=3).map(tuple),
+)
+
+
+@st.composite
+def partitions(draw: st.DrawFn) -> list[PeerRecord]:
+    """Members of one stage that hold each microbatch exactly once between them."""
+    owner = draw(st.lists(st.integers(0, 2), min_size=NUM_MICROBATCHES, max_size=NUM_MICROBATCHES))
+    bits = [sum(1 << index for index, peer in enumerate(owner) if peer == number) for number in range(3)]
+    return [member(f"p{number}", done=done, ledger_no=draw(st.integers(0, 3))) for number, done in enumerate(bits)]
+
+
+def composed(members: list[PeerRecord]) -> list[Roster]:
+    found = [compose(mine, view_of(mine, *(m for m in members if m is not mine)), NUM_MICROBATCHES, 0) for mine in members]
+    return [roster for roster in found if roster is not None]
+
+
+@given(live_views(), st.integers(0, 3))
+def test_a_composed_roster_is_exact_whatever_the_view(live: LiveView, attempt: int) -> None:
+    assert live.mine is not None
+    roster = compose(live.mine, live, NUM_MICROBATCHES, attempt)
+    if roster is not None:
+        assert why_inexact(roster.entries, NUM_MICROBATCHES) is None
+        assert sum(entry.done for entry in roster.entries) == FULL
+        assert roster.leader == live.me
+        assert {live.find(peer).lineage for peer in roster.peers} == {live.mine.lineage}  # type: ignore[union-attr]
+        assert why_refuse(live.mine, roster, NUM_MICROBATCHES) is None
+
+
+@given(st.lists(entries, max_size=4))
+def test_a_roster_is_exact_when_and_only_when_each_microbatch_is_counted_once(found: list[RosterEntry]) -> None:
+    counted = [index for entry in found for index in range(NUM_MICROBATCHES + 1) if entry.done >> index & 1]
+    well_formed = bool(found) and [e.peer for e in found] == sorted({e.peer for e in found})
+    assert (why_inexact(found, NUM_MICROBATCHES) is None) == (well_formed and sorted(counted) == list(range(NUM_MICROBATCHES)))
+
+
+@given(partitions())
+def test_of_members_who_see_the_same_exactly_one_proposes_and_all_join(members: list[PeerRecord]) -> None:
+    (roster,) = composed(members)
+    assert all(why_refuse(m, roster, NUM_MICROBATCHES) is None for m in members)
+
+
+@given(rosters, rosters)
+def test_two_rosters_share_an_average_id_only_when_they_are_equal(one: Roster, other: Roster) -> None:
+    assert (one.average_id == other.average_id) == (one == other)
+
+
+@given(partitions(), st.sampled_from(["incarnation", "ledger_no", "done", "step", "stage"]))
+def test_holes_1_and_2_a_member_whose_ledger_is_not_exactly_the_rosters_refuses(members: list[PeerRecord], changed: str) -> None:
+    (roster,) = composed(members)
+    for mine in members:
+        value = getattr(mine, changed)
+        assert why_refuse(replace(mine, **{changed: value ^ 1}), roster, NUM_MICROBATCHES) is not None
+
+
+def test_hole_1_a_roster_of_those_left_is_not_exact_while_their_ledgers_do_not_cover_the_step() -> None:
+    left = member("p1")
+    assert compose(left, view_of(left), NUM_MICROBATCHES, 0) is None
+
+
+def test_hole_7_ledgers_that_meet_make_no_roster() -> None:
+    one, other = member("p1", done=FULL), member("p2", done=1)
+    assert composed([one, other]) == []
+
+
+def test_hole_20_peers_of_another_lineage_are_in_no_roster() -> None:
+    """Two exact averages of step 0 both came into being; gradients of step 1 were computed with both."""
+    one, other = member("p1", step=1, done=FULL - 1, lineage=Lineage(0, b"a")), member("p2", step=1, done=1, lineage=Lineage(0, b"b"))
+    assert composed([one, other]) == []
+    assert len(composed([one, replace(other, lineage=one.lineage)])) == 1
+
+
+def test_hole_20_an_average_made_by_parameters_of_another_lineage_is_not_adopted() -> None:
+    mine = member("p1", step=1, lineage=Lineage(0, b"a"))
+    assert why_not_adopt(mine, 1, Lineage(0, b"a")) is None
+    assert why_not_adopt(mine, 1, Lineage(0, b"b")) is not None
+    assert why_not_adopt(mine, 0, Lineage(0, b"a")) == "I am at step 1"
+
+
+def test_hole_19_of_two_that_cannot_reach_each_other_the_leader_leaves_out_one_after_two_rounds() -> None:
+    names = [PeerId("a"), PeerId("b"), PeerId("c")]
+    roster = Roster(0, 4, 0, names[0], tuple(RosterEntry(name, 1, 0, 0) for name in names))
+    assert whom_to_void(roster, {}) is None
+    assert whom_to_void(roster, {names[1]: 1, names[2]: 1}) is None
+    void = whom_to_void(roster, {names[1]: 2, names[2]: 2})
+    assert void in (Void(names[1], 1, 4), Void(names[2], 1, 4))
+    assert whom_to_void(roster, {names[0]: 9}) is None
+    assert whom_to_void(roster, {names[1]: 3, names[2]: 2}) == Void(names[1], 1, 4)
+
+
+def test_a_member_that_averages_is_proposed_to_by_nobody() -> None:
+    one, other = member("p1", done=FULL), member("p2", phase=Phase.AVERAGING)
+    assert composed([one, other]) == []
+
+
+def test_a_leaving_peer_gives_its_ledger_but_does_not_lead() -> None:
+    leaving = [member(f"p{n}", done=1 << n, leaving=True) for n in range(5)]
+    (roster,) = composed([*leaving, member("p9", done=FULL & ~0b11111)])
+    assert roster.leader == "p9"
+    assert len(roster.entries) == 6
+
+
+@given(lineages, st.binary(max_size=3), st.binary(max_size=3))
+def test_lineages_agree_when_and_only_when_the_same_averages_were_applied(lineage: Lineage, one: bytes, other: bytes) -> None:
+    assert (lineage_after(lineage, AverageId(one)) == lineage_after(lineage, AverageId(other))) == (one == other)
+    assert lineage_skipped(lineage, 3) > lineage_after(lineage, AverageId(one))
+
+
+def test_an_entry_names_the_ledger_and_spells_it_out() -> None:
+    assert entry_of(member("p", incarnation=2, ledger_no=3, done=5)) == RosterEntry(PeerId("p"), 2, 3, 5)

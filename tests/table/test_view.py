@@ -1,0 +1,129 @@
+"""Merging and living: rules T1 to T4 and suspicion, for any records in any order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.table.record import PeerId, PeerRecord, Phase, Suspicion, Void
+from peerd.table.view import SwarmView
+from tests.strategies import member, records, view_of
+
+TTL_S = 3.0
+ME = PeerId("peer0")
+
+
+def empty() -> SwarmView:
+    return SwarmView(me=ME, ttl_s=TTL_S)
+
+
+def of_one_author(found: list[PeerRecord]) -> list[PeerRecord]:
+    """A peer publishes one content for each pair; keep the first of any that clash."""
+    return list({(record.peer, record.pair): record for record in reversed(found)}.values())
+
+
+many = st.lists(records(), max_size=8).map(of_one_author)
+
+
+def merged(found: list[PeerRecord], now_s: float = 0.0) -> SwarmView:
+    view = empty()
+    for record in found:
+        view = view.merge(record, now_s)
+    return view
+
+
+def known(view: SwarmView) -> dict[PeerId, PeerRecord]:
+    return {peer: sighting.record for peer, sighting in view.sightings.items()}
+
+
+@given(many, st.randoms(use_true_random=False))
+def test_merging_in_any_order_and_any_grouping_gives_the_same_records(found: list[PeerRecord], random: object) -> None:
+    shuffled = list(found)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert known(merged(found)) == known(merged(shuffled))
+    for cut in range(len(found) + 1):
+        first, second = merged(found[:cut]), merged(found[cut:])
+        assert known(merged([*known(first).values(), *known(second).values()])) == known(merged(found))
+
+
+@given(many)
+def test_merging_again_changes_nothing_at_all(found: list[PeerRecord]) -> None:
+    view = merged(found)
+    for record in found:
+        assert view.merge(record, 99.0) is view
+
+
+@given(many)
+def test_the_highest_pair_of_each_peer_wins(found: list[PeerRecord]) -> None:
+    for peer, record in known(merged(found)).items():
+        assert record.pair == max(r.pair for r in found if r.peer == peer)
+
+
+@given(records(peer=st.just(PeerId("peer1"))), st.floats(0, 100), st.floats(0, 100))
+def test_hole_11_and_13_a_repeat_never_renews_a_record(record: PeerRecord, first_s: float, later_s: float) -> None:
+    view = empty().merge(record, first_s).merge(record, first_s + later_s)
+    assert (record in view.live(first_s + later_s).records) == (first_s + later_s - first_s < TTL_S)
+
+
+@given(records(peer=st.just(PeerId("peer1"))), st.integers(0, 2), st.integers(0, 3))
+def test_hole_13_an_older_record_never_returns_after_expiry(record: PeerRecord, incarnation: int, version: int) -> None:
+    older = replace(record, incarnation=incarnation, version=version)
+    view = empty().merge(record, 0.0)
+    assert view.live(2 * TTL_S).records == ()
+    again = view.merge(older, 2 * TTL_S)
+    assert (again.live(2 * TTL_S).records == (older,)) == (older.pair > record.pair)
+
+
+def test_hole_12_a_restarted_peer_is_heard_at_once_by_its_new_incarnation() -> None:
+    view = empty().merge(member("peer1", incarnation=3, version=4000), 0.0)
+    restarted = member("peer1", incarnation=4, version=0)
+    assert view.merge(restarted, 1.0).live(1.0).find(PeerId("peer1")) == restarted
+
+
+def test_hole_11_a_clock_that_is_years_ahead_changes_nothing() -> None:
+    far_s = 1e9
+    assert empty().merge(member("peer1"), far_s).live(far_s + 1.0).find(PeerId("peer1")) is not None
+
+
+@given(many)
+def test_hole_14_after_a_fence_nobody_lives_until_its_pair_rises(found: list[PeerRecord]) -> None:
+    others = [record for record in found if record.peer != ME]
+    view = merged(others).cleared()
+    assert view.live(0.0).records == ()
+    for record in others:
+        view = view.merge(record, 0.0)
+    assert view.live(0.0).records == ()
+    if others:
+        risen = replace(others[0], incarnation=9, suspects=())
+        assert view.merge(risen, 0.0).live(0.0).records == (risen,)
+
+
+def test_a_suspect_does_not_count_until_its_pair_rises() -> None:
+    accuser = member("peer1", suspects=(Suspicion(PeerId("peer2"), 0, 5),))
+    view = empty().merge(accuser, 0.0).merge(member("peer2", version=5), 0.0)
+    assert view.live(0.0).records == (accuser,)
+    assert view.suspects(0.0) == {PeerId("peer2")}
+    risen = view.merge(member("peer2", version=6), 0.0)
+    assert len(risen.live(0.0).records) == 2
+    assert risen.suspects(0.0) == frozenset()
+
+
+def test_a_peer_counts_itself_and_learns_that_it_is_accused_in_this_incarnation_only() -> None:
+    me = member("peer0", incarnation=2, version=1)
+    accuser = member("peer1", suspects=(Suspicion(ME, 2, 1),))
+    view = empty().merge(me, 0.0).merge(accuser, 0.0)
+    assert view.live(0.0).mine == me
+    assert view.accuses_me(2, 0.0)
+    assert not view.accuses_me(3, 0.0)
+    assert not view.accuses_me(2, TTL_S)
+
+
+def test_members_are_those_at_the_step_neither_joining_nor_voided() -> None:
+    leader = member("peer1", step=4, voids=(Void(PeerId("peer2"), 0, 4),))
+    voided, restarted = member("peer2", step=4), member("peer2", step=4, incarnation=1)
+    joining, ahead, elsewhere = member("peer3", step=4, phase=Phase.JOINING), member("peer4", step=5), member("peer5", step=4, stage=1)
+    assert view_of(leader, voided, joining, ahead, elsewhere).members(0, 4) == (leader,)
+    assert view_of(leader, restarted).members(0, 4) == (leader, restarted)
+    assert view_of(leader, voided, joining, ahead).serving(0) == (leader, voided, ahead)

@@ -1,0 +1,201 @@
+"""Imports point one way: daemon -> rooms -> policy -> table, and cli -> the control socket's client. Each edge has its reason."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Leaves that every room may use: the error tree and the version.
+LEAVES = {"errors", "__version__"}
+
+# Where parts are put together into a process: these may import every room but the client's.
+COMPOSITION_ROOTS = {"daemon", "reference", "swarm.visit"}
+
+# What each room may import besides itself and the leaves, and why. Read downwards: no room imports one that stands below it.
+ALLOWED: dict[str, dict[str, str]] = {
+    "table": {},
+    "policy": {"table": "decisions are functions of the view"},
+    "config": {},
+    "models": {"config": "a model is built from its manifest"},
+    "wire": {
+        "config": "bounds of messages follow from the manifest",
+        "policy": "rosters and ledgers travel, and a call is routed by the wiring policy",
+        "table": "records travel",
+    },
+    "swarm": {
+        "config": "the manifest is published and pinned",
+        "policy": "admission is a policy",
+        "table": "it keeps the view fresh",
+        "wire": "gossip is a call",
+    },
+    "stage": {
+        "config": "what to compute, in how many threads",
+        "models": "the module it runs",
+        "policy": "ledger and stepping",
+        "swarm": "it reads the view and announces what it holds",
+        "table": "records and phases",
+        "wire": "it serves calls and hands on to the next stage",
+    },
+    "averaging": {
+        "config": "precision of the sums",
+        "policy": "rosters and stepping",
+        "stage": "it averages the stage's accumulator",
+        "swarm": "who is in the group",
+        "table": "records and phases",
+        "wire": "slices are sent and received",
+    },
+    "train": {
+        "config": "which text, which seed",
+        "policy": "which microbatches to launch",
+        "stage": "a trainer on a first stage hands over without the wire",
+        "swarm": "who is there",
+        "table": "records",
+        "wire": "microbatches are sent",
+    },
+    "control": {
+        "config": "where the socket lies",
+        "policy": "decisions are told with their reasons",
+        "stage": "counters, export",
+        "swarm": "the view is what it shows",
+        "table": "the view is what it shows",
+    },
+    "cli": {"config": "homes, settings, run files", "control": "the socket's client", "table": "the words of the replies"},
+}
+
+# Modules of the control room that the thin client may load.
+CLIENT_SIDE = {"peerd.control.client", "peerd.control.protocol"}
+
+# Libraries that only these rooms may import: they are slow to load, or belong to one room's craft.
+HEAVY: dict[str, set[str]] = {
+    "torch": {"models", "stage", "averaging", "train", "daemon", "reference"},
+    "hivemind": {"wire", "swarm", "daemon"},
+    "grpc": {"wire", "daemon"},
+    "rich": {"cli"},
+    "click": {"cli"},
+}
+
+STDLIB_ONLY = {"table", "policy"}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    importer: str
+    imported: str
+    line: int
+
+    @property
+    def room(self) -> str:
+        return room_of(self.importer)
+
+
+def room_of(module: str) -> str:
+    """`peerd.stage.state` is in the room `stage`; a composition root inside a room counts by its own name."""
+    inside = module.removeprefix("peerd.")
+    return inside if inside in COMPOSITION_ROOTS else inside.split(".")[0]
+
+
+def all_imports() -> list[Import]:
+    found = []
+    for path in sorted((ROOT / "peerd").rglob("*.py")):
+        if "generated" in path.parts:
+            continue
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            found += [Import(module, name, node.lineno) for name in imported_by(node)]  # type: ignore[attr-defined]
+    return found
+
+
+def imported_by(node: ast.AST) -> list[str]:
+    """Modules named by an import statement; `from peerd.wire import x` may name the module peerd.wire.x."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module is not None:
+        if node.module.startswith("peerd"):
+            return [f"{node.module}.{alias.name}" if is_package(node.module) else node.module for alias in node.names]
+        return [node.module]
+    return []
+
+
+def is_package(module: str) -> bool:
+    return ROOT.joinpath(*module.split(".")).is_dir()
+
+
+IMPORTS = all_imports()
+
+
+def told(imports: list[Import]) -> list[str]:
+    return [f"{entry.importer}:{entry.line} imports {entry.imported}" for entry in imports]
+
+
+def test_every_room_has_its_line_in_the_table() -> None:
+    rooms = {path.name for path in (ROOT / "peerd").iterdir() if (path / "__init__.py").exists()}
+    assert rooms - COMPOSITION_ROOTS <= set(ALLOWED)
+
+
+def test_rooms_import_only_what_the_table_allows() -> None:
+    def allowed(entry: Import) -> bool:
+        target = room_of(entry.imported)
+        if not entry.imported.startswith("peerd.") or target in LEAVES or target == entry.room:
+            return True
+        if entry.room in COMPOSITION_ROOTS:
+            return target != "cli"
+        return target in ALLOWED.get(entry.room, {})
+
+    assert told([entry for entry in IMPORTS if not allowed(entry)]) == []
+
+
+def test_the_table_itself_points_one_way() -> None:
+    order = list(ALLOWED)
+    for room, targets in ALLOWED.items():
+        for target in targets:
+            assert order.index(target) < order.index(room), f"{room} -> {target}"
+
+
+@pytest.mark.parametrize("room", sorted(STDLIB_ONLY))
+def test_the_core_needs_nothing_but_the_standard_library(room: str) -> None:
+    foreign = [
+        entry
+        for entry in IMPORTS
+        if entry.room == room and entry.imported.split(".")[0] not in sys.stdlib_module_names and not entry.imported.startswith("peerd.")
+    ]
+    assert told(foreign) == []
+
+
+def test_the_core_reads_no_clock_draws_no_chance_and_does_no_input_or_output() -> None:
+    impure = {"time", "random", "secrets", "os", "io", "socket", "asyncio", "threading", "subprocess", "pathlib", "logging", "datetime"}
+    found = [entry for entry in IMPORTS if entry.room in STDLIB_ONLY and entry.imported.split(".")[0] in impure]
+    assert told(found) == []
+
+
+@pytest.mark.parametrize("library", sorted(HEAVY))
+def test_heavy_libraries_stay_in_their_rooms(library: str) -> None:
+    rooms = HEAVY[library] | COMPOSITION_ROOTS - {"daemon"} if library in ("torch", "hivemind", "grpc") else HEAVY[library]
+    found = [entry for entry in IMPORTS if entry.imported.split(".")[0] == library and entry.room not in rooms]
+    assert told(found) == []
+
+
+def test_the_client_loads_only_the_sockets_client_and_protocol() -> None:
+    found = [
+        entry
+        for entry in IMPORTS
+        if entry.room == "cli" and room_of(entry.imported) == "control" and not entry.imported.startswith(tuple(CLIENT_SIDE))
+    ]
+    assert told(found) == []
+
+
+def test_the_clients_side_of_the_control_room_stays_light() -> None:
+    light = {"config", "errors", "control"}
+    found = [
+        entry
+        for entry in IMPORTS
+        if entry.importer in CLIENT_SIDE
+        and (entry.imported.split(".")[0] not in sys.stdlib_module_names)
+        and not (entry.imported.startswith("peerd.") and room_of(entry.imported) in light)
+    ]
+    assert told(found) == []

@@ -1,0 +1,117 @@
+"""The house: what lies where, how large it may get, and that generated code and documents are current."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from peerd import __version__
+from peerd.cli.main import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+TOP_LEVEL = {"LICENSE", "README.md", "deploy", "peerd", "protos", "pyproject.toml", "scripts", "tests"}
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc", "base"}
+
+
+def own_sources() -> list[Path]:
+    return [
+        path for folder in ("peerd", "tests", "scripts") for path in sorted((ROOT / folder).rglob("*.py")) if "generated" not in path.parts
+    ]
+
+
+def test_the_top_level_holds_what_people_expect_and_nothing_else() -> None:
+    found = {entry.name for entry in ROOT.iterdir() if not entry.name.startswith(".")}
+    assert found - TOP_LEVEL - {"shared"} == set()  # a link of that name may be laid beside a checkout
+    assert TOP_LEVEL - {"deploy"} <= found
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in own_sources()}
+    assert [f"{path.relative_to(ROOT)}: {lines} lines" for path, lines in lengths.items() if lines > MAX_FILE_LINES] == []
+
+
+def test_no_function_is_too_long_to_read() -> None:
+    long = []
+    for path in own_sources():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > MAX_FUNCTION_LINES:
+                    long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {lines} lines")
+    assert long == []
+
+
+def test_no_file_is_named_after_nothing() -> None:
+    assert [str(path.relative_to(ROOT)) for path in own_sources() if path.stem in FORBIDDEN_NAMES] == []
+
+
+def test_sources_are_ascii() -> None:
+    assert [str(path.relative_to(ROOT)) for path in own_sources() if not path.read_bytes().isascii()] == []
+
+
+def test_generated_code_is_what_the_protos_say(tmp_path: Path) -> None:
+    checked_in = ROOT / "peerd" / "wire" / "generated"
+    subprocess.run(
+        [ROOT / "scripts" / "protos", tmp_path], check=True, cwd=ROOT, env={**os.environ, "PYTHON": sys.executable}, capture_output=True
+    )
+    fresh = {path.name: path.read_text() for path in (tmp_path / "peerd" / "wire" / "generated").iterdir() if path.name != "__init__.py"}
+    known = {path.name: path.read_text() for path in checked_in.iterdir() if path.suffix in (".py", ".pyi") and path.name != "__init__.py"}
+    assert sorted(fresh) == sorted(known)
+    assert [name for name in fresh if fresh[name] != known[name]] == []
+
+
+def test_the_readme_promises_a_newcomer_two_commands() -> None:
+    blocks = dict(re.findall(r"^```bash (run|test)\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL))
+    assert blocks == {"run": "scripts/peerd demo\n", "test": "scripts/test\n"}
+
+
+def test_the_readme_shows_something_to_run_on_its_first_screen() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert lines.index("```bash run") < 25
+
+
+def test_links_inside_the_repository_lead_somewhere() -> None:
+    broken = []
+    for page in (ROOT / "README.md", *(ROOT / "peerd" / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            if not (page.parent / target).exists():
+                broken.append(f"{page.name}: {target}")
+    assert broken == []
+
+
+def test_documents_name_only_verbs_that_exist() -> None:
+    unknown = []
+    for page in (ROOT / "README.md", *(ROOT / "peerd" / "docs").glob("*.md")):
+        for verb in re.findall(r"(?:^    |`)(?:scripts/)?peerd ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            if verb not in cli.commands:
+                unknown.append(f"{page.name}: peerd {verb}")
+    assert unknown == []
+
+
+@pytest.mark.parametrize("script", ["peerd", "test", "check", "fix", "bench", "protos"])
+def test_scripts_can_be_run(script: str) -> None:
+    path = ROOT / "scripts" / script
+    assert os.access(path, os.X_OK)
+    subprocess.run(["bash", "-n", path], check=True)
+
+
+def test_the_constraints_pin_every_library_to_one_version() -> None:
+    lines = [line for line in (ROOT / "scripts" / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9A-Za-z.]*", line)] == []
+    names = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {re.split("[<>=]", name)[0] for name in (*project["dependencies"], *project["optional-dependencies"]["dev"])}
+    assert wanted - names == set()
+
+
+def test_the_version_is_a_version() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)
