@@ -51,7 +51,9 @@ class Round:
 class Rounds:
     """Opens, runs and closes rounds; answers the averaging service."""
 
-    def __init__(self, state: StageState, executor: Executor, client: AveragingClient, averaging_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, state: StageState, executor: Executor, client: AveragingClient, averaging_s: float, clock: Callable[[], float]
+    ) -> None:
         self._state = state
         self._executor = executor
         self._client = client
@@ -246,10 +248,10 @@ class Rounds:
         """Serve a mate that missed the average: this step's, or one from the log."""
         average = self._state.average
         held = [average] if average is not None else []
-        for roster, flat_sum in (*held, *self.log):
-            if (roster.stage, roster.step) == (stage, step):
-                return await self._executor.run(Priority.CONTROL, lambda: _pack(roster, flat_sum))
-        raise WrongStateError(f"I hold no average of stage {stage}, step {step}")
+        found = [each for each in (*held, *self.log) if (each[0].stage, each[0].step) == (stage, step)]
+        if not found:
+            raise WrongStateError(f"I hold no average of stage {stage}, step {step}")
+        return await self._executor.run(Priority.CONTROL, lambda: _pack(*found[0]))
 
     def shut(self) -> None:
         for task in (*self._background, *([self._work] if self._work else [])):

@@ -90,7 +90,9 @@ class Stepper:
         live, record = self._membership.live(), self._state.record
         if live.serving(record.stage) or record.step > 0:
             return False
-        return any(other.step > 0 and other.phase is not Phase.JOINING for other in live.records) or bool(work_step(live, self._rules.num_stages))
+        return any(other.step > 0 and other.phase is not Phase.JOINING for other in live.records) or bool(
+            work_step(live, self._rules.num_stages)
+        )
 
     async def _apply_fence(self) -> None:
         incarnation, self._fence_to = self._fence_to, 0
@@ -167,9 +169,7 @@ class Stepper:
         self.on_change()
         try:
             found = await self._downloader.download(self._state.record.stage, self.most_state_bytes, peer)
-            await self._executor.run(
-                Priority.CONTROL, lambda: self._state.load(found.tensors, found.step, found.lineage, found.history)
-            )
+            await self._executor.run(Priority.CONTROL, lambda: self._state.load(found.tensors, found.step, found.lineage, found.history))
             self._refused.clear()
         except (RemoteError, StageError):
             await asyncio.sleep(RETRY_PAUSE_S)

@@ -118,7 +118,7 @@ def _name_from(folder: Path) -> str:
 @click.option("--stage", type=click.IntRange(0, 4095), help="Stage to serve.  [default: the one that needs help most]")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
 @click.option("--data", metavar="PATH", help="Text file or folder, where it lies elsewhere on this machine.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="IPv4 address to listen on; 0.0.0.0 for all.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="IPv4 address to listen on; 0.0.0.0 lets other machines join.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port to listen on; 0: any free one.")
 @click.option("--detach", is_flag=True, help="Return once others can join; the daemon goes on in the background.")
 @click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", hidden=True)
@@ -188,6 +188,8 @@ def _is_device(name: str) -> bool:
 def _ipv4(host: str) -> str:
     import ipaddress
 
+    if not host:
+        return ""
     try:
         return str(ipaddress.IPv4Address("127.0.0.1" if host == "localhost" else host))
     except ValueError:

@@ -17,7 +17,7 @@ LEAVE_SILENCE_S = 120.0
 @click.option("--stage", type=click.IntRange(0, 4095), help="Stage to serve.  [default: the one that needs help most]")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
 @click.option("--data", metavar="PATH", help="The run's text, where the run trains on its organiser's own.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="IPv4 address to listen on; 0.0.0.0 for all.")
+@click.option("--host", default="", help="IPv4 address to listen on.  [default: all, or loopback if ADDRESS is on it]")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port to listen on; 0: any free one.")
 @click.option("--detach", is_flag=True, help="Return once the daemon can be reached; it goes on in the background.")
 @click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", hidden=True)

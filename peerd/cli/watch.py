@@ -62,7 +62,7 @@ def peers(context: click.Context, address: str | None, as_json: bool) -> None:
     else:
         from peerd.cli.launch import run_child
 
-        reply = run_child("peerd.swarm.visit", address, timeout_s=VISIT_TIMEOUT_S, what="asking that peer")
+        reply = run_child("peerd.daemon.visit", address, timeout_s=VISIT_TIMEOUT_S, what="asking that peer")
     if as_json:
         click.echo(json.dumps(reply))
         return

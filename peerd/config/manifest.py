@@ -130,7 +130,10 @@ class Manifest:
         if self.train.num_stages > self.model.num_layers:
             raise ValueError(f"train.num_stages ({self.train.num_stages}) must not exceed model.num_layers ({self.model.num_layers})")
         if self.boundary_bytes > MAX_BOUNDARY_BYTES:
-            raise ValueError(f"a microbatch's activations take {self.boundary_bytes} bytes; the limit is {MAX_BOUNDARY_BYTES}: lower train.microbatch_size or train.sequence_length")
+            raise ValueError(
+                f"a microbatch's activations take {self.boundary_bytes} bytes; the limit is {MAX_BOUNDARY_BYTES}: "
+                "lower train.microbatch_size or train.sequence_length"
+            )
 
     @property
     def boundary_bytes(self) -> int:
@@ -177,7 +180,7 @@ def parse_bytes(raw: bytes, origin: str) -> Manifest:
         raise ManifestError(f"{origin}: {len(raw)} bytes; a manifest has at most {MAX_MANIFEST_BYTES}")
     try:
         document = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ManifestError(f"{origin}: not JSON: {error}") from None
     if not isinstance(document, dict):
         raise ManifestError(f"{origin}: not a manifest")
@@ -194,7 +197,7 @@ def load(path: Path) -> Manifest:
         raise DiskError(f"{path}: {error.strerror}") from None
     try:
         document = tomllib.loads(raw.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(f"{path}: not TOML: {error}", "correct the file") from None
     return parse(document, str(path))
 

@@ -17,8 +17,8 @@ class Settings:
     """Path of a run.toml to start as its organiser; empty when joining."""
     join: str = ""
     """Address to join: `multiaddr/p2p/PEER[#RUN-ID]`; empty when starting."""
-    host: str = "127.0.0.1"
-    """IPv4 address to listen on; 0.0.0.0 for all."""
+    host: str = ""
+    """IPv4 address to listen on; 0.0.0.0 for all. Empty: loopback when starting or joining there, else all."""
     port: int = 0
     """TCP port to listen on; 0 lets the system choose."""
     stage: int = -1

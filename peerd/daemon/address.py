@@ -18,6 +18,10 @@ class Address:
     peer: PeerId
     run: RunId | None
 
+    @property
+    def is_loopback(self) -> bool:
+        return self.multiaddr.startswith("/ip4/127.")
+
 
 def parse_address(text: str) -> Address:
     """AddressError says what is wrong with it."""

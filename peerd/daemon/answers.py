@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from peerd.control.protocol import SCHEMA, Counters, HealthItem, PeerInfo, RunInfo, StageInfo
+from peerd.control.protocol import SCHEMA, Counters, HealthItem, PeerInfo
 from peerd.control.server import Say, Verb
 from peerd.daemon.export import export_run
 from peerd.daemon.node import Node
+from peerd.daemon.table import TableReport
 from peerd.errors import TimedOutError, UsageError
-from peerd.policy.ledger import missing, stage_step, work_step
-from peerd.swarm.membership import clock_s
-from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.record import Phase
 
 MAX_WAIT_S = 7 * 24 * 3600.0
 
@@ -27,6 +27,7 @@ class Answers:
         self._node = node
         self._leave = leave
         self._started_s = time.monotonic()
+        self._table = TableReport(node.place.signed, node.membership)
 
     def verbs(self) -> dict[str, Verb]:
         return {
@@ -46,8 +47,8 @@ class Answers:
             "join": join_line(node),
             "pid": os.getpid(),
             "uptime_s": time.monotonic() - self._started_s,
-            "run": self._run_info(),
-            "peer": self._peer_info(node.state.record.peer),
+            "run": self._table.run(),
+            "peer": self._own_row(),
             "counters": self._counters(),
             "decision": f"{decision.act.value}: {decision.reason}",
             "health": self._health(),
@@ -56,17 +57,7 @@ class Answers:
         }
 
     async def peers(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-        live, train = self._node.membership.live(), self._node.place.manifest.train
-        step = work_step(live, train.num_stages)
-        losses = [(r.step, r.last_loss) for r in live.records if r.last_loss is not None]
-        return {
-            "schema": SCHEMA,
-            "run": self._run_info(),
-            "work_step": step,
-            "last_loss": max(losses)[1] if losses else None,
-            "tokens_per_second": self._tokens_per_second(),
-            "stages": [self._stage_info(stage, step) for stage in range(train.num_stages)],
-        }
+        return self._table.peers(self._tokens_per_second())
 
     async def history(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         since = _number(request, "since", 0)
@@ -102,66 +93,12 @@ class Answers:
             raise UsageError("export needs an absolute folder")
         return {"schema": SCHEMA, **await export_run(self._node, Path(folder), say)}
 
-    def _run_info(self) -> RunInfo:
-        signed = self._node.place.signed
-        manifest = signed.manifest
-        return {
-            "id": signed.run,
-            "name": manifest.name,
-            "num_stages": manifest.train.num_stages,
-            "microbatches_per_step": manifest.train.microbatches_per_step,
-            "steps": manifest.train.steps,
-            "tokens_per_step": manifest.tokens_per_step,
-            "boundary_bytes": manifest.boundary_bytes,
-        }
-
-    def _peer_info(self, peer: PeerId) -> PeerInfo:
+    def _own_row(self) -> PeerInfo:
+        """My own row as it is now, not as it was last announced."""
         node = self._node
-        seen = node.membership.view.sightings.get(peer)
-        record = seen.record if seen else node.state.record
-        if peer == node.membership.me:
-            vitals = node.membership.vitals()
-            record = _with_vitals(node.state.record, record, vitals.queue, vitals.in_flight)
-        now_s = clock_s()
-        return {
-            "id": peer,
-            "stage": record.stage,
-            "step": record.step,
-            "phase": record.phase.name.lower(),
-            "leaving": record.leaving,
-            "suspect": peer in node.membership.view.suspects(now_s),
-            "queue": record.queue,
-            "in_flight": record.in_flight,
-            "done": record.done.bit_count(),
-            "throughput": record.throughput,
-            "tokens": record.tokens,
-            "last_loss": record.last_loss,
-            "device": record.device,
-            "memory_bytes": record.memory_bytes,
-            "software": record.software,
-            "incarnation": record.incarnation,
-            "inexact": record.lineage.inexact,
-            "addresses": list(record.addresses),
-            "age_s": max(0.0, now_s - seen.risen_at_s) if seen else 0.0,
-        }
-
-    def _stage_info(self, stage: int, step: int | None) -> StageInfo:
-        membership, train = self._node.membership, self._node.place.manifest.train
-        live, now_s = membership.live(), clock_s()
-        suspects = membership.view.suspects(now_s)
-        shown = [r.peer for r in live.records if r.stage == stage]
-        shown += [peer for peer in suspects if membership.view.sightings[peer].record.stage == stage]
-        peers = [self._peer_info(peer) for peer in sorted(shown)]
-        newest = stage_step(live, stage)
-        at_work = step is not None and newest == step and not any(r.phase is Phase.AVERAGED for r in live.members(stage, step))
-        return {
-            "stage": stage,
-            "step": newest or 0,
-            "missing": missing(live, stage, step or 0, train.microbatches_per_step).bit_count() if at_work else 0,
-            "queue": sum(peer["queue"] for peer in peers),
-            "throughput": sum(peer["throughput"] for peer in peers),
-            "peers": peers,
-        }
+        published, exact, vitals = node.membership.find(node.membership.me), node.state.record, node.membership.vitals()
+        measured = {entry.name: getattr(vitals, entry.name) for entry in fields(vitals)}
+        return self._table.peer(replace(exact, version=published.version if published else 0, **measured))
 
     def _tokens_per_second(self) -> float:
         """Over the last few committed steps, as this daemon saw them."""
@@ -202,7 +139,7 @@ class Answers:
             which = ("stage " if len(empty) == 1 else "stages ") + ", ".join(empty)
             items.append(_health("stage-empty", f"nobody serves {which}", "problem", "more peers have to join; training waits for them"))
         if record.phase is Phase.JOINING:
-            items.append(_health("joining", node.stepper.decision.reason, "info", "nothing to do; serving begins when the download is done"))
+            items.append(_health("joining", node.stepper.decision.reason, "info", "nothing to do; it serves when the download is done"))
         if record.lineage.inexact:
             items.append(_health("inexact", f"{record.lineage.inexact} steps of this stage were given up", "warning", "see the log"))
         if not any(r.trains for r in live.records):
@@ -229,20 +166,3 @@ def _number(request: Mapping[str, Any], name: str, default: int) -> int:
     if type(value) is not int:
         raise UsageError(f"{name} must be a whole number")
     return value
-
-
-def _with_vitals(exact: PeerRecord, published: PeerRecord, queue: int, in_flight: int) -> PeerRecord:
-    """My own row as it is now, not as it was last announced."""
-    from dataclasses import replace
-
-    return replace(
-        published,
-        stage=exact.stage,
-        step=exact.step,
-        phase=exact.phase,
-        done=exact.done,
-        incarnation=exact.incarnation,
-        lineage=exact.lineage,
-        queue=queue,
-        in_flight=in_flight,
-    )

@@ -17,17 +17,18 @@ from peerd.config.settings import Settings
 from peerd.daemon.address import Address, parse_address
 from peerd.daemon.device import choose_device, free_memory_bytes
 from peerd.daemon.network import Network, ask_for_run, open_network
-from peerd.daemon.node import Node, Place
+from peerd.daemon.node import Node, Place, Stage, Swarm
 from peerd.errors import ManifestError, RemoteError, StageError, UnreachableError
 from peerd.models.stages import estimate_stage_memory_bytes
 from peerd.policy.admission import choose_stage
-from peerd.stage.executor import Priority
+from peerd.stage.executor import Executor, Priority
 from peerd.stage.service import slots_of
+from peerd.stage.state import StageState
 from peerd.swarm.directory import Directory
 from peerd.swarm.identity import Identity, LocalState
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedManifest, sign_manifest
-from peerd.table.record import PeerId
+from peerd.table.record import PeerId, PeerRecord
 from peerd.table.view import TTL_PERIODS
 from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
 from peerd.wire.clients import SwarmClient
@@ -58,6 +59,8 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         known = membership.addresses_of(peer) if membership is not None else ()
         return known or ((address.multiaddr,) if address is not None and address.peer == peer else ())
 
+    local_only = address is None or address.is_loopback
+    settings = replace(settings, host=settings.host or ("127.0.0.1" if local_only else "0.0.0.0"))  # noqa: S104 - volunteers serve
     network = await open_network(settings, home, (address.multiaddr,) if address else (), addresses_of)
     stack.push_async_callback(network.close)
     if address is not None:
@@ -74,11 +77,12 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     stack.push_async_callback(directory.close)
     directory.store_manifest_soon(signed)
     if address is not None:
-        await _first_look(network, membership, signed, address)
-    node = _build(settings, signed, device, text, (network, membership, local))
-    stack.callback(node.executor.close)
-    if signed.manifest.compute.threads:
-        await node.executor.run(Priority.CONTROL, lambda: torch.set_num_threads(signed.manifest.compute.threads))
+        await first_look(network, membership, signed, address)
+    place = _find_place(settings, signed, device, text, membership)
+    executor = Executor()
+    stack.callback(executor.close)
+    state = await executor.run(Priority.CONTROL, lambda: _build_state(place, membership, local))
+    node = Node(settings, place, network, Swarm(membership, local), Stage(executor, state))
     node.attach(directory, text.corpus)
     await network.serve(node.servicers)
     stack.push_async_callback(network.stop_serving)
@@ -114,22 +118,31 @@ def _text_for(manifest: Manifest, settings: Settings) -> Text:
         return Text(None, "")
 
 
-async def _first_look(network: Network, membership: Membership, signed: SignedManifest, address: Address) -> None:
+async def first_look(network: Network, membership: Membership, signed: SignedManifest, address: Address) -> None:
     """The whole table, from the peer at the address."""
     request = SwarmClient(network.links, signed.run).gossip(address.peer, [], FIRST_LOOK_TIMEOUT_S, want_all=True)
     try:
         membership.absorb_quietly(await request)
     except RemoteError as error:
-        raise UnreachableError(f"{address.peer} does not tell who is in the swarm: {error.message}", "try again, or join at another peer") from None
+        raise UnreachableError(
+            f"{address.peer} does not tell who is in the swarm: {error.message}", "try again, or join at another peer"
+        ) from None
 
 
-def _build(settings: Settings, signed: SignedManifest, device: torch.device, text: Text, parts: tuple[Network, Membership, LocalState]) -> Node:
-    network, membership, local = parts
-    manifest = signed.manifest
+def _find_place(settings: Settings, signed: SignedManifest, device: torch.device, text: Text, membership: Membership) -> Place:
     memory_bytes = free_memory_bytes(device)
-    stage = _stage_to_serve(settings, manifest, membership, memory_bytes)
-    place = Place(signed=signed, stage=stage, device=device, memory_bytes=memory_bytes, data_source=text.source)
-    return Node(settings, place, network, membership, local)
+    stage = _stage_to_serve(settings, signed.manifest, membership, memory_bytes)
+    return Place(signed=signed, stage=stage, device=device, memory_bytes=memory_bytes, data_source=text.source)
+
+
+def _build_state(place: Place, membership: Membership, local: LocalState) -> StageState:
+    """On the torch thread: its number of threads, then the stage's first weights."""
+    if place.manifest.compute.threads:
+        torch.set_num_threads(place.manifest.compute.threads)
+    seen = membership.find(membership.me)
+    incarnation = local.raise_incarnation(seen.incarnation if seen else 0)
+    record = PeerRecord(peer=membership.me, incarnation=incarnation, stage=place.stage)
+    return StageState(place.manifest, record, place.device, membership.live)
 
 
 def _stage_to_serve(settings: Settings, manifest: Manifest, membership: Membership, memory_bytes: int) -> int:

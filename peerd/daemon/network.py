@@ -54,7 +54,9 @@ class Network:
         await self.p2pd.stop()
 
 
-async def open_network(settings: Settings, home: Home, bootstrap: tuple[str, ...], addresses_of: Callable[[PeerId], tuple[str, ...]]) -> Network:
+async def open_network(
+    settings: Settings, home: Home, bootstrap: tuple[str, ...], addresses_of: Callable[[PeerId], tuple[str, ...]]
+) -> Network:
     """Start p2pd and attach. PortTakenError, DiskError and the like say what is in the way."""
     config = P2pdConfig(
         identity_file=home.identity,

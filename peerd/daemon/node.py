@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from peerd.swarm.identity import LocalState
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership, Vitals, clock_s
 from peerd.swarm.signed import SignedManifest
-from peerd.table.record import PeerId, PeerRecord, RawRecord
+from peerd.table.record import PeerId, RawRecord
 from peerd.train.data import Corpus
 from peerd.train.trainer import Trainer
 from peerd.wire.clients import AveragingClient, StageClient, StateClient, SwarmClient
@@ -37,6 +38,8 @@ from peerd.wire.services import AveragingServicer, Door, StageServicer, StateSer
 AVERAGING_SHARE_OF_TTL = 0.6
 MICROBATCH_TOTAL_S = 600.0
 MIN_PATIENCE_S = 5.0
+SWEEP_PERIOD_S = 30.0
+FORGET_AFTER_TTLS = 10
 MAX_COMMIT_TIMES = 100_000
 LOG = structlog.get_logger()
 
@@ -57,13 +60,31 @@ class Place:
         return self.signed.manifest
 
 
+@dataclass(frozen=True, slots=True)
+class Swarm:
+    """What keeps this peer's place in the table."""
+
+    membership: Membership
+    local: LocalState
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The stage's tensors and the thread they belong to."""
+
+    executor: Executor
+    state: StageState
+
+
 class Node:
     """All parts of a daemon that serves a stage."""
 
-    def __init__(self, settings: Settings, place: Place, network: Network, membership: Membership, local: LocalState) -> None:
+    def __init__(self, settings: Settings, place: Place, network: Network, swarm: Swarm, stage: Stage) -> None:
         manifest = place.manifest
         train = manifest.train
-        self.settings, self.place, self.network, self.membership, self.local = settings, place, network, membership, local
+        self.settings, self.place, self.network = settings, place, network
+        self.membership, self.local, self.executor, self.state = swarm.membership, swarm.local, stage.executor, stage.state
+        membership = swarm.membership
         self.leaving = False
         self.faults_seen = 0
         self.commit_times_s: dict[int, float] = {}
@@ -72,13 +93,7 @@ class Node:
         averaging_s, patience_s = AVERAGING_SHARE_OF_TTL * ttl_s, max(MIN_PATIENCE_S, ttl_s)
         run, links = place.signed.run, network.links
 
-        self.executor = Executor()
         self.pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor)
-        seen = membership.find(membership.me)
-        record = PeerRecord(
-            peer=membership.me, incarnation=local.raise_incarnation(seen.incarnation if seen else 0), stage=place.stage
-        )
-        self.state = StageState(manifest, record, place.device, membership.live)
         self.dispatcher = Dispatcher(StageClient(links, run), membership, train.num_stages, patience_s, MICROBATCH_TOTAL_S)
         self.service = StageService(manifest, self.state, self.executor, self.dispatcher, self.pace)
         self.rounds = Rounds(self.state, self.executor, AveragingClient(links, run), averaging_s, clock_s)
@@ -133,6 +148,15 @@ class Node:
         )
 
     # News of myself
+
+    async def sweep(self) -> None:
+        """Close what leads to peers that are gone for good."""
+        while True:
+            await asyncio.sleep(SWEEP_PERIOD_S)
+            forgotten_s = clock_s() - FORGET_AFTER_TTLS * self.membership.view.ttl_s
+            for peer, seen in list(self.membership.view.sightings.items()):
+                if seen.risen_at_s < forgotten_s and peer != self.membership.me:
+                    await self.network.links.drop(peer)
 
     def announce(self) -> None:
         """Phase, step or incarnation changed: everybody shall know."""
@@ -189,4 +213,3 @@ class Node:
         LOG.warning("suspect: no answer to a re-dial", suspect=peer)
         self.faults_seen += 1
         self.announce()
-

@@ -33,7 +33,7 @@ QUIET_BEFORE_REFUSING_S = 0.3
 LOG = structlog.get_logger()
 
 
-class Left(Exception):
+class Left(Exception):  # noqa: N818 - it is no error
     """Raised inside the TaskGroup to end the daemon."""
 
 
@@ -86,6 +86,7 @@ async def _run(node: Node, departure: Departure) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(node.gossip.run())
             group.create_task(node.stepper.run())
+            group.create_task(node.sweep())
             if node.trainer is not None:
                 group.create_task(node.trainer.run())
             group.create_task(_fail_with_p2pd(node))
@@ -188,7 +189,10 @@ def _say_ready(node: Node) -> None:
     line = join_line(node)
     LOG.info("reachable", address=line, stage=node.place.stage)
     if os.environ.get("PEERD_READY") == "text":
-        print(f"This peer serves stage {node.place.stage} of run {node.place.manifest.name}. Others join with:\n\n  peerd join {line}\n", flush=True)
+        print(
+            f"This peer serves stage {node.place.stage} of run {node.place.manifest.name}. Others join with:\n\n  peerd join {line}\n",
+            flush=True,
+        )
         return
     ready = {
         "schema": SCHEMA,

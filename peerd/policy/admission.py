@@ -56,6 +56,9 @@ def why_refuse_call(mine: PeerRecord, *, stage: int, step: int, holds_previous: 
 
 
 def donors(live: LiveView, stage: int, tried: frozenset[PeerId]) -> list[PeerRecord]:
-    """Peers to download a stage's state from: newest step first, best lineage, then by id; those tried already last."""
-    able = [r for r in live.serving(stage) if r.peer != live.me and not r.leaving]
-    return sorted(able, key=lambda r: (r.peer in tried, -r.step, r.lineage, r.peer))
+    """Peers to download a stage's state from: newest step first, those that stay, best lineage, then by id; those tried already last.
+
+    A leaving peer still gives: it may be the only one left with the newest step.
+    """
+    able = [r for r in live.serving(stage) if r.peer != live.me]
+    return sorted(able, key=lambda r: (r.peer in tried, -r.step, r.leaving, r.lineage, r.peer))

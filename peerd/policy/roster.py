@@ -14,7 +14,6 @@ from peerd.policy.ledger import full
 from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, Void
 from peerd.table.view import LiveView
 
-
 ROUNDS_BEFORE_VOID = 2
 
 

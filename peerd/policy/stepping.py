@@ -68,7 +68,7 @@ class OwnState:
     """Not before this may I propose again (a round of mine has just failed)."""
     attempt: int = 0
     lost_since_s: float | None = None
-    """Since when the stage has looked lost at every tick without a fence."""
+    """Since when the stage has looked lost at every tick, without a fence and without a gradient added meanwhile."""
     refused: frozenset[tuple[PeerId, int]] = frozenset()
     """(mate, step) that said it has no such average for me. The caller forgets these after a while."""
     unanswered: frozenset[tuple[PeerId, int]] = frozenset()

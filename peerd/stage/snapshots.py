@@ -65,9 +65,7 @@ class SnapshotServer:
         """My own stage's state, as a joiner would get it."""
         return await self._executor.run(
             Priority.CONTROL,
-            lambda: Downloaded(
-                self._state.record.step, self._state.record.lineage, self._state.tensors(False), tuple(self._state.history)
-            ),
+            lambda: Downloaded(self._state.record.step, self._state.record.lineage, self._state.tensors(False), tuple(self._state.history)),
         )
 
     def forget(self) -> None:
@@ -103,7 +101,9 @@ class Downloader:
         while True:
             able = [r.peer for r in donors(self._membership.live(), stage, frozenset(tried)) if r.peer not in tried]
             if not able:
-                raise StageError(f"the state of stage {stage} cannot be downloaded: {last_error}", "wait for another of its peers and join again")
+                raise StageError(
+                    f"the state of stage {stage} cannot be downloaded: {last_error}", "wait for another of its peers and join again"
+                )
             donor = prefer if prefer in able else able[0]
             tried.add(donor)
             try:

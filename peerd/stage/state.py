@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from peerd.config.manifest import Manifest
-from peerd.errors import BadMessageError, WrongStateError
+from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
 from peerd.models.stages import StageModule, build_stage
 from peerd.policy.ledger import may_accumulate
 from peerd.policy.roster import Roster, lineage_after, lineage_skipped, why_inexact, why_refuse
@@ -104,7 +104,7 @@ class StageState:
         output = self._recompute(ticket)
         loss = float(output.detach())
         if not torch.isfinite(output).all():
-            raise BadMessageError("the loss of this microbatch is not finite")
+            raise PeerGoneError("the loss of this microbatch is not finite: the run has diverged, or an earlier stage lies")
         return self._finish(ticket, output, None, loss)
 
     def _recompute(self, ticket: Ticket) -> Tensor:
@@ -258,7 +258,7 @@ class StageState:
 
     def tensors(self, parameters_only: bool) -> dict[str, Tensor]:
         """Copies on the CPU, so that what is sent never changes under way (hole 10)."""
-        found = {f"parameters/{name}": value for name, value in self.module.named_parameters()}
+        found: dict[str, Tensor] = {f"parameters/{name}": value for name, value in self.module.named_parameters()}
         if self.previous is not None:
             found |= {f"previous/{name}": value for name, value in self.previous.named_parameters()}
         if not parameters_only:
@@ -295,7 +295,7 @@ class StageState:
 
 def _check_fits(module: StageModule, tensors: Mapping[str, Tensor]) -> None:
     wanted = {name: (parameter.shape, parameter.dtype) for name, parameter in module.named_parameters()}
-    if {key: (given.shape, given.dtype) for key, given in tensors.items()} != wanted:
+    if {name: (given.shape, given.dtype) for name, given in tensors.items()} != wanted:
         raise BadMessageError("the state's parameters are not this stage's")
 
 

@@ -41,12 +41,10 @@ def decode_flat(chunks: Sequence[bytes], dtype: torch.dtype) -> Tensor:
 
 def take(chunks: Sequence[bytes], *values: TensorBytes) -> list[TensorBytes]:
     """Share out the bytes of several tensors that travelled one after another."""
-    data = memoryview(bytes().join(chunks)) if len(chunks) != 1 else memoryview(chunks[0])
+    data = memoryview(b"".join(chunks)) if len(chunks) != 1 else memoryview(chunks[0])
     taken = []
     start = 0
     for value in values:
         taken.append(value.with_chunks((bytes(data[start : start + value.num_bytes]),)))
         start += value.num_bytes
     return taken
-
-

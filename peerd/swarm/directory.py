@@ -77,7 +77,9 @@ class Directory:
                     strict=True,
                 )
         except Exception as error:  # hivemind raises plain exceptions here
-            raise UnreachableError(f"the swarm's DHT does not answer: {str(error) or 'no answer in time'}", "check the address and your network") from None
+            raise UnreachableError(
+                f"the swarm's DHT does not answer: {str(error) or 'no answer in time'}", "check the address and your network"
+            ) from None
         return cls(node, num_stages, period_s)
 
     def store_soon(self, run: RunId, signed: SignedRecord) -> None:

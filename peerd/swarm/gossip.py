@@ -36,7 +36,7 @@ class Gossip:
         self._directory = directory
         self._liveness = liveness
         self._period_s = period_s
-        self._random = random.Random(membership.me)  # noqa: S311 - spreads load, keeps no secret
+        self._random = random.Random(membership.me)
         self._wanted = asyncio.Event()
         self._to_everybody = False
         self._sending: dict[PeerId, asyncio.Task[None]] = {}

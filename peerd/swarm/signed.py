@@ -84,7 +84,9 @@ def sign_manifest(manifest: Manifest, organiser: Any) -> SignedManifest:
 def read_manifest(body: bytes, organiser_key: bytes, signature: bytes) -> SignedManifest:
     """Verify and parse. Whether the organiser is the right one is the caller's question: compare `run`."""
     if len(organiser_key) != 32 or not verify(organiser_key, _MANIFEST_DOMAIN + body, signature):
-        raise SignatureError("the run's manifest is not signed by its organiser", "ask the organiser for the right address; do not join this one")
+        raise SignatureError(
+            "the run's manifest is not signed by its organiser", "ask the organiser for the right address; do not join this one"
+        )
     return SignedManifest(parse_bytes(body, "the run's manifest"), body, organiser_key, signature)
 
 

@@ -13,8 +13,16 @@ from peerd.errors import BadMessageError, PeerGoneError
 from peerd.policy.roster import Roster
 from peerd.table.record import AverageId, Lineage, PeerId, RawRecord, RunId
 from peerd.wire import convert
-from peerd.wire.generated import averaging_pb2, averaging_pb2_grpc, stage_pb2, stage_pb2_grpc, state_pb2, state_pb2_grpc
-from peerd.wire.generated import swarm_pb2, swarm_pb2_grpc
+from peerd.wire.generated import (
+    averaging_pb2,
+    averaging_pb2_grpc,
+    stage_pb2,
+    stage_pb2_grpc,
+    state_pb2,
+    state_pb2_grpc,
+    swarm_pb2,
+    swarm_pb2_grpc,
+)
 from peerd.wire.links import Links, as_remote_error, raise_if_ours, read_within
 from peerd.wire.values import Call, CallResult, Description, RawManifest
 
@@ -163,9 +171,7 @@ class StateClient:
         self._links = links
         self._run = run
 
-    async def get_state(
-        self, peer: PeerId, request: StateRequest, patience_s: float
-    ) -> tuple[SnapshotHeader, AsyncIterator[bytes]]:
+    async def get_state(self, peer: PeerId, request: StateRequest, patience_s: float) -> tuple[SnapshotHeader, AsyncIterator[bytes]]:
         """The header of a donor's snapshot and its chunks from `first_chunk` on, not checked yet."""
         stub: Any = state_pb2_grpc.StateStub(await self._links.channel(peer))
         message = state_pb2.StateRequest(

@@ -90,6 +90,10 @@ class Dispatcher:
         started_s = time.monotonic()
         result = await self._client.backpropagate(peer.peer, call, (), self._patience_s, note)
         elapsed_s = time.monotonic() - started_s
+        if call.stage > 0:
+            if result.gradient is None:
+                raise BadMessageError("no gradient came back")
+            result.gradient.check(call.inputs.dtype, call.inputs.shape)
         self._table.absorb(result.records)
         router.observe(peer.peer, max(0.0, elapsed_s - min(max(result.downstream_s, 0.0), elapsed_s)))
         return result

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 
 def _die_with_parent() -> None:
@@ -29,10 +30,10 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     order = json.loads(sys.argv[1])
-    child = subprocess.Popen(  # noqa: S603 - the command is the daemon's own
+    child = subprocess.Popen(
         order["command"],
         stdin=subprocess.DEVNULL,
-        preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread at this point
+        preexec_fn=_die_with_parent,
     )
     closed = threading.Event()
 
@@ -51,7 +52,7 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
     for folder in order["prune"]:
         try:
-            os.rmdir(folder)
+            Path(folder).rmdir()
         except OSError:
             continue
     return 0

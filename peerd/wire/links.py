@@ -99,7 +99,7 @@ def raise_if_ours() -> None:
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
-        raise  # noqa: PLE0704 - called from an except block
+        raise
 
 
 def chunks_of(data: bytes) -> tuple[bytes, ...]:
@@ -108,4 +108,3 @@ def chunks_of(data: bytes) -> tuple[bytes, ...]:
         return (data,) if data else ()
     view = memoryview(data)
     return tuple(bytes(view[start : start + CHUNK_BYTES]) for start in range(0, len(data), CHUNK_BYTES))
-

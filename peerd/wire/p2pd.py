@@ -107,8 +107,7 @@ async def start_p2pd(config: P2pdConfig) -> P2pd:
         raise PeerdError(f"p2pd did not start within {START_TIMEOUT_S:.0f} s: {' | '.join(last_words)}") from None
     # The client's own socket goes into the run folder, too, where the keeper removes it.
     attached: Any = type("LocalP2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{config.run_folder}/"})
-    daemon = P2pd(await attached.replicate(Multiaddr(f"/unix{control}")), process)
-    return daemon
+    return P2pd(await attached.replicate(Multiaddr(f"/unix{control}")), process)
 
 
 async def watch(daemon: P2pd) -> None:

@@ -8,23 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 import grpc
+import structlog
 
 from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError, WrongStateError
 from peerd.policy.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
 from peerd.wire import convert
-from peerd.wire.generated import averaging_pb2, averaging_pb2_grpc, stage_pb2, stage_pb2_grpc, state_pb2, state_pb2_grpc
-from peerd.wire.generated import swarm_pb2, swarm_pb2_grpc
+from peerd.wire.generated import (
+    averaging_pb2,
+    averaging_pb2_grpc,
+    stage_pb2,
+    stage_pb2_grpc,
+    state_pb2,
+    state_pb2_grpc,
+    swarm_pb2,
+    swarm_pb2_grpc,
+)
 from peerd.wire.links import CHANNEL_OPTIONS, Traffic
 from peerd.wire.tunnel import caller_of
 from peerd.wire.values import Average, Call, CallResult, Description, Snapshot
 
 MAX_CONCURRENT_CALLS = 1024
+LOG = structlog.get_logger()
 _STATUS: dict[type[PeerdError], grpc.StatusCode] = {
     BadMessageError: grpc.StatusCode.INVALID_ARGUMENT,
     WrongStateError: grpc.StatusCode.FAILED_PRECONDITION,
@@ -85,19 +96,23 @@ class Door:
     patience_s: float
     traffic: Traffic
     refused: int = 0
-    on_refused: Callable[[PeerId, str], None] = lambda _caller, _reason: None
+    banned_until_s: dict[PeerId, float] = field(default_factory=dict)
+    """Senders of broken messages, and when they may call again (monotonic clock)."""
 
     async def caller(self, context: Any) -> PeerId:
         caller = caller_of(context.peer())
         if caller is None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "calls come through the tunnel only")
             raise AssertionError("abort returns never")
+        if self.banned_until_s.get(caller, 0.0) > time.monotonic():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "you sent a broken message lately; try again later")
         return caller
 
     async def refuse(self, context: Any, caller: PeerId, error: PeerdError) -> NoReturn:
         if isinstance(error, BadMessageError):
             self.refused += 1
-            self.on_refused(caller, error.message)
+            self.banned_until_s[caller] = time.monotonic() + self.patience_s
+            LOG.warning("message refused", sender=caller, reason=error.message)
         await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.message)
         raise AssertionError("abort returns never")
 
@@ -181,7 +196,9 @@ class StageServicer(stage_pb2_grpc.StageServicer):
             yield reply
         self._count(result)
 
-    async def _work(self, caller: PeerId, messages: AsyncIterator[Any], replies: asyncio.Queue[stage_pb2.ReplyMessage | None]) -> CallResult:
+    async def _work(
+        self, caller: PeerId, messages: AsyncIterator[Any], replies: asyncio.Queue[stage_pb2.ReplyMessage | None]
+    ) -> CallResult:
         first = await self._door.read(messages)
         if first is None or first.WhichOneof("kind") != "header":
             raise BadMessageError("a call without a header")
@@ -222,9 +239,7 @@ class AveragingServicer(averaging_pb2_grpc.AveragingServicer):
             joined, reason, (body, signature) = await self._handler.propose(caller, convert.roster_from(request.roster))
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
-        return averaging_pb2.ProposalReply(
-            joined=joined, reason=reason, record=swarm_pb2.SignedRecord(body=body, signature=signature)
-        )
+        return averaging_pb2.ProposalReply(joined=joined, reason=reason, record=swarm_pb2.SignedRecord(body=body, signature=signature))
 
     async def Reduce(self, messages: AsyncIterator[averaging_pb2.PartMessage], context: Any) -> AsyncIterator[averaging_pb2.SliceMessage]:
         caller = await self._door.caller(context)
@@ -309,5 +324,3 @@ def _result_messages(result: CallResult) -> list[stage_pb2.ReplyMessage]:
         return [stage_pb2.ReplyMessage(done=done)]
     done.gradient.CopyFrom(convert.tensor_to(result.gradient))
     return [stage_pb2.ReplyMessage(done=done), *(stage_pb2.ReplyMessage(chunk=chunk) for chunk in result.gradient.chunks)]
-
-

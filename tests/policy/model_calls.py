@@ -136,6 +136,7 @@ class Calls:
         if refusal is None:
             peer.accumulator.append(Gradient(launch.step, launch.index, whole))
             peer.change(done=peer.record.done | 1 << launch.index)
+            peer.lost_since_s = None
             peer.world.counts["added"] += 1
         elif refusal.startswith("already"):
             peer.world.counts["duplicates not added"] += 1

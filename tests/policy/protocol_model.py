@@ -27,6 +27,8 @@ from tests.policy.model_peer import AVERAGING_S, TTL_S, ModelPeer
 from tests.policy.model_theta import Average, ThetaId, Thetas, why_wrong
 
 DIVERGENCE_S = 30.0
+MOST_RELOADS = 200
+"""More in one run means that somebody asks again and again without waiting."""
 
 RULES_OFF = ("overlap reset", "ledger fence", "adopt", "repeats renew", "roster content", "snapshot", "bit after gradient")
 """What a scenario may switch off to be noticed within a few dozen random runs; "previous" (hole 4) takes a scripted one."""
@@ -182,6 +184,8 @@ class World:
                 if one.name < other.name and (mine.stage, mine.step) == (theirs.stage, theirs.step) and mine.lineage != theirs.lineage:
                     diverged[one.name, other.name] = self._diverged.get((one.name, other.name), self.now)
         self._diverged = diverged
+        if self.counts["reloads"] > MOST_RELOADS:
+            self.violations.append(f"I4: {self.counts['reloads']} downloads in one run")
         if any(self.now - since > DIVERGENCE_S for since in diverged.values()):
             self.violations.append(f"I3: {sorted(diverged)} differ for more than {DIVERGENCE_S:.0f} s")
 

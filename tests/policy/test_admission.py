@@ -65,7 +65,7 @@ def test_donors_are_the_stages_serving_peers_newest_first_and_those_tried_last(
     live: LiveView, stage: int, tried: frozenset[PeerId]
 ) -> None:
     found = donors(live, stage, tried)
-    assert all(r.stage == stage and r.phase is not Phase.JOINING and not r.leaving and r.peer != live.me for r in found)
+    assert all(r.stage == stage and r.phase is not Phase.JOINING and r.peer != live.me for r in found)
     fresh = [r for r in found if r.peer not in tried]
     assert found[: len(fresh)] == fresh
     assert [r.step for r in fresh] == sorted((r.step for r in fresh), reverse=True)
@@ -76,3 +76,11 @@ def test_of_two_donors_at_one_step_the_better_lineage_is_asked_first() -> None:
     me = member("me", phase=Phase.JOINING)
     assert donors(view_of(me, inexact, exact), 0, frozenset()) == [exact, inexact]
     assert donors(view_of(me, inexact, replace(exact, step=2)), 0, frozenset())[0] == inexact
+
+
+def test_a_leaving_peer_gives_its_state_when_nobody_else_is_as_far() -> None:
+    """Else a mate told to download from it would find no donor and ask again at once, for ever."""
+    me, leaving, stays = member("me", phase=Phase.JOINING), member("a", step=3, leaving=True), member("b", step=3)
+    assert donors(view_of(me, leaving), 0, frozenset()) == [leaving]
+    assert donors(view_of(me, leaving, stays), 0, frozenset()) == [stays, leaving]
+    assert donors(view_of(me, leaving, replace(stays, step=2)), 0, frozenset())[0] == leaving

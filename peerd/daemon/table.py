@@ -1,0 +1,91 @@
+"""The table in plain values, for `peers` and `status`: what the control socket and a visitor print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from peerd.control.protocol import SCHEMA, PeerInfo, RunInfo, StageInfo
+from peerd.policy.ledger import missing, stage_step, work_step
+from peerd.swarm.membership import Membership, clock_s
+from peerd.swarm.signed import SignedManifest
+from peerd.table.record import PeerId, PeerRecord, Phase
+
+
+class TableReport:
+    """One run's table as one membership has it."""
+
+    def __init__(self, signed: SignedManifest, membership: Membership) -> None:
+        self._signed = signed
+        self._membership = membership
+
+    def run(self) -> RunInfo:
+        manifest = self._signed.manifest
+        return {
+            "id": self._signed.run,
+            "name": manifest.name,
+            "num_stages": manifest.train.num_stages,
+            "microbatches_per_step": manifest.train.microbatches_per_step,
+            "steps": manifest.train.steps,
+            "tokens_per_step": manifest.tokens_per_step,
+            "boundary_bytes": manifest.boundary_bytes,
+        }
+
+    def peers(self, tokens_per_second: float) -> Mapping[str, Any]:
+        live, train = self._membership.live(), self._signed.manifest.train
+        step = work_step(live, train.num_stages)
+        losses = [(record.step, record.last_loss) for record in live.records if record.last_loss is not None]
+        return {
+            "schema": SCHEMA,
+            "run": self.run(),
+            "work_step": step,
+            "last_loss": max(losses)[1] if losses else None,
+            "tokens_per_second": tokens_per_second,
+            "stages": [self.stage(stage, step) for stage in range(train.num_stages)],
+        }
+
+    def peer(self, record: PeerRecord) -> PeerInfo:
+        now_s = clock_s()
+        seen = self._membership.view.sightings.get(record.peer)
+        return {
+            "id": record.peer,
+            "stage": record.stage,
+            "step": record.step,
+            "phase": record.phase.name.lower(),
+            "leaving": record.leaving,
+            "suspect": record.peer in self._membership.view.suspects(now_s),
+            "queue": record.queue,
+            "in_flight": record.in_flight,
+            "done": record.done.bit_count(),
+            "throughput": record.throughput,
+            "tokens": record.tokens,
+            "last_loss": record.last_loss,
+            "device": record.device,
+            "memory_bytes": record.memory_bytes,
+            "software": record.software,
+            "incarnation": record.incarnation,
+            "inexact": record.lineage.inexact,
+            "addresses": list(record.addresses),
+            "age_s": max(0.0, now_s - seen.risen_at_s) if seen else 0.0,
+        }
+
+    def stage(self, stage: int, step: int | None) -> StageInfo:
+        """A stage with its live peers and those suspected; `missing` counts only while it works on the step."""
+        live, train = self._membership.live(), self._signed.manifest.train
+        newest = stage_step(live, stage)
+        at_work = step is not None and newest == step and not any(r.phase is Phase.AVERAGED for r in live.members(stage, step))
+        peers = [self.peer(record) for record in self._shown(stage)]
+        return {
+            "stage": stage,
+            "step": newest or 0,
+            "missing": missing(live, stage, step or 0, train.microbatches_per_step).bit_count() if at_work else 0,
+            "queue": sum(peer["queue"] for peer in peers),
+            "throughput": sum(peer["throughput"] for peer in peers),
+            "peers": peers,
+        }
+
+    def _shown(self, stage: int) -> list[PeerRecord]:
+        view = self._membership.view
+        shown: dict[PeerId, PeerRecord] = {r.peer: r for r in self._membership.live().records}
+        shown |= {peer: view.sightings[peer].record for peer in view.suspects(clock_s())}
+        return sorted((record for record in shown.values() if record.stage == stage), key=lambda record: record.peer)

@@ -1,0 +1,47 @@
+"""What every benchmark prints: a table of medians and ratios, or with --json the same rows as one object."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One side of a comparison. A ratio above 1 means faster than the baseline."""
+
+    name: str
+    median: float
+    ratio: float | None = None
+    baseline: str | None = None
+    loss: float | None = None
+
+
+def paired_ratio(baseline: Sequence[float], ours: Sequence[float]) -> float:
+    """Median over rounds of the baseline's time by ours: neighbours in time shared the same weather on the machine."""
+    return statistics.median(theirs / mine for theirs, mine in zip(baseline, ours, strict=True))
+
+
+def progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_json(rows: Sequence[Row], **more: Any) -> None:
+    print(json.dumps({"schema": SCHEMA, "rows": [dataclasses.asdict(row) for row in rows], **more}))
+
+
+def print_table(title: str, unit: str, rows: Sequence[Row]) -> None:
+    width = max(len(row.name) for row in rows)
+    print(title)
+    print(f"{'':<{width}}  {unit:>10}  {'ratio':>6}  {'loss':>10}  against")
+    for row in rows:
+        ratio = f"{row.ratio:.3f}" if row.ratio is not None else ""
+        loss = f"{row.loss:.6f}" if row.loss is not None else ""
+        print(f"{row.name:<{width}}  {row.median:>10.3f}  {ratio:>6}  {loss:>10}  {row.baseline or ''}".rstrip())

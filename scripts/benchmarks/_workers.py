@@ -1,0 +1,137 @@
+"""The sides that peerd is compared with, each in processes of its own: GPipe of torch.distributed, and one process alone.
+
+`python -m scripts.benchmarks._workers JSON` is one such process. It ends when its standard input closes, so none outlives
+the benchmark, and the reporting one prints {"seconds": [...per step], "losses": [...per step]}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from peerd.config import manifest as manifest_files
+from peerd.config.manifest import Manifest
+from peerd.config.paths import cache_folder
+from peerd.models.stages import StageModule, build_stage
+from peerd.reference import mean_gradients
+from peerd.stage.optimizer import apply_update, build_optimizer
+from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one worker is started with."""
+
+    run_file: str
+    steps: int
+    threads: int
+    rank: int = -1
+    """Its GPipe rank; -1 trains the whole model alone."""
+    folder: str = ""
+    """Where the ranks find one another."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Stage(nn.Module):
+    """A peerd stage as GPipe takes it: the last gives logits, for the schedule computes the loss itself."""
+
+    def __init__(self, module: StageModule, recompute: bool) -> None:
+        super().__init__()
+        self.module = module
+        self.recompute = recompute
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.recompute or not torch.is_grad_enabled():
+            output: Tensor = self.module(inputs)
+            return output
+        recomputed: Tensor = checkpoint(self.module, inputs, use_reentrant=False)
+        return recomputed
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def gpipe_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]:
+    """One rank of ScheduleGPipe over gloo; yields each step's loss (nothing of use on the other ranks)."""
+    train = manifest.train
+    distributed.init_process_group("gloo", init_method=f"file://{job.folder}/store", rank=job.rank, world_size=train.num_stages)
+    module = build_stage(manifest, job.rank, "cpu")
+    optimizer = build_optimizer(manifest, parameters := dict(module.named_parameters()))
+    stage = PipelineStage(
+        Stage(module, manifest.compute.recompute == "always"), job.rank, train.num_stages, torch.device("cpu")
+    )
+    schedule = ScheduleGPipe(stage, train.microbatches_per_step, loss_fn=cross_entropy)
+    for step in range(job.steps):
+        pairs = [corpus.microbatch(step, index) for index in range(train.microbatches_per_step)]
+        inputs = (torch.cat([tokens for tokens, _ in pairs]),) if module.is_first else ()
+        losses: list[Tensor] = []
+        if module.is_last:
+            schedule.step(*inputs, target=torch.cat([labels for _, labels in pairs]), losses=losses, return_outputs=False)
+        else:
+            schedule.step(*inputs, return_outputs=False)
+        apply_update(optimizer, manifest, step, {name: _gradient(parameter) for name, parameter in parameters.items()})
+        yield float(torch.stack(losses).mean()) if losses else 0.0
+    distributed.destroy_process_group()
+
+
+def alone_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]:
+    """The reference: all stages in this process, graphs kept."""
+    stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
+    optimizers = [build_optimizer(manifest, dict(stage.named_parameters())) for stage in stages]
+    for step in range(job.steps):
+        loss, gradients = mean_gradients(manifest, corpus, stages, step)
+        for optimizer, of_stage in zip(optimizers, gradients, strict=True):
+            apply_update(optimizer, manifest, step, of_stage)
+        yield loss
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
+def work(job: Job) -> dict[str, Any]:
+    torch.set_num_threads(job.threads)
+    manifest = manifest_files.load(Path(job.run_file))
+    tokens = prepare_tokens(STDLIB, cache_folder())
+    manifest = agree_on_data(manifest, tokens)
+    corpus = Corpus(tokens, manifest)
+    seconds, losses = [], []
+    began = time.monotonic()
+    for loss in (gpipe_steps if job.rank >= 0 else alone_steps)(job, manifest, corpus):
+        now = time.monotonic()
+        seconds.append(now - began)
+        losses.append(loss)
+        began = now
+    return {"seconds": seconds, "losses": losses}
+
+
+def main() -> None:
+    job = Job(**json.loads(sys.argv[1]))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    print(json.dumps(work(job)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
