@@ -17,9 +17,9 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
+from peerd.averaging.log import AverageLog
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.policy.roster import Roster
-from peerd.policy.stepping import KEPT_AVERAGES
 from peerd.stage.accumulator import all_finite, split_evenly
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.state import StageState
@@ -52,9 +52,16 @@ class Rounds:
     """Opens, runs and closes rounds; answers the averaging service."""
 
     def __init__(
-        self, state: StageState, executor: Executor, client: AveragingClient, averaging_s: float, clock: Callable[[], float]
+        self,
+        state: StageState,
+        executor: Executor,
+        client: AveragingClient,
+        log: AverageLog,
+        averaging_s: float,
+        clock: Callable[[], float],
     ) -> None:
         self._state = state
+        self._log = log
         self._executor = executor
         self._client = client
         self._averaging_s = averaging_s
@@ -65,7 +72,8 @@ class Rounds:
         self._background: set[asyncio.Task[None]] = set()
         self.open: Round | None = None
         self.failed = 0
-        self.log: deque[tuple[Roster, Tensor]] = deque(maxlen=KEPT_AVERAGES)
+        self._latest: tuple[Roster, Tensor] | None = None
+        """The last average applied, until it is on disk."""
         self.own_record: Callable[[], RawRecord] = lambda: (b"", b"")
         self.on_change: Callable[[], None] = lambda: None
         self.on_failure: Callable[[PeerId], None] = lambda _peer: None
@@ -246,12 +254,26 @@ class Rounds:
 
     async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[bytes]]:
         """Serve a mate that missed the average: this step's, or one from the log."""
-        average = self._state.average
-        held = [average] if average is not None else []
-        found = [each for each in (*held, *self.log) if (each[0].stage, each[0].step) == (stage, step)]
-        if not found:
+
+        def find() -> tuple[Average, bytes, Sequence[bytes]] | None:
+            in_memory = [held for held in (self._state.average, self._latest) if held is not None and held[0].step == step]
+            found = in_memory[0] if in_memory else self._log.get(step)
+            return None if found is None else _pack(*found)
+
+        packed = await self._executor.run(Priority.CONTROL, find) if stage == self._state.record.stage else None
+        if packed is None:
             raise WrongStateError(f"I hold no average of stage {stage}, step {step}")
-        return await self._executor.run(Priority.CONTROL, lambda: _pack(*found[0]))
+        return packed
+
+    def applied(self, roster: Roster, flat_sum: Tensor) -> None:
+        """Log an average for mates that missed it, when the torch thread has nothing better to do."""
+        self._latest = (roster, flat_sum)
+        self._in_background(self._write_log(roster, flat_sum))
+
+    async def _write_log(self, roster: Roster, flat_sum: Tensor) -> None:
+        await self._executor.run(Priority.IDLE, lambda: self._log.put(roster, flat_sum))
+        if self._latest is not None and self._latest[0] is roster:
+            self._latest = None
 
     def shut(self) -> None:
         for task in (*self._background, *([self._work] if self._work else [])):

@@ -129,7 +129,7 @@ class Stepper:
 
     async def _commit(self) -> None:
         roster, flat_sum = await self._executor.run(Priority.CONTROL, self._state.commit)
-        self._rounds.log.append((roster, flat_sum))
+        self._rounds.applied(roster, flat_sum)
         self._count(roster)
         self._refused.clear()
         self._attempt = 0
@@ -156,7 +156,7 @@ class Stepper:
             return
         if self._state.record.phase is Phase.JOINING:
             if self._state.record.step == decision.step:
-                self._rounds.log.append(await self._executor.run(Priority.CONTROL, lambda: self._state.catch_up(roster, flat_sum)))
+                self._rounds.applied(*await self._executor.run(Priority.CONTROL, lambda: self._state.catch_up(roster, flat_sum)))
             return
         await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(roster, flat_sum))
 

@@ -11,6 +11,7 @@ import structlog
 import torch
 
 from peerd import __version__
+from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.averaging.stepper import Stepper
 from peerd.config.manifest import Manifest
@@ -96,7 +97,8 @@ class Node:
         self.pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor)
         self.dispatcher = Dispatcher(StageClient(links, run), membership, train.num_stages, patience_s, MICROBATCH_TOTAL_S)
         self.service = StageService(manifest, self.state, self.executor, self.dispatcher, self.pace)
-        self.rounds = Rounds(self.state, self.executor, AveragingClient(links, run), averaging_s, clock_s)
+        log = AverageLog(network.home.averages, self.state.accumulator.flat.dtype)
+        self.rounds = Rounds(self.state, self.executor, AveragingClient(links, run), log, averaging_s, clock_s)
         self.snapshots = SnapshotServer(self.state, self.executor)
         self.downloader = Downloader(StateClient(links, run), membership, patience_s)
         rules = StepRules(

@@ -1,0 +1,324 @@
+"""Real daemons for tests: started, asked, stopped, killed; when the block ends nothing of them may be left.
+
+A `Swarm` is a context manager with a folder of its own. Every daemon's home, cache and temporary folder lie inside, so
+what is left behind is plain to see, and any process that belongs to it has the folder's name in its environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from peerd.cli.launch import ERROR_PREFIX, Ready, module_command, wait_until_ready
+from peerd.config.manifest import Manifest, dump
+from peerd.config.organiser import KEY_FILE, create_key
+from peerd.config.paths import Home
+from peerd.config.settings import Settings
+from peerd.control.client import ControlClient
+from peerd.control.protocol import Counters, PeersReply, StatusReply, StepInfo
+from peerd.errors import NoDaemonError
+
+READY_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 20.0
+LEFTOVERS_GONE_WITHIN_S = 10.0
+LOOK_AGAIN_S = 0.02
+Found = TypeVar("Found")
+
+
+def until(look: Callable[[], Found], timeout_s: float = 30.0) -> Found:
+    """The first truthy thing that `look` finds; fails when the time is up."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s; last found: {found!r}"
+        time.sleep(LOOK_AGAIN_S)
+    return found
+
+
+@dataclass(slots=True)
+class Daemon:
+    """One `python -m peerd.daemon`."""
+
+    settings: Settings
+    process: subprocess.Popen[bytes]
+    log_file: Path
+    began_s: float
+    _ready: Ready | None = None
+    expected_to_fail: bool = False
+
+    @property
+    def home(self) -> Home:
+        return Home(Path(self.settings.home))
+
+    @property
+    def ready(self) -> Ready:
+        """Waits until others can reach it."""
+        if self._ready is None:
+            self._ready = wait_until_ready(self.process, READY_TIMEOUT_S)
+        return self._ready
+
+    @property
+    def was_ready(self) -> bool:
+        return self._ready is not None
+
+    def request(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        return ControlClient(self.home).request(verb, silence_s=arguments.pop("silence_s", 30.0), **arguments)
+
+    @property
+    def status(self) -> StatusReply:
+        return cast(StatusReply, self.request("status"))
+
+    @property
+    def counters(self) -> Counters:
+        return self.status["counters"]
+
+    @property
+    def table(self) -> PeersReply:
+        return cast(PeersReply, self.request("peers"))
+
+    @property
+    def history(self) -> list[StepInfo]:
+        return cast(list[StepInfo], self.request("history", since=0)["steps"])
+
+    def wait_for_step(self, step: int, timeout_s: float = 60.0) -> None:
+        self.request("wait", step=step, timeout_s=timeout_s, silence_s=timeout_s + 5)
+
+    def wait_until_serving(self, timeout_s: float = 30.0) -> float:
+        """Seconds from the start of its process until it served."""
+        self.request("wait", serving=True, timeout_s=timeout_s, silence_s=timeout_s + 5)
+        return time.monotonic() - self.began_s
+
+    def wait_until_mid_step(self, step: int) -> None:
+        """Until its ledger of `step` or a later one holds something and the step goes on."""
+        until(lambda: _is_mid_step(self.status, step))
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+    def exit_code(self, timeout_s: float = END_TIMEOUT_S) -> int:
+        """Waits for its end."""
+        return self.process.wait(timeout_s)
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    @property
+    def error_lines(self) -> list[str]:
+        return [line for line in self.log.splitlines() if line.startswith(ERROR_PREFIX)]
+
+
+def _is_mid_step(status: StatusReply, step: int) -> bool:
+    peer = status["peer"]
+    return bool(peer["step"] >= step and peer["phase"] == "accumulating" and 0 < peer["done"] < status["run"]["microbatches_per_step"])
+
+
+@dataclass(slots=True)
+class Swarm:
+    """Daemons of one run. `start` starts the organiser's, `join` one more."""
+
+    manifest: Manifest
+    daemons: list[Daemon] = field(default_factory=list)
+    folder: Path = field(init=False)
+
+    def __enter__(self) -> Swarm:
+        self.folder = Path(tempfile.mkdtemp(prefix="peerd-t-", dir="/tmp"))
+        for name in ("organiser", "tmp", "logs"):
+            (self.folder / name).mkdir()
+        (self.folder / "organiser" / "run.toml").write_text(dump(self.manifest))
+        create_key(self.folder / "organiser" / KEY_FILE)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            stubborn = self._end_all()
+            left = self._leftovers()
+        finally:
+            self._note_logs(error)
+            for process in self.processes():
+                os.kill(process, signal.SIGKILL)
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if error is None:
+            assert stubborn == [], stubborn
+            assert left == [], left
+
+    # Starting
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PEERD_READY": "json",
+            "TMPDIR": str(self.folder / "tmp"),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "XDG_STATE_HOME": str(self.folder / "state"),
+        }
+
+    @property
+    def run_file(self) -> Path:
+        return self.folder / "organiser" / "run.toml"
+
+    @property
+    def address(self) -> str:
+        """What others join with: the first daemon's."""
+        return self.daemons[0].ready.join
+
+    def new_home(self) -> Home:
+        """A home that does not exist yet."""
+        return Home(self.folder / "h" / str(len(self.daemons)))
+
+    def start(self, **settings: Any) -> Daemon:
+        return self.spawn(run_file=str(self.run_file), **settings)
+
+    def join(self, stage: int = -1, **settings: Any) -> Daemon:
+        """A daemon that has the run's data unless `data` says otherwise."""
+        data = settings.pop("data", self.manifest.data.source)
+        return self.spawn(stage=stage, join=settings.pop("join", None) or self.address, data=data, **settings)
+
+    def spawn(self, **settings: Any) -> Daemon:
+        """Returns at once; `ready` waits."""
+        known: dict[str, Any] = {"home": str(self.new_home().folder), "device": "cpu", "follow_parent": True, "ephemeral": True}
+        return self.spawn_with(Settings(**{**known, **settings}))
+
+    def spawn_with(self, settings: Settings, command: list[str] | None = None) -> Daemon:
+        log_file = self.folder / "logs" / f"{len(self.daemons)}.log"
+        with log_file.open("wb") as log:
+            process = subprocess.Popen(
+                command or module_command("peerd.daemon", settings.to_json()),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                env=self.environment,
+            )
+        daemon = Daemon(settings, process, log_file, time.monotonic())
+        self.daemons.append(daemon)
+        return daemon
+
+    # Looking
+
+    @property
+    def living(self) -> list[Daemon]:
+        return [daemon for daemon in self.daemons if daemon.process.poll() is None]
+
+    def wait_for_step(self, step: int, timeout_s: float = 60.0) -> None:
+        for daemon in self.living:
+            daemon.wait_for_step(step, timeout_s)
+
+    def total(self, name: str) -> int:
+        """Sum of a counter over those alive."""
+        return sum(int(daemon.counters[name]) for daemon in self.living)  # type: ignore[literal-required]
+
+    def assert_exact(self) -> None:
+        """Nothing was counted twice, left out, or given up."""
+        for name in ("duplicate_microbatches", "lost_microbatches", "inexact_steps"):
+            assert {name: self.total(name)} == {name: 0}
+
+    def export(self, daemon: Daemon) -> Path:
+        folder = self.folder / "exported"
+        daemon.request("export", folder=str(folder))
+        return folder
+
+    def processes(self) -> list[int]:
+        """Every live process that belongs to this swarm."""
+        return list(_processes_with(str(self.folder).encode()))
+
+    # Ending
+
+    def _end_all(self) -> list[str]:
+        """Returns those that had to be killed, in words."""
+        for daemon in self.living:
+            daemon.signal(signal.SIGCONT)
+            _ask_to_leave(daemon)
+        stubborn = []
+        for daemon in self.daemons:
+            try:
+                daemon.process.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                stubborn.append(f"{daemon.home.folder.name} did not end")
+                daemon.kill()
+            _close_pipes(daemon)
+        return stubborn
+
+    def _leftovers(self) -> list[str]:
+        """Processes and files that outlived their daemons; the keepers get a moment to sweep."""
+        deadline = time.monotonic() + LEFTOVERS_GONE_WITHIN_S
+        while (left := list(self._left_now())) and time.monotonic() < deadline:
+            time.sleep(LOOK_AGAIN_S)
+        return left
+
+    def _left_now(self) -> Iterator[str]:
+        for process in self.processes():
+            yield f"process {process}: {_command_of(process)}"
+        for folder in ("h", "tmp", "state"):
+            yield from (str(path) for path in (self.folder / folder).rglob("*"))
+        yield from (str(path) for path in (self.folder / "cache").rglob("*") if path.suffix not in ("", ".bin", ".json"))
+        yield from (str(path) for path in Path("/tmp").glob("hivemind-*"))
+
+    def _note_logs(self, error: BaseException | None) -> None:
+        if error is not None:
+            for daemon in self.daemons:
+                error.add_note(f"-- {daemon.log_file.name} (exit {daemon.process.returncode}):\n{daemon.log[-3000:]}")
+
+
+def _ask_to_leave(daemon: Daemon) -> None:
+    if daemon.was_ready:
+        try:
+            daemon.request("leave", now=True, silence_s=5.0)
+        except NoDaemonError:
+            return
+    assert daemon.process.stdin is not None
+    daemon.process.stdin.close()
+
+
+def _close_pipes(daemon: Daemon) -> None:
+    for pipe in (daemon.process.stdin, daemon.process.stdout):
+        if pipe is not None and not pipe.closed:
+            pipe.close()
+
+
+def _processes_with(mark: bytes) -> Iterator[int]:
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(entry.name) != os.getpid() and mark in (entry / "environ").read_bytes():
+                yield int(entry.name)
+        except OSError:
+            continue
+
+
+def _command_of(process: int) -> str:
+    try:
+        return (Path("/proc") / str(process) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
+    except OSError:
+        return "gone"
+
+
+def peerd(swarm_environment: dict[str, str], *arguments: object, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """One command line of the real client, in a process of its own."""
+    command = module_command("peerd.cli.main") if False else _client()
+    return subprocess.run([*command, *map(str, arguments)], env=swarm_environment, capture_output=True, text=True, timeout=timeout_s)
+
+
+def _client() -> list[str]:
+    import sys
+
+    return [sys.executable, "-c", "from peerd.cli.main import main; main()"]
+
+
+def last_json(text: str) -> dict[str, Any]:
+    found = json.loads(text.strip().splitlines()[-1])
+    assert isinstance(found, dict)
+    return found
