@@ -18,6 +18,7 @@ from peerd.config.manifest import Manifest
 from peerd.config.settings import Settings
 from peerd.daemon.device import describe
 from peerd.daemon.network import Network, describe_self
+from peerd.policy.ledger import work_step
 from peerd.policy.stepping import StepRules
 from peerd.stage.executor import Executor, Pace
 from peerd.stage.service import StageService
@@ -114,12 +115,16 @@ class Node:
         self.door = Door(run, patience_s, links.traffic)
         self.trainer: Trainer | None = None
         self.gossip: Gossip
+        self._trains_from = 0
         self._swarm_client = swarm_client
 
     def attach(self, directory: Directory, corpus: Corpus | None) -> None:
         """The parts that need the DHT or the data, and every callback."""
         period_s = self.place.manifest.swarm.announce_period_s
         self.gossip = Gossip(self.membership, self._swarm_client, directory, self.liveness, period_s)
+        others = [r for r in self.membership.live().records if r.trains and r.peer != self.membership.me]
+        begun = work_step(self.membership.live(), self.place.manifest.train.num_stages)
+        self._trains_from = (begun or 0) + 1 if others else 0
         if corpus is not None:
             self.trainer = Trainer(self.place.manifest, corpus, self.membership, self.dispatcher)
             self.trainer.active = lambda: not self.leaving
@@ -190,6 +195,7 @@ class Node:
             addresses=self.network.addresses,
             leaving=self.leaving,
             trains=self.trainer is not None,
+            trains_from=self._trains_from,
             queue=self.service.queue,
             in_flight=self.trainer.in_flight if self.trainer else 0,
             throughput=counters.throughput,

@@ -25,8 +25,10 @@ def owners(trainers: Iterable[PeerId], step: int, index: int) -> list[PeerId]:
     return sorted(trainers, key=lambda trainer: digest("owner", trainer, step, index, size=8), reverse=True)
 
 
-def trainers_of(live: LiveView) -> list[PeerId]:
-    return [record.peer for record in live.records if record.trains and not record.leaving]
+def trainers_of(live: LiveView, step: int) -> list[PeerId]:
+    """Who owns microbatches of `step`: trainers that were there when it began, or all where none of those is left."""
+    staying = [record for record in live.records if record.trains and not record.leaving]
+    return [record.peer for record in staying if record.trains_from <= step] or [record.peer for record in staying]
 
 
 def launchable(
@@ -50,7 +52,7 @@ def launchable(
     absent = 0
     for bitmap in wanted.values():
         absent |= bitmap
-    trainers = trainers_of(live)
+    trainers = trainers_of(live, step)
     launches = []
     for index in indices(absent):
         since = missing_since_s.get((step, index), now_s)
@@ -68,5 +70,5 @@ def window(live: LiveView, num_stages: int, slots: int) -> int:
     narrowest = min((len(live.serving(stage)) for stage in range(num_stages)), default=0)
     widest = max((len(live.serving(stage)) for stage in range(num_stages)), default=0)
     total = min(num_stages * (narrowest + widest), slots * max(narrowest, 1))
-    num_trainers = max(1, len(trainers_of(live)))
+    num_trainers = max(1, len(trainers_of(live, work_step(live, num_stages) or 0)))
     return max(1, -(-total // num_trainers))

@@ -31,6 +31,7 @@ class Vitals:
     addresses: tuple[str, ...] = ()
     leaving: bool = False
     trains: bool = False
+    trains_from: int = 0
     queue: int = 0
     in_flight: int = 0
     throughput: float = 0.0

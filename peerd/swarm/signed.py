@@ -133,6 +133,7 @@ def _to_list(record: PeerRecord) -> list[Any]:
         [record.lineage.inexact, record.lineage.chain],
         record.leaving,
         record.trains,
+        record.trains_from,
         [[s.peer, s.incarnation, s.version] for s in record.suspects],
         [[v.peer, v.incarnation, v.step] for v in record.voids],
         record.queue,
@@ -147,10 +148,12 @@ def _to_list(record: PeerRecord) -> list[Any]:
 
 
 def _from_list(fields: Any) -> PeerRecord:
-    if not isinstance(fields, list) or len(fields) != 23:
-        raise ValueError("a record has 23 fields")
-    (peer, incarnation, version, addresses, stage, step, phase, done, ledger_no, average_id, lineage, leaving, trains) = fields[:13]
-    (suspects, voids, queue, in_flight, throughput, tokens, last_loss, software, device, memory) = fields[13:]
+    if not isinstance(fields, list) or len(fields) != 24:
+        raise ValueError("a record has 24 fields")
+    (peer, incarnation, version, addresses, stage, step, phase, done, ledger_no, average_id, lineage, leaving, trains, trains_from) = (
+        fields[:14]
+    )
+    (suspects, voids, queue, in_flight, throughput, tokens, last_loss, software, device, memory) = fields[14:]
     inexact, chain = _list(lineage, 2)
     return PeerRecord(
         peer=PeerId(_text(peer, 64)),
@@ -166,6 +169,7 @@ def _from_list(fields: Any) -> PeerRecord:
         lineage=Lineage(_count(inexact), _bytes(chain, 32)),
         leaving=_flag(leaving),
         trains=_flag(trains),
+        trains_from=_count(trains_from),
         suspects=tuple(Suspicion(PeerId(_text(s[0], 64)), _count(s[1]), _count(s[2])) for s in map(_triple, _list(suspects))),
         voids=tuple(Void(PeerId(_text(v[0], 64)), _count(v[1]), _count(v[2])) for v in map(_triple, _list(voids))),
         queue=_count(queue, 1 << 20),

@@ -93,6 +93,8 @@ class PeerRecord:
     leaving: bool = False
     trains: bool = False
     """Runs a trainer (has the run's data)."""
+    trains_from: int = 0
+    """First step at which its trainer owns microbatches: a newcomer must not launch what others have in flight."""
     suspects: tuple[Suspicion, ...] = ()
     voids: tuple[Void, ...] = ()
     queue: int = 0

@@ -20,6 +20,9 @@ from peerd.wire.dispatch import Dispatcher
 from peerd.wire.values import Call
 
 TAKEOVER_S = 4.0
+"""At least so long, and at least twice as long as a step has taken, stays missing what another trainer owns."""
+FIRST_TAKEOVER_S = 12.0
+STEP_TIME_SMOOTHING = 0.3
 TICK_S = 0.2
 FAILURE_PAUSE_S = 0.1
 LOG = structlog.get_logger()
@@ -44,6 +47,10 @@ class Trainer:
         self._in_flight: set[tuple[int, int]] = set()
         self._missing_since_s: dict[tuple[int, int], float] = {}
         self._launched: set[tuple[int, int]] = set()
+        self._step = -1
+        self._step_began_s = 0.0
+        self._step_time_s = 0.0
+        self._takeover_s = FIRST_TAKEOVER_S
         self.counters = TrainerCounters()
         self.active: Callable[[], bool] = lambda: True
         """False while this peer leaves: nothing new is launched."""
@@ -62,12 +69,11 @@ class Trainer:
     def _launch_missing(self, group: asyncio.TaskGroup) -> None:
         live, now_s, train = self._membership.live(), clock_s(), self._manifest.train
         launches, absent = launchable(
-            live, train.num_stages, train.microbatches_per_step, self._missing_since_s, now_s, TAKEOVER_S, last_step=train.steps
+            live, train.num_stages, train.microbatches_per_step, self._missing_since_s, now_s, self._takeover_s, last_step=train.steps
         )
         self._missing_since_s = {key: self._missing_since_s.get(key, now_s) for key in absent}
-        if absent:
-            step = next(iter(absent))[0]
-            self._launched = {key for key in self._launched if key[0] == step}
+        if absent and (step := next(iter(absent))[0]) != self._step:
+            self._begin(step, now_s)
         room = window(live, train.num_stages, self._slots) - len(self._in_flight)
         for launch in launches:
             key = (launch.step, launch.index)
@@ -78,6 +84,15 @@ class Trainer:
             room -= 1
             self._in_flight.add(key)
             group.create_task(self._train(launch))
+
+    def _begin(self, step: int, now_s: float) -> None:
+        """A new work step: how long the last one took says when an owner counts as slow."""
+        if step == self._step + 1:
+            took_s = now_s - self._step_began_s
+            self._step_time_s += STEP_TIME_SMOOTHING * (took_s - self._step_time_s) if self._step_time_s else took_s
+            self._takeover_s = max(TAKEOVER_S, 2 * self._step_time_s)
+        self._step, self._step_began_s = step, now_s
+        self._launched.clear()
 
     async def _train(self, launch: Launch) -> None:
         key = (launch.step, launch.index)

@@ -43,9 +43,9 @@ def test_ownership_is_spread_evenly() -> None:
 
 @given(live_views())
 def test_exactly_one_trainer_launches_a_microbatch_that_has_just_gone_missing(live: LiveView) -> None:
-    launches = [launch for peer in trainers_of(live) for launch in launchable(as_seen_by(live, peer), *sizes, {}, 0.0, TAKEOVER_S)[0]]
+    launches = [launch for peer in trainers_of(live, 0) for launch in launchable(as_seen_by(live, peer), *sizes, {}, 0.0, TAKEOVER_S)[0]]
     absent = launchable(live, *sizes, {}, 0.0, TAKEOVER_S)[1]
-    if trainers_of(live):
+    if trainers_of(live, 0):
         assert sorted((launch.step, launch.index) for launch in launches) == sorted(absent)
 
 
@@ -53,10 +53,10 @@ def test_exactly_one_trainer_launches_a_microbatch_that_has_just_gone_missing(li
 def test_hole_18_whatever_stays_missing_is_in_the_end_launched_by_every_live_trainer(live: LiveView) -> None:
     absent = launchable(live, *sizes, {}, 0.0, TAKEOVER_S)[1]
     since = dict.fromkeys(absent, 0.0)
-    for rank in range(len(trainers_of(live))):
+    for rank in range(len(trainers_of(live, 0))):
         now_s = rank * TAKEOVER_S
         count = dict.fromkeys(absent, 0)
-        for peer in trainers_of(live):
+        for peer in trainers_of(live, 0):
             for launch in launchable(as_seen_by(live, peer), *sizes, since, now_s, TAKEOVER_S)[0]:
                 count[launch.step, launch.index] += 1
         assert all(found == rank + 1 for found in count.values())
@@ -97,7 +97,7 @@ def test_nothing_is_launched_while_a_stage_has_nobody() -> None:
 
 def test_a_leaving_trainer_owns_nothing() -> None:
     live = view_of(member("p1", trains=True, leaving=True), member("p2", trains=True, stage=1))
-    assert trainers_of(live) == ["p2"]
+    assert trainers_of(live, 0) == ["p2"]
     assert launchable(live, *sizes, {}, 99.0, TAKEOVER_S)[0] == []
 
 

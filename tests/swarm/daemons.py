@@ -264,7 +264,7 @@ class Swarm:
         for process in self.processes():
             yield f"process {process}: {_command_of(process)}"
         for folder in ("h", "tmp", "state"):
-            yield from (str(path) for path in (self.folder / folder).rglob("*"))
+            yield from (str(path) for path in (self.folder / folder).rglob("*") if not _is_torchs(path))
         yield from (str(path) for path in (self.folder / "cache").rglob("*") if path.suffix not in ("", ".bin", ".json"))
         yield from (str(path) for path in Path("/tmp").glob("hivemind-*"))
 
@@ -272,6 +272,11 @@ class Swarm:
         if error is not None:
             for daemon in self.daemons:
                 error.add_note(f"-- {daemon.log_file.name} (exit {daemon.process.returncode}):\n{daemon.log[-3000:]}")
+
+
+def _is_torchs(path: Path) -> bool:
+    """The empty folder that importing torch's compiler makes, once for all programs of a user."""
+    return path.name.startswith("torchinductor_") and path.is_dir()
 
 
 def _ask_to_leave(daemon: Daemon) -> None:
