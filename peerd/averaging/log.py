@@ -12,11 +12,12 @@ from pathlib import Path
 
 import structlog
 import torch
-from torch import Tensor
 
 from peerd.policy.roster import Roster
 from peerd.policy.stepping import KEPT_AVERAGES
+from peerd.stage.state import HeldAverage
 from peerd.stage.tensors import encode_flat
+from peerd.table.record import Lineage
 
 LOG = structlog.get_logger()
 
@@ -27,35 +28,36 @@ class AverageLog:
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         self._folder = folder
         self._dtype = dtype
-        self._rosters: dict[int, Roster] = {}
+        self._kept: dict[int, tuple[Roster, Lineage]] = {}
         shutil.rmtree(folder, ignore_errors=True)
 
-    def put(self, roster: Roster, flat_sum: Tensor) -> None:
+    def put(self, held: HeldAverage) -> None:
         """Keep the average of a step, and forget the oldest. A full disk costs the log, not the run."""
+        step = held.roster.step
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with self._path(roster.step).open("wb") as file:
-                file.writelines(encode_flat(flat_sum))
+            with self._path(step).open("wb") as file:
+                file.writelines(encode_flat(held.flat_sum))
         except OSError as error:
-            LOG.warning("the average could not be kept for others", step=roster.step, error=error.strerror)
-            self._forget(roster.step)
-            return
-        self._rosters[roster.step] = roster
-        for step in sorted(self._rosters)[:-KEPT_AVERAGES]:
+            LOG.warning("the average could not be kept for others", step=step, error=error.strerror)
             self._forget(step)
+            return
+        self._kept[step] = (held.roster, held.lineage)
+        for old in sorted(self._kept)[:-KEPT_AVERAGES]:
+            self._forget(old)
 
-    def get(self, step: int) -> tuple[Roster, Tensor] | None:
-        roster = self._rosters.get(step)
-        if roster is None:
+    def get(self, step: int) -> HeldAverage | None:
+        kept = self._kept.get(step)
+        if kept is None:
             return None
         try:
-            return roster, torch.frombuffer(bytearray(self._path(step).read_bytes()), dtype=self._dtype)
+            return HeldAverage(*kept, torch.frombuffer(bytearray(self._path(step).read_bytes()), dtype=self._dtype))
         except OSError:
             self._forget(step)
             return None
 
     def _forget(self, step: int) -> None:
-        self._rosters.pop(step, None)
+        self._kept.pop(step, None)
         self._path(step).unlink(missing_ok=True)
 
     def _path(self, step: int) -> Path:

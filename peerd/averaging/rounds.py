@@ -8,21 +8,22 @@ carries the round's average id; a part whose ledger is not the roster's is refus
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
 import torch
 from blake3 import blake3
 from torch import Tensor
 
 from peerd.averaging.log import AverageLog
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
-from peerd.policy.roster import Roster
+from peerd.policy.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt
 from peerd.stage.accumulator import all_finite, split_evenly
 from peerd.stage.executor import Executor, Priority
-from peerd.stage.state import StageState
+from peerd.stage.state import HeldAverage, StageState
 from peerd.stage.tensors import decode_flat, encode_flat
 from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.wire.clients import AveragingClient, PartHeader
@@ -31,6 +32,7 @@ from peerd.wire.values import Average
 
 MAX_DEAD_ROUNDS = 64
 ABORT_TIMEOUT_S = 2.0
+LOG = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -44,6 +46,10 @@ class Round:
     bounds: list[tuple[int, int]]
     parts: dict[PeerId, Tensor] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
+    slices: dict[int, Tensor] = field(default_factory=dict)
+    silent: list[PeerId] = field(default_factory=list)
+    """Members that did not answer the proposal."""
+    refused: bool = False
     reduced: asyncio.Future[Tensor] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     progress_s: float = 0.0
 
@@ -72,7 +78,9 @@ class Rounds:
         self._background: set[asyncio.Task[None]] = set()
         self.open: Round | None = None
         self.failed = 0
-        self._latest: tuple[Roster, Tensor] | None = None
+        self.missed: Counter[PeerId] = Counter()
+        """Rounds of this step that I led and that failed for want of a member."""
+        self._latest: HeldAverage | None = None
         """The last average applied, until it is on disk."""
         self.own_record: Callable[[], RawRecord] = lambda: (b"", b"")
         self.on_change: Callable[[], None] = lambda: None
@@ -86,20 +94,25 @@ class Rounds:
         if reason:
             return reason
         others = [peer for peer in roster.peers if peer != self._state.record.peer]
-        answers = await asyncio.gather(*(self._propose_to(peer, roster) for peer in others))
+        current = self.open
+        answers = await asyncio.gather(*(self._propose_to(peer, roster, current) for peer in others))
         refusals = [answer for answer in answers if answer]
         if refusals:
             self._spread_abort(roster)
-            await self.close(roster.average_id)
+            await self.close(roster.average_id, refusals[0])
             return refusals[0]
         return ""
 
-    async def _propose_to(self, peer: PeerId, roster: Roster) -> str:
+    async def _propose_to(self, peer: PeerId, roster: Roster, current: Round | None) -> str:
         try:
             joined, reason, _ = await self._client.propose(peer, roster, self._averaging_s)
         except RemoteError as error:
             self.on_failure(peer)
+            if current is not None:
+                current.silent.append(peer)
             return f"{peer}: {error.message}"
+        if current is not None and not joined:
+            current.refused = True
         return "" if joined else f"{peer}: {reason}"
 
     def _spread_abort(self, roster: Roster) -> None:
@@ -141,10 +154,11 @@ class Rounds:
         me = self._state.record.peer
         try:
             await self._add_part(current, me, self._slice(current, current.mine))
-            slices = await asyncio.gather(*(self._fetch_slice(current, k, peer) for k, peer in enumerate(current.roster.peers)))
-            whole = await self._executor.run(Priority.CONTROL, lambda: torch.cat(list(slices)))
+            await self._fetch_slices(current)
+            whole = await self._executor.run(
+                Priority.CONTROL, lambda: torch.cat([current.slices[number] for number in range(len(current.bounds))])
+            )
         except RemoteError as error:
-            self.failed += 1
             await self.close(current.roster.average_id, error.message)
             return
         if self.open is not current:
@@ -153,9 +167,20 @@ class Rounds:
         await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(current.roster, whole))
         self.on_change()
 
-    async def _fetch_slice(self, current: Round, number: int, peer: PeerId) -> Tensor:
+    async def _fetch_slices(self, current: Round) -> None:
+        """All slices at once; the first failure ends the others."""
+        tasks = [asyncio.ensure_future(self._fetch_slice(current, number, peer)) for number, peer in enumerate(current.roster.peers)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _fetch_slice(self, current: Round, number: int, peer: PeerId) -> None:
         if number == current.mine:
-            return await asyncio.shield(current.reduced)
+            current.slices[number] = await asyncio.shield(current.reduced)
+            return
         part = await self._executor.run(Priority.CONTROL, lambda: encode_flat(self._slice(current, number)))
         size = sum(len(chunk) for chunk in part)
         header = PartHeader(current.roster.average_id, number, current.roster.entries[current.mine].done, size)
@@ -165,7 +190,7 @@ class Rounds:
             self.on_failure(peer)
             raise
         current.progress_s = self._clock()
-        return await self._executor.run(Priority.CONTROL, lambda: _decode_finite(chunks, current.accumulator.dtype))
+        current.slices[number] = await self._executor.run(Priority.CONTROL, lambda: _decode_finite(chunks, current.accumulator.dtype))
 
     # As reducer
 
@@ -217,6 +242,9 @@ class Rounds:
         if current is None or current.roster.average_id != average_id:
             return
         self.open = None
+        self.failed += 1
+        if current.roster.leader == self._state.record.peer:
+            await self._count_missed(current)
         if not current.reduced.done():
             current.reduced.set_exception(PeerGoneError(reason))
             current.reduced.exception()  # seen, should nobody wait for it
@@ -226,6 +254,18 @@ class Rounds:
         await self._executor.run(Priority.CONTROL, self._state.close_round)
         self.on_change()
 
+    async def _count_missed(self, current: Round) -> None:
+        """Hole 19: after some rounds that failed for want of a member, I leave it out of this step."""
+        if current.refused:
+            return
+        absent = [peer for number, peer in enumerate(current.roster.peers) if number not in current.slices]
+        self.missed.update(current.silent or [peer for peer in absent if peer != current.roster.leader])
+        void = whom_to_void(current.roster, self.missed)
+        if void is not None:
+            LOG.warning("member left out of this step's rounds: it cannot reach another", member=void.peer, step=void.step)
+            self.missed = Counter({void.peer: ROUNDS_BEFORE_VOID - 1})
+            await self._executor.run(Priority.CONTROL, lambda: self._state.void(void))
+
     def abort(self, caller: PeerId, average_id: AverageId) -> None:
         """Only the leader's word closes a round early; anyone's would be safe but idle mischief."""
         if self.open is None or self.open.roster.average_id != average_id:
@@ -234,8 +274,12 @@ class Rounds:
             self._in_background(self.close(average_id))
 
     async def fetch(self, peer: PeerId, step: int) -> tuple[Roster, Tensor]:
-        """A mate's finished average of my stage, checked."""
-        roster, checksum, chunks = await self._client.get_average(peer, self._state.record.stage, step, 2 * self._averaging_s)
+        """A mate's finished average of my stage, checked. WrongStateError when it is not one for me."""
+        received = await self._client.get_average(peer, self._state.record.stage, step, 2 * self._averaging_s)
+        roster, checksum, chunks = received.roster, received.blake3, received.chunks
+        reason = why_not_adopt(self._state.record, step, received.lineage)
+        if reason is not None:
+            raise WrongStateError(reason)
         dtype = self._state.accumulator.flat.dtype
 
         def check() -> Tensor:
@@ -256,23 +300,24 @@ class Rounds:
         """Serve a mate that missed the average: this step's, or one from the log."""
 
         def find() -> tuple[Average, bytes, Sequence[bytes]] | None:
-            in_memory = [held for held in (self._state.average, self._latest) if held is not None and held[0].step == step]
+            in_memory = [held for held in (self._state.average, self._latest) if held is not None and held.roster.step == step]
             found = in_memory[0] if in_memory else self._log.get(step)
-            return None if found is None else _pack(*found)
+            return None if found is None else _pack(found)
 
         packed = await self._executor.run(Priority.CONTROL, find) if stage == self._state.record.stage else None
         if packed is None:
             raise WrongStateError(f"I hold no average of stage {stage}, step {step}")
         return packed
 
-    def applied(self, roster: Roster, flat_sum: Tensor) -> None:
+    def applied(self, held: HeldAverage) -> None:
         """Log an average for mates that missed it, when the torch thread has nothing better to do."""
-        self._latest = (roster, flat_sum)
-        self._in_background(self._write_log(roster, flat_sum))
+        self.missed.clear()
+        self._latest = held
+        self._in_background(self._write_log(held))
 
-    async def _write_log(self, roster: Roster, flat_sum: Tensor) -> None:
-        await self._executor.run(Priority.IDLE, lambda: self._log.put(roster, flat_sum))
-        if self._latest is not None and self._latest[0] is roster:
+    async def _write_log(self, held: HeldAverage) -> None:
+        await self._executor.run(Priority.IDLE, lambda: self._log.put(held))
+        if self._latest is held:
             self._latest = None
 
     def shut(self) -> None:
@@ -306,7 +351,7 @@ def _sum_in_order(current: Round) -> Tensor:
     return total
 
 
-def _pack(roster: Roster, flat_sum: Tensor) -> tuple[Average, bytes, Sequence[bytes]]:
-    chunks = encode_flat(flat_sum)
+def _pack(held: HeldAverage) -> tuple[Average, bytes, Sequence[bytes]]:
+    chunks = encode_flat(held.flat_sum)
     data = b"".join(chunks)
-    return Average(roster, data), blake3(data).digest(), chunks
+    return Average(held.roster, held.lineage, data), blake3(data).digest(), chunks

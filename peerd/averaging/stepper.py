@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from peerd.averaging.rounds import Rounds
-from peerd.errors import RemoteError, StageError
+from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
 from peerd.policy.ledger import work_step
 from peerd.policy.roster import Roster
 from peerd.policy.stepping import Act, Decision, OwnState, StepRules, decide, looks_lost
@@ -18,6 +18,7 @@ from peerd.table.record import PeerId, Phase
 
 TICK_S = 0.1
 RETRY_PAUSE_S = 0.25
+FORGET_REFUSAL_S = 2.0
 
 
 class Stepper:
@@ -35,7 +36,10 @@ class Stepper:
         self._attempt = 0
         self._propose_after_s = 0.0
         self._lost_since_s: float | None = None
-        self._refused: set[tuple[PeerId, int]] = set()
+        self._refused: dict[tuple[PeerId, int], float] = {}
+        self._unanswered: dict[tuple[PeerId, int], float] = {}
+        """(mate, step) that would not or could not give an average, and when; forgotten after a while."""
+        self._done_seen = 0
         self._fence_to = 0
         self.most_state_bytes = 1 << 40
         self.decision = Decision(Act.WAIT, "just begun")
@@ -72,12 +76,14 @@ class Stepper:
             propose_after_s=self._propose_after_s,
             attempt=self._attempt,
             lost_since_s=self._lost_since_s,
-            refused=frozenset(self._refused),
+            refused=_recent(self._refused),
+            unanswered=_recent(self._unanswered),
         )
 
     def _decide(self) -> Decision:
         live, now_s, own = self._membership.live(), clock_s(), self.own_state()
-        if looks_lost(own, live, self._rules):
+        grew, self._done_seen = own.record.done != self._done_seen, own.record.done
+        if looks_lost(own, live, self._rules) and not grew:
             self._lost_since_s = self._lost_since_s if self._lost_since_s is not None else now_s
         else:
             self._lost_since_s = None
@@ -128,10 +134,11 @@ class Stepper:
             self.on_change()
 
     async def _commit(self) -> None:
-        roster, flat_sum = await self._executor.run(Priority.CONTROL, self._state.commit)
-        self._rounds.applied(roster, flat_sum)
-        self._count(roster)
+        held = await self._executor.run(Priority.CONTROL, self._state.commit)
+        self._rounds.applied(held)
+        self._count(held.roster)
         self._refused.clear()
+        self._unanswered.clear()
         self._attempt = 0
         self.on_commit()
 
@@ -149,16 +156,22 @@ class Stepper:
         assert decision.step is not None
         if self._rounds.open is not None:
             await self._rounds.close(self._rounds.open.roster.average_id, "a mate has the average")
+        asked = self._state.record
         try:
             roster, flat_sum = await self._rounds.fetch(decision.peer, decision.step)
+        except (WrongStateError, BadMessageError):
+            self._refused[decision.peer, decision.step] = clock_s()
+            return
         except RemoteError:
-            self._refused.add((decision.peer, decision.step))
+            self._unanswered[decision.peer, decision.step] = clock_s()
             return
-        if self._state.record.phase is Phase.JOINING:
-            if self._state.record.step == decision.step:
-                self._rounds.applied(*await self._executor.run(Priority.CONTROL, lambda: self._state.catch_up(roster, flat_sum)))
+        now = self._state.record
+        if (now.incarnation, now.ledger_no, now.step) != (asked.incarnation, asked.ledger_no, asked.step):
             return
-        await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(roster, flat_sum))
+        if now.phase is Phase.JOINING:
+            self._rounds.applied(await self._executor.run(Priority.CONTROL, lambda: self._state.catch_up(roster, flat_sum)))
+        else:
+            await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(roster, flat_sum))
 
     async def _reload(self, peer: PeerId | None) -> None:
         """Drop the ledger, download, and be a joiner until equal to the stage."""
@@ -175,7 +188,6 @@ class Stepper:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _close_round(self, reason: str) -> None:
-        self._rounds.failed += 1
         self._propose_after_s = clock_s() + RETRY_PAUSE_S
         if self._rounds.open is not None:
             await self._rounds.close(self._rounds.open.roster.average_id, reason)
@@ -187,3 +199,11 @@ class Stepper:
         self._attempt += 1
         if await self._rounds.lead(decision.roster):
             self._propose_after_s = clock_s() + RETRY_PAUSE_S
+
+
+def _recent(asked: dict[tuple[PeerId, int], float]) -> frozenset[tuple[PeerId, int]]:
+    """Drop what is too old to count, in place, and give the rest."""
+    now_s = clock_s()
+    for key in [key for key, at_s in asked.items() if now_s - at_s > FORGET_REFUSAL_S]:
+        del asked[key]
+    return frozenset(asked)

@@ -22,7 +22,7 @@ from peerd.policy.roster import Roster, lineage_after, lineage_skipped, why_inex
 from peerd.stage.accumulator import Accumulator, all_finite
 from peerd.stage.export import HistoryEntry
 from peerd.stage.optimizer import apply_update, build_optimizer, load_optimizer_tensors, optimizer_tensors
-from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, check_transition
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, Void, check_transition
 from peerd.table.view import LiveView
 
 MAX_HISTORY = 100_000
@@ -47,6 +47,15 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldAverage:
+    """A finished average: the summed vector on the CPU, whose ledgers it sums, and with which parameters they were computed."""
+
+    roster: Roster
+    lineage: Lineage
+    flat_sum: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What a backward pass gave: the gradient of the inputs, and why it was not accumulated (empty when it was)."""
 
@@ -68,8 +77,8 @@ class StageState:
         dtype = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
         shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
         self.accumulator = Accumulator(shapes, dtype, device)
-        self.average: tuple[Roster, Tensor] | None = None
-        """The finished average of this step: its roster and the summed vector on the CPU."""
+        self.average: HeldAverage | None = None
+        """The finished average of this step."""
         self.history: list[HistoryEntry] = []
         self.keep_graph = manifest.compute.recompute == "never"
         self._generation = 0
@@ -160,13 +169,18 @@ class StageState:
         if self.record.phase is Phase.AVERAGING:
             self._move(Phase.ACCUMULATING)
 
+    def void(self, void: Void) -> None:
+        """Leave a member out of further rounds of this step (hole 19)."""
+        if void.step == self.record.step:
+            self.record = replace(self.record, voids=(*self.record.voids, void))
+
     def take_average(self, roster: Roster, flat_sum: Tensor) -> None:
         """An average of this step, my own round's or a mate's. Ignored when this peer has moved on meanwhile."""
         mine = self.record
         stale = mine.phase is Phase.JOINING or (roster.stage, roster.step) != (mine.stage, mine.step)
         if stale or (mine.phase is Phase.AVERAGED and mine.average_id <= roster.average_id):
             return
-        self.average = (roster, flat_sum)
+        self.average = HeldAverage(roster, mine.lineage, flat_sum)
         self._move(Phase.AVERAGED, average_id=roster.average_id)
 
     def check_average(self, roster: Roster, flat_sum: Tensor, step: int) -> None:
@@ -181,22 +195,23 @@ class StageState:
         if reason is not None:
             raise BadMessageError(f"the average is refused: {reason}")
 
-    def commit(self) -> tuple[Roster, Tensor]:
+    def commit(self) -> HeldAverage:
         """Optimizer step; t+1 begins with an empty ledger. Returns what goes into the log."""
         assert self.average is not None
         assert self.record.phase is Phase.AVERAGED
-        roster, flat_sum = self.average
-        self._apply(roster, flat_sum)
-        self._begin(self.record.step + 1, lineage_after(self.record.lineage, roster.average_id))
+        held = self.average
+        self._apply(held.roster, held.flat_sum)
+        self._begin(self.record.step + 1, lineage_after(self.record.lineage, held.roster.average_id))
         self._move(Phase.ACCUMULATING)
-        return roster, flat_sum
+        return held
 
-    def catch_up(self, roster: Roster, flat_sum: Tensor) -> tuple[Roster, Tensor]:
+    def catch_up(self, roster: Roster, flat_sum: Tensor) -> HeldAverage:
         """A joiner applies a mate's logged average to what it downloaded."""
         assert self.record.phase is Phase.JOINING
+        held = HeldAverage(roster, self.record.lineage, flat_sum)
         self._apply(roster, flat_sum)
         self._begin(self.record.step + 1, lineage_after(self.record.lineage, roster.average_id))
-        return roster, flat_sum
+        return held
 
     def _apply(self, roster: Roster, flat_sum: Tensor) -> None:
         if self.previous is None:
@@ -242,7 +257,7 @@ class StageState:
     def _begin(self, step: int, lineage: Lineage) -> None:
         """At `step` with an empty ledger."""
         self.accumulator.zero()
-        self.record = replace(self.record, step=step, lineage=lineage, done=0, ledger_no=self.record.ledger_no + 1)
+        self.record = replace(self.record, step=step, lineage=lineage, done=0, ledger_no=self.record.ledger_no + 1, voids=())
 
     def _move(self, phase: Phase, average_id: AverageId = NO_AVERAGE) -> None:
         check_transition(self.record.phase, phase)

@@ -65,7 +65,11 @@ class Membership:
         return self.identity.peer
 
     def live(self) -> LiveView:
-        return self.view.live(clock_s())
+        """What counts now, my own row as it is and not as it was last announced."""
+        live, own = self.view.live(clock_s()), self.own()
+        if own is None:
+            return live
+        return replace(live, records=tuple(_with_step_fields(r, own) if r.peer == own.peer else r for r in live.records))
 
     def find(self, peer: PeerId) -> PeerRecord | None:
         """The last record seen of a peer, live or not."""
@@ -168,3 +172,19 @@ class Membership:
             seen = self.view.sightings.get(peer)
             if seen is None or seen.record.pair > pair or now_s - seen.risen_at_s > 2 * self.view.ttl_s:
                 del self._suspects[peer]
+
+
+def _with_step_fields(published: PeerRecord, own: PeerRecord) -> PeerRecord:
+    """The measured fields as published, those of the step as they are."""
+    return replace(
+        published,
+        incarnation=own.incarnation,
+        stage=own.stage,
+        step=own.step,
+        phase=own.phase,
+        done=own.done,
+        ledger_no=own.ledger_no,
+        average_id=own.average_id,
+        lineage=own.lineage,
+        voids=own.voids,
+    )

@@ -132,8 +132,8 @@ class AveragingClient:
         stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel(peer))
         await _unary(stub.Abort(averaging_pb2.AbortRequest(average_id=average_id), timeout=timeout_s))
 
-    async def get_average(self, peer: PeerId, stage: int, step: int, patience_s: float) -> tuple[Roster, bytes, tuple[bytes, ...]]:
-        """The roster, the BLAKE3 hash and the chunks of a finished average. The caller checks them off the loop."""
+    async def get_average(self, peer: PeerId, stage: int, step: int, patience_s: float) -> ReceivedAverage:
+        """A finished average, not checked yet: the caller does that off the loop."""
         stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel(peer))
         rpc = stub.GetAverage(averaging_pb2.AverageRequest(run=self._run, stage=stage, step=step))
         try:
@@ -144,7 +144,16 @@ class AveragingClient:
         finally:
             rpc.cancel()
         self._links.traffic.received_bytes += first.header.num_bytes
-        return convert.roster_from(first.header.roster), first.header.blake3, chunks
+        header = first.header
+        return ReceivedAverage(convert.roster_from(header.roster), Lineage(header.inexact, header.lineage), header.blake3, chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedAverage:
+    roster: Roster
+    lineage: Lineage
+    blake3: bytes
+    chunks: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)

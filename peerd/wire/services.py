@@ -268,6 +268,7 @@ class AveragingServicer(averaging_pb2_grpc.AveragingServicer):
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
         header = averaging_pb2.AverageHeader(roster=convert.roster_to(average.roster), num_bytes=len(average.data), blake3=checksum)
+        header.inexact, header.lineage = average.lineage.inexact, average.lineage.chain
         yield averaging_pb2.AverageMessage(header=header)
         for chunk in chunks:
             yield averaging_pb2.AverageMessage(chunk=chunk)

@@ -63,6 +63,8 @@ class Average:
     """An averaged gradient (the sum over the step, not yet divided), provable by its roster."""
 
     roster: Roster
+    lineage: Lineage
+    """Of the parameters whose gradients these are."""
     data: bytes
 
 

@@ -6,11 +6,11 @@ what is left behind is plain to see, and any process that belongs to it has the 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +26,6 @@ from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.control.client import ControlClient
 from peerd.control.protocol import Counters, PeersReply, StatusReply, StepInfo
-from peerd.errors import NoDaemonError
 
 READY_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 20.0
@@ -53,7 +52,6 @@ class Daemon:
     log_file: Path
     began_s: float
     _ready: Ready | None = None
-    expected_to_fail: bool = False
 
     @property
     def home(self) -> Home:
@@ -71,6 +69,8 @@ class Daemon:
         return self._ready is not None
 
     def request(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        """Waits until the daemon can be reached."""
+        assert self.ready
         return ControlClient(self.home).request(verb, silence_s=arguments.pop("silence_s", 30.0), **arguments)
 
     @property
@@ -242,7 +242,10 @@ class Swarm:
         """Returns those that had to be killed, in words."""
         for daemon in self.living:
             daemon.signal(signal.SIGCONT)
-            _ask_to_leave(daemon)
+            assert daemon.process.stdin is not None
+            daemon.process.stdin.close()  # whoever started it is gone, for all it knows
+            if not daemon.was_ready:
+                daemon.signal(signal.SIGTERM)
         stubborn = []
         for daemon in self.daemons:
             try:
@@ -279,16 +282,6 @@ def _is_torchs(path: Path) -> bool:
     return path.name.startswith("torchinductor_") and path.is_dir()
 
 
-def _ask_to_leave(daemon: Daemon) -> None:
-    if daemon.was_ready:
-        try:
-            daemon.request("leave", now=True, silence_s=5.0)
-        except NoDaemonError:
-            return
-    assert daemon.process.stdin is not None
-    daemon.process.stdin.close()
-
-
 def _close_pipes(daemon: Daemon) -> None:
     for pipe in (daemon.process.stdin, daemon.process.stdout):
         if pipe is not None and not pipe.closed:
@@ -311,19 +304,7 @@ def _command_of(process: int) -> str:
         return "gone"
 
 
-def peerd(swarm_environment: dict[str, str], *arguments: object, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+def run_peerd(environment: dict[str, str], *arguments: object, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
     """One command line of the real client, in a process of its own."""
-    command = module_command("peerd.cli.main") if False else _client()
-    return subprocess.run([*command, *map(str, arguments)], env=swarm_environment, capture_output=True, text=True, timeout=timeout_s)
-
-
-def _client() -> list[str]:
-    import sys
-
-    return [sys.executable, "-c", "from peerd.cli.main import main; main()"]
-
-
-def last_json(text: str) -> dict[str, Any]:
-    found = json.loads(text.strip().splitlines()[-1])
-    assert isinstance(found, dict)
-    return found
+    command = [sys.executable, "-P", "-c", "from peerd.cli.main import main; main()", *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)

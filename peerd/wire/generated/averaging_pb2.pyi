@@ -274,9 +274,14 @@ class AverageHeader(_message.Message):
     ROSTER_FIELD_NUMBER: _builtins.int
     NUM_BYTES_FIELD_NUMBER: _builtins.int
     BLAKE3_FIELD_NUMBER: _builtins.int
+    INEXACT_FIELD_NUMBER: _builtins.int
+    LINEAGE_FIELD_NUMBER: _builtins.int
     num_bytes: _builtins.int
     blake3: _builtins.bytes
     """of the bytes that follow"""
+    inexact: _builtins.int
+    """lineage of the parameters whose gradients these are: only peers of the same lineage may take it"""
+    lineage: _builtins.bytes
     @_builtins.property
     def roster(self) -> Global___Roster:
         """its hash is the average id"""
@@ -287,10 +292,12 @@ class AverageHeader(_message.Message):
         roster: Global___Roster | None = ...,
         num_bytes: _builtins.int = ...,
         blake3: _builtins.bytes = ...,
+        inexact: _builtins.int = ...,
+        lineage: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "num_bytes", b"num_bytes", "roster", b"roster"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "inexact", b"inexact", "lineage", b"lineage", "num_bytes", b"num_bytes", "roster", b"roster"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

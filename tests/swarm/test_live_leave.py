@@ -1,0 +1,56 @@
+"""Leaving: what a peer holds is finished and averaged first, so that nobody has to do it again; asked twice, it goes at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+
+from peerd.errors import ExitCode
+from tests.swarm.daemons import Daemon, Swarm, run_peerd
+from tests.swarm.runs import swarm_manifest
+
+pytestmark = pytest.mark.swarm
+
+PACE_MS = 40
+
+
+def test_after_a_graceful_leave_nothing_has_to_be_done_again() -> None:
+    with Swarm(swarm_manifest(num_stages=2)) as swarm:
+        first = swarm.start(stage=0, compute_stand_in_ms=PACE_MS)
+        stays, by_verb, by_term = (swarm.join(1, compute_stand_in_ms=PACE_MS) for _ in range(3))
+        for daemon in swarm.daemons:
+            daemon.wait_until_serving()
+
+        by_verb.wait_until_mid_step(1)
+        left = run_peerd(swarm.environment, "leave", "--home", by_verb.home.folder)
+        assert (left.returncode, left.stderr) == (0, "")
+        assert by_verb.exit_code() == ExitCode.OK
+        assert_nothing_was_done_again(swarm, first)
+
+        by_term.wait_until_mid_step(2)
+        by_term.signal(signal.SIGTERM)
+        assert by_term.exit_code() == ExitCode.OK
+        assert_nothing_was_done_again(swarm, first)
+        assert stays.status["peer"]["step"] >= 3
+
+
+def assert_nothing_was_done_again(swarm: Swarm, first: Daemon) -> None:
+    """Also over the next two steps."""
+    first.wait_for_step(first.status["peer"]["step"] + 2)
+    for name in ("replayed_microbatches", "rounds_failed", "ledger_resets", "reloads"):
+        assert {name: swarm.total(name)} == {name: 0}
+    swarm.assert_exact()
+
+
+def test_a_second_signal_leaves_without_finishing_what_is_queued() -> None:
+    with Swarm(swarm_manifest(num_stages=1)) as swarm:
+        slow = swarm.start(compute_stand_in_ms=2500)
+        slow.wait_until_serving()
+        began_s = time.monotonic()
+        slow.signal(signal.SIGINT)
+        threading.Timer(0.5, lambda: slow.signal(signal.SIGINT)).start()
+        assert slow.exit_code() == ExitCode.OK
+        assert time.monotonic() - began_s < 3 * 2.5  # one microbatch under way cannot be stopped; four were queued

@@ -1,0 +1,70 @@
+"""Somebody without a place in the swarm who talks to its daemons over the real wire, and looks at the bits that come back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from peerd.config.manifest import Manifest
+from peerd.config.paths import Home
+from peerd.config.settings import Settings
+from peerd.daemon.address import parse_address
+from peerd.daemon.network import Network, ask_for_run, open_network
+from peerd.stage.tensors import encode
+from peerd.swarm.identity import Identity
+from peerd.table.record import PeerId, RunId
+from peerd.wire.clients import SnapshotHeader, StageClient, StateClient, StateRequest
+from peerd.wire.values import Call, CallResult
+
+PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    network: Network
+    run: RunId
+    manifest: Manifest
+
+    async def snapshot(self, peer: PeerId, stage: int) -> tuple[SnapshotHeader, bytes]:
+        """What the peer gives a joiner."""
+        header, chunks = await StateClient(self.network.links, self.run).get_state(peer, StateRequest(stage=stage), PATIENCE_S)
+        return header, b"".join([chunk async for chunk in chunks])
+
+    async def send(self, peer: PeerId, call: Call) -> CallResult:
+        return await StageClient(self.network.links, self.run).backpropagate(peer, call, (), PATIENCE_S, lambda _stage, _peer: None)
+
+    def call(self, stage: int, step: int) -> Call:
+        """A microbatch for a later stage that nobody shall accumulate."""
+        train, model = self.manifest.train, self.manifest.model
+        rows = (train.microbatch_size, train.sequence_length)
+        chance = torch.Generator().manual_seed(0)
+        return Call(
+            call_id=os.urandom(16),
+            stage=stage,
+            step=step,
+            index=0,
+            accumulate=frozenset(),
+            inputs=encode(torch.randn((*rows, model.d_model), generator=chance)),
+            labels=encode(torch.randint(0, model.vocab_size, rows, generator=chance, dtype=torch.int32)),
+        )
+
+
+@contextlib.asynccontextmanager
+async def visiting(text: str) -> AsyncIterator[Visitor]:
+    """A visitor at the peer of an address, with a throw-away identity."""
+    address = parse_address(text)
+    home = Home(Path(tempfile.mkdtemp(prefix="peerd-t-", dir="/tmp")))
+    Identity.load_or_create(home.identity)
+    settings = Settings(home=str(home.folder), join=text, ephemeral=True)
+    network = await open_network(settings, home, (address.multiaddr,), lambda peer: (address.multiaddr,) if peer == address.peer else ())
+    try:
+        signed = await ask_for_run(network, address)
+        yield Visitor(network, signed.run, signed.manifest)
+    finally:
+        await network.close()
