@@ -7,8 +7,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-# sockaddr_un holds 108 bytes; the longest socket name below takes 32 of them.
-MAX_HOME_CHARS_FOR_SOCKETS = 70
+MAX_SOCKET_PATH_CHARS = 103
+"""What sockaddr_un holds on macOS, less its final zero (Linux: 107)."""
+MAX_SOCKET_NAME_CHARS = 63
+"""The longest name in the run folder: the tunnel's `from-PEER.NUMBER`, with 52 characters of peer id and 5 digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Home:
     def run_folder(self) -> Path:
         """Sockets; removed when the daemon ends. Falls back to /tmp where the path would be too long for a socket."""
         inside = self.folder / "run"
-        if len(str(inside)) <= MAX_HOME_CHARS_FOR_SOCKETS:
+        if len(str(inside)) + 1 + MAX_SOCKET_NAME_CHARS <= MAX_SOCKET_PATH_CHARS:
             return inside
         digest = hashlib.blake2b(str(self.folder).encode(), digest_size=8).hexdigest()
         return Path("/tmp") / f"peerd-{os.getuid()}-{digest}"  # noqa: S108 - created 0700 and checked by its owner

@@ -144,6 +144,8 @@ class Answers:
             items.append(_health("inexact", f"{record.lineage.inexact} steps of this stage were given up", "warning", "see the log"))
         if not any(r.trains for r in live.records):
             items.append(_health("no-trainer", "no peer has the run's data", "problem", "start a peer that has the data, with --data PATH"))
+        if node.p2pd_restarts:
+            items.append(_health("p2pd-restarted", f"p2pd was rebuilt {node.p2pd_restarts} times", "info", "nothing to do"))
         if node.pace.stand_in_s or node.pace.slow_factor > 1:
             items.append(_health("stand-in", "compute time is simulated or slowed on purpose", "info", "for benchmarks and tests only"))
         return items

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from peerd.swarm.signed import SignedManifest, read_manifest
 from peerd.table.record import PeerId, RunId
 from peerd.wire.clients import SwarmClient
 from peerd.wire.links import Links
-from peerd.wire.p2pd import P2pd, P2pdConfig, start_p2pd
+from peerd.wire.p2pd import P2pd, P2pdConfig, make_private_folder, start_p2pd
 from peerd.wire.services import start_server
 from peerd.wire.tunnel import Tunnel
 from peerd.wire.values import Description
@@ -37,12 +36,21 @@ class Network:
     p2pd: P2pd
     tunnel: Tunnel
     links: Links
+    config: P2pdConfig
     addresses: tuple[str, ...]
     server: grpc.aio.Server | None = None
 
     async def serve(self, servicers: Sequence[Any]) -> None:
         self.server = await start_server(str(grpc_socket(self.home)), servicers)
         await self.tunnel.start()
+
+    async def revive(self, bootstrap: tuple[str, ...]) -> None:
+        """A new p2pd under the same identity and port; gRPC's channels and server stay as they are."""
+        await self.p2pd.discard()
+        port = int(self.addresses[0].split("/")[4]) if self.addresses else 0
+        self.p2pd = await start_p2pd(replace(self.config, port=port, bootstrap=bootstrap))
+        self.addresses = await self.p2pd.addresses()
+        await self.tunnel.attach(self.p2pd)
 
     async def stop_serving(self) -> None:
         if self.server is not None:
@@ -67,9 +75,10 @@ async def open_network(
         remove=(home.folder,) if settings.ephemeral else (),
         prune=(home.folder.parent,) if settings.ephemeral else (),
     )
+    make_private_folder(home.run_folder)
     p2pd = await start_p2pd(config)
     tunnel = Tunnel(p2pd, home.run_folder, grpc_socket(home), addresses_of)
-    return Network(home, p2pd, tunnel, Links(tunnel), await p2pd.addresses())
+    return Network(home, p2pd, tunnel, Links(tunnel), config, await p2pd.addresses())
 
 
 def grpc_socket(home: Home) -> Path:
@@ -116,12 +125,3 @@ def describe_self(manifests: Sequence[SignedManifest]) -> Description:
 
     raws = tuple(RawManifest(m.body, m.organiser_key, m.signature) for m in manifests)
     return Description(raws, __version__, time.time())
-
-
-async def wait_for_p2pd(p2pd: P2pd) -> None:
-    """Returns when p2pd has ended."""
-    from peerd.wire.p2pd import watch
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(watch(p2pd))
-        await p2pd.exited.wait()

@@ -89,6 +89,7 @@ class Node:
         membership = swarm.membership
         self.leaving = False
         self.faults_seen = 0
+        self.p2pd_restarts = 0
         self.commit_times_s: dict[int, float] = {}
         """Wall clock of the last commits, by step."""
         ttl_s = membership.view.ttl_s
@@ -115,12 +116,14 @@ class Node:
         self.door = Door(run, patience_s, links.traffic)
         self.trainer: Trainer | None = None
         self.gossip: Gossip
+        self.directory: Directory
         self._trains_from = 0
         self._swarm_client = swarm_client
 
     def attach(self, directory: Directory, corpus: Corpus | None) -> None:
         """The parts that need the DHT or the data, and every callback."""
         period_s = self.place.manifest.swarm.announce_period_s
+        self.directory = directory
         self.gossip = Gossip(self.membership, self._swarm_client, directory, self.liveness, period_s)
         others = [r for r in self.membership.live().records if r.trains and r.peer != self.membership.me]
         begun = work_step(self.membership.live(), self.place.manifest.train.num_stages)
@@ -131,6 +134,7 @@ class Node:
         self.membership.own = lambda: self.state.record
         self.membership.vitals = self._vitals
         self.membership.on_superseded = self._superseded
+        self.membership.on_suspected = self.announce
         self.gossip.describe = lambda: describe_self([self.place.signed])
         self.gossip.on_fence = self._fenced
         self.network.tunnel.on_broken = self.liveness.report_failure
@@ -209,9 +213,9 @@ class Node:
     # Losing face
 
     def _superseded(self, incarnation: int) -> None:
-        """Someone shows my id with a higher pair, or suspects me while I live: T1 and T3."""
+        """Someone shows my id with a higher pair (T1): another daemon runs, or ran, with my identity."""
         if incarnation >= self.state.record.incarnation:
-            self.gossip.fence("another peer counted this one as gone")
+            self.gossip.fence("this identity was seen with a higher version")
 
     def _fenced(self, reason: str) -> None:
         LOG.warning("fenced: ledger dropped, view cleared", reason=reason)

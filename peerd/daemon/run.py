@@ -22,8 +22,8 @@ from peerd.control.server import control_server
 from peerd.daemon.answers import Answers, join_line
 from peerd.daemon.enter import enter
 from peerd.daemon.log import configure
-from peerd.daemon.network import wait_for_p2pd
 from peerd.daemon.node import Node
+from peerd.daemon.supervisor import Supervisor
 from peerd.errors import ExitCode, PeerdError
 from peerd.swarm.identity import lock_home
 from peerd.table.record import Phase
@@ -89,7 +89,7 @@ async def _run(node: Node, departure: Departure) -> None:
             group.create_task(node.sweep())
             if node.trainer is not None:
                 group.create_task(node.trainer.run())
-            group.create_task(_fail_with_p2pd(node))
+            group.create_task(Supervisor(node).run())
             group.create_task(departure.run())
             if node.settings.follow_parent:
                 group.create_task(_follow_parent(departure))
@@ -156,11 +156,6 @@ class Departure:
         record = node.state.record
         mates = [r for r in node.membership.live().serving(record.stage) if r.peer != record.peer and not r.leaving]
         return not mates or record.phase is Phase.JOINING or (record.phase is Phase.ACCUMULATING and record.done == 0)
-
-
-async def _fail_with_p2pd(node: Node) -> None:
-    await wait_for_p2pd(node.network.p2pd)
-    raise PeerdError("p2pd, the networking process, has ended", "start the daemon again")
 
 
 async def _follow_parent(departure: Departure) -> None:

@@ -23,7 +23,7 @@ class Accumulator:
     def add(self, gradients: Sequence[Tensor], loss: float | None) -> None:
         """Add one microbatch's gradients, in the parameters' order, and its loss where this is the last stage."""
         for view, gradient in zip(self._views, gradients, strict=True):
-            view.add_(gradient)
+            view.add_(gradient.to(view.device))
         if loss is not None:
             self.flat[-1] += loss
 

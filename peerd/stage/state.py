@@ -76,7 +76,8 @@ class StageState:
         self.optimizer = build_optimizer(manifest, dict(self.module.named_parameters()))
         dtype = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
         shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
-        self.accumulator = Accumulator(shapes, dtype, device)
+        holds_doubles = dtype is torch.float32 or device.type != "mps"  # Apple's GPUs have no double precision
+        self.accumulator = Accumulator(shapes, dtype, device if holds_doubles else torch.device("cpu"))
         self.average: HeldAverage | None = None
         """The finished average of this step."""
         self.history: list[HistoryEntry] = []
@@ -219,7 +220,8 @@ class StageState:
         else:
             _copy_parameters(self.module, self.previous)
         num_microbatches = self._manifest.train.microbatches_per_step
-        gradients = self.accumulator.means(flat_sum.to(self.device), num_microbatches)
+        sums = flat_sum.to(self.accumulator.flat.device)
+        gradients = {name: mean.float() for name, mean in self.accumulator.means(sums, num_microbatches).items()}
         apply_update(self.optimizer, self._manifest, roster.step, gradients)
         self._generation += 1
         if self.module.is_last:

@@ -69,18 +69,17 @@ class Directory:
         """Start a DHT node; UnreachableError when none of the bootstrap peers answers."""
         try:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
-                node = await DHTNode.create(
-                    p2p=p2p,
-                    initial_peers=list(bootstrap) or None,
-                    record_validator=RunValidator(run, num_stages),
-                    cache_refresh_before_expiry=0,
-                    strict=True,
-                )
+                node = await _start_node(p2p, run, num_stages, bootstrap, must_answer=True)
         except Exception as error:  # hivemind raises plain exceptions here
             raise UnreachableError(
                 f"the swarm's DHT does not answer: {str(error) or 'no answer in time'}", "check the address and your network"
             ) from None
         return cls(node, num_stages, period_s)
+
+    async def rebuild(self, p2p: P2P, run: RunId, bootstrap: Sequence[str]) -> None:
+        """Go on over a new p2pd. Without an answer from anybody it begins alone; later reads find the others."""
+        old, self._node = self._node, await _start_node(p2p, run, self._num_stages, bootstrap, must_answer=False)
+        await old.shutdown()
 
     def store_soon(self, run: RunId, signed: SignedRecord) -> None:
         """Store my record in the background; a store that fails is made good by the next period's."""
@@ -119,6 +118,17 @@ class Directory:
                 await self._node.store(key, subkey=subkey, value=value, expiration_time=expires)
         except Exception as error:  # stored anew next period; gossip does not need it
             LOG.debug("the DHT could not be written", error=repr(error))
+
+
+async def _start_node(p2p: P2P, run: RunId, num_stages: int, bootstrap: Sequence[str], must_answer: bool) -> DHTNode:
+    return await DHTNode.create(
+        p2p=p2p,
+        initial_peers=list(bootstrap) or None,
+        record_validator=RunValidator(run, num_stages),
+        cache_refresh_before_expiry=0,
+        ensure_bootstrap_success=must_answer,
+        strict=must_answer,
+    )
 
 
 def stage_key(run: RunId, stage: int) -> str:

@@ -54,7 +54,10 @@ class Membership:
         """My exact step state; None before there is one."""
         self.vitals: Callable[[], Vitals] = Vitals
         self.on_superseded: Callable[[int], None] = lambda _incarnation: None
-        """Somebody shows my peer id with a higher pair, or suspects me: take a higher incarnation."""
+        """Somebody shows my peer id with a higher pair: take a higher incarnation."""
+        self.on_suspected: Callable[[], None] = lambda: None
+        """Somebody suspects me while I live: a higher version ends that. My ledger may stay, for should my work have been
+        done again meanwhile, the ledgers that meet settle it (rule 6)."""
         self.messages_refused = 0
         self._version = 0
         self._suspects: dict[PeerId, tuple[int, int]] = {}
@@ -160,10 +163,13 @@ class Membership:
             return False
         self.view = self.view.merge(signed.record, clock_s())
         self.raws[peer] = signed
-        own = self.own()
-        if own is not None and any(s.peer == self.me and s.incarnation == own.incarnation for s in signed.record.suspects):
-            self.on_superseded(own.incarnation)
+        if any(s.peer == self.me and (s.incarnation, s.version) == self._last_pair() for s in signed.record.suspects):
+            self.on_suspected()
         return True
+
+    def _last_pair(self) -> tuple[int, int]:
+        mine = self.raws.get(self.me)
+        return mine.record.pair if mine is not None else (0, 0)
 
     def _forget_suspects(self) -> None:
         """A suspicion ends when the peer's pair rises, or with its record."""

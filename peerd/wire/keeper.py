@@ -4,7 +4,7 @@ Usage: python keeper.py '{"command": [...], "remove": [folder, ...], "prune": [f
 
 Standard input is a pipe from the daemon. When it closes (the daemon ended, SIGKILL included) p2pd is killed, the
 folders in `remove` are deleted and those in `prune` too where they are empty. When p2pd ends by itself this exits, which
-the daemon sees. Imports little: it lives as long as the daemon and should weigh nothing.
+the daemon sees. A byte on standard input ends p2pd alone. Imports little: it lives as long as the daemon and should weigh nothing.
 """
 
 import json
@@ -38,8 +38,9 @@ def main() -> int:
     closed = threading.Event()
 
     def wait_for_daemon() -> None:
-        while os.read(0, 4096):
-            pass
+        if os.read(0, 1):  # a byte: the daemon lives on and wants p2pd ended, because it hangs
+            child.kill()
+            return
         closed.set()
         child.kill()
 

@@ -69,6 +69,25 @@ class P2pd:
         except Exception as error:  # hivemind raises its own family, none of them documented
             raise UnreachableError(f"{peer} does not answer: {str(error) or type(error).__name__}") from None
 
+    async def answers(self, timeout_s: float) -> bool:
+        """Whether p2pd still reacts; it can hang without ending."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.p2p._client.identify()
+        except Exception:  # any failure to answer is the answer
+            return False
+        return True
+
+    async def discard(self) -> None:
+        """End a p2pd that is to be replaced; the run folder and this daemon's sockets stay."""
+        await self.p2p.shutdown()
+        if self.process.returncode is None and self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.write(b"x")
+                await self.process.stdin.drain()
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self.process.wait()
+
     async def stop(self) -> None:
         """Detach and end the keeper, which ends p2pd and removes the sockets."""
         await self.p2p.shutdown()
@@ -83,8 +102,7 @@ class P2pd:
 
 async def start_p2pd(config: P2pdConfig) -> P2pd:
     """Start p2pd and attach. PortTakenError, DiskError, or PeerdError with p2pd's last words."""
-    _check_port_free(config.host, config.port)
-    make_private_folder(config.run_folder)
+    check_port_free(config.host, config.port)
     control = config.run_folder / "p2pd.sock"
     control.unlink(missing_ok=True)
     order = {
@@ -120,13 +138,18 @@ async def watch(daemon: P2pd) -> None:
 
 
 def make_private_folder(folder: Path) -> None:
-    """A folder only this user can enter; refuses one that somebody else made."""
+    """An empty folder only this user can enter; refuses one that somebody else made.
+
+    The home's lock is held, so what lies in it was left by a daemon that could not clean up.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         info = folder.lstat()
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
             raise DiskError(f"{folder} belongs to another user", "remove it or choose another --home")
         folder.chmod(0o700)
+        for leftover in folder.iterdir():
+            leftover.unlink()
     except OSError as error:
         raise DiskError(f"{folder}: {error.strerror}", "choose a folder you can write to with --home") from None
 
@@ -156,9 +179,10 @@ async def _wait_until_ready(process: asyncio.subprocess.Process, last_words: deq
     raise PeerdError(f"p2pd ended at its start: {said or 'it said nothing'}")
 
 
-def _check_port_free(host: str, port: int) -> None:
+def check_port_free(host: str, port: int) -> None:
     """libp2p shares ports between processes of one user; peerd must not."""
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closing connections of a daemon before us do not count
         try:
             probe.bind((host, port))
         except PermissionError:

@@ -47,6 +47,11 @@ class Tunnel:
     async def start(self) -> None:
         await self._p2pd.p2p.add_binary_stream_handler(PROTOCOL, self._inward)
 
+    async def attach(self, p2pd: P2pd) -> None:
+        """Go on over a new p2pd; channels stay and dial anew."""
+        self._p2pd = p2pd
+        await self.start()
+
     async def target(self, peer: PeerId) -> str:
         """The gRPC target whose connections reach `peer`."""
         path = self._folder / f"to-{peer[-16:]}"
@@ -112,7 +117,7 @@ class Tunnel:
                 await _splice(local, (reader, writer))
 
     async def _connect_as(self, peer: PeerId) -> Stream:
-        name = self._folder / f"{_CALLER_PREFIX}{peer}.{next(self._numbers)}"
+        name = self._folder / f"{_CALLER_PREFIX}{peer}.{next(self._numbers) % 100_000}"  # config/paths.py counts its characters
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             local.setblocking(False)

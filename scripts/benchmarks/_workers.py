@@ -1,11 +1,12 @@
 """The sides that peerd is compared with, each in processes of its own: GPipe of torch.distributed, and one process alone.
 
 `python -m scripts.benchmarks._workers JSON` is one such process. It ends when its standard input closes, so none outlives
-the benchmark, and the reporting one prints {"seconds": [...per step], "losses": [...per step]}.
+the benchmark, and goes on until then. One on the last stage prints a line {"time_s": wall clock, "loss"} after each step.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -14,7 +15,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -36,7 +36,6 @@ class Job:
     """What one worker is started with."""
 
     run_file: str
-    steps: int
     threads: int
     rank: int = -1
     """Its GPipe rank; -1 trains the whole model alone."""
@@ -73,11 +72,9 @@ def gpipe_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]
     distributed.init_process_group("gloo", init_method=f"file://{job.folder}/store", rank=job.rank, world_size=train.num_stages)
     module = build_stage(manifest, job.rank, "cpu")
     optimizer = build_optimizer(manifest, parameters := dict(module.named_parameters()))
-    stage = PipelineStage(
-        Stage(module, manifest.compute.recompute == "always"), job.rank, train.num_stages, torch.device("cpu")
-    )
+    stage = PipelineStage(Stage(module, manifest.compute.recompute == "always"), job.rank, train.num_stages, torch.device("cpu"))
     schedule = ScheduleGPipe(stage, train.microbatches_per_step, loss_fn=cross_entropy)
-    for step in range(job.steps):
+    for step in itertools.count():
         pairs = [corpus.microbatch(step, index) for index in range(train.microbatches_per_step)]
         inputs = (torch.cat([tokens for tokens, _ in pairs]),) if module.is_first else ()
         losses: list[Tensor] = []
@@ -86,15 +83,14 @@ def gpipe_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]
         else:
             schedule.step(*inputs, return_outputs=False)
         apply_update(optimizer, manifest, step, {name: _gradient(parameter) for name, parameter in parameters.items()})
-        yield float(torch.stack(losses).mean()) if losses else 0.0
-    distributed.destroy_process_group()
+        yield float(torch.stack(losses).detach().mean()) if losses else 0.0
 
 
-def alone_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]:
+def alone_steps(_job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]:
     """The reference: all stages in this process, graphs kept."""
     stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
     optimizers = [build_optimizer(manifest, dict(stage.named_parameters())) for stage in stages]
-    for step in range(job.steps):
+    for step in itertools.count():
         loss, gradients = mean_gradients(manifest, corpus, stages, step)
         for optimizer, of_stage in zip(optimizers, gradients, strict=True):
             apply_update(optimizer, manifest, step, of_stage)
@@ -111,26 +107,21 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-def work(job: Job) -> dict[str, Any]:
+def work(job: Job) -> None:
+    """Train until ended from outside."""
     torch.set_num_threads(job.threads)
     manifest = manifest_files.load(Path(job.run_file))
     tokens = prepare_tokens(STDLIB, cache_folder())
     manifest = agree_on_data(manifest, tokens)
     corpus = Corpus(tokens, manifest)
-    seconds, losses = [], []
-    began = time.monotonic()
     for loss in (gpipe_steps if job.rank >= 0 else alone_steps)(job, manifest, corpus):
-        now = time.monotonic()
-        seconds.append(now - began)
-        losses.append(loss)
-        began = now
-    return {"seconds": seconds, "losses": losses}
+        print(json.dumps({"time_s": time.time(), "loss": loss}), flush=True)
 
 
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    print(json.dumps(work(job)), flush=True)
+    work(job)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,81 @@
+"""The simulated swarm: who really is where and what it can do. What planners know of it is the affair of `table`."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+from peerd.table.record import PeerId
+
+
+@dataclass(slots=True)
+class Peer:
+    """One simulated machine. `moves` tells a download begun from one that a later move has made void."""
+
+    id: PeerId
+    speed: float
+    download_s: float
+    stage: int
+    serving: bool
+    place: int = 0
+    """Its index in the list of its stage."""
+    moves: int = 0
+
+
+class Swarm:
+    """Reality. Strengths are sums over serving peers, in samples/s."""
+
+    def __init__(self, num_stages: int) -> None:
+        self.num_stages = num_stages
+        self.peers: dict[PeerId, Peer] = {}
+        self.stages: list[list[Peer]] = [[] for _ in range(num_stages)]
+        self.strengths = [0.0] * num_stages
+        self.num_serving = [0] * num_stages
+        self.speeds: list[float] = []
+        """Of all peers, ascending."""
+
+    @property
+    def throughput(self) -> float:
+        return min(self.strengths)
+
+    def enter(self, peer: Peer) -> None:
+        self.peers[peer.id] = peer
+        bisect.insort(self.speeds, peer.speed)
+        self._attach(peer)
+
+    def leave(self, peer: Peer) -> None:
+        del self.peers[peer.id]
+        del self.speeds[bisect.bisect_left(self.speeds, peer.speed)]
+        self._detach(peer)
+
+    def move(self, peer: Peer, stage: int, *, serving: bool) -> None:
+        self._detach(peer)
+        peer.stage, peer.serving, peer.moves = stage, serving, peer.moves + 1
+        self._attach(peer)
+
+    def serve(self, peer: Peer) -> None:
+        """Its download is done."""
+        peer.serving = True
+        self._count(peer, 1)
+
+    def _attach(self, peer: Peer) -> None:
+        members = self.stages[peer.stage]
+        peer.place = len(members)
+        members.append(peer)
+        if peer.serving:
+            self._count(peer, 1)
+
+    def _detach(self, peer: Peer) -> None:
+        members = self.stages[peer.stage]
+        last = members.pop()
+        if last is not peer:
+            members[peer.place] = last
+            last.place = peer.place
+        if peer.serving:
+            self._count(peer, -1)
+
+    def _count(self, peer: Peer, sign: int) -> None:
+        self.num_serving[peer.stage] += sign
+        self.strengths[peer.stage] += sign * peer.speed
+        if self.num_serving[peer.stage] == 0:
+            self.strengths[peer.stage] = 0.0  # and not what rounding has left over

@@ -1,0 +1,206 @@
+"""Contenders that train in turns on one machine: while one works, the others are frozen (SIGSTOP).
+
+Whatever else burdens the machine changes within seconds, so sides that ran one after another for a minute each cannot be
+compared. Here each side does a step or two in its turn, and its clock runs in its turns only.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from peerd.cli.demo_daemons import DemoSwarm
+from peerd.cli.demo_plan import DemoPlan
+from peerd.cli.launch import module_command
+from peerd.config.manifest import Manifest
+from peerd.errors import PeerdError
+from scripts.benchmarks._workers import Job
+
+POLL_S = 0.1
+SILENCE_S = 600.0
+GUARD = "import os, signal, sys\nfor pid in sys.stdin.read().split():\n  try: os.kill(int(pid), signal.SIGCONT)\n  except OSError: pass"
+"""Lets frozen processes run on when the benchmark is gone, however it ended: then they end by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    time_s: float
+    """Wall clock of its end."""
+    loss: float
+
+
+class Team(Protocol):
+    """Processes that train together, from when `start` returns until the context ends."""
+
+    def start(self) -> None: ...
+
+    def pids(self) -> Sequence[int]: ...
+
+    def steps(self) -> Sequence[Step]:
+        """All finished steps; asked only while the team is not frozen."""
+        ...
+
+    def __enter__(self) -> Team: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+
+class Peers:
+    """One daemon per stage."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        plan = DemoPlan(manifest=manifest, num_peers=manifest.train.num_stages, slow={}, kills=(), stand_in_ms=0.0)
+        self._swarm = DemoSwarm(plan, lambda _text: None)
+        self._steps: list[Step] = []
+
+    def start(self) -> None:
+        self._swarm.start()
+
+    def pids(self) -> Sequence[int]:
+        """Not p2pd's: it only carries bytes, and keeps connections alive that no daemon waits on."""
+        return [daemon.process.pid for daemon in self._swarm.daemons]
+
+    def steps(self) -> Sequence[Step]:
+        self._swarm.require_every_stage()
+        client = self._swarm.daemons[self._swarm.plan.num_stages - 1].client
+        with contextlib.suppress(PeerdError):  # busy: the next poll tells
+            found = client.request("history", since=len(self._steps), silence_s=3.0)["steps"]
+            self._steps += [Step(step["time_s"], step["loss"]) for step in found]
+        return self._steps
+
+    def counters(self) -> dict[str, int]:
+        """What should be 0 in a fair race."""
+        names = ("suppressed_microbatches", "replayed_microbatches", "ledger_resets", "rounds_failed", "faults_seen")
+        self._swarm.poll()
+        told = [daemon.status["counters"] for daemon in self._swarm.daemons if daemon.status is not None]
+        return {name: sum(int(counters[name]) for counters in told) for name in names}  # type: ignore[literal-required]
+
+    def __enter__(self) -> Peers:
+        self._swarm.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._swarm.__exit__(kind, error, trace)
+
+
+@dataclass(slots=True)
+class Workers:
+    """Baseline processes; the last one reports."""
+
+    jobs: Sequence[Job]
+    report: Path
+    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self) -> None:
+        for job in self.jobs:
+            with self.report.open("wb") if job is self.jobs[-1] else Path(os.devnull).open("wb") as output:
+                process = subprocess.Popen(
+                    module_command("scripts.benchmarks._workers", job.to_json()),
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    start_new_session=True,  # so that Ctrl-C reaches the benchmark alone
+                    env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+                )
+            self._processes.append(process)
+
+    def pids(self) -> Sequence[int]:
+        return [process.pid for process in self._processes]
+
+    def steps(self) -> Sequence[Step]:
+        for process in self._processes:
+            if process.poll() is not None:
+                raise PeerdError(f"a worker ended with exit code {process.returncode}")
+        lines = self.report.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [Step(**json.loads(line)) for line in lines if line.endswith("\n")]
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+@dataclass(slots=True)
+class Contender:
+    """A team with its own clock."""
+
+    name: str
+    team: Team
+    steps: Sequence[Step] = ()
+    _begins: list[float] = field(default_factory=list)
+    """Wall clock at which each of its turns began, and how much it had worked until then."""
+    _before: list[float] = field(default_factory=list)
+    _worked_s: float = 0.0
+
+    def warm_up(self, num_steps: int) -> None:
+        """Start, do the first steps, and freeze."""
+        began = time.time()
+        self.team.start()
+        self._work_until(num_steps, began)
+
+    def turn(self, num_steps: int) -> float:
+        """Do so many steps more; seconds of work per step."""
+        self.thaw()
+        began = time.time()
+        done = len(self.team.steps())
+        steps = self._work_until(done + num_steps, began)
+        return (self._clock(steps[done + num_steps - 1].time_s) - self._clock(steps[done - 1].time_s)) / num_steps
+
+    def thaw(self) -> None:
+        for pid in self.team.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def _work_until(self, num_steps: int, began: float) -> Sequence[Step]:
+        self._begins.append(began)
+        self._before.append(self._worked_s)
+        while len(steps := self.team.steps()) < num_steps:
+            if time.time() - began > SILENCE_S:
+                raise PeerdError(f"{self.name}: nothing done for {SILENCE_S:.0f} s")
+            time.sleep(POLL_S)
+        for pid in self.team.pids():
+            os.kill(pid, signal.SIGSTOP)
+        self._worked_s += time.time() - began
+        self.steps = tuple(steps)
+        return steps
+
+    def _clock(self, wall_s: float) -> float:
+        """How long it had worked at that time; a step never ends while its team is frozen."""
+        turn = max(0, bisect.bisect_right(self._begins, wall_s) - 1)
+        return self._before[turn] + wall_s - self._begins[turn]
+
+
+@contextlib.contextmanager
+def thawed_at_exit(contenders: Sequence[Contender]) -> Iterator[subprocess.Popen[bytes]]:
+    """On leaving nobody is frozen. Tell the guard each contender's processes with `guard`."""
+    keeper = subprocess.Popen([sys.executable, "-c", GUARD], stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield keeper
+    finally:
+        for contender in contenders:
+            contender.thaw()
+        assert keeper.stdin is not None
+        keeper.stdin.close()
+        keeper.wait()
+
+
+def guard(keeper: subprocess.Popen[bytes], contender: Contender) -> None:
+    assert keeper.stdin is not None
+    keeper.stdin.write("".join(f"{pid}\n" for pid in contender.team.pids()).encode())
+    keeper.stdin.flush()
