@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import structlog
+
 from peerd.averaging.rounds import Rounds
 from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
-from peerd.policy.ledger import work_step
+from peerd.policy.recovery import plan
 from peerd.policy.roster import Roster
 from peerd.policy.stepping import Act, Decision, OwnState, StepRules, decide, looks_lost
 from peerd.stage.executor import Executor, Priority
-from peerd.stage.snapshots import Downloader
+from peerd.stage.snapshots import Downloaded, Downloader
 from peerd.stage.state import StageState
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import PeerId, Phase
+from peerd.table.view import LiveView
 
 TICK_S = 0.1
 RETRY_PAUSE_S = 0.25
 FORGET_REFUSAL_S = 2.0
+LOG = structlog.get_logger()
 
 
 class Stepper:
@@ -41,6 +45,9 @@ class Stepper:
         """(mate, step) that would not or could not give an average, and when; forgotten after a while."""
         self._done_seen = 0
         self._fence_to = 0
+        self._resumable: tuple[int, float] = (-1, 0.0)
+        """The checkpoint step to resume at, and since when it has been that."""
+        self.load_checkpoint: Callable[[int], Downloaded | None] = lambda _step: None
         self.most_state_bytes = 1 << 40
         self.decision = Decision(Act.WAIT, "just begun")
         self.reloads = 0
@@ -87,18 +94,32 @@ class Stepper:
             self._lost_since_s = self._lost_since_s if self._lost_since_s is not None else now_s
         else:
             self._lost_since_s = None
-        if own.record.phase is Phase.JOINING and self._awaits_donor():
-            return Decision(Act.WAIT, "nobody who holds this stage's parameters is in sight")
+        if own.record.phase is Phase.JOINING and own.record.step == 0 and not live.serving(own.record.stage):
+            return self._recover(live, now_s)
         return decide(self.own_state(), live, now_s, self._rules)
 
-    def _awaits_donor(self) -> bool:
-        """Fresh weights are right only while the swarm is at its first step."""
-        live, record = self._membership.live(), self._state.record
-        if live.serving(record.stage) or record.step > 0:
-            return False
-        return any(other.step > 0 and other.phase is not Phase.JOINING for other in live.records) or bool(
-            work_step(live, self._rules.num_stages)
-        )
+    def _recover(self, live: LiveView, now_s: float) -> Decision:
+        """Nobody serves my stage and I hold first weights only: policy/recovery says what to do."""
+        found = plan(self._state.record, live, self._rules.num_stages)
+        if found.begin:
+            return Decision(Act.SERVE, found.reason)
+        if found.load is None:
+            return Decision(Act.WAIT, found.reason)
+        if found.load != self._resumable[0]:
+            self._resumable = (found.load, now_s)
+        if now_s - self._resumable[1] < self._rules.ttl_s:  # others, with a newer step, may be on their way
+            return Decision(Act.WAIT, found.reason)
+        return Decision(Act.LOAD, found.reason, step=found.load)
+
+    async def _load(self, decision: Decision) -> None:
+        """Take over a checkpoint; a joiner at that step then serves like any other."""
+        assert decision.step is not None
+        step = decision.step
+        found = await asyncio.to_thread(self.load_checkpoint, step)
+        LOG.info("resuming from disk" if found else "the checkpoint is gone", step=step, reason=decision.reason)
+        if found is not None:
+            await self._executor.run(Priority.CONTROL, lambda: self._state.load(found.tensors, step, found.lineage, found.history))
+        await self._executor.run(Priority.CONTROL, lambda: self._state.offer_checkpoints(()))
 
     async def _apply_fence(self) -> None:
         incarnation, self._fence_to = self._fence_to, 0
@@ -128,6 +149,8 @@ class Stepper:
                 await self._executor.run(Priority.CONTROL, self._state.skip_step)
             case Act.SERVE:
                 await self._executor.run(Priority.CONTROL, self._state.serve)
+            case Act.LOAD:
+                await self._load(decision)
             case Act.WAIT:
                 return
         if self._state.record != before:

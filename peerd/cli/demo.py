@@ -35,6 +35,7 @@ LAST_LOSSES_WITHIN_S = 10.0
 @click.option("--accumulate", type=click.Choice(["float32", "float64"]), help="Precision of gradient sums.  [default: float32]")
 @click.option("--slow", multiple=True, metavar="PEER=FACTOR", help="Make a peer so many times slower; repeatable.")
 @click.option("--kill", multiple=True, metavar="PEER@STEP", help="SIGKILL a peer when the swarm reaches a step; repeatable.")
+@click.option("--chaos", metavar="KIND:every=4s,...", help="Strike peers again and again; see below.")
 @click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", help="Sleep so long per microbatch.")
 @click.option("--out", type=OUTPUT_FOLDER, metavar="DIR", help="Write the trained model, optimizer and history there.")
 @home_option
@@ -47,10 +48,20 @@ def demo(out: Path | None, as_json: bool, **flags: Any) -> None:
     take the stages in turn. With --compute-stand-in each peer sleeps MS per microbatch, so that many peers can be
     tried on few cores; the speed shown is then not real.
 
+    --chaos strikes a peer every so many seconds, the first one included, until all steps are done and ten faults have
+    happened; who and when follows from the seed. Never the last peer of a stage that holds its newest step. After the
+    KIND come every=4s and, as you like, respawn=yes (a new peer for each killed one), for=3s and factor=4:
+
+    \b
+      kill     SIGKILL                     stop     SIGSTOP, and SIGCONT after `for`
+      slow     `factor` times slower       cut      its network process stops for `for`
+      corrupt  sends some broken messages  mixed    any of these
+
     \b
     Examples:
       peerd demo
       peerd demo --stages 3 --peers 6 --kill 4@3
+      peerd demo --stages 3 --peers 9 --steps 40 --chaos kill:every=4s,respawn=yes
       peerd demo --peers 3 --slow 1=3 --compute-stand-in 50 --json
     """
     from peerd.cli.demo_daemons import DemoSwarm
@@ -89,11 +100,16 @@ def _say_what_comes(plan: DemoPlan, view: DemoView) -> None:
 
 def _train(swarm: DemoSwarm, view: DemoView) -> None:
     """Watch until every living daemon has done all steps. Raises where that cannot be any more."""
+    from peerd.cli.demo_strikes import Strikes
+
     pending = swarm.plan.kills
+    strikes = Strikes(swarm, swarm.plan.chaos, swarm.plan.manifest.seed) if swarm.plan.chaos is not None else None
     heard, heard_at = swarm.heard(), time.monotonic()
-    while not swarm.finished:
+    while not swarm.finished or (strikes is not None and not strikes.over):
         swarm.poll()
         pending = swarm.kill_due(pending)
+        if strikes is not None:
+            strikes.tick()
         view.show(swarm)
         swarm.require_every_stage()
         if swarm.heard() != heard:

@@ -21,6 +21,7 @@ from typing import IO, Any, cast
 
 from peerd.cli.demo_figures import Fault, Observed
 from peerd.cli.demo_plan import DemoPlan, Kill
+from peerd.cli.demo_strikes import Suspended
 from peerd.cli.launch import DaemonFailedError, Ready, describe_exit, module_command, tail_of, wait_until_ready
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
@@ -33,6 +34,7 @@ POLL_SILENCE_S = 3.0
 LEAVE_SILENCE_S = 2.0
 LEAVE_GRACE_S = 15.0
 TERMINATE_GRACE_S = 5.0
+MAX_THREADS = 256
 EXPORT_SILENCE_S = 600.0
 
 
@@ -47,7 +49,17 @@ class DemoDaemon:
     log: IO[bytes]
     ready: Ready | None = None
     status: StatusReply | None = None
+    answers: bool = False
+    """It did when last asked."""
     killed: bool = False
+    noted: bool = False
+    """Its end is among the faults."""
+    replaced: bool = False
+    suspended: Suspended | None = None
+    cut_off: Suspended | None = None
+    """Its p2pd, stopped."""
+    disturbed_until: float = 0.0
+    """Chaos is upon it until then."""
 
     @property
     def client(self) -> ControlClient:
@@ -69,6 +81,26 @@ class DemoDaemon:
     @property
     def phase(self) -> str:
         return self.status["peer"]["phase"] if self.status is not None else "starting"
+
+    @property
+    def stands_still(self) -> bool:
+        return self.suspended is not None and not self.suspended.over
+
+    @property
+    def disturbed(self) -> bool:
+        cut_off = self.cut_off is not None and not self.cut_off.over
+        return self.stands_still or cut_off or time.monotonic() < self.disturbed_until
+
+    def kill(self) -> None:
+        self.killed = True
+        self.process.kill()
+        self.process.wait()
+        self.wake()
+
+    def wake(self) -> None:
+        for still in (self.suspended, self.cut_off):
+            if still is not None:
+                still.wake()
 
     def close_stdin(self) -> None:
         """Which tells the daemon to leave."""
@@ -107,7 +139,7 @@ class DemoSwarm:
             self.folder = Path(tempfile.mkdtemp(prefix="peerd-demo-"))
         except OSError as error:
             raise DiskError(f"cannot make a temporary folder: {error.strerror}", "set TMPDIR to a folder you can write to") from None
-        self._pool = ThreadPoolExecutor(max_workers=self.plan.num_peers)
+        self._pool = ThreadPoolExecutor(max_workers=MAX_THREADS)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -128,13 +160,29 @@ class DemoSwarm:
         home = self._make_home(0)
         self._write_run(home.folder)
         self.say("starting peer 0 (stage 0), the organiser's")
-        first = self._spawn(0, home, {"run_file": str(home.folder / "run.toml")})
+        first = self._spawn(0, 0, home, {"run_file": str(home.folder / "run.toml")})
         address = self._await(first).join
         for peer in range(1, self.plan.num_peers):
             self.say(f"starting peer {peer} (stage {self.plan.stage_of(peer)}), which joins the first")
-            self._spawn(peer, self._make_home(peer), {"join": address, "data": self.plan.data_of_joiners})
+            self._join(peer, self.plan.stage_of(peer), address)
         for daemon in self.daemons[1:]:
             self._await(daemon)
+
+    def spawn_another(self, stage: int, address: str) -> None:
+        """One more daemon, in the place of a dead one; does not wait until it can be reached."""
+        peer = len(self.daemons)
+        self.say(f"starting peer {peer} (stage {stage}) in a dead one's place")
+        self._pool.submit(self._await_or_kill, self._join(peer, stage, address))
+
+    def _join(self, peer: int, stage: int, address: str) -> DemoDaemon:
+        return self._spawn(peer, stage, self._make_home(peer), {"join": address, "data": self.plan.data_of_joiners})
+
+    def _await_or_kill(self, daemon: DemoDaemon) -> None:
+        """What became of it the next poll tells."""
+        try:
+            self._await(daemon)
+        except PeerdError:
+            daemon.process.kill()
 
     def _make_home(self, peer: int) -> Home:
         home = Home(self.folder / str(peer))
@@ -148,13 +196,14 @@ class DemoSwarm:
         (folder / "run.toml").write_text(manifest.dump(self.plan.manifest), encoding="utf-8")
         create_key(folder / KEY_FILE)
 
-    def _spawn(self, peer: int, home: Home, purpose: dict[str, Any]) -> DemoDaemon:
+    def _spawn(self, peer: int, stage: int, home: Home, purpose: dict[str, Any]) -> DemoDaemon:
         settings = Settings(
             home=str(home.folder),
-            stage=self.plan.stage_of(peer),
+            stage=stage,
             device="cpu",
             compute_stand_in_ms=self.plan.stand_in_ms,
             slow_factor=self.plan.slow.get(peer, 1.0),
+            allow_faults=self.plan.chaos is not None,
             follow_parent=True,
             ephemeral=True,
             **purpose,
@@ -199,6 +248,12 @@ class DemoSwarm:
     def finished(self) -> bool:
         return bool(self.living) and all(daemon.step >= self.plan.steps for daemon in self.living)
 
+    @property
+    def steps_done(self) -> bool:
+        """Some living daemon of each stage has done all steps."""
+        done = {daemon.stage for daemon in self.living if daemon.step >= self.plan.steps}
+        return len(done) == self.plan.num_stages
+
     def poll(self) -> None:
         """Ask every living daemon how it does; note who has ended."""
         self._note_faults()
@@ -209,10 +264,15 @@ class DemoSwarm:
         self._note_faults()
 
     def _ask(self, daemon: DemoDaemon, since: int) -> None:
+        daemon.answers = False
+        if daemon.stands_still:
+            return
         with contextlib.suppress(PeerdError):  # busy or just gone: what was last heard stands, and the next poll tells
             daemon.status = cast(StatusReply, daemon.client.request("status", silence_s=POLL_SILENCE_S))
+            daemon.answers = True
             for step in daemon.client.request("history", since=since, silence_s=POLL_SILENCE_S)["steps"]:
-                self._history.setdefault(step["step"], step)
+                if not self._history.setdefault(step["step"], step)["time_s"]:
+                    self._history[step["step"]] = step  # a joiner knows the losses of steps before it came, not their times
 
     def table(self) -> PeersReply | None:
         """The swarm as the first living daemon has it."""
@@ -225,21 +285,18 @@ class DemoSwarm:
         """Peer ids by the demo's own numbers."""
         return {daemon.ready.peer: f"peer {daemon.peer}" for daemon in self.daemons if daemon.ready is not None}
 
+    def note(self, daemon: DemoDaemon, kind: str, detail: str) -> None:
+        """Something befell a daemon now."""
+        t_s = round(time.monotonic() - self.began, 3)
+        self.faults.append(Fault(t_s=t_s, peer=daemon.peer, stage=daemon.stage, phase=daemon.phase, kind=kind, detail=detail))
+        self.say(f"peer {daemon.peer} (stage {daemon.stage}) {detail} in step {daemon.step}, {daemon.phase}")
+
     def _note_faults(self) -> None:
-        known = {fault.peer for fault in self.faults}
         for daemon in self.daemons:
-            if daemon.alive or daemon.peer in known:
+            if daemon.alive or daemon.noted:
                 continue
-            fault = Fault(
-                t_s=round(time.monotonic() - self.began, 3),
-                peer=daemon.peer,
-                stage=daemon.stage,
-                phase=daemon.phase,
-                kind="killed" if daemon.killed else "ended",
-                detail=describe_exit(daemon.process.returncode),
-            )
-            self.faults.append(fault)
-            self.say(f"peer {fault.peer} (stage {fault.stage}) {fault.detail} in step {daemon.step}, {fault.phase}")
+            daemon.noted = True
+            self.note(daemon, "kill" if daemon.killed else "ended", describe_exit(daemon.process.returncode))
             if not daemon.killed:
                 self._say_last_words(daemon)
 
@@ -257,13 +314,14 @@ class DemoSwarm:
 
     def heard(self) -> tuple[object, ...]:
         """Changes whenever any daemon got anything done."""
-        return tuple(daemon.done for daemon in self.daemons)
+        return tuple(daemon.done for daemon in self.daemons if daemon.status is not None)
 
     def observed(self) -> Observed:
         return Observed(
             steps=self.steps,
             counters={daemon.peer: daemon.status["counters"] for daemon in self.daemons if daemon.status is not None},
             faults=tuple(self.faults),
+            stages_of_replacements=tuple(daemon.stage for daemon in self.daemons[self.plan.num_peers :]),
             duration_s=time.monotonic() - self.began,
         )
 
@@ -275,9 +333,7 @@ class DemoSwarm:
         for kill in kills:
             daemon = self.daemons[kill.peer]
             if kill.step <= step and daemon.alive:
-                daemon.killed = True
-                daemon.process.kill()
-                daemon.process.wait()
+                daemon.kill()
         return tuple(kill for kill in kills if kill.step > step)
 
     def export(self, folder: Path) -> None:
@@ -297,6 +353,8 @@ class DemoSwarm:
     def _end_daemons(self) -> None:
         """Ask each to leave at once, close its standard input, then SIGTERM, then SIGKILL, each with its grace."""
         living = self.living
+        for daemon in living:
+            daemon.wake()
         list(self._pool.map(_ask_to_leave, (daemon for daemon in living if daemon.ready is not None)))
         for daemon in living:
             daemon.close_stdin()
@@ -312,6 +370,7 @@ class DemoSwarm:
             daemon.process.kill()
         for daemon in daemons:
             daemon.process.wait()
+            daemon.wake()
 
 
 def _ask_to_leave(daemon: DemoDaemon) -> None:

@@ -14,7 +14,7 @@ STAND_IN_NOTE = "a stand-in sleeps in place of real work: tokens_per_second show
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A daemon that ended before the demo did."""
+    """What befell a daemon before the demo's end."""
 
     t_s: float
     """Seconds since the demo began."""
@@ -23,7 +23,7 @@ class Fault:
     phase: str
     """Its last known phase."""
     kind: str
-    """`killed` by --kill, or `ended` by itself."""
+    """A kind of --chaos (`kill` also by --kill), or `ended` by itself."""
     detail: str
 
 
@@ -37,10 +37,13 @@ class Observed:
     """By peer; of a dead one the last that it reported."""
     faults: tuple[Fault, ...]
     duration_s: float
+    stages_of_replacements: tuple[int, ...] = ()
+    """Of the daemons started in place of dead ones, in the order of their numbers."""
 
 
 def tokens_per_second(steps: Sequence[StepInfo]) -> float | None:
-    """From the end of the first step to the end of the last; None where that span is empty."""
+    """From the end of the first step to the end of the last whose times are known; None where that span is empty."""
+    steps = [step for step in steps if step["time_s"]]
     if len(steps) < 2:
         return None
     span_s = steps[-1]["time_s"] - steps[0]["time_s"]
@@ -50,6 +53,7 @@ def tokens_per_second(steps: Sequence[StepInfo]) -> float | None:
 def summary_of(plan: DemoPlan, seen: Observed) -> dict[str, Any]:
     """The JSON object that `peerd demo --json` prints."""
     losses = [step["loss"] for step in seen.steps]
+    stages = [*(plan.stage_of(peer) for peer in range(plan.num_peers)), *seen.stages_of_replacements]
     crossings = _total(seen, "boundary_crossings")
     boundaries = plan.num_stages - 1
     journeys = len(losses) * plan.manifest.train.microbatches_per_step * boundaries
@@ -72,9 +76,9 @@ def summary_of(plan: DemoPlan, seen: Observed) -> dict[str, Any]:
         "boundary_tensor_bytes": plan.manifest.boundary_bytes,
         "transfers_per_boundary": crossings / journeys if journeys else None,
         "microbatches_by_peer": [
-            seen.counters[peer]["accumulated_microbatches"] if peer in seen.counters else 0 for peer in range(plan.num_peers)
+            seen.counters[peer]["accumulated_microbatches"] if peer in seen.counters else 0 for peer in range(len(stages))
         ],
-        "stage_of_peer": [plan.stage_of(peer) for peer in range(plan.num_peers)],
+        "stage_of_peer": stages,
         "compute_stand_in_ms": plan.stand_in_ms,
         "slow": {str(peer): factor for peer, factor in sorted(plan.slow.items())},
         "seed": plan.manifest.seed,

@@ -1,4 +1,4 @@
-"""What a demo is to do, from its flags: the run, who serves which stage, who is slow, who gets killed when."""
+"""What a demo is to do, from its flags: the run, who serves which stage, who is slow, who gets killed when, what chaos there is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from peerd.cli.demo_chaos import Chaos, parse_chaos
 from peerd.errors import ManifestError, UsageError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class DemoPlan:
     num_peers: int
     slow: Mapping[int, float]
     kills: tuple[Kill, ...]
+    chaos: Chaos | None
     stand_in_ms: float
 
     @property
@@ -65,6 +67,7 @@ class DemoFlags:
     accumulate: str | None
     slow: tuple[str, ...]
     kill: tuple[str, ...]
+    chaos: str | None
     stand_in_ms: float
 
 
@@ -87,7 +90,8 @@ def plan_of(flags: DemoFlags) -> DemoPlan:
         if peer in slow:
             raise UsageError(f"--slow {text}: peer {peer} has a factor already")
         slow[peer] = factor
-    return DemoPlan(manifest=manifest, num_peers=num_peers, slow=slow, kills=kills, stand_in_ms=flags.stand_in_ms)
+    chaos = parse_chaos(flags.chaos) if flags.chaos is not None else None
+    return DemoPlan(manifest=manifest, num_peers=num_peers, slow=slow, kills=kills, chaos=chaos, stand_in_ms=flags.stand_in_ms)
 
 
 def _pair(flag: str, text: str, separator: str, num_peers: int) -> tuple[int, float]:

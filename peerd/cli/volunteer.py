@@ -13,7 +13,7 @@ LEAVE_SILENCE_S = 120.0
 
 
 @click.command()
-@click.argument("address", metavar="ADDRESS")
+@click.argument("address", metavar="[ADDRESS]", required=False, default="")
 @click.option("--stage", type=click.IntRange(0, 4095), help="Stage to serve.  [default: the one that needs help most]")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
 @click.option("--data", metavar="PATH", help="The run's text, where the run trains on its organiser's own.")
@@ -30,10 +30,12 @@ def join(context: click.Context, /, address: str, detach: bool, as_json: bool, *
 
     The daemon checks the organiser's signature, measures this machine, takes the stage that needs help most and
     trains with the others until you leave. Runs in the foreground unless --detach: Ctrl-C leaves gracefully, a second
-    Ctrl-C leaves at once. Nothing is lost either way.
+    Ctrl-C leaves at once. Nothing is lost either way. Without ADDRESS it goes back into the run this home was last in,
+    among the peers it met there; after a blackout the run resumes from the checkpoints of those who come back.
 
     \b
-    Example:
+    Examples:
+      peerd join
       peerd join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...#9f2c...
     """
     launch(context, settings_of(context, flags, join=address), detach=detach, as_json=as_json)

@@ -43,6 +43,10 @@ class Home:
         """The last few averaged gradients, for peers that catch up."""
         return self.folder / "averages"
 
+    def checkpoints(self, run: str) -> Path:
+        """The last few steps of this peer's stage, by run."""
+        return self.folder / "checkpoints" / run
+
     @property
     def run_folder(self) -> Path:
         """Sockets; removed when the daemon ends. Falls back to /tmp where the path would be too long for a socket."""

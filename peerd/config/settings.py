@@ -16,7 +16,7 @@ class Settings:
     run_file: str = ""
     """Path of a run.toml to start as its organiser; empty when joining."""
     join: str = ""
-    """Address to join: `multiaddr/p2p/PEER[#RUN-ID]`; empty when starting."""
+    """Address to join: `multiaddr/p2p/PEER[#RUN-ID]`; empty when starting. Both empty: the run this home was last in."""
     host: str = ""
     """IPv4 address to listen on; 0.0.0.0 for all. Empty: loopback when starting or joining there, else all."""
     port: int = 0
@@ -31,14 +31,16 @@ class Settings:
     """Sleep this long per microbatch and peer in place of real work (benchmarks only); 0 is off."""
     slow_factor: float = 1.0
     """Take this many times as long per microbatch (tests and benchmarks); 1 is off."""
+    allow_faults: bool = False
+    """Accept the control verb `fault` (tests and the demo's chaos only): anyone with the control socket may then harm this daemon."""
     follow_parent: bool = False
     """Leave when standard input closes, so that a demo's daemons never outlive it."""
     ephemeral: bool = False
     """Remove the home folder when the daemon ends, however it ends."""
 
     def __post_init__(self) -> None:
-        if bool(self.run_file) == bool(self.join):
-            raise ValueError("settings need exactly one of run_file and join")
+        if self.run_file and self.join:
+            raise ValueError("settings need at most one of run_file and join")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port is {self.port}; it must be between 0 and 65535")
         if self.compute_stand_in_ms < 0:

@@ -10,6 +10,7 @@ history   since (int)                          HistoryReply: finished steps numb
 wait      serving (bool) or step, timeout_s    {"schema", "step", "serving"}
 leave     now (bool)                           {"schema"}; drains first unless `now`
 export    folder (absolute path)               {"schema", "step", "folder", "files", "num_parameters"}; with progress lines
+fault     kind, then for_s, factor, at or seed {"schema"}; only where Settings.allow_faults: this daemon does as daemon/faults.py says
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Answers:
             "decision": f"{decision.act.value}: {decision.reason}",
             "health": self._health(),
             "compute_stand_in_ms": node.settings.compute_stand_in_ms,
-            "slow_factor": node.settings.slow_factor,
+            "slow_factor": node.service.pace.slow_factor,
         }
 
     async def peers(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
@@ -146,7 +146,7 @@ class Answers:
             items.append(_health("no-trainer", "no peer has the run's data", "problem", "start a peer that has the data, with --data PATH"))
         if node.p2pd_restarts:
             items.append(_health("p2pd-restarted", f"p2pd was rebuilt {node.p2pd_restarts} times", "info", "nothing to do"))
-        if node.pace.stand_in_s or node.pace.slow_factor > 1:
+        if node.service.pace.stand_in_s or node.service.pace.slow_factor > 1:
             items.append(_health("stand-in", "compute time is simulated or slowed on purpose", "info", "for benchmarks and tests only"))
         return items
 

@@ -1,50 +1,41 @@
-"""Entering the swarm, as its organiser or by an address: from settings to a node that can be reached."""
+"""Entering the swarm: as a run's organiser, by an address, or back into the run this home was last in."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import structlog
 import torch
 
-from peerd.config.manifest import Manifest, load
-from peerd.config.organiser import KEY_FILE, load_key
-from peerd.config.paths import Home, cache_folder
+from peerd.config.manifest import Manifest
+from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.address import Address, parse_address
 from peerd.daemon.device import choose_device, free_memory_bytes
 from peerd.daemon.network import Network, ask_for_run, open_network
 from peerd.daemon.node import Node, Place, Stage, Swarm
-from peerd.errors import ManifestError, RemoteError, StageError, UnreachableError
+from peerd.daemon.text import Text, organise, text_for
+from peerd.errors import PortTakenError, RemoteError, StageError, UnreachableError, UsageError
 from peerd.models.stages import estimate_stage_memory_bytes
 from peerd.policy.admission import choose_stage
+from peerd.policy.ledger import stage_step
+from peerd.stage.checkpoints import Checkpoint, CheckpointStore
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.service import slots_of
 from peerd.stage.state import StageState
 from peerd.swarm.directory import Directory
 from peerd.swarm.identity import Identity, LocalState
 from peerd.swarm.membership import Membership
-from peerd.swarm.signed import SignedManifest, sign_manifest
+from peerd.swarm.signed import SignedManifest, pack_manifest, unpack_manifest
 from peerd.table.record import PeerId, PeerRecord
 from peerd.table.view import TTL_PERIODS
-from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
 from peerd.wire.clients import SwarmClient
+from peerd.wire.p2pd import check_port_free
 
-LOCAL_SOURCE = "local"
-"""What a signed manifest calls text that only its organiser has; peers never learn a path of another machine."""
-FIRST_LOOK_TIMEOUT_S = 10.0
+FIRST_LOOK_TIMEOUT_S = 5.0
 LOG = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """The run's text on this machine, if it is here."""
-
-    corpus: Corpus | None
-    source: str
 
 
 async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack) -> Node:
@@ -52,101 +43,153 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     identity, local = Identity.load_or_create(home.identity), LocalState(home)
     device = choose_device(settings.device)
     address = parse_address(settings.join) if settings.join else None
-    signed, text = (None, None) if address else await asyncio.to_thread(_organise, settings)
+    signed, text = await asyncio.to_thread(_known_run, settings, local) if address is None else (None, None)
+    book = _address_book(local, signed, address)
     membership: Membership | None = None
 
     def addresses_of(peer: PeerId) -> tuple[str, ...]:
         known = membership.addresses_of(peer) if membership is not None else ()
-        return known or ((address.multiaddr,) if address is not None and address.peer == peer else ())
+        return known or book.get(peer, ())
 
-    local_only = address is None or address.is_loopback
-    settings = replace(settings, host=settings.host or ("127.0.0.1" if local_only else "0.0.0.0"))  # noqa: S104 - volunteers serve
+    settings = replace(settings, host=settings.host or _host(settings, address, book), port=settings.port or _free_port(settings, local))
     network = await open_network(settings, home, (address.multiaddr,) if address else (), addresses_of)
     stack.push_async_callback(network.close)
     if address is not None:
         signed = await ask_for_run(network, address)
         if local.pin(signed.run, signed.organiser_key):
             LOG.info("organiser pinned", run=signed.run, organiser=signed.organiser_key.hex())
-        text = await asyncio.to_thread(_text_for, signed.manifest, settings)
+        text = await asyncio.to_thread(text_for, signed.manifest, settings)
     assert signed is not None
     assert text is not None
-    train, swarm = signed.manifest.train, signed.manifest.swarm
-    membership = Membership(identity, signed.run, TTL_PERIODS * swarm.announce_period_s)
-    bootstrap = (address.multiaddr,) if address else ()
-    directory = await Directory.join(network.p2pd.p2p, signed.run, train.num_stages, swarm.announce_period_s, bootstrap)
+    membership = Membership(identity, signed.run, TTL_PERIODS * signed.manifest.swarm.announce_period_s)
+    membership.book = book
+    reached = (address.multiaddr,) if address else await _reach(network, book)
+    directory = await Directory.join(network.p2pd.p2p, signed, reached, must_answer=address is not None)
     stack.push_async_callback(directory.close)
     directory.store_manifest_soon(signed)
     if address is not None:
-        await first_look(network, membership, signed, address)
-    place = _find_place(settings, signed, device, text, membership)
-    executor = Executor()
-    stack.callback(executor.close)
-    state = await executor.run(Priority.CONTROL, lambda: _build_state(place, membership, local))
-    node = Node(settings, place, network, Swarm(membership, local), Stage(executor, state))
+        await first_look(network, membership, signed, address.peer)
+    else:
+        await _look_around(network, membership, signed, reached)
+    local.remember(signed.run, pack_manifest(signed), _port_of(network))
+    node = await _build(settings, _Found(signed, device, text), network, Swarm(membership, local), stack)
     node.attach(directory, text.corpus)
     await network.serve(node.servicers)
     stack.push_async_callback(network.stop_serving)
     return node
 
 
-def _organise(settings: Settings) -> tuple[SignedManifest, Text]:
-    """Read run.toml, make the token file, sign."""
-    path = Path(settings.run_file)
-    manifest = load(path)
-    source = settings.data or manifest.data.source
-    if source != STDLIB:
-        source = str((path.parent / Path(source).expanduser()).absolute())
-    manifest = agree_on_data(manifest, tokens := prepare_tokens(source, cache_folder()))
-    corpus = Corpus(tokens, manifest)
-    published = replace(manifest, data=replace(manifest.data, source=STDLIB if source == STDLIB else LOCAL_SOURCE))
-    return sign_manifest(published, load_key(path.parent / KEY_FILE)), Text(corpus, source)
+def _known_run(settings: Settings, local: LocalState) -> tuple[SignedManifest, Text]:
+    """The run to start, or the one that this home was last in."""
+    if settings.run_file:
+        return organise(settings)
+    if local.manifest is None:
+        raise UsageError("this home has not been in a run yet", "give the address to join")
+    signed = unpack_manifest(local.manifest)
+    return signed, text_for(signed.manifest, settings)
 
 
-def _text_for(manifest: Manifest, settings: Settings) -> Text:
-    """The run's text if this machine has it; a peer without it serves a stage and launches nothing."""
-    source = settings.data or (STDLIB if manifest.data.source == STDLIB else "")
-    if not source:
-        return Text(None, "")
+def _address_book(local: LocalState, signed: SignedManifest | None, address: Address | None) -> dict[PeerId, tuple[str, ...]]:
+    """Peers to try: the one at the address, else those this home met when it was last in the run."""
+    if address is not None:
+        return {address.peer: (address.multiaddr,)}
+    if signed is None or local.run != signed.run:
+        return {}
+    known = [parse_address(each) for each in local.peers]
+    return {each.peer: (each.multiaddr,) for each in known}
+
+
+def _host(settings: Settings, address: Address | None, book: dict[PeerId, tuple[str, ...]]) -> str:
+    """Loopback when starting or where the others are on it too; otherwise everywhere, for volunteers serve others."""
+    others = [address.multiaddr] if address else [each for addresses in book.values() for each in addresses]
+    open_to_all = bool(others) and not all(each.startswith("/ip4/127.") for each in others)
+    return "0.0.0.0" if open_to_all and not settings.run_file else "127.0.0.1"  # noqa: S104
+
+
+def _free_port(settings: Settings, local: LocalState) -> int:
+    """The port of last time, so that addresses others remember stay right; any where it is taken."""
     try:
-        tokens = prepare_tokens(source, cache_folder())
-        agree_on_data(manifest, tokens)
-        return Text(Corpus(tokens, manifest), source)
-    except ManifestError as error:
-        if settings.data:
-            raise
-        LOG.info("this machine's text is not the run's, so it launches no microbatches", reason=error.message)
-        return Text(None, "")
+        check_port_free(settings.host or "127.0.0.1", local.port)
+    except PortTakenError:
+        return 0
+    return local.port
 
 
-async def first_look(network: Network, membership: Membership, signed: SignedManifest, address: Address) -> None:
+def _port_of(network: Network) -> int:
+    return int(network.addresses[0].split("/")[4]) if network.addresses else 0
+
+
+async def _reach(network: Network, book: dict[PeerId, tuple[str, ...]]) -> tuple[str, ...]:
+    """The addresses of the book that answer now."""
+
+    async def answers(peer: PeerId, addresses: tuple[str, ...]) -> bool:
+        try:
+            await network.p2pd.connect(peer, addresses)
+        except UnreachableError:
+            return False
+        return True
+
+    found = await asyncio.gather(*(answers(peer, addresses) for peer, addresses in book.items()))
+    return tuple(addresses[0] for addresses, there in zip(book.values(), found, strict=True) if there)
+
+
+async def _look_around(network: Network, membership: Membership, signed: SignedManifest, reached: tuple[str, ...]) -> None:
+    """What the peers of the address book know; those still starting up will be heard later."""
+    for address in reached:
+        with contextlib.suppress(UnreachableError):
+            await first_look(network, membership, signed, PeerId(address.rpartition("/")[2]))
+
+
+async def first_look(network: Network, membership: Membership, signed: SignedManifest, peer: PeerId) -> None:
     """The whole table, from the peer at the address."""
-    request = SwarmClient(network.links, signed.run).gossip(address.peer, [], FIRST_LOOK_TIMEOUT_S, want_all=True)
+    request = SwarmClient(network.links, signed.run).gossip(peer, [], FIRST_LOOK_TIMEOUT_S, want_all=True)
     try:
         membership.absorb_quietly(await request)
     except RemoteError as error:
-        raise UnreachableError(
-            f"{address.peer} does not tell who is in the swarm: {error.message}", "try again, or join at another peer"
-        ) from None
+        raise UnreachableError(f"{peer} does not tell who is in the swarm: {error.message}", "try again, or join at another peer") from None
 
 
-def _find_place(settings: Settings, signed: SignedManifest, device: torch.device, text: Text, membership: Membership) -> Place:
-    memory_bytes = free_memory_bytes(device)
-    stage = _stage_to_serve(settings, signed.manifest, membership, memory_bytes)
-    return Place(signed=signed, stage=stage, device=device, memory_bytes=memory_bytes, data_source=text.source)
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What this daemon was started for."""
+
+    signed: SignedManifest
+    device: torch.device
+    text: Text
 
 
-def _build_state(place: Place, membership: Membership, local: LocalState) -> StageState:
+async def _build(settings: Settings, found: _Found, network: Network, swarm: Swarm, stack: contextlib.AsyncExitStack) -> Node:
+    manifest = found.signed.manifest
+    store = CheckpointStore(network.home.checkpoints(found.signed.run))
+    checkpoints = await asyncio.to_thread(store.scan)
+    memory_bytes = free_memory_bytes(found.device)
+    stage = _stage_to_serve(settings, manifest, swarm.membership, memory_bytes, checkpoints)
+    place = Place(signed=found.signed, stage=stage, device=found.device, memory_bytes=memory_bytes, data_source=found.text.source)
+    executor = Executor()
+    stack.callback(executor.close)
+    steps = [checkpoint.step for checkpoint in checkpoints if checkpoint.stage == stage]
+    state = await executor.run(Priority.CONTROL, lambda: _build_state(place, swarm, steps))
+    return Node(settings, place, network, swarm, Stage(executor, state, store))
+
+
+def _build_state(place: Place, swarm: Swarm, checkpoints: list[int]) -> StageState:
     """On the torch thread: its number of threads, then the stage's first weights."""
     if place.manifest.compute.threads:
         torch.set_num_threads(place.manifest.compute.threads)
-    seen = membership.find(membership.me)
-    incarnation = local.raise_incarnation(seen.incarnation if seen else 0)
-    record = PeerRecord(peer=membership.me, incarnation=incarnation, stage=place.stage)
-    return StageState(place.manifest, record, place.device, membership.live)
+    me = swarm.membership.me
+    seen = swarm.membership.find(me)
+    incarnation = swarm.local.raise_incarnation(seen.incarnation if seen else 0)
+    record = PeerRecord(peer=me, incarnation=incarnation, stage=place.stage, checkpoints=tuple(checkpoints))
+    return StageState(place.manifest, record, place.device, swarm.membership.live)
 
 
-def _stage_to_serve(settings: Settings, manifest: Manifest, membership: Membership, memory_bytes: int) -> int:
-    """The stage asked for, or the one that needs help most. StageError when it is unknown or does not fit."""
+def _stage_to_serve(
+    settings: Settings, manifest: Manifest, membership: Membership, memory_bytes: int, checkpoints: list[Checkpoint]
+) -> int:
+    """The stage asked for; else that of my newest checkpoint if nobody serves it; else the one that needs help most.
+
+    StageError when it is unknown or does not fit.
+    """
     num_stages = manifest.train.num_stages
     needed = [estimate_stage_memory_bytes(manifest, stage, slots_of(manifest)) for stage in range(num_stages)]
     if settings.stage >= num_stages:
@@ -158,7 +201,10 @@ def _stage_to_serve(settings: Settings, manifest: Manifest, membership: Membersh
                 "leave --stage out, or free some memory",
             )
         return settings.stage
-    choice = choose_stage(membership.live(), needed, memory_bytes)
+    live = membership.live()
+    if checkpoints and stage_step(live, checkpoints[-1].stage) is None and checkpoints[-1].stage < num_stages:
+        return checkpoints[-1].stage
+    choice = choose_stage(live, needed, memory_bytes)
     if choice.stage is None:
         raise StageError(f"no stage fits this machine: {choice.reason}", "join from a machine with more memory")
     LOG.info("stage chosen", stage=choice.stage, reason=choice.reason)

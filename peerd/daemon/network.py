@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -76,7 +77,11 @@ async def open_network(
         prune=(home.folder.parent,) if settings.ephemeral else (),
     )
     make_private_folder(home.run_folder)
-    p2pd = await start_p2pd(config)
+    try:
+        p2pd = await start_p2pd(config)
+    except BaseException:
+        shutil.rmtree(home.run_folder, ignore_errors=True)  # no keeper is there to do it
+        raise
     tunnel = Tunnel(p2pd, home.run_folder, grpc_socket(home), addresses_of)
     return Network(home, p2pd, tunnel, Links(tunnel), config, await p2pd.addresses())
 

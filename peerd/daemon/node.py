@@ -20,6 +20,7 @@ from peerd.daemon.device import describe
 from peerd.daemon.network import Network, describe_self
 from peerd.policy.ledger import work_step
 from peerd.policy.stepping import StepRules
+from peerd.stage.checkpoints import CheckpointStore
 from peerd.stage.executor import Executor, Pace
 from peerd.stage.service import StageService
 from peerd.stage.snapshots import Downloader, SnapshotServer
@@ -40,7 +41,7 @@ from peerd.wire.services import AveragingServicer, Door, StageServicer, StateSer
 AVERAGING_SHARE_OF_TTL = 0.6
 MICROBATCH_TOTAL_S = 600.0
 MIN_PATIENCE_S = 5.0
-SWEEP_PERIOD_S = 30.0
+SWEEP_PERIOD_S = 5.0
 FORGET_AFTER_TTLS = 10
 MAX_COMMIT_TIMES = 100_000
 LOG = structlog.get_logger()
@@ -76,6 +77,7 @@ class Stage:
 
     executor: Executor
     state: StageState
+    store: CheckpointStore
 
 
 class Node:
@@ -86,19 +88,21 @@ class Node:
         train = manifest.train
         self.settings, self.place, self.network = settings, place, network
         self.membership, self.local, self.executor, self.state = swarm.membership, swarm.local, stage.executor, stage.state
+        self.store = stage.store
         membership = swarm.membership
         self.leaving = False
         self.faults_seen = 0
         self.p2pd_restarts = 0
+        self._saving: asyncio.Task[None] | None = None
         self.commit_times_s: dict[int, float] = {}
         """Wall clock of the last commits, by step."""
         ttl_s = membership.view.ttl_s
         averaging_s, patience_s = AVERAGING_SHARE_OF_TTL * ttl_s, max(MIN_PATIENCE_S, ttl_s)
         run, links = place.signed.run, network.links
 
-        self.pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor)
+        pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor)
         self.dispatcher = Dispatcher(StageClient(links, run), membership, train.num_stages, patience_s, MICROBATCH_TOTAL_S)
-        self.service = StageService(manifest, self.state, self.executor, self.dispatcher, self.pace)
+        self.service = StageService(manifest, self.state, self.executor, self.dispatcher, pace)
         log = AverageLog(network.home.averages, self.state.accumulator.flat.dtype)
         self.rounds = Rounds(self.state, self.executor, AveragingClient(links, run), log, averaging_s, clock_s)
         self.snapshots = SnapshotServer(self.state, self.executor)
@@ -145,6 +149,7 @@ class Node:
         self.rounds.own_record = self._own_record
         self.stepper.on_change = self.announce
         self.stepper.on_commit = self._committed
+        self.stepper.load_checkpoint = lambda step: self.store.load(self.place.stage, step)
         self.service.records = lambda: [self._own_record()]
         self.service.on_records = lambda _caller, records: self.membership.absorb(records)
         self.service.on_progress = self._ledger_grew
@@ -161,9 +166,11 @@ class Node:
     # News of myself
 
     async def sweep(self) -> None:
-        """Close what leads to peers that are gone for good."""
+        """Close what leads to peers that are gone for good, and remember those that are there."""
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
+            others = [r for r in self.membership.live().records if r.peer != self.membership.me and r.addresses]
+            await asyncio.to_thread(self.local.remember_peers, [r.addresses[0] for r in others])
             forgotten_s = clock_s() - FORGET_AFTER_TTLS * self.membership.view.ttl_s
             for peer, seen in list(self.membership.view.sightings.items()):
                 if seen.risen_at_s < forgotten_s and peer != self.membership.me:
@@ -185,7 +192,20 @@ class Node:
         self.commit_times_s[step] = time.time()
         self.commit_times_s.pop(step - MAX_COMMIT_TIMES, None)
         loss = self.state.history[-1].loss if self.state.history else None
+        if self._checkpoint_due(step + 1):
+            self._saving = asyncio.get_running_loop().create_task(self._save_checkpoint())
         LOG.info("step finished", step=step, loss=loss, accumulated=self.service.counters.accumulated)
+
+    def _checkpoint_due(self, step: int) -> bool:
+        """The same steps at every peer, so that all stages have some in common. Skipped while the last is being written."""
+        manifest = self.place.manifest
+        every = manifest.swarm.checkpoint_every_steps
+        due = every > 0 and (step % every == 0 or step == manifest.train.steps)
+        return due and (self._saving is None or self._saving.done())
+
+    async def _save_checkpoint(self) -> None:
+        state = await self.snapshots.own()
+        await asyncio.to_thread(self.store.save, self.place.stage, state)
 
     def _own_record(self) -> RawRecord:
         signed = self.membership.publish()

@@ -18,7 +18,7 @@ import uvloop
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.control.protocol import SCHEMA
-from peerd.control.server import control_server
+from peerd.control.server import Verb, control_server
 from peerd.daemon.answers import Answers, join_line
 from peerd.daemon.enter import enter
 from peerd.daemon.log import configure
@@ -67,7 +67,7 @@ async def _live(settings: Settings, home: Home) -> int:
                 return ExitCode.INTERRUPTED
         configure(peer=node.membership.me[-6:], stage=node.place.stage)
         departure = Departure(node)
-        await stack.enter_async_context(control_server(home.control_socket, Answers(node, departure.leave).verbs()))
+        await stack.enter_async_context(control_server(home.control_socket, _verbs(node, departure)))
         _say_ready(node)
         try:
             await _run(node, departure)
@@ -79,6 +79,18 @@ async def _live(settings: Settings, home: Home) -> int:
             node.liveness.close()
             node.rounds.shut()
     return ExitCode.OK
+
+
+def _verbs(node: Node, departure: Departure) -> dict[str, Verb]:
+    """What the control socket answers to; `fault` only where the settings allow harm."""
+    verbs = Answers(node, departure.leave).verbs()
+    if node.settings.allow_faults:
+        from peerd.daemon.faults import Faults
+
+        faults = Faults(node.service)
+        faults.install()
+        verbs["fault"] = faults.fault
+    return verbs
 
 
 async def _run(node: Node, departure: Departure) -> None:

@@ -42,7 +42,7 @@ async def visit(text: str, home: Home) -> dict[str, object]:
     try:
         signed = await ask_for_run(network, address)
         membership = Membership(identity, signed.run, TTL_PERIODS * signed.manifest.swarm.announce_period_s)
-        await first_look(network, membership, signed, address)
+        await first_look(network, membership, signed, address.peer)
         return dict(TableReport(signed, membership).peers(tokens_per_second=0.0))
     finally:
         await network.close()

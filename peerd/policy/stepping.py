@@ -30,6 +30,7 @@ class Act(enum.Enum):
     PROPOSE = "propose a roster"
     SKIP_STEP = "give the step up as inexact"
     SERVE = "serve"
+    LOAD = "load a checkpoint"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import random
 from dataclasses import dataclass
-from pathlib import Path
-
-from peerd.errors import UsageError
 
 HOUR_S = 3600.0
 HOURS = 32.0
 PEERS_PER_STAGE = 100
 SHRINK = 0.5
 """Share of the peers that are there at the start and gone for good at the end."""
-TURNOVER = 3.4
+TURNOVER = 2.6
 """Peers that come during the trace, for each one there at the start."""
-MEAN_BURST = 7.0
+MEAN_BURST = 14.0
 """Peers of one preemption burst, for each 400 there at the start."""
 BURST_S = 120.0
-REFILL_S = 5400.0
+GROWTH = 0.85
+"""Burst times are duration x chance^GROWTH: their rate grows as time^(1 / GROWTH - 1)."""
+REFILL_S = 7200.0
 """A lost peer that is replaced comes back within this time."""
 MAX_PEERS = 1_000_000
 MAX_CHANGES = 1_000_000
@@ -44,19 +42,21 @@ class Trace:
 
 
 def generate(num_peers: int, seed: int, hours: float = HOURS) -> Trace:
-    """A swarm of preemptible machines that shrinks to half in bursts, restlessness growing from nothing (SWARM figure 5).
+    """A swarm of preemptible machines that shrinks to half in bursts and grows more restless (after SWARM, figure 5).
 
-    The rate of bursts grows linearly; each burst takes some peers within two minutes, and most come back one by one.
+    Each burst takes some peers within two minutes, and most of them come back one by one.
     """
     chance = random.Random(f"trace/{seed}/{num_peers}")
     duration_s = hours * HOUR_S
     num_gone, num_come = round(num_peers * (TURNOVER + SHRINK)), round(num_peers * TURNOVER)
+    mean_size = max(1.0, MEAN_BURST * num_peers / 400)
     changes: list[Change] = []
     while num_gone > 0:
-        burst_at_s = duration_s * math.sqrt(chance.random())
-        size = min(num_gone, 1 + int(chance.expovariate(1 / max(MEAN_BURST * num_peers / 400 - 1, 1e-9))))
-        come_back = min(num_come, round(size * num_come / num_gone))
+        burst_at_s = duration_s * chance.random() ** GROWTH
+        size = min(num_gone, 1 + int(chance.expovariate(1.0) * (mean_size - 1)))
+        come_back = round(size * num_come / num_gone)
         num_gone, num_come = num_gone - size, num_come - come_back
-        changes += [Change(min(duration_s, burst_at_s + chance.uniform(0, BURST_S)), -1) for _ in range(size)]
-        changes += [Change(min(duration_s, burst_at_s + chance.uniform(0, REFILL_S)), 1) for _ in range(come_back)]
-    return Trace(num_peers=num_peers, changes=tuple(sorted(changes, key=lambda c: c.time_s)), duration_s=duration_s)
+        changes += [Change(burst_at_s + chance.uniform(0, BURST_S), -1) for _ in range(size)]
+        changes += [Change(burst_at_s + chance.uniform(0, REFILL_S), 1) for _ in range(come_back)]
+    within = sorted((change for change in changes if change.time_s < duration_s), key=lambda change: change.time_s)
+    return Trace(num_peers=num_peers, changes=tuple(within), duration_s=duration_s)

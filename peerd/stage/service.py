@@ -51,7 +51,7 @@ class StageService:
         self._state = state
         self._executor = executor
         self._next_hop = next_hop
-        self._pace = pace
+        self.pace = pace
         self._held: dict[bytes, Ticket] = {}
         self._slots = slots_of(manifest)
         self._last_busy_s = 0.0
@@ -160,7 +160,7 @@ class StageService:
         started_s = time.monotonic()
         labels = self._take_inputs(call, ticket, chunks)
         activations = encode(self._state.forward(ticket))
-        self._pace.hold(started_s, FORWARD_SHARE)
+        self.pace.hold(started_s, FORWARD_SHARE)
         return activations, labels
 
     def _backward(self, ticket: Ticket, below: TensorBytes | None) -> tuple[Outcome, TensorBytes | None]:
@@ -170,14 +170,14 @@ class StageService:
         if not all_finite([gradient]):
             raise PeerGoneError("the next stage gave a gradient that is not finite")
         outcome = self._state.backward(ticket, gradient)
-        self._pace.hold(started_s, BACKWARD_SHARE)
+        self.pace.hold(started_s, BACKWARD_SHARE)
         return outcome, None if outcome.gradient is None else encode(outcome.gradient)
 
     def _last_stage(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...]) -> tuple[Outcome, TensorBytes | None]:
         started_s = time.monotonic()
         self._take_inputs(call, ticket, chunks)
         outcome = self._state.forward_backward(ticket)
-        self._pace.hold(started_s, FORWARD_SHARE + BACKWARD_SHARE)
+        self.pace.hold(started_s, FORWARD_SHARE + BACKWARD_SHARE)
         return outcome, None if outcome.gradient is None else encode(outcome.gradient)
 
 

@@ -252,7 +252,12 @@ class StageState:
             self.reset_ledger()
             self._move(Phase.JOINING)
 
+    def offer_checkpoints(self, steps: Sequence[int]) -> None:
+        """Tell the swarm, while joining, which steps of this stage are on my disk."""
+        self.record = replace(self.record, checkpoints=tuple(steps))
+
     def serve(self) -> None:
+        self.offer_checkpoints(())
         self.reset_ledger()
         self._move(Phase.ACCUMULATING)
 

@@ -65,11 +65,12 @@ class Directory:
         self._stores: set[asyncio.Task[None]] = set()
 
     @classmethod
-    async def join(cls, p2p: P2P, run: RunId, num_stages: int, period_s: float, bootstrap: Sequence[str]) -> Directory:
-        """Start a DHT node; UnreachableError when none of the bootstrap peers answers."""
+    async def join(cls, p2p: P2P, signed: SignedManifest, bootstrap: Sequence[str], must_answer: bool) -> Directory:
+        """Start a DHT node. UnreachableError when none of the bootstrap peers answers and one must."""
+        num_stages, period_s = signed.manifest.train.num_stages, signed.manifest.swarm.announce_period_s
         try:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
-                node = await _start_node(p2p, run, num_stages, bootstrap, must_answer=True)
+                node = await _start_node(p2p, signed.run, num_stages, bootstrap, must_answer)
         except Exception as error:  # hivemind raises plain exceptions here
             raise UnreachableError(
                 f"the swarm's DHT does not answer: {str(error) or 'no answer in time'}", "check the address and your network"

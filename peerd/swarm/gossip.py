@@ -13,7 +13,7 @@ from peerd.errors import BadMessageError, RemoteError
 from peerd.swarm.directory import Directory
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership, clock_s
-from peerd.table.record import PeerId, PeerRecord, RawRecord
+from peerd.table.record import PeerId, RawRecord
 from peerd.table.view import LiveView
 from peerd.wire.clients import SwarmClient
 from peerd.wire.values import Description
@@ -116,7 +116,9 @@ class Gossip:
 
     def _targets(self, live: LiveView, everybody: bool) -> list[PeerId]:
         mine = live.mine
-        others = [record for record in live.records if record.peer != live.me] or self._strangers()
+        others = [record for record in live.records if record.peer != live.me]
+        if not others:
+            return self._strangers()
         mates = [r.peer for r in others if mine is not None and r.stage == mine.stage]
         rest = [r.peer for r in others if r.peer not in mates]
         chosen = self._random.sample(mates, min(len(mates), STAGE_FAN_OUT))
@@ -124,9 +126,9 @@ class Gossip:
             chosen += self._random.sample(rest, min(len(rest), OTHERS_FAN_OUT))
         return chosen
 
-    def _strangers(self) -> list[PeerRecord]:
-        """Whoever was ever seen: somebody who sees nobody alive still has to make itself known."""
-        known = [seen.record for peer, seen in self._membership.view.sightings.items() if peer != self._membership.me]
+    def _strangers(self) -> list[PeerId]:
+        """Whoever was ever met: somebody who sees nobody alive still has to make itself known."""
+        known = sorted({*self._membership.view.sightings, *self._membership.book} - {self._membership.me})
         return self._random.sample(known, min(len(known), OTHERS_FAN_OUT))
 
     def _send_to(self, peer: PeerId) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import base58
@@ -22,6 +23,8 @@ from peerd.table.record import PeerId, RunId
 _PRIVATE_PREFIX = bytes([0x08, 0x01, 0x12, 0x40])
 _PEER_PREFIX = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
 SIGNATURE_BYTES = 64
+MAX_PEERS = 32
+MAX_INCARNATION = 1 << 62
 
 
 class Identity:
@@ -41,6 +44,8 @@ class Identity:
             raw = path.read_bytes()
         except FileNotFoundError:
             return cls._create(path)
+        except OSError as error:
+            raise DiskError(f"{path}: {error.strerror}", "choose a folder of your own with --home") from None
         if len(raw) != 68 or not raw.startswith(_PRIVATE_PREFIX):
             raise SignatureError(f"{path} is not an identity key", "move it away to get a new identity")
         return cls(Ed25519PrivateKey.from_private_bytes(raw[4:36]))
@@ -49,9 +54,13 @@ class Identity:
     def _create(cls, path: Path) -> Identity:
         key = Ed25519PrivateKey.generate()
         raw = _PRIVATE_PREFIX + key.private_bytes_raw() + key.public_key().public_bytes_raw()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(raw)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(raw)
+        except OSError as error:
+            path.unlink(missing_ok=True)  # half a key would pass for a damaged one at the next start
+            raise DiskError(f"{path}: {error.strerror}", "free some disk space, or choose another folder with --home") from None
         return cls(key)
 
 
@@ -99,13 +108,22 @@ class LocalState:
         self._path = home.state
         self._incarnation = 0
         self._organisers: dict[str, str] = {}
+        self.run = ""
+        """The run this home was last in, its packed manifest, the port it had, and peers it met there."""
+        self.manifest: bytes | None = None
+        self.port = 0
+        self.peers: list[str] = []
         try:
             document = json.loads(self._path.read_text())
-            self._incarnation = int(document["incarnation"])
+            self._incarnation = _count(document["incarnation"])
             self._organisers = {str(run): str(key) for run, key in document["organisers"].items()}
+            last = document.get("last", {})
+            self.run, self.port = str(last.get("run", "")), int(last.get("port", 0))
+            self.manifest = bytes.fromhex(last["manifest"]) if "manifest" in last else None
+            self.peers = [str(each) for each in last.get("peers", [])]
         except FileNotFoundError:
             pass
-        except (ValueError, KeyError, AttributeError, TypeError):
+        except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
             raise DiskError(f"{self._path} is damaged", "delete it; pinned organiser keys will be asked for anew") from None
 
     @property
@@ -129,11 +147,36 @@ class LocalState:
             raise SignatureError(f"run {run} is signed by another organiser than the one pinned", "ask the organiser for the right address")
         return False
 
+    def remember(self, run: RunId, manifest: bytes, port: int) -> None:
+        """The run this home is in, for coming back without an address."""
+        if run != self.run:
+            self.peers = []
+        self.run, self.manifest, self.port = run, manifest, port
+        self._write()
+
+    def remember_peers(self, addresses: Sequence[str]) -> None:
+        """Whom to ask when coming back: those met last come first. Nobody met: the old ones stay."""
+        fresh = list(dict.fromkeys([*addresses, *self.peers]))[:MAX_PEERS]
+        if fresh != self.peers:
+            self.peers = fresh
+            self._write()
+
     def _write(self) -> None:
-        document = json.dumps({"incarnation": self._incarnation, "organisers": self._organisers})
+        last = {"run": self.run, "port": self.port, "peers": self.peers}
+        if self.manifest is not None:
+            last["manifest"] = self.manifest.hex()
+        document = json.dumps({"incarnation": self._incarnation, "organisers": self._organisers, "last": last})
         part = self._path.with_suffix(".part")
         try:
             part.write_text(document)
             part.replace(self._path)
         except OSError as error:
+            part.unlink(missing_ok=True)
             raise DiskError(f"{self._path}: {error.strerror}", "free some disk space") from None
+
+
+def _count(value: object) -> int:
+    """An incarnation that others accept in a record."""
+    if type(value) is not int or not 0 <= value < MAX_INCARNATION:
+        raise ValueError(f"not a number between 0 and {MAX_INCARNATION}")
+    return value

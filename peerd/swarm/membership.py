@@ -58,6 +58,8 @@ class Membership:
         self.on_suspected: Callable[[], None] = lambda: None
         """Somebody suspects me while I live: a higher version ends that. My ledger may stay, for should my work have been
         done again meanwhile, the ledgers that meet settle it (rule 6)."""
+        self.book: dict[PeerId, tuple[str, ...]] = {}
+        """Addresses of peers met before, whose records have not been seen yet."""
         self.messages_refused = 0
         self._version = 0
         self._suspects: dict[PeerId, tuple[int, int]] = {}
@@ -81,7 +83,7 @@ class Membership:
 
     def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
         record = self.find(peer)
-        return record.addresses if record else ()
+        return record.addresses if record else self.book.get(peer, ())
 
     def publish(self) -> SignedRecord | None:
         """A new version of my row, signed and merged; the caller spreads it."""
@@ -193,4 +195,5 @@ def _with_step_fields(published: PeerRecord, own: PeerRecord) -> PeerRecord:
         average_id=own.average_id,
         lineage=own.lineage,
         voids=own.voids,
+        checkpoints=own.checkpoints,
     )

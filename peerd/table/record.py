@@ -97,6 +97,8 @@ class PeerRecord:
     """First step at which its trainer owns microbatches: a newcomer must not launch what others have in flight."""
     suspects: tuple[Suspicion, ...] = ()
     voids: tuple[Void, ...] = ()
+    checkpoints: tuple[int, ...] = ()
+    """Steps of its stage that a joiner holds on disk; empty once it serves."""
     queue: int = 0
     in_flight: int = 0
     throughput: float = 0.0

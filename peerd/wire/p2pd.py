@@ -119,7 +119,7 @@ async def start_p2pd(config: P2pdConfig) -> P2pd:
     last_words: deque[str] = deque(maxlen=20)
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
-            await _wait_until_ready(process, last_words)
+            await _wait_until_ready(process, last_words, config.bootstrap)
     except TimeoutError:
         process.kill()
         raise PeerdError(f"p2pd did not start within {START_TIMEOUT_S:.0f} s: {' | '.join(last_words)}") from None
@@ -166,7 +166,7 @@ def _command(config: P2pdConfig, control: Path) -> list[str]:
     return command
 
 
-async def _wait_until_ready(process: asyncio.subprocess.Process, last_words: deque[str]) -> None:
+async def _wait_until_ready(process: asyncio.subprocess.Process, last_words: deque[str], bootstrap: Sequence[str]) -> None:
     assert process.stdout is not None
     while line := await process.stdout.readline():
         text = line.decode(errors="replace").strip()
@@ -176,6 +176,9 @@ async def _wait_until_ready(process: asyncio.subprocess.Process, last_words: deq
     said = " | ".join(last_words)
     if "address already in use" in said:
         raise PortTakenError("the port is in use", "choose another one with --port, or leave it out")
+    if "failed to connect to bootstrap peers" in said:
+        remedy = "check the address, that its daemon is running, and your network"
+        raise UnreachableError(f"nobody answers at {' or '.join(bootstrap)}", remedy)
     raise PeerdError(f"p2pd ended at its start: {said or 'it said nothing'}")
 
 

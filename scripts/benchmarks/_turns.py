@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,7 @@ from scripts.benchmarks._workers import Job
 
 POLL_S = 0.1
 SILENCE_S = 600.0
+HITCHES = ("suppressed_microbatches", "replayed_microbatches", "ledger_resets", "rounds_failed", "faults_seen")
 GUARD = "import os, signal, sys\nfor pid in sys.stdin.read().split():\n  try: os.kill(int(pid), signal.SIGCONT)\n  except OSError: pass"
 """Lets frozen processes run on when the benchmark is gone, however it ended: then they end by themselves."""
 
@@ -76,15 +78,14 @@ class Peers:
         client = self._swarm.daemons[self._swarm.plan.num_stages - 1].client
         with contextlib.suppress(PeerdError):  # busy: the next poll tells
             found = client.request("history", since=len(self._steps), silence_s=3.0)["steps"]
-            self._steps += [Step(step["time_s"], step["loss"]) for step in found]
+            self._steps += [Step(step["time_s"], step["loss"]) for step in itertools.takewhile(lambda step: step["time_s"] > 0, found)]
         return self._steps
 
     def counters(self) -> dict[str, int]:
         """What should be 0 in a fair race."""
-        names = ("suppressed_microbatches", "replayed_microbatches", "ledger_resets", "rounds_failed", "faults_seen")
         self._swarm.poll()
-        told = [daemon.status["counters"] for daemon in self._swarm.daemons if daemon.status is not None]
-        return {name: sum(int(counters[name]) for counters in told) for name in names}  # type: ignore[literal-required]
+        told: list[Mapping[str, int]] = [dict(daemon.status["counters"]) for daemon in self._swarm.daemons if daemon.status is not None]  # type: ignore[arg-type]
+        return {name: sum(counters[name] for counters in told) for name in HITCHES}
 
     def __enter__(self) -> Peers:
         self._swarm.__enter__()

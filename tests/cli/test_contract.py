@@ -19,7 +19,19 @@ _DAEMON_FLAGS = {"--stage", "--device", "--data", "--host", "--port", "--detach"
 
 VERBS = {
     "demo": {
-        *("--stages", "--peers", "--steps", "--run", "--seed", "--accumulate", "--slow", "--kill", "--compute-stand-in", "--out"),
+        *(
+            "--stages",
+            "--peers",
+            "--steps",
+            "--run",
+            "--seed",
+            "--accumulate",
+            "--slow",
+            "--kill",
+            "--chaos",
+            "--compute-stand-in",
+            "--out",
+        ),
         *("--home", "--json"),
     },
     "join": _DAEMON_FLAGS,

@@ -79,7 +79,7 @@ def test_a_killed_peer_is_a_fault_and_the_demo_goes_on(peerd: Command, paper: Ca
     done = peerd("demo", "--peers", 4, "--steps", 8, "--kill", "3@2", "--json")
     assert done.code == 0, done.err
     (fault,) = json.loads(done.out)["faults"]
-    assert (fault["peer"], fault["stage"], fault["kind"], fault["detail"]) == (3, 1, "killed", "was ended by SIGKILL")
+    assert (fault["peer"], fault["stage"], fault["kind"], fault["detail"]) == (3, 1, "kill", "was ended by SIGKILL")
 
 
 def test_a_stage_without_peers_ends_the_demo_with_the_reason(peerd: Command, paper: Callable[[str], None]) -> None:

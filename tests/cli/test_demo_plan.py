@@ -18,7 +18,7 @@ from tests.cli.replies import counters
 
 def plan(**flags: Any) -> DemoPlan:
     fields: dict[str, Any] = {
-        **dict.fromkeys(("stages", "peers", "steps", "run_file", "seed", "accumulate")),
+        **dict.fromkeys(("stages", "peers", "steps", "run_file", "seed", "accumulate", "chaos")),
         "slow": (),
         "kill": (),
         "stand_in_ms": 0.0,
@@ -101,8 +101,8 @@ def test_one_stage_has_no_boundary_to_cross() -> None:
 
 
 def test_faults_are_listed_as_data() -> None:
-    fault = Fault(t_s=1.5, peer=3, stage=1, phase="averaging", kind="killed", detail="was ended by SIGKILL")
+    fault = Fault(t_s=1.5, peer=3, stage=1, phase="averaging", kind="kill", detail="was ended by SIGKILL")
     summary = summary_of(plan(), observed(faults=(fault,)))
     assert summary["faults"] == [
-        {"t_s": 1.5, "peer": 3, "stage": 1, "phase": "averaging", "kind": "killed", "detail": "was ended by SIGKILL"}
+        {"t_s": 1.5, "peer": 3, "stage": 1, "phase": "averaging", "kind": "kill", "detail": "was ended by SIGKILL"}
     ]

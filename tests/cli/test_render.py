@@ -119,7 +119,7 @@ def test_the_demos_summary_shows_faults() -> None:
         "inexact_steps": 0,
         "suppressed_microbatches": 0,
         "transfers_per_boundary": None,
-        "faults": [{"t_s": 1.0, "peer": 1, "stage": 0, "phase": "averaging", "kind": "killed", "detail": "was ended by SIGKILL"}],
+        "faults": [{"t_s": 1.0, "peer": 1, "stage": 0, "phase": "averaging", "kind": "kill", "detail": "was ended by SIGKILL"}],
     }
     rows = dict(summary_rows(summary))
     assert rows["fault"] == "1.0 s: peer 1 (stage 0, averaging) was ended by SIGKILL"

@@ -31,6 +31,8 @@ READY_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 20.0
 LEFTOVERS_GONE_WITHIN_S = 10.0
 LOOK_AGAIN_S = 0.02
+LIMITED = """exec 2> >(cat >> "$0"); limit=$1; shift; exec prlimit --fsize="$limit" "$@" """
+"""A command under a limit of file sizes; its log goes through a process that has none. $0 is the log, $1 the limit."""
 Found = TypeVar("Found")
 
 
@@ -193,11 +195,15 @@ class Swarm:
         known: dict[str, Any] = {"home": str(self.new_home().folder), "device": "cpu", "follow_parent": True, "ephemeral": True}
         return self.spawn_with(Settings(**{**known, **settings}))
 
-    def spawn_with(self, settings: Settings, command: list[str] | None = None) -> Daemon:
+    def spawn_with(self, settings: Settings, most_file_bytes: int | None = None) -> Daemon:
+        """`most_file_bytes` stands for a full disk: no longer file can be written, but for the log."""
         log_file = self.folder / "logs" / f"{len(self.daemons)}.log"
+        command = module_command("peerd.daemon", settings.to_json())
+        if most_file_bytes is not None:
+            command = ["bash", "-c", LIMITED, str(log_file), str(most_file_bytes), *command]
         with log_file.open("wb") as log:
             process = subprocess.Popen(
-                command or module_command("peerd.daemon", settings.to_json()),
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

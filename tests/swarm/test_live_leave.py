@@ -40,7 +40,7 @@ def test_after_a_graceful_leave_nothing_has_to_be_done_again() -> None:
 def assert_nothing_was_done_again(swarm: Swarm, first: Daemon) -> None:
     """Also over the next two steps."""
     first.wait_for_step(first.status["peer"]["step"] + 2)
-    for name in ("replayed_microbatches", "rounds_failed", "ledger_resets", "reloads"):
+    for name in ("replayed_microbatches", "rounds_failed", "ledger_resets"):
         assert {name: swarm.total(name)} == {name: 0}
     swarm.assert_exact()
 

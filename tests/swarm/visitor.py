@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import tempfile
@@ -20,6 +21,7 @@ from peerd.stage.tensors import encode
 from peerd.swarm.identity import Identity
 from peerd.table.record import PeerId, RunId
 from peerd.wire.clients import SnapshotHeader, StageClient, StateClient, StateRequest
+from peerd.wire.p2pd import watch
 from peerd.wire.values import Call, CallResult
 
 PATIENCE_S = 10.0
@@ -61,10 +63,12 @@ async def visiting(text: str) -> AsyncIterator[Visitor]:
     address = parse_address(text)
     home = Home(Path(tempfile.mkdtemp(prefix="peerd-t-", dir="/tmp")))
     Identity.load_or_create(home.identity)
-    settings = Settings(home=str(home.folder), join=text, ephemeral=True)
+    settings = Settings(home=str(home.folder), join=text, host="127.0.0.1", ephemeral=True)
     network = await open_network(settings, home, (address.multiaddr,), lambda peer: (address.multiaddr,) if peer == address.peer else ())
+    ended = asyncio.ensure_future(watch(network.p2pd))
     try:
         signed = await ask_for_run(network, address)
         yield Visitor(network, signed.run, signed.manifest)
     finally:
         await network.close()
+        await ended

@@ -1,0 +1,114 @@
+"""Chaos as data: which fault happens when to whom, drawn from a seed. Pure: no clock, no process; demo_strikes.py acts."""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from peerd.errors import UsageError
+
+MIN_FAULTS = 10
+"""Chaos goes on until all steps are done and so many faults have happened."""
+SHAPE = "KIND:every=4s[,respawn=yes][,for=3s][,factor=4]"
+
+
+class Kind(enum.StrEnum):
+    KILL = "kill"
+    """SIGKILL."""
+    STOP = "stop"
+    """SIGSTOP, and SIGCONT after a while."""
+    SLOW = "slow"
+    """So many times slower for a while."""
+    CUT = "cut"
+    """All its links are dead for a while: its p2pd is stopped."""
+    CORRUPT = "corrupt"
+    """Some of its messages are broken for a while."""
+    MIXED = "mixed"
+    """Any of these at each turn."""
+
+
+PLAIN = tuple(kind for kind in Kind if kind is not Kind.MIXED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chaos:
+    """What --chaos asks for."""
+
+    kind: Kind
+    every_s: float
+    respawn: bool = False
+    for_s: float = 3.0
+    factor: float = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """One fault of the schedule. `chance` in [0, 1) picks among those that may fall when its time has come."""
+
+    at_s: float
+    kind: Kind
+    chance: float
+
+    def victim(self, candidates: Sequence[int]) -> int | None:
+        return candidates[int(self.chance * len(candidates))] if candidates else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What is known of a daemon when a strike is due."""
+
+    peer: int
+    stage: int
+    step: int
+    serving: bool
+    """It has its stage's parameters: not joining any more."""
+    sound: bool
+    """It answers, and no fault is upon it."""
+
+
+def parse_chaos(text: str) -> Chaos:
+    """`kill:every=4s,respawn=yes`; UsageError where that cannot be."""
+    kind, _, rest = text.partition(":")
+    fields = dict(field.partition("=")[::2] for field in rest.split(",") if field)
+    if kind not in list(Kind) or "every" not in fields or set(fields) - {"every", "respawn", "for", "factor"}:
+        raise UsageError(f"--chaos {text}: not {SHAPE}", f"KIND is {', '.join(Kind)}; for example kill:every=4s,respawn=yes")
+    if fields.get("respawn", "no") not in ("yes", "no"):
+        raise UsageError(f"--chaos {text}: respawn is yes or no")
+    chaos = Chaos(kind=Kind(kind), every_s=_number(text, fields, "every"), respawn=fields.get("respawn") == "yes")
+    if "for" in fields:
+        chaos = replace(chaos, for_s=_number(text, fields, "for"))
+    if "factor" in fields:
+        chaos = replace(chaos, factor=_number(text, fields, "factor"))
+    return chaos
+
+
+def _number(text: str, fields: dict[str, str], name: str) -> float:
+    try:
+        value = float(fields[name].removesuffix("s"))
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 1000:
+        raise UsageError(f"--chaos {text}: {name} must be a number from 0.1 to 1000")
+    return value
+
+
+def schedule(chaos: Chaos, seed: int) -> Iterator[Strike]:
+    """The strikes in order, without end. Equal seeds give equal strikes."""
+    chance = random.Random(seed)
+    kinds = PLAIN if chaos.kind is Kind.MIXED else (chaos.kind,)
+    number = 0
+    while True:
+        number += 1
+        yield Strike(at_s=number * chaos.every_s, kind=chance.choice(kinds), chance=chance.random())
+
+
+def may_fall(peers: Sequence[Standing]) -> list[int]:
+    """Whom chaos may strike: anyone but the last sound peer of a stage that holds the stage's newest step.
+
+    What only such a peer holds nobody else could give back (PROTOCOL hole 16).
+    """
+    newest = {stage: max((p.step for p in peers if p.stage == stage and p.serving), default=0) for stage in {p.stage for p in peers}}
+    holders = [p for p in peers if p.serving and p.sound and p.step == newest[p.stage]]
+    return [p.peer for p in peers if p.sound and any(other.stage == p.stage and other.peer != p.peer for other in holders)]

@@ -1,0 +1,161 @@
+"""Chaos at work: carries the schedule of demo_chaos.py out on the demo's daemons, and replaces those it killed.
+
+Decides nothing about who or when. A stopped process is woken by a shell that outlives even a killed demo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from peerd.cli.demo_chaos import MIN_FAULTS, Chaos, Kind, Standing, Strike, may_fall, schedule
+from peerd.errors import PeerdError
+
+if TYPE_CHECKING:
+    from peerd.cli.demo_daemons import DemoDaemon, DemoSwarm
+
+ORDER_SILENCE_S = 3.0
+WAKE = 'sleep "$1"; kill -CONT "$2"'
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """A process that stands still for a while."""
+
+    pid: int
+    waker: subprocess.Popen[bytes]
+
+    @classmethod
+    def begin(cls, pid: int, for_s: float) -> Suspended:
+        null = subprocess.DEVNULL
+        command = ["/bin/sh", "-c", WAKE, "sh", str(for_s), str(pid)]
+        waker = subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
+        os.kill(pid, signal.SIGSTOP)
+        return cls(pid, waker)
+
+    @property
+    def over(self) -> bool:
+        return self.waker.poll() is not None
+
+    def wake(self) -> None:
+        """Now, and leave no waker behind."""
+        if not self.over:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.waker.pid, signal.SIGKILL)
+            self.waker.wait()
+
+
+class Strikes:
+    """The chaos of one demo."""
+
+    def __init__(self, swarm: DemoSwarm, chaos: Chaos, seed: int) -> None:
+        self._swarm = swarm
+        self._chaos = chaos
+        self._schedule = schedule(chaos, seed)
+        self._next: Strike = next(self._schedule)
+        self._began = time.monotonic()
+        self._late_s = 0.0
+        self._struck = 0
+        self._nobody_left = False
+
+    @property
+    def over(self) -> bool:
+        """All steps are done, and ten faults have happened or cannot."""
+        return self._swarm.steps_done and (self._struck >= MIN_FAULTS or self._nobody_left)
+
+    def tick(self) -> None:
+        """Do what is due. The schedule stands still while nobody may fall."""
+        if self._chaos.respawn:
+            self._replace_the_dead()
+        now_s = time.monotonic() - self._began
+        if self.over or now_s < self._next.at_s + self._late_s:
+            return
+        self._swarm.poll()
+        able = may_fall([self._standing(daemon) for daemon in self._swarm.living])
+        victim = self._next.victim(able)
+        self._nobody_left = victim is None and not self._chaos.respawn
+        if victim is None:
+            return
+        self._late_s = max(self._late_s, now_s - self._next.at_s)
+        self._strike(self._swarm.daemons[victim], self._next.kind)
+        self._next = next(self._schedule)
+
+    def _standing(self, daemon: DemoDaemon) -> Standing:
+        return Standing(
+            peer=daemon.peer,
+            stage=daemon.stage,
+            step=daemon.step,
+            serving=daemon.phase not in ("starting", "joining"),
+            sound=daemon.ready is not None and daemon.answers and not daemon.disturbed,
+        )
+
+    def _strike(self, daemon: DemoDaemon, kind: Kind) -> None:
+        deeds: dict[Kind, Callable[[DemoDaemon], str]] = {
+            Kind.KILL: self._kill,
+            Kind.STOP: self._stop,
+            Kind.CUT: self._cut,
+            Kind.SLOW: self._slow,
+            Kind.CORRUPT: self._corrupt,
+        }
+        try:
+            detail = deeds[kind](daemon)
+        except (PeerdError, ProcessLookupError):
+            return  # it ended by itself in this very moment, or is too busy to be told
+        self._struck += 1
+        daemon.disturbed_until = time.monotonic() + self._chaos.for_s
+        if kind is not Kind.KILL:  # a death is noted by the swarm, whoever caused it
+            self._swarm.note(daemon, str(kind), detail)
+
+    def _kill(self, daemon: DemoDaemon) -> str:
+        daemon.kill()
+        return ""
+
+    def _stop(self, daemon: DemoDaemon) -> str:
+        daemon.suspended = Suspended.begin(daemon.process.pid, self._chaos.for_s)
+        return f"was stopped for {self._chaos.for_s:g} s"
+
+    def _cut(self, daemon: DemoDaemon) -> str:
+        daemon.cut_off = Suspended.begin(_p2pd_of(daemon.process.pid), self._chaos.for_s)
+        return f"lost its links for {self._chaos.for_s:g} s"
+
+    def _slow(self, daemon: DemoDaemon) -> str:
+        self._order(daemon, kind="slow", factor=self._chaos.factor, for_s=self._chaos.for_s)
+        return f"became {self._chaos.factor:g} times slower for {self._chaos.for_s:g} s"
+
+    def _corrupt(self, daemon: DemoDaemon) -> str:
+        self._order(daemon, kind="corrupt", for_s=self._chaos.for_s, seed=self._struck)
+        return f"sent broken messages for {self._chaos.for_s:g} s"
+
+    def _order(self, daemon: DemoDaemon, **fault: Any) -> None:
+        daemon.client.request("fault", silence_s=ORDER_SILENCE_S, **fault)
+
+    def _replace_the_dead(self) -> None:
+        """A fresh daemon for each dead one, at any sound peer's address; also for one that could not join."""
+        for daemon in [each for each in self._swarm.daemons if each.noted and not each.replaced]:
+            contacts = [each for each in self._swarm.living if each.ready is not None and each.answers and not each.disturbed]
+            if contacts:
+                daemon.replaced = True
+                contact = contacts[int(self._next.chance * len(contacts))]
+                assert contact.ready is not None
+                self._swarm.spawn_another(daemon.stage, contact.ready.join)
+
+
+def _p2pd_of(pid: int) -> int:
+    """A daemon's only child is p2pd's keeper, whose only child is p2pd."""
+    import psutil
+
+    try:
+        for keeper in psutil.Process(pid).children():
+            for child in keeper.children():
+                return child.pid
+    except psutil.NoSuchProcess:
+        pass
+    raise ProcessLookupError(pid)

@@ -1,0 +1,265 @@
+"""Faults on demand, for tests and the demo's chaos: nothing of this runs unless Settings.allow_faults says so.
+
+A daemon can be told (control verb `fault`) to be slow for a while, to send broken messages for a while, or to end or
+stop itself at a named point of its work. All of it is laid around public methods of other rooms here, in `install`, so
+that no other file knows of it. What comes of each fault stands in docs/faults.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import functools
+import inspect
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from peerd.averaging.rounds import Rounds
+from peerd.control.protocol import SCHEMA
+from peerd.control.server import Say
+from peerd.errors import UsageError
+from peerd.stage.executor import Pace
+from peerd.stage.service import StageService
+from peerd.stage.snapshots import SnapshotServer
+from peerd.stage.state import StageState
+from peerd.wire.clients import AveragingClient, StageClient, SwarmClient
+from peerd.wire.values import TensorBytes
+
+SHARE_BROKEN = 0.25
+"""Of a corrupt peer's messages so many are broken."""
+MAX_FOR_S = 3600.0
+AFTER_SENDING_S = 0.02
+NOT_FINITE = b"\xff" * 8
+"""As float64 or float32 not a number, as a token in no vocabulary."""
+LOG = structlog.get_logger()
+
+
+class Point(enum.StrEnum):
+    """Where in its work a daemon can be told to end."""
+
+    QUEUED = "queued"
+    """A microbatch has come whole and waits for its forward pass."""
+    FORWARD = "forward"
+    WAITING = "waiting"
+    """The next stage has the microbatch; its gradient is not back."""
+    BACKWARD = "backward"
+    REPLY = "reply"
+    """The gradient is added and its bit set; nobody has heard of it."""
+    SENDER = "sender"
+    """About to send a part of its accumulator to a reducer."""
+    REDUCER = "reducer"
+    """A part has come for the slice it reduces."""
+    AVERAGED = "averaged"
+    """It holds the average; nobody has heard of it."""
+    COMMIT = "commit"
+    """Others know that it holds the average; about to apply it."""
+    COMMITTED = "committed"
+    """The average is applied; nobody has heard of it."""
+    DONOR = "donor"
+    """Its snapshot is made and asked for; nothing of it is sent."""
+    JOINER = "joiner"
+    """The stage's state has come whole; it is not taken over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A method, and the points that lie before and after it."""
+
+    owner: type
+    method: str
+    before: tuple[Point, ...] = ()
+    after: tuple[Point, ...] = ()
+
+
+PLACES = (
+    Place(StageState, "forward", before=(Point.FORWARD,)),
+    Place(StageState, "backward", before=(Point.BACKWARD,), after=(Point.REPLY,)),
+    Place(StageState, "forward_backward", before=(Point.FORWARD, Point.BACKWARD), after=(Point.REPLY,)),
+    Place(StageState, "take_average", after=(Point.AVERAGED,)),
+    Place(StageState, "commit", before=(Point.COMMIT,), after=(Point.COMMITTED,)),
+    Place(StageState, "load", before=(Point.JOINER,)),
+    Place(AveragingClient, "reduce", before=(Point.SENDER,)),
+    Place(Rounds, "reduce", before=(Point.REDUCER,)),
+    Place(SnapshotServer, "snapshot", after=(Point.DONOR,)),
+)
+
+
+class Faults:
+    """One daemon's faults. Contract: before the first request nothing but a test of two fields is done at each place."""
+
+    def __init__(self, service: StageService) -> None:
+        self._service = service
+        self._usual_pace = service.pace
+        self._back_to_usual: asyncio.TimerHandle | None = None
+        self._armed: tuple[Point, signal.Signals] | None = None
+        self._corrupt_until_s = 0.0
+        self._random = random.Random(0)
+
+    def install(self) -> None:
+        for place in PLACES:
+            _wrap(place.owner, place.method, functools.partial(_reaching, self, place))
+        _wrap(StageService, "backpropagate", functools.partial(_serving, self))
+        _wrap(StageClient, "backpropagate", functools.partial(_sending, self))
+        _wrap(AveragingClient, "reduce", functools.partial(_sending_part, self))
+        _wrap(SwarmClient, "gossip", functools.partial(_gossiping, self))
+        for owner, method in ((Rounds, "reduce"), (Rounds, "get_average"), (SnapshotServer, "snapshot")):
+            _wrap(owner, method, functools.partial(_answering, self))
+
+    async def fault(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+        """The control verb; see control/protocol.py."""
+        match request.get("kind"):
+            case "slow":
+                self._slow(_number(request, "factor"), _number(request, "for_s"))
+            case "corrupt":
+                self._random = random.Random(request.get("seed", 0))
+                self._corrupt_until_s = time.monotonic() + _number(request, "for_s")
+            case "kill" | "stop" as kind if request.get("at") in list(Point):
+                self._armed = (Point(request["at"]), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+            case _:
+                raise UsageError(f"a fault is slow, corrupt, or kill or stop at one of {', '.join(Point)}")
+        LOG.warning("a fault was ordered", **{name: value for name, value in request.items() if name != "verb"})
+        return {"schema": SCHEMA}
+
+    def reach(self, point: Point) -> None:
+        """Work has come to this point; from any thread."""
+        if self._armed is not None and self._armed[0] is point:
+            number, self._armed = self._armed[1], None
+            os.kill(os.getpid(), number)
+
+    @property
+    def breaks_this_one(self) -> bool:
+        """Whether the message at hand is to go out broken."""
+        return time.monotonic() < self._corrupt_until_s and self._random.random() < SHARE_BROKEN
+
+    def broken(self, chunks: Sequence[bytes]) -> tuple[bytes, ...]:
+        """The same number of bytes, of which the first are no number."""
+        first, *rest = chunks or (b"",)
+        return (NOT_FINITE[: len(first)] + first[len(NOT_FINITE) :], *rest)
+
+    def broken_tensor(self, tensor: TensorBytes) -> TensorBytes:
+        """Not finite, or one row short of what its header should say; tokens become such as no vocabulary has."""
+        if self._random.random() < 0.5 and tensor.shape[0] > 1:
+            row_bytes = tensor.num_bytes // tensor.shape[0]
+            return TensorBytes(tensor.dtype, (tensor.shape[0] - 1, *tensor.shape[1:]), (b"".join(tensor.chunks)[:-row_bytes],))
+        return tensor.with_chunks(self.broken(tensor.chunks))
+
+    def broken_body(self, body: bytes) -> bytes:
+        """One byte is another."""
+        at = self._random.randrange(len(body))
+        return body[:at] + bytes([body[at] ^ 0x41]) + body[at + 1 :]
+
+    def _slow(self, factor: float, for_s: float) -> None:
+        if self._back_to_usual is not None:
+            self._back_to_usual.cancel()
+        usual = self._usual_pace
+        self._service.pace = Pace(usual.stand_in_s, usual.slow_factor * max(1.0, factor))
+        self._back_to_usual = asyncio.get_running_loop().call_later(for_s, self._at_usual_pace)
+
+    def _at_usual_pace(self) -> None:
+        self._service.pace = self._usual_pace
+
+
+Method = Callable[..., Any]
+
+
+def _wrap(owner: type, name: str, around: Callable[[Method, bool], Method]) -> None:
+    """Lay `around` about a method for the rest of this process."""
+    method = getattr(owner, name)
+    setattr(owner, name, functools.wraps(method)(around(method, inspect.iscoroutinefunction(method))))
+
+
+def _reaching(faults: Faults, place: Place, method: Method, is_async: bool) -> Method:
+    def visit(points: Sequence[Point]) -> None:
+        for point in points:
+            faults.reach(point)
+
+    async def later(*arguments: Any, **named: Any) -> Any:
+        visit(place.before)
+        result = await method(*arguments, **named)
+        visit(place.after)
+        return result
+
+    def now(*arguments: Any, **named: Any) -> Any:
+        visit(place.before)
+        result = method(*arguments, **named)
+        visit(place.after)
+        return result
+
+    return later if is_async else now
+
+
+def _serving(faults: Faults, method: Method, _is_async: bool) -> Method:
+    """A served microbatch: the point between its arrival and its forward pass, and a broken gradient."""
+
+    async def backpropagate(self: Any, caller: Any, call: Any, receive: Any, progress: Any) -> Any:
+        async def received() -> Any:
+            chunks = await receive()
+            faults.reach(Point.QUEUED)
+            return chunks
+
+        result = await method(self, caller, call, received, progress)
+        if result.gradient is not None and faults.breaks_this_one:
+            return replace(result, gradient=faults.broken_tensor(result.gradient))
+        return result
+
+    return backpropagate
+
+
+def _sending(faults: Faults, method: Method, _is_async: bool) -> Method:
+    """A microbatch on its way to the next stage: the wait for its gradient, and broken activations."""
+
+    async def backpropagate(self: Any, peer: Any, call: Any, *rest: Any) -> Any:
+        if call.stage > 0:
+            asyncio.get_running_loop().call_later(AFTER_SENDING_S, faults.reach, Point.WAITING)
+        if faults.breaks_this_one:
+            call = replace(call, inputs=faults.broken_tensor(call.inputs))
+        return await method(self, peer, call, *rest)
+
+    return backpropagate
+
+
+def _sending_part(faults: Faults, method: Method, _is_async: bool) -> Method:
+    """A part of the accumulator on its way to a reducer."""
+
+    async def reduce(self: Any, peer: Any, part: Any, chunks: Any, patience_s: float) -> Any:
+        return await method(self, peer, part, faults.broken(chunks) if faults.breaks_this_one else chunks, patience_s)
+
+    return reduce
+
+
+def _gossiping(faults: Faults, method: Method, _is_async: bool) -> Method:
+    async def gossip(self: Any, peer: Any, records: Any, *rest: Any, **named: Any) -> Any:
+        if records and faults.breaks_this_one:
+            (body, signature), *others = records
+            records = [(faults.broken_body(body), signature), *others]
+        return await method(self, peer, records, *rest, **named)
+
+    return gossip
+
+
+def _answering(faults: Faults, method: Method, _is_async: bool) -> Method:
+    """Answers whose chunks are the whole of it or its last part."""
+
+    async def answer(self: Any, *arguments: Any) -> Any:
+        result = await method(self, *arguments)
+        if not faults.breaks_this_one:
+            return result
+        if not result or isinstance(result[0], bytes):
+            return faults.broken(result)
+        return (*result[:-1], faults.broken(result[-1]))
+
+    return answer
+
+
+def _number(request: Mapping[str, Any], name: str) -> float:
+    value = request.get(name)
+    if not isinstance(value, int | float) or not 0 <= value <= MAX_FOR_S:
+        raise UsageError(f"a fault's {name} is a number from 0 to {MAX_FOR_S:g}")
+    return float(value)

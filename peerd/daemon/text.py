@@ -1,0 +1,57 @@
+"""Which text this daemon trains on: the organiser's own, or the same text found on a volunteer's machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+
+from peerd.config.manifest import Manifest, load
+from peerd.config.organiser import KEY_FILE, load_key
+from peerd.config.paths import cache_folder
+from peerd.config.settings import Settings
+from peerd.errors import ManifestError
+from peerd.swarm.signed import SignedManifest, sign_manifest
+from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
+
+LOCAL_SOURCE = "local"
+"""What a signed manifest calls text that only its organiser has; peers never learn a path of another machine."""
+LOG = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The run's text on this machine, if it is here."""
+
+    corpus: Corpus | None
+    source: str
+
+
+def organise(settings: Settings) -> tuple[SignedManifest, Text]:
+    """Read run.toml, make the token file, sign."""
+    path = Path(settings.run_file)
+    manifest = load(path)
+    source = settings.data or manifest.data.source
+    if source != STDLIB:
+        source = str((path.parent / Path(source).expanduser()).absolute())
+    manifest = agree_on_data(manifest, tokens := prepare_tokens(source, cache_folder()))
+    corpus = Corpus(tokens, manifest)
+    published = replace(manifest, data=replace(manifest.data, source=STDLIB if source == STDLIB else LOCAL_SOURCE))
+    return sign_manifest(published, load_key(path.parent / KEY_FILE)), Text(corpus, source)
+
+
+def text_for(manifest: Manifest, settings: Settings) -> Text:
+    """The run's text if this machine has it; a peer without it serves a stage and launches nothing."""
+    source = settings.data or (STDLIB if manifest.data.source == STDLIB else "")
+    if not source:
+        return Text(None, "")
+    try:
+        tokens = prepare_tokens(source, cache_folder())
+        agree_on_data(manifest, tokens)
+        return Text(Corpus(tokens, manifest), source)
+    except ManifestError as error:
+        if settings.data:
+            raise
+        LOG.info("this machine's text is not the run's, so it launches no microbatches", reason=error.message)
+        return Text(None, "")

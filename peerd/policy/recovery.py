@@ -1,0 +1,51 @@
+"""What a joiner does when nobody serves its stage: begin the run, load a checkpoint, or wait.
+
+After a blackout every peer says in its record which steps of its stage it holds on disk. The run resumes at the newest
+step that every stage can provide: from a checkpoint, or from peers that still serve (who hold their parameters of this
+step and of the one before).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from peerd.policy.ledger import stage_step
+from peerd.table.record import PeerRecord, Phase
+from peerd.table.view import LiveView
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """`load` is the checkpoint's step, `begin` means that first weights are right; neither: wait."""
+
+    reason: str
+    load: int | None = None
+    begin: bool = False
+
+
+def plan(mine: PeerRecord, live: LiveView, num_stages: int) -> Recovery:
+    """For a joiner whose stage nobody serves. `mine.checkpoints` are the steps of its stage on its disk."""
+    offers = [_offers(mine, live, stage) for stage in range(num_stages)]
+    begun = any(step > 0 for steps in offers for step in steps)
+    if not begun:
+        return Recovery("the run begins", begin=True)
+    for stage, steps in enumerate(offers):
+        if not steps:
+            return Recovery(f"nobody who holds the parameters of stage {stage} is in sight")
+    common = frozenset.intersection(*offers)
+    if not common:
+        return Recovery("no step is held by every stage: peers with other checkpoints have to come back")
+    step = max(common)
+    if step not in mine.checkpoints:
+        return Recovery(f"the run resumes at step {step}, which another peer of this stage holds")
+    return Recovery(f"the run resumes at step {step}, the newest that every stage can provide", load=step)
+
+
+def _offers(mine: PeerRecord, live: LiveView, stage: int) -> frozenset[int]:
+    """Steps whose parameters of this stage somebody alive can provide."""
+    newest = stage_step(live, stage)
+    if newest is not None:
+        return frozenset({newest, max(0, newest - 1)})
+    joining = [r for r in live.records if r.stage == stage and r.phase is Phase.JOINING and r.peer != mine.peer]
+    held = {step for record in joining for step in record.checkpoints}
+    return frozenset(held | (set(mine.checkpoints) if mine.stage == stage else set()))

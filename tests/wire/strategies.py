@@ -1,0 +1,48 @@
+"""Hypothesis strategies for what crosses the wire."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import strategies as st
+
+from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP
+from peerd.policy.roster import Roster, RosterEntry
+from peerd.table.record import PeerId
+from peerd.wire.values import ITEM_BYTES, Call, TensorBytes
+from tests.strategies import settings as settings
+
+peers = st.text("abcdefgh123", min_size=1, max_size=12).map(PeerId)
+numbers = st.integers(0, (1 << 62) - 1)
+bitmaps = st.integers(0, (1 << MAX_MICROBATCHES_PER_STEP) - 1) | st.integers(0, 255)
+shapes = st.lists(st.integers(0, 6), min_size=1, max_size=4).map(tuple)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> TensorBytes:
+    """A tensor whose bytes travel separately."""
+    return TensorBytes(draw(st.sampled_from(sorted(ITEM_BYTES))), draw(shapes), ())
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> Call:
+    return Call(
+        call_id=draw(st.binary(min_size=16, max_size=16)),
+        stage=draw(st.integers(0, 4095)),
+        step=draw(numbers),
+        index=draw(st.integers(0, MAX_MICROBATCHES_PER_STEP - 1)),
+        accumulate=draw(st.frozensets(st.integers(0, 4095), max_size=5)),
+        inputs=draw(tensors()),
+        labels=draw(tensors()),
+        path=draw(st.dictionaries(st.integers(0, 4095), peers, max_size=4)),
+    )
+
+
+@st.composite
+def rosters(draw: st.DrawFn) -> Roster:
+    entries = draw(st.lists(st.builds(RosterEntry, peers, numbers, numbers, bitmaps), max_size=4))
+    return Roster(draw(st.integers(0, 4095)), draw(numbers), draw(numbers), draw(peers), tuple(entries))
+
+
+def bytes_of(tensor: TensorBytes) -> int:
+    return ITEM_BYTES[tensor.dtype] * math.prod(tensor.shape)

@@ -1,0 +1,108 @@
+"""What goes out comes in again as it was, and what breaks a rule of the wire is refused before anyone sees it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
+from peerd.errors import BadMessageError
+from peerd.policy.roster import Roster
+from peerd.table.record import PeerId
+from peerd.wire import convert
+from peerd.wire.generated import averaging_pb2, stage_pb2, swarm_pb2
+from peerd.wire.values import Call, TensorBytes
+from tests.wire.strategies import bitmaps, calls, rosters, tensors
+
+RUN = "f" * 32
+
+
+@given(calls(), st.lists(st.tuples(st.binary(max_size=8), st.binary(max_size=8)), max_size=3))
+def test_a_call_comes_back_as_it_was(call: Call, records: list[tuple[bytes, bytes]]) -> None:
+    sent = convert.call_to(call, RUN, records).SerializeToString()
+    header = stage_pb2.CallHeader.FromString(sent)
+    assert convert.call_from(header) == call
+    assert convert.records_from(header.records) == tuple(records)
+    assert header.run == RUN
+
+
+@given(rosters())
+def test_a_roster_and_so_its_id_come_back_as_they_were(roster: Roster) -> None:
+    back = convert.roster_from(averaging_pb2.Roster.FromString(convert.roster_to(roster).SerializeToString()))
+    assert back == roster
+    assert back.average_id == roster.average_id
+
+
+@given(bitmaps)
+def test_a_ledger_comes_back_as_it_was(bitmap: int) -> None:
+    assert convert.bitmap_from(convert.bitmap_to(bitmap)) == bitmap
+
+
+@given(tensors())
+def test_a_tensors_header_comes_back_as_it_was(tensor: TensorBytes) -> None:
+    assert convert.tensor_from(convert.tensor_to(tensor)) == tensor
+
+
+@given(st.binary(max_size=200))
+def test_junk_is_a_bad_message_or_a_message_but_never_another_error(junk: bytes) -> None:
+    for kind, read in ((stage_pb2.CallHeader, convert.call_from), (averaging_pb2.Roster, convert.roster_from)):
+        try:
+            message = kind.FromString(junk)
+        except Exception:  # protobuf's own decoder, which gRPC runs before us, refuses it with an error of its own
+            continue
+        try:
+            read(message)  # type: ignore[operator]
+        except BadMessageError as error:
+            assert len(error.message) < 200
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        stage_pb2.TensorHeader(shape=[2], dtype="float16", num_bytes=4),
+        stage_pb2.TensorHeader(shape=[2], dtype="", num_bytes=4),
+        stage_pb2.TensorHeader(shape=[], dtype="float32", num_bytes=4),
+        stage_pb2.TensorHeader(shape=[1] * 9, dtype="float32", num_bytes=4),
+        stage_pb2.TensorHeader(shape=[2], dtype="float32", num_bytes=7),
+        stage_pb2.TensorHeader(shape=[2], dtype="float32", num_bytes=0),
+        stage_pb2.TensorHeader(shape=[2**63, 2**63], dtype="float32", num_bytes=0),
+        stage_pb2.TensorHeader(shape=[MAX_BOUNDARY_BYTES], dtype="float32", num_bytes=4 * MAX_BOUNDARY_BYTES),
+    ],
+)
+def test_a_tensor_that_its_bytes_cannot_make_is_refused(header: stage_pb2.TensorHeader) -> None:
+    with pytest.raises(BadMessageError):
+        convert.tensor_from(header)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"call_id": b"short"},
+        {"call_id": bytes(17)},
+        {"microbatch": MAX_MICROBATCHES_PER_STEP},
+        {"accumulate": range(convert.MAX_STAGES + 1)},
+        {"path": [stage_pb2.Hop(stage=0, peer="a")] * (convert.MAX_STAGES + 1)},
+    ],
+)
+def test_a_call_out_of_range_is_refused(changes: dict[str, object]) -> None:
+    tensor = stage_pb2.TensorHeader(shape=[1], dtype="int32", num_bytes=4)
+    known = {"call_id": bytes(16), "inputs": tensor, "labels": tensor}
+    with pytest.raises(BadMessageError):
+        convert.call_from(stage_pb2.CallHeader(**{**known, **changes}))  # type: ignore[arg-type]
+
+
+def test_more_than_may_travel_at_once_is_refused() -> None:
+    with pytest.raises(BadMessageError, match="65 records"):
+        convert.records_from([swarm_pb2.SignedRecord()] * (convert.MAX_RECORDS + 1))
+    with pytest.raises(BadMessageError, match="roster"):
+        convert.roster_from(averaging_pb2.Roster(entries=[averaging_pb2.RosterEntry()] * (convert.MAX_ROSTER + 1)))
+    with pytest.raises(BadMessageError, match="ledger"):
+        convert.bitmap_from(bytes(MAX_MICROBATCHES_PER_STEP // 8 + 1))
+
+
+def test_a_path_keeps_the_last_peer_of_a_stage() -> None:
+    header = stage_pb2.CallHeader(call_id=bytes(16), path=[stage_pb2.Hop(stage=1, peer="a"), stage_pb2.Hop(stage=1, peer="b")])
+    for tensor in (header.inputs, header.labels):
+        tensor.CopyFrom(stage_pb2.TensorHeader(shape=[1], dtype="int32", num_bytes=4))
+    assert convert.call_from(header).path == {1: PeerId("b")}
