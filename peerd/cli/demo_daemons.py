@@ -200,6 +200,7 @@ class DemoSwarm:
         settings = Settings(
             home=str(home.folder),
             stage=stage,
+            stay=True,
             device="cpu",
             compute_stand_in_ms=self.plan.stand_in_ms,
             slow_factor=self.plan.slow.get(peer, 1.0),

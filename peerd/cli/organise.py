@@ -172,6 +172,7 @@ def settings_of(context: click.Context, flags: dict[str, Any], *, run_file: str 
             host=_ipv4(flags["host"]),
             port=flags["port"],
             stage=-1 if flags["stage"] is None else flags["stage"],
+            stay=flags["stage"] is not None,
             device=flags["device"],
             data=existing_source(flags["data"], "--data") if flags["data"] else "",
             compute_stand_in_ms=flags["stand_in_ms"],

@@ -107,11 +107,14 @@ class SwarmConfig:
     announce_period_s: float = 5.0
     """How often a peer announces itself; three missed periods and it counts as gone."""
 
+    rebalance_period_s: float = 60.0
+    """How often peers consider moving to a weaker stage; 0: never."""
     checkpoint_every_steps: int = 5
     """Each peer keeps its stage on disk after every so many steps, so that a swarm that was switched off resumes; 0: never."""
 
     def __post_init__(self) -> None:
         _between("swarm.announce_period_s", self.announce_period_s, 0.2, 300.0)
+        _between("swarm.rebalance_period_s", self.rebalance_period_s, 0.0, 86400.0)
         _between("swarm.checkpoint_every_steps", self.checkpoint_every_steps, 0, 1 << 40)
 
 

@@ -42,6 +42,7 @@ _FIELDS = {
     "compute.threads": "Torch threads per peer; 0 takes the machine's. A fixed number makes gradients equal to the bit between peers.",
     "compute.recompute": '"always" saves memory, "never" is faster, "auto" decides by the memory at hand.',
     "compute.slots": "Microbatches a peer holds at once; 0 derives it from the number of stages.",
+    "swarm.rebalance_period_s": "How often peers consider moving to a weaker stage; 0: never.",
     "swarm.checkpoint_every_steps": "Each peer keeps its stage on disk this often, so that a run that was switched off resumes; 0: never.",
     "swarm.announce_period_s": "How often a peer announces itself; three missed periods and it counts as gone.",
 }

@@ -23,6 +23,8 @@ class Settings:
     """TCP port to listen on; 0 lets the system choose."""
     stage: int = -1
     """Stage to serve; -1 takes the one that needs help most."""
+    stay: bool = False
+    """Never move from the first stage served."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     data: str = ""

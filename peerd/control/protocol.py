@@ -93,6 +93,8 @@ class StatusReply(TypedDict):
     peer: PeerInfo
     counters: Counters
     decision: str  # the last decision of the step rules, with its reason
+    rebalancing: str  # the last plan's reason
+    moves: int  # times this daemon changed its stage
     health: list[HealthItem]
     compute_stand_in_ms: float
     slow_factor: float

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from peerd.control.protocol import SCHEMA, Counters, HealthItem, PeerInfo
 from peerd.control.server import Say, Verb
@@ -23,10 +23,13 @@ MAX_WAIT_S = 7 * 24 * 3600.0
 class Answers:
     """One method per verb. `leave` is the daemon's own way out."""
 
-    def __init__(self, node: Node, leave: Any) -> None:
+    def __init__(self, node: Node, leave: Any, before: Answers | None = None) -> None:
+        """`before` answered for the stage that this daemon served until now: its totals go on."""
         self._node = node
         self._leave = leave
-        self._started_s = time.monotonic()
+        self._started_s: float = before._started_s if before else time.monotonic()
+        self._earlier: Mapping[str, int] = dict(before._counters()) if before else {}  # type: ignore[arg-type]
+        self.moves: int = before.moves + 1 if before else 0
         self._table = TableReport(node.place.signed, node.membership)
 
     def verbs(self) -> dict[str, Verb]:
@@ -51,6 +54,8 @@ class Answers:
             "peer": self._own_row(),
             "counters": self._counters(),
             "decision": f"{decision.act.value}: {decision.reason}",
+            "rebalancing": node.rebalance_reason,
+            "moves": self.moves,
             "health": self._health(),
             "compute_stand_in_ms": node.settings.compute_stand_in_ms,
             "slow_factor": node.service.pace.slow_factor,
@@ -109,6 +114,11 @@ class Answers:
         return (last - first) * self._node.place.manifest.tokens_per_step / max(ended_s - began_s, 1e-9)
 
     def _counters(self) -> Counters:
+        total = {name: count + self._earlier.get(name, 0) for name, count in self._counters_of_stage().items()}  # type: ignore[operator]
+        total["inexact_steps"] = self._node.state.record.lineage.inexact
+        return cast("Counters", total)
+
+    def _counters_of_stage(self) -> Counters:
         node = self._node
         traffic, trainer = node.network.links.traffic, node.trainer
         return {

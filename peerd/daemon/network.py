@@ -40,6 +40,8 @@ class Network:
     config: P2pdConfig
     addresses: tuple[str, ...]
     server: grpc.aio.Server | None = None
+    keep_folders: bool = False
+    """This daemon goes on: the keeper shall not clean up after it."""
 
     async def serve(self, servicers: Sequence[Any]) -> None:
         self.server = await start_server(str(grpc_socket(self.home)), servicers)
@@ -60,7 +62,10 @@ class Network:
     async def close(self) -> None:
         await self.links.close()
         await self.tunnel.close()
-        await self.p2pd.stop()
+        if self.keep_folders:
+            await self.p2pd.discard()
+        else:
+            await self.p2pd.stop()
 
 
 async def open_network(

@@ -31,7 +31,7 @@ from peerd.swarm.identity import LocalState
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership, Vitals, clock_s
 from peerd.swarm.signed import SignedManifest
-from peerd.table.record import PeerId, RawRecord
+from peerd.table.record import PeerId, Phase, RawRecord
 from peerd.train.data import Corpus
 from peerd.train.trainer import Trainer
 from peerd.wire.clients import AveragingClient, StageClient, StateClient, SwarmClient
@@ -93,6 +93,10 @@ class Node:
         self.leaving = False
         self.faults_seen = 0
         self.p2pd_restarts = 0
+        self.rebalance_reason = "not considered yet"
+        self._entered_s = clock_s()
+        self.join_took_s = 0.0
+        """Measured: from having chosen the stage to serving it."""
         self._saving: asyncio.Task[None] | None = None
         self.commit_times_s: dict[int, float] = {}
         """Wall clock of the last commits, by step."""
@@ -169,15 +173,21 @@ class Node:
         """Close what leads to peers that are gone for good, and remember those that are there."""
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
-            others = [r for r in self.membership.live().records if r.peer != self.membership.me and r.addresses]
-            await asyncio.to_thread(self.local.remember_peers, [r.addresses[0] for r in others])
+            await asyncio.to_thread(self.remember_peers)
             forgotten_s = clock_s() - FORGET_AFTER_TTLS * self.membership.view.ttl_s
             for peer, seen in list(self.membership.view.sightings.items()):
                 if seen.risen_at_s < forgotten_s and peer != self.membership.me:
                     await self.network.links.drop(peer)
 
+    def remember_peers(self) -> None:
+        """For coming back without an address."""
+        others = [r for r in self.membership.live().records if r.peer != self.membership.me and r.addresses]
+        self.local.remember_peers([r.addresses[0] for r in others])
+
     def announce(self) -> None:
         """Phase, step or incarnation changed: everybody shall know."""
+        if not self.join_took_s and self.state.record.phase is not Phase.JOINING:
+            self.join_took_s = clock_s() - self._entered_s
         self.membership.publish()
         self.gossip.push(everybody=True)
 

@@ -9,8 +9,9 @@ import os
 import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 import uvloop
@@ -20,21 +21,18 @@ from peerd.config.settings import Settings
 from peerd.control.protocol import SCHEMA
 from peerd.control.server import Verb, control_server
 from peerd.daemon.answers import Answers, join_line
+from peerd.daemon.departure import Departure, Left, Moved
 from peerd.daemon.enter import enter
 from peerd.daemon.log import configure
+from peerd.daemon.mover import Mover
 from peerd.daemon.node import Node
 from peerd.daemon.supervisor import Supervisor
 from peerd.errors import ExitCode, PeerdError
 from peerd.swarm.identity import lock_home
-from peerd.table.record import Phase
+from peerd.train.data import STDLIB
 
-DRAIN_TIMEOUT_S = 60.0
-QUIET_BEFORE_REFUSING_S = 0.3
 LOG = structlog.get_logger()
-
-
-class Left(Exception):  # noqa: N818 - it is no error
-    """Raised inside the TaskGroup to end the daemon."""
+Raised = TypeVar("Raised", bound=BaseException)
 
 
 def run_daemon(settings: Settings) -> int:
@@ -58,32 +56,74 @@ def _unretrieved(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
 
 
 async def _live(settings: Settings, home: Home) -> int:
+    """One stage after another until the daemon leaves; a move is leaving one stage and entering another."""
+    service = ControlService(home)
+    async with service:
+        while True:
+            stage = await _serve_one_stage(settings, home, service)
+            if stage is None:
+                return ExitCode.OK
+            settings = replace(settings, run_file="", join="", stage=stage, data=service.data_source)
+
+
+async def _serve_one_stage(settings: Settings, home: Home, service: ControlService) -> int | None:
+    """The stage to go on in, or None when the daemon has left."""
     async with contextlib.AsyncExitStack() as stack:
         entering = asyncio.ensure_future(enter(settings, home, stack))
-        with _signals(lambda: entering.cancel()):
+        with _signals(entering.cancel):
             try:
                 node = await entering
             except asyncio.CancelledError:
-                return ExitCode.INTERRUPTED
+                raise KeyboardInterrupt from None
         configure(peer=node.membership.me[-6:], stage=node.place.stage)
         departure = Departure(node)
-        await stack.enter_async_context(control_server(home.control_socket, _verbs(node, departure)))
-        _say_ready(node)
+        await service.serve(node, departure)
+        destination: int | None = None
         try:
             await _run(node, departure)
         except* Left:
             LOG.info("left", step=node.state.record.step)
+        except* Moved as group:
+            destination = _first(group).stage
+            LOG.info("moving", to_stage=destination, step=node.state.record.step)
+            await asyncio.to_thread(node.remember_peers)
+            node.network.keep_folders = True
         except* PeerdError as group:
             raise _first(group) from None
         finally:
             node.liveness.close()
             node.rounds.shut()
-    return ExitCode.OK
+    return destination
 
 
-def _verbs(node: Node, departure: Departure) -> dict[str, Verb]:
+class ControlService:
+    """The control socket, which outlives a move. It opens, and the ready line is printed, with the first stage served."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._stack = contextlib.AsyncExitStack()
+        self._verbs: dict[str, Verb] = {}
+        self._answers: Answers | None = None
+        self.data_source = ""
+
+    async def __aenter__(self) -> ControlService:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self._stack.aclose()
+
+    async def serve(self, node: Node, departure: Departure) -> None:
+        first, self._answers = self._answers is None, Answers(node, departure.leave, self._answers)
+        self._verbs.update(_verbs(node, self._answers))
+        self.data_source = node.place.data_source if node.place.data_source != STDLIB else ""
+        if first:
+            await self._stack.enter_async_context(control_server(self._home.control_socket, self._verbs))
+            _say_ready(node)
+
+
+def _verbs(node: Node, answers: Answers) -> dict[str, Verb]:
     """What the control socket answers to; `fault` only where the settings allow harm."""
-    verbs = Answers(node, departure.leave).verbs()
+    verbs = answers.verbs()
     if node.settings.allow_faults:
         from peerd.daemon.faults import Faults
 
@@ -103,71 +143,9 @@ async def _run(node: Node, departure: Departure) -> None:
                 group.create_task(node.trainer.run())
             group.create_task(Supervisor(node).run())
             group.create_task(departure.run())
+            group.create_task(Mover(node, departure).run())
             if node.settings.follow_parent:
                 group.create_task(_follow_parent(departure))
-
-
-class Departure:
-    """The way out: drain first, or at once when asked a second time."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._asked = asyncio.Event()
-        self._at_once = asyncio.Event()
-        self._gone = asyncio.Event()
-
-    def ask(self) -> None:
-        """A signal: the first drains, the second leaves now."""
-        if self._asked.is_set():
-            self._at_once.set()
-        else:
-            LOG.info("leaving", how="finishing what is queued; once more leaves now")
-        self._asked.set()
-
-    def ask_now(self) -> None:
-        self._at_once.set()
-        self._asked.set()
-
-    async def leave(self, now: bool) -> None:
-        """The control verb: returns when the daemon is about to end."""
-        self._asked.set()
-        if now:
-            self._at_once.set()
-        await self._gone.wait()
-
-    async def run(self) -> None:
-        await self._asked.wait()
-        drain = asyncio.ensure_future(self._drain())
-        at_once = asyncio.ensure_future(self._at_once.wait())
-        try:
-            await asyncio.wait({drain, at_once}, timeout=DRAIN_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            drain.cancel()
-            at_once.cancel()
-        self._gone.set()
-        raise Left
-
-    async def _drain(self) -> None:
-        """Take nothing new, finish the queue, take part in the average, then go: nothing is replayed because of it."""
-        node = self._node
-        node.leaving = True
-        node.announce()
-        await self._until(lambda: node.service.queue == 0)
-        await asyncio.sleep(QUIET_BEFORE_REFUSING_S)  # for peers that have not heard yet
-        await self._until(lambda: node.service.queue == 0)
-        node.service.leaving = True
-        await self._until(self._owes_nothing)
-
-    async def _until(self, done: Any) -> None:
-        while not done():
-            await self._node.membership.changed(0.1)
-
-    def _owes_nothing(self) -> bool:
-        """My ledger is empty, or nobody is there to average it with."""
-        node = self._node
-        record = node.state.record
-        mates = [r for r in node.membership.live().serving(record.stage) if r.peer != record.peer and not r.leaving]
-        return not mates or record.phase is Phase.JOINING or (record.phase is Phase.ACCUMULATING and record.done == 0)
 
 
 async def _follow_parent(departure: Departure) -> None:
@@ -212,7 +190,7 @@ def _say_ready(node: Node) -> None:
     print(json.dumps(ready), flush=True)
 
 
-def _first(group: BaseExceptionGroup[PeerdError]) -> PeerdError:
+def _first(group: BaseExceptionGroup[Raised]) -> Raised:
     for error in group.exceptions:
-        return error if isinstance(error, PeerdError) else _first(error)
+        return _first(error) if isinstance(error, BaseExceptionGroup) else error
     raise AssertionError("an empty group")

@@ -29,6 +29,8 @@ _FAULTS: dict[grpc.StatusCode, type[RemoteError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: WrongStateError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: BusyError,
 }
+_CUT_SHORT = "Internal error from Core"
+"""What gRPC's client makes of a refusal that comes while it still sends; the callee's own status is lost to it."""
 Message = TypeVar("Message")
 
 
@@ -74,6 +76,8 @@ class Links:
 
 def as_remote_error(error: grpc.aio.AioRpcError) -> RemoteError:
     """The error class that tells what the caller can do."""
+    if error.code() is grpc.StatusCode.INTERNAL and error.details() == _CUT_SHORT:
+        return BusyError("the callee refused the call before it had all of it")
     kind = _FAULTS.get(error.code(), PeerGoneError)
     return kind(error.details() or error.code().name.lower())
 

@@ -120,7 +120,9 @@ def test_text_that_cannot_be_trained_on_is_told(home: Home, refuse: Refuse, monk
         refuse(joining(home, join="", run_file=str(run_file)), ExitCode.MANIFEST, words)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "junk", '{"home": "/tmp/x", "join": "a", "odd": 1}', '{"home": "h", "join": "a", "port": -1}'])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "junk", '{"home": "/tmp/x", "join": "a", "odd": 1}', '{"home": "h", "join": "a", "port": -1}']
+)
 def test_settings_that_are_none_are_told(capfd: pytest.CaptureFixture[str], text: str) -> None:
     assert main([text]) == ExitCode.USAGE
     assert capfd.readouterr().err.startswith(ERROR_PREFIX + "bad settings")

@@ -72,7 +72,7 @@ class Daemon:
 
     def request(self, verb: str, **arguments: Any) -> dict[str, Any]:
         """Waits until the daemon can be reached."""
-        assert self.ready
+        assert self.ready.pid
         return ControlClient(self.home).request(verb, silence_s=arguments.pop("silence_s", 30.0), **arguments)
 
     @property
@@ -226,7 +226,7 @@ class Swarm:
 
     def total(self, name: str) -> int:
         """Sum of a counter over those alive."""
-        return sum(int(daemon.counters[name]) for daemon in self.living)  # type: ignore[literal-required]
+        return sum(int(dict(daemon.counters)[name]) for daemon in self.living)  # type: ignore[call-overload]
 
     def assert_exact(self) -> None:
         """Nothing was counted twice, left out, or given up."""

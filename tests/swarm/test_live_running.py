@@ -13,7 +13,7 @@ from safetensors.torch import load, load_file
 
 from peerd.errors import BadMessageError, ExitCode, PeerGoneError, WrongStateError
 from peerd.reference import train_reference
-from peerd.table.record import PeerId
+from peerd.table.record import PeerId, RunId
 from peerd.train.data import Corpus, prepare_tokens
 from peerd.wire.links import Links
 from peerd.wire.values import TensorBytes
@@ -233,4 +233,4 @@ async def test_a_stranger_may_look_but_not_for_another_run(swarm: Swarm, trains_
     async with visiting(swarm.address) as visitor:
         assert isinstance(visitor.network.links, Links)
         with pytest.raises(WrongStateError, match="I serve run"):
-            await replace(visitor, run="0" * 32).snapshot(PeerId(swarm.daemons[0].ready.peer), 0)
+            await replace(visitor, run=RunId("0" * 32)).snapshot(PeerId(swarm.daemons[0].ready.peer), 0)

@@ -10,7 +10,6 @@ from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP
 from peerd.policy.roster import Roster, RosterEntry
 from peerd.table.record import PeerId
 from peerd.wire.values import ITEM_BYTES, Call, TensorBytes
-from tests.strategies import settings as settings
 
 peers = st.text("abcdefgh123", min_size=1, max_size=12).map(PeerId)
 numbers = st.integers(0, (1 << 62) - 1)

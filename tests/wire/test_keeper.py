@@ -112,9 +112,7 @@ def test_it_ends_when_the_kept_process_ends_and_leaves_the_folders_to_the_daemon
     assert folders["run"].exists()
 
 
-def test_a_byte_from_the_daemon_ends_the_kept_process_alone(
-    folders: dict[str, Path], kept: tuple[subprocess.Popen[bytes], int]
-) -> None:
+def test_a_byte_from_the_daemon_ends_the_kept_process_alone(folders: dict[str, Path], kept: tuple[subprocess.Popen[bytes], int]) -> None:
     process, child = kept
     assert process.stdin is not None
     process.stdin.write(b"x")

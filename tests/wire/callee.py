@@ -1,0 +1,132 @@
+"""A daemon's own handlers behind the real services, for a run of two stages of which it serves the last; and whoever calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from peerd.stage.service import StageService
+from peerd.stage.state import StageState
+from peerd.stage.tensors import encode
+from peerd.swarm.identity import Identity
+from peerd.swarm.membership import Membership
+from peerd.table.record import PeerId, RawRecord, RunId
+from peerd.wire.clients import StageClient
+from peerd.wire.services import Door
+from peerd.wire.values import Call, CallResult, Description
+from tests.tiny_run import tiny_manifest
+from tests.wire.local_peers import Served
+
+RUN = RunId("a" * 32)
+BAD, STATE, BUSY, GONE = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNAVAILABLE,
+)
+PATIENCE_S = 2.0
+MANIFEST = tiny_manifest(num_stages=2, accumulate="float64")
+ROWS = (MANIFEST.train.microbatch_size, MANIFEST.train.sequence_length)
+ALL = (1 << MANIFEST.train.microbatches_per_step) - 1
+
+
+class Nowhere:
+    """The last stage sends nothing on."""
+
+    async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
+        raise AssertionError("there is no later stage")
+
+
+class Unanswering:
+    """The averaging client of a member whose mates never answer."""
+
+    async def reduce(self, *_arguments: object) -> tuple[bytes, ...]:
+        answer: asyncio.Future[tuple[bytes, ...]] = asyncio.get_running_loop().create_future()
+        return await answer
+
+
+class Listener:
+    """The gossip handler without the gossip: merges what comes."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
+    def gossip(self, caller: PeerId, records: Sequence[RawRecord], want_all: bool) -> Sequence[RawRecord]:
+        self._membership.absorb(records)
+        return ()
+
+    def describe(self) -> Description:
+        return Description((), "", 0.0)
+
+
+@dataclass(slots=True)
+class Callee:
+    """The daemon under attack, and a caller that it does not know yet."""
+
+    served: Served
+    door: Door
+    membership: Membership
+    state: StageState
+    service: StageService
+    caller: Identity
+
+    @property
+    def me(self) -> PeerId:
+        return self.membership.me
+
+    def links(self, caller: Identity | None = None) -> Any:
+        return self.served.links_of((caller or self.caller).peer)
+
+    def call(self, **changes: Any) -> Call:
+        chance = torch.Generator().manual_seed(1)
+        sound = Call(
+            call_id=os.urandom(16),
+            stage=1,
+            step=0,
+            index=0,
+            accumulate=frozenset({1}),
+            inputs=encode(torch.randn((*ROWS, MANIFEST.model.d_model), generator=chance)),
+            labels=encode(torch.randint(0, MANIFEST.model.vocab_size, ROWS, generator=chance, dtype=torch.int32)),
+        )
+        return replace(sound, **changes)
+
+    async def assert_lives(self) -> None:
+        """Somebody else's sound microbatch is served as if nothing had been."""
+        other = new_identity()
+        result = await StageClient(self.links(other), RUN).backpropagate(
+            other.peer, self.call(index=1), (), PATIENCE_S, lambda _stage, _peer: None
+        )
+        assert result.gradient is not None
+        assert self.state.record.done == 0b10
+        assert self.service.queue == 0
+
+
+def new_identity() -> Identity:
+    return Identity(Ed25519PrivateKey.generate())
+
+
+async def assert_refused(callee: Callee, rpc: Any, status: grpc.StatusCode, words: str = "") -> None:
+    """The status; that a broken message counts as refused and anything else does not; and that the daemon lives on."""
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await drain(rpc)
+    assert refusal.value.code() is status
+    assert words in (refusal.value.details() or "")
+    assert callee.door.refused == (1 if status is BAD else 0)
+    await callee.assert_lives()
+
+
+async def drain(rpc: Any) -> None:
+    async with asyncio.timeout(20):
+        if hasattr(rpc, "__aiter__"):
+            async for _ in rpc:
+                continue
+        else:
+            await rpc

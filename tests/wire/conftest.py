@@ -1,0 +1,59 @@
+"""The daemon that the services' tests attack."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+
+from peerd.averaging.log import AverageLog
+from peerd.averaging.rounds import Rounds
+from peerd.stage.executor import Executor, Pace, Priority
+from peerd.stage.service import StageService
+from peerd.stage.snapshots import SnapshotServer
+from peerd.stage.state import StageState
+from peerd.swarm.membership import Membership, clock_s
+from peerd.table.record import PeerRecord
+from peerd.wire.clients import AveragingClient
+from peerd.wire.links import Traffic
+from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer
+from tests.wire.callee import (
+    MANIFEST,
+    PATIENCE_S,
+    RUN,
+    Callee,
+    Listener,
+    Nowhere,
+    Unanswering,
+    new_identity,
+)
+from tests.wire.local_peers import serving
+
+
+@pytest.fixture
+async def callee(tmp_path: Path) -> AsyncIterator[Callee]:
+    torch.set_num_threads(1)
+    membership, executor = Membership(new_identity(), RUN, ttl_s=30.0), Executor()
+    state = StageState(MANIFEST, PeerRecord(peer=membership.me, incarnation=1, stage=1), torch.device("cpu"), membership.live)
+    await executor.run(Priority.CONTROL, state.serve)
+    membership.own = lambda: state.record
+    membership.publish()
+    door = Door(RUN, PATIENCE_S, Traffic())
+    service = StageService(MANIFEST, state, executor, Nowhere(), Pace())
+    service.on_records = lambda _caller, records: membership.absorb(records)
+    servicers = [
+        SwarmServicer(door, Listener(membership)),
+        StageServicer(door, service),
+        StateServicer(door, SnapshotServer(state, executor)),
+    ]
+    with contextlib.ExitStack() as stack:
+        stack.callback(executor.close)
+        log = AverageLog(tmp_path / "averages", state.accumulator.flat.dtype)
+        rounds = Rounds(state, executor, cast(AveragingClient, Unanswering()), log, 0.3, clock_s)
+        stack.callback(rounds.shut)
+        async with serving([*servicers, AveragingServicer(door, rounds), StateServicer(door, SnapshotServer(state, executor))]) as served:
+            yield Callee(served, door, membership, state, service, new_identity())

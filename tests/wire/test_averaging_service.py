@@ -1,0 +1,101 @@
+"""Rosters and parts that break a rule never become part of an average."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP
+from peerd.policy.roster import Roster, RosterEntry
+from peerd.table.record import AverageId
+from peerd.wire import convert
+from peerd.wire.clients import AveragingClient
+from peerd.wire.generated import (
+    averaging_pb2,
+    averaging_pb2_grpc,
+)
+from tests.wire.callee import ALL, BAD, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain
+
+
+async def test_a_roster_that_does_not_cover_the_step_is_not_joined(callee: Callee) -> None:
+    await callee.assert_lives()  # so that it holds microbatch 1
+    mine = callee.state.record
+    for theirs, words in ((0b001, "cover"), (0b111, "meets"), (0b1101, "beyond")):
+        entries = (RosterEntry(mine.peer, 1, mine.ledger_no, mine.done), RosterEntry(callee.caller.peer, 1, 1, theirs))
+        roster = Roster(1, 0, 0, callee.caller.peer, tuple(sorted(entries)))
+        joined, reason, _ = await AveragingClient(callee.links(), RUN).propose(callee.caller.peer, roster, PATIENCE_S)
+        assert not joined
+        assert words in reason
+    assert callee.state.record == mine
+
+
+async def test_a_roster_proposed_by_another_than_its_leader_is_refused(callee: Callee) -> None:
+    roster = convert.roster_to(Roster(1, 0, 0, callee.me, (RosterEntry(callee.me, 1, 1, ALL),)))
+    stub = await callee.served.stub(averaging_pb2_grpc.AveragingStub, callee.caller.peer)
+    await assert_refused(callee, stub.Propose(averaging_pb2.Proposal(run=RUN, roster=roster)), BAD, "by its leader")
+
+
+async def test_an_oversize_ledger_in_a_roster_is_refused(callee: Callee) -> None:
+    entry = averaging_pb2.RosterEntry(peer=callee.me, done=bytes(MAX_MICROBATCHES_PER_STEP // 8 + 1))
+    stub = await callee.served.stub(averaging_pb2_grpc.AveragingStub, callee.caller.peer)
+    proposal = averaging_pb2.Proposal(run=RUN, roster=averaging_pb2.Roster(entries=[entry]))
+    await assert_refused(callee, stub.Propose(proposal), BAD, "ledger longer")
+
+
+async def test_a_part_of_no_round_is_refused_after_it_was_held_for_a_while(callee: Callee) -> None:
+    await assert_refused(callee, await reduce(callee, part(AverageId(bytes(16)))), STATE, "no such round")
+
+
+async def test_a_part_with_another_ledger_size_or_value_than_the_rosters_is_refused(callee: Callee) -> None:
+    roster = await open_round(callee)
+    size = callee.state.accumulator.flat.numel() // 2 * 8
+    theirs = roster.entries[1 - roster.peers.index(callee.me)].done
+    wrong = [part(roster.average_id, ledger=ALL, num_bytes=size), part(roster.average_id, ledger=theirs, num_bytes=8)]
+    wrong.append(part(roster.average_id, ledger=theirs, slice_index=7, num_bytes=size))
+    for header in wrong:
+        callee.door.banned_until_s.clear()
+        with pytest.raises(grpc.aio.AioRpcError, match="not what the roster says"):
+            await drain(await reduce(callee, header))
+    assert callee.door.refused == len(wrong)
+
+
+async def test_a_part_that_is_not_finite_is_refused(callee: Callee) -> None:
+    roster = await open_round(callee)
+    mine = roster.peers.index(callee.me)
+    length = callee.state.accumulator.flat.numel()
+    size = ((length * (mine + 1)) // 2 - (length * mine) // 2) * 8
+    header = part(roster.average_id, ledger=roster.entries[1 - mine].done, slice_index=mine, num_bytes=size)
+    chunk = torch.full((size // 8,), math.nan, dtype=torch.float64).numpy().tobytes()
+    with pytest.raises(grpc.aio.AioRpcError, match="not finite"):
+        await drain(await reduce(callee, header, chunk))
+
+
+def part(average_id: AverageId, ledger: int = 0, slice_index: int = 0, num_bytes: int = 8) -> averaging_pb2.PartHeader:
+    return averaging_pb2.PartHeader(average_id=average_id, slice=slice_index, ledger=convert.bitmap_to(ledger), num_bytes=num_bytes)
+
+
+async def reduce(callee: Callee, header: averaging_pb2.PartHeader, *chunks: bytes) -> Any:
+    stub = await callee.served.stub(averaging_pb2_grpc.AveragingStub, callee.caller.peer)
+
+    async def sent() -> AsyncIterator[averaging_pb2.PartMessage]:
+        yield averaging_pb2.PartMessage(header=header)
+        for chunk in chunks:
+            yield averaging_pb2.PartMessage(chunk=chunk)
+
+    return stub.Reduce(sent())
+
+
+async def open_round(callee: Callee) -> Roster:
+    """The caller brings what the callee does not hold, and the callee joins; nobody ever answers its own parts."""
+    await callee.assert_lives()
+    mine = callee.state.record
+    entries = (RosterEntry(mine.peer, 1, mine.ledger_no, mine.done), RosterEntry(callee.caller.peer, 1, 1, ALL & ~mine.done))
+    roster = Roster(1, 0, 0, callee.caller.peer, tuple(sorted(entries)))
+    joined, reason, _ = await AveragingClient(callee.links(), RUN).propose(callee.caller.peer, roster, PATIENCE_S)
+    assert joined, reason
+    return roster

@@ -1,0 +1,171 @@
+"""Calls that break a rule are refused with their documented status and counted, and the daemon serves on."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
+from peerd.errors import BusyError, PeerGoneError, WrongStateError
+from peerd.stage.tensors import encode
+from peerd.table.record import RawRecord
+from peerd.wire import convert
+from peerd.wire.clients import StageClient, SwarmClient
+from peerd.wire.generated import (
+    stage_pb2,
+    stage_pb2_grpc,
+)
+from peerd.wire.values import Call
+from tests.wire.callee import BAD, BUSY, GONE, MANIFEST, PATIENCE_S, ROWS, RUN, STATE, Callee, assert_refused, drain
+
+
+def header_of(call: Call, records: Sequence[RawRecord] = (), **changes: Any) -> stage_pb2.CallMessage:
+    header = convert.call_to(call, RUN, records)
+    for name, value in changes.items():
+        setattr(header, name, value)
+    return stage_pb2.CallMessage(header=header)
+
+
+def tensor_messages(call: Call) -> list[stage_pb2.CallMessage]:
+    return [stage_pb2.CallMessage(chunk=chunk) for chunk in (*call.inputs.chunks, *call.labels.chunks)]
+
+
+def chunk_of(num_bytes: int) -> stage_pb2.CallMessage:
+    return stage_pb2.CallMessage(chunk=bytes(num_bytes))
+
+
+async def backpropagate(callee: Callee, *messages: stage_pb2.CallMessage) -> Any:
+    stub = await callee.served.stub(stage_pb2_grpc.StageStub, callee.caller.peer)
+
+    async def sent() -> AsyncIterator[stage_pb2.CallMessage]:
+        for message in messages:
+            yield message
+
+    return stub.Backpropagate(sent())
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({"stage": 0}, STATE, "I serve stage 1"),
+        ({"step": 1}, STATE, "I am at step 0"),
+        ({"step": 1 << 60}, STATE, "I am at step 0"),
+        ({"index": MANIFEST.train.microbatches_per_step}, BAD, "microbatch 3 of a step of 3"),
+        ({"index": MAX_MICROBATCHES_PER_STEP}, BAD, "out of range"),
+        ({"call_id": b""}, BAD, "16 bytes"),
+        ({"inputs": encode(torch.zeros(*ROWS, 33))}, BAD, "is due"),
+        ({"inputs": encode(torch.zeros(*ROWS, 32, dtype=torch.int32))}, BAD, "is due"),
+        ({"labels": encode(torch.zeros(*ROWS))}, BAD, "is due"),
+        ({"labels": encode(torch.zeros((2, 2), dtype=torch.int32))}, BAD, "is due"),
+        ({"labels": encode(torch.full(ROWS, 256, dtype=torch.int32))}, BAD, "vocabulary"),
+        ({"labels": encode(torch.full(ROWS, -1, dtype=torch.int32))}, BAD, "vocabulary"),
+        ({"inputs": encode(torch.full((*ROWS, 32), math.nan))}, BAD, "not finite"),
+        ({"inputs": encode(torch.full((*ROWS, 32), math.inf))}, BAD, "not finite"),
+    ],
+)
+async def test_a_call_that_breaks_a_rule_is_refused(callee: Callee, changes: dict[str, Any], status: grpc.StatusCode, words: str) -> None:
+    call = callee.call(**changes)
+    await assert_refused(callee, await backpropagate(callee, header_of(call), *tensor_messages(call)), status, words)
+    assert callee.service.counters.accumulated == 1  # the sound one's
+
+
+async def test_a_call_of_another_run_is_refused(callee: Callee) -> None:
+    await assert_refused(callee, await backpropagate(callee, header_of(callee.call(), run="b" * 32)), STATE, "I serve run")
+
+
+async def test_a_call_without_a_header_is_refused(callee: Callee) -> None:
+    await assert_refused(callee, await backpropagate(callee, stage_pb2.CallMessage(chunk=b"junk")), BAD, "without a header")
+
+
+async def test_a_call_without_anything_is_refused(callee: Callee) -> None:
+    await assert_refused(callee, await backpropagate(callee), BAD, "without a header")
+
+
+async def test_a_tensor_larger_than_any_may_be_is_refused_before_its_bytes_come(callee: Callee) -> None:
+    message = header_of(callee.call())
+    message.header.inputs.CopyFrom(stage_pb2.TensorHeader(shape=[MAX_BOUNDARY_BYTES], dtype="float32", num_bytes=4 * MAX_BOUNDARY_BYTES))
+    await assert_refused(callee, await backpropagate(callee, message), BAD, "dimensions")
+
+
+@pytest.mark.parametrize("change", ["too few", "too many", "empty"])
+async def test_bytes_that_do_not_add_up_are_refused(callee: Callee, change: str) -> None:
+    call = callee.call()
+    sound = tensor_messages(call)
+    odd = {"too few": sound[:-1], "too many": [*sound[:-1], chunk_of(4096)], "empty": [chunk_of(0)]}
+    await assert_refused(callee, await backpropagate(callee, header_of(call), *odd[change]), BAD, "do not add up")
+
+
+async def test_a_caller_that_falls_silent_gets_its_slot_taken_away(callee: Callee) -> None:
+    stub = await callee.served.stub(stage_pb2_grpc.StageStub, callee.caller.peer)
+    silence = asyncio.Event()
+
+    async def sent() -> AsyncIterator[stage_pb2.CallMessage]:
+        yield header_of(callee.call())
+        await silence.wait()
+
+    await assert_refused(callee, stub.Backpropagate(sent()), GONE, "no word for")
+    silence.set()
+
+
+async def test_more_calls_than_slots_are_told_to_come_later(callee: Callee) -> None:
+    silence = asyncio.Event()
+
+    async def sent() -> AsyncIterator[stage_pb2.CallMessage]:
+        yield header_of(callee.call())
+        await silence.wait()
+
+    stub = await callee.served.stub(stage_pb2_grpc.StageStub, callee.caller.peer)
+    slots = 2 * MANIFEST.train.num_stages + 2
+    waiting = [stub.Backpropagate(sent()) for _ in range(slots)]
+    for rpc in waiting:
+        assert (await rpc.read()).WhichOneof("kind") == "accepted"
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await drain(stub.Backpropagate(sent()))
+    assert refusal.value.code() is BUSY
+    for rpc in waiting:
+        rpc.cancel()
+    silence.set()
+
+
+async def test_a_call_twice_at_once_is_refused_and_the_first_is_served(callee: Callee) -> None:
+    call, go_on = callee.call(), asyncio.Event()
+
+    async def slowly() -> AsyncIterator[stage_pb2.CallMessage]:
+        yield header_of(call)
+        await go_on.wait()
+        for message in tensor_messages(call):
+            yield message
+
+    stub = await callee.served.stub(stage_pb2_grpc.StageStub, callee.caller.peer)
+    first = stub.Backpropagate(slowly())
+    replies = first.__aiter__()
+    assert (await anext(replies)).WhichOneof("kind") == "accepted"
+    with pytest.raises(grpc.aio.AioRpcError, match="under way"):
+        await drain(await backpropagate(callee, header_of(call)))
+    go_on.set()
+    assert "done" in [reply.WhichOneof("kind") async for reply in replies]
+    assert callee.state.record.done == 0b1
+
+
+async def test_whoever_sent_a_broken_message_is_not_listened_to_for_a_while(callee: Callee) -> None:
+    with pytest.raises(grpc.aio.AioRpcError):
+        await drain(await backpropagate(callee))
+    with pytest.raises(PeerGoneError, match="broken message lately"):
+        await SwarmClient(callee.links(), RUN).gossip(callee.caller.peer, [], PATIENCE_S)
+    await callee.assert_lives()
+
+
+async def test_a_refusal_while_tensors_are_still_being_sent_is_not_taken_for_a_dead_peer(callee: Callee) -> None:
+    """gRPC may lose the callee's status then; the caller must not ban, replay and re-dial because of it."""
+    client = StageClient(callee.links(), RUN)
+    large = callee.call(stage=0, inputs=encode(torch.zeros(1 << 21)))
+    for _ in range(20):
+        with pytest.raises((WrongStateError, BusyError)):
+            await client.backpropagate(callee.caller.peer, large, (), PATIENCE_S, lambda _stage, _peer: None)
+    await callee.assert_lives()

@@ -1,0 +1,70 @@
+"""Records that break a rule are refused, counted, and believed by nobody; and what a stranger may ask at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP
+from peerd.swarm.identity import Identity
+from peerd.swarm.signed import sign_record
+from peerd.table.record import PeerRecord, RunId
+from peerd.wire.generated import (
+    swarm_pb2,
+    swarm_pb2_grpc,
+)
+from tests.wire.callee import BAD, RUN, STATE, Callee, assert_refused, new_identity
+
+
+def record_of(identity: Identity, **fields: Any) -> PeerRecord:
+    return PeerRecord(peer=identity.peer, **{"incarnation": 1, "version": 1, **fields})
+
+
+def raw_of(record: PeerRecord, signer: Identity, run: RunId = RUN) -> swarm_pb2.SignedRecord:
+    signed = sign_record(record, signer, run)
+    return swarm_pb2.SignedRecord(body=signed.body, signature=signed.signature)
+
+
+async def gossip(callee: Callee, *records: swarm_pb2.SignedRecord, run: str = RUN) -> Any:
+    stub = await callee.served.stub(swarm_pb2_grpc.SwarmStub, callee.caller.peer)
+    return stub.Gossip(swarm_pb2.GossipRequest(run=run, records=records))
+
+
+@pytest.mark.parametrize("body", [b"", b"junk", b"\x90", b"\xc1", b"\xdc\xff\xff", b"\x91" * 2000, bytes(5000)])
+async def test_a_record_that_cannot_be_read_is_refused(callee: Callee, body: bytes) -> None:
+    await assert_refused(callee, await gossip(callee, swarm_pb2.SignedRecord(body=body, signature=bytes(64))), BAD)
+    assert callee.membership.messages_refused == 1
+
+
+async def test_a_record_signed_by_somebody_else_is_refused(callee: Callee) -> None:
+    victim = new_identity()
+    await assert_refused(callee, await gossip(callee, raw_of(record_of(victim), signer=callee.caller)), BAD, "not signed by it")
+    assert callee.membership.find(victim.peer) is None
+
+
+async def test_a_record_of_another_run_is_refused(callee: Callee) -> None:
+    record = raw_of(record_of(callee.caller), callee.caller, run=RunId("b" * 32))
+    await assert_refused(callee, await gossip(callee, record), BAD, "not signed by it")
+
+
+async def test_a_ledger_longer_than_a_step_can_be_is_refused(callee: Callee) -> None:
+    record = raw_of(record_of(callee.caller, done=1 << MAX_MICROBATCHES_PER_STEP), callee.caller)
+    await assert_refused(callee, await gossip(callee, record), BAD)
+
+
+async def test_an_old_record_sent_again_changes_nothing(callee: Callee) -> None:
+    new, old = record_of(callee.caller, version=2, done=0b11), record_of(callee.caller, version=1, done=0b01)
+    for record in (new, old):
+        await (await gossip(callee, raw_of(record, callee.caller)))
+    assert callee.membership.find(callee.caller.peer) == new
+    assert callee.door.refused == 0
+
+
+async def test_too_many_records_at_once_are_refused(callee: Callee) -> None:
+    record = raw_of(record_of(callee.caller), callee.caller)
+    await assert_refused(callee, await gossip(callee, *[record] * 65), BAD, "65 records")
+
+
+async def test_gossip_of_another_run_is_refused(callee: Callee) -> None:
+    await assert_refused(callee, await gossip(callee, run="b" * 32), STATE, "I serve run")
