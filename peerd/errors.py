@@ -15,9 +15,9 @@ PeerdError                    carries one line that says what is wrong and one t
 |- StageError                 unknown stage, or no stage fits this machine
 `- RemoteError                what a remote call can end with (raised by wire/, told apart by what the caller can do)
    |- BadMessageError         the message is wrong: the sender's fault          INVALID_ARGUMENT
-   |- WrongStateError         right message, wrong step or stage                FAILED_PRECONDITION
+   |- WrongStateError         right message, wrong step or stage, or leaving    FAILED_PRECONDITION
    |- BusyError               no slot free: try elsewhere or later              RESOURCE_EXHAUSTED
-   `- PeerGoneError           leaving, dead or out of reach                     UNAVAILABLE
+   `- PeerGoneError           dead or out of reach                              UNAVAILABLE
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class BusyError(RemoteError):
 
 
 class PeerGoneError(RemoteError):
-    """The callee is leaving, dead or out of reach."""
+    """The callee is dead or out of reach."""
 
 
 def exit_code_of(code: int) -> type[PeerdError]:

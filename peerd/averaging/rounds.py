@@ -46,6 +46,7 @@ class Round:
     bounds: list[tuple[int, int]]
     parts: dict[PeerId, Tensor] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
+    """Every member's part is here."""
     slices: dict[int, Tensor] = field(default_factory=dict)
     silent: list[PeerId] = field(default_factory=list)
     """Members that did not answer the proposal."""
@@ -212,11 +213,12 @@ class Rounds:
         return await self._executor.run(Priority.CONTROL, lambda: encode_flat(reduced))
 
     async def _add_part(self, current: Round, peer: PeerId, part: Tensor) -> None:
-        if current.reduced.done():
+        if current.complete.is_set():
             return
         current.parts[peer] = part
         current.progress_s = self._clock()
-        if len(current.parts) == len(current.roster.entries) and not current.reduced.done():
+        if len(current.parts) == len(current.roster.entries):
+            current.complete.set()  # before the wait: a part sent twice must not be added up twice
             total = await self._executor.run(Priority.CONTROL, lambda: _sum_in_order(current))
             if not current.reduced.done():
                 current.reduced.set_result(total)

@@ -48,6 +48,8 @@ class Stepper:
         self._resumable: tuple[int, float] = (-1, 0.0)
         """The checkpoint step to resume at, and since when it has been that."""
         self.load_checkpoint: Callable[[int], Downloaded | None] = lambda _step: None
+        self.founder = True
+        """May begin the run alone: the organiser's daemon."""
         self.most_state_bytes = 1 << 40
         self.decision = Decision(Act.WAIT, "just begun")
         self.reloads = 0
@@ -100,7 +102,9 @@ class Stepper:
 
     def _recover(self, live: LiveView, now_s: float) -> Decision:
         """Nobody serves my stage and I hold first weights only: policy/recovery says what to do."""
-        found = plan(self._state.record, live, self._rules.num_stages)
+        seen = [sighting.record for sighting in self._membership.view.sightings.values() if sighting.record.peer != self._membership.me]
+        newest_seen = max((record.step for record in seen), default=0)
+        found = plan(self._state.record, live, self._rules.num_stages, founder=self.founder, newest_seen=newest_seen)
         if found.begin:
             return Decision(Act.SERVE, found.reason)
         if found.load is None:
@@ -146,6 +150,7 @@ class Stepper:
             case Act.PROPOSE:
                 await self._propose(decision)
             case Act.SKIP_STEP:
+                self._lost_since_s = None  # the next step is not lost before it has looked so for as long
                 await self._executor.run(Priority.CONTROL, self._state.skip_step)
             case Act.SERVE:
                 await self._executor.run(Priority.CONTROL, self._state.serve)

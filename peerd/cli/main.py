@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from peerd import __version__
-from peerd.cli import demo, guide, organise, volunteer, watch
+from peerd.cli import demo, guide, organise, simulate, volunteer, watch
 from peerd.cli.options import home_option
 from peerd.errors import ExitCode, PeerdError
 
@@ -57,6 +57,7 @@ for _verb in (
     organise.start,
     organise.export,
     organise.reference,
+    simulate.simulate,
     guide.show_help,
 ):
     cli.add_command(_verb)

@@ -18,7 +18,7 @@ from peerd.daemon.network import Network, ask_for_run, open_network
 from peerd.daemon.node import Node, Place, Stage, Swarm
 from peerd.daemon.text import Text, organise, text_for
 from peerd.errors import PortTakenError, RemoteError, StageError, UnreachableError, UsageError
-from peerd.models.stages import estimate_stage_memory_bytes
+from peerd.models.stages import estimate_stage_memory_bytes, keeps_graphs
 from peerd.policy.admission import choose_stage
 from peerd.policy.ledger import stage_step
 from peerd.stage.checkpoints import Checkpoint, CheckpointStore
@@ -180,7 +180,9 @@ def _build_state(place: Place, swarm: Swarm, checkpoints: list[int]) -> StageSta
     seen = swarm.membership.find(me)
     incarnation = swarm.local.raise_incarnation(seen.incarnation if seen else 0)
     record = PeerRecord(peer=me, incarnation=incarnation, stage=place.stage, checkpoints=tuple(checkpoints))
-    return StageState(place.manifest, record, place.device, swarm.membership.live)
+    keep_graph = keeps_graphs(place.manifest, place.stage, slots_of(place.manifest) + 1, place.memory_bytes)
+    LOG.info("graphs kept" if keep_graph else "graphs recomputed", recompute=place.manifest.compute.recompute)
+    return StageState(place.manifest, record, place.device, swarm.membership.live, keep_graph)
 
 
 def _stage_to_serve(

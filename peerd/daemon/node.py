@@ -151,6 +151,7 @@ class Node:
         self.rounds.on_failure = self.liveness.report_failure
         self.rounds.on_change = self.announce
         self.rounds.own_record = self._own_record
+        self.stepper.founder = bool(self.settings.run_file)
         self.stepper.on_change = self.announce
         self.stepper.on_commit = self._committed
         self.stepper.load_checkpoint = lambda step: self.store.load(self.place.stage, step)

@@ -104,21 +104,39 @@ class ControlService:
         self._stack = contextlib.AsyncExitStack()
         self._verbs: dict[str, Verb] = {}
         self._answers: Answers | None = None
+        self._departure: Departure | None = None
+        self._following: asyncio.Task[None] | None = None
         self.data_source = ""
 
     async def __aenter__(self) -> ControlService:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
+        if self._following is not None:
+            self._following.cancel()
         await self._stack.aclose()
 
     async def serve(self, node: Node, departure: Departure) -> None:
+        self._departure = departure
         first, self._answers = self._answers is None, Answers(node, departure.leave, self._answers)
         self._verbs.update(_verbs(node, self._answers))
         self.data_source = node.place.data_source if node.place.data_source != STDLIB else ""
+        if self._following is not None and self._following.done():
+            departure.ask_now()  # the parent went while this daemon moved
         if first:
             await self._stack.enter_async_context(control_server(self._home.control_socket, self._verbs))
+            if node.settings.follow_parent:
+                self._following = asyncio.get_running_loop().create_task(self._follow_parent())
             _say_ready(node)
+
+    async def _follow_parent(self) -> None:
+        """Leave at once when standard input closes: whoever started this daemon is gone."""
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        while await reader.read(4096):
+            pass
+        assert self._departure is not None
+        self._departure.ask_now()
 
 
 def _verbs(node: Node, answers: Answers) -> dict[str, Verb]:
@@ -144,17 +162,6 @@ async def _run(node: Node, departure: Departure) -> None:
             group.create_task(Supervisor(node).run())
             group.create_task(departure.run())
             group.create_task(Mover(node, departure).run())
-            if node.settings.follow_parent:
-                group.create_task(_follow_parent(departure))
-
-
-async def _follow_parent(departure: Departure) -> None:
-    """Leave at once when standard input closes: whoever started this daemon is gone."""
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    while await reader.read(4096):
-        pass
-    departure.ask_now()
 
 
 @contextlib.contextmanager

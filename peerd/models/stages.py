@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -22,6 +23,7 @@ __all__ = [
     "estimate_graph_bytes",
     "estimate_stage_memory_bytes",
     "initial_parameter_spec",
+    "keeps_graphs",
     "layers_of",
 ]
 
@@ -29,6 +31,8 @@ BUILDERS: dict[str, Callable[[Manifest, int, range], StageModule]] = {"decoder":
 """Manifest's model.kind -> what builds one stage of it from (manifest, stage, layers)."""
 
 FLOAT32_BYTES = 4
+AUTO_MEMORY_SHARE = 0.5
+"""Of free memory that "auto" gives to a stage with its graphs: others on this machine may look at the same free memory."""
 
 
 def layers_of(manifest: Manifest, stage: int) -> range:
@@ -85,6 +89,14 @@ def estimate_stage_memory_bytes(manifest: Manifest, stage: int, slots: int) -> i
         + slots * 2 * manifest.boundary_bytes
         + num_graphs * module.graph_bytes(manifest.tokens_per_microbatch)
     )
+
+
+def keeps_graphs(manifest: Manifest, stage: int, slots: int, free_bytes: int) -> bool:
+    """Whether a peer with so much free memory keeps a graph per slot from forward to backward, or recomputes it."""
+    if manifest.compute.recompute != "auto":
+        return manifest.compute.recompute == "never"
+    keeping = replace(manifest, compute=replace(manifest.compute, recompute="never"))
+    return estimate_stage_memory_bytes(keeping, stage, slots) <= AUTO_MEMORY_SHARE * free_bytes
 
 
 def _on_meta(manifest: Manifest, stage: int) -> StageModule:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 
 from peerd.policy.hashing import digest
@@ -23,7 +23,12 @@ from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 MANY_STAGES = 8
-SLACK_OF_MANY_STAGES = 0.02
+SLACK_OF_MANY_STAGES = 0.03
+ROUNDING = 1e-9
+"""Relative; differences below it are the arithmetic's."""
+PERIODS_PER_SEED = 10
+ERRORS = 2.0
+"""A difference must exceed so many standard deviations of its measuring error before anybody moves for it."""
 NEAR = 0.9
 """Candidates that bring at least this share of the best one's gain are equals, and the hash decides."""
 MOST_TIMES_TYPICAL = 100.0
@@ -46,12 +51,12 @@ class Rebalancing:
     period_s: float = 60.0
     """One plan per period."""
     slack: float | None = None
-    """Share of the fair share that the weakest stage may lack. None: nothing below 8 stages, 2 % from there up."""
+    """Share of the fair share that the weakest stage may lack. None: nothing below 8 stages, 3 % from there up."""
     download_s: float = 0.0
     """Measured: from the decision to move until the peer serves its new stage."""
     horizon_s: float = 3600.0
     """For how long a gain is expected to last before churn would have undone or brought it anyway."""
-    noise: float = 0.05
+    noise: float = 0.02
     """Relative error of one peer's measured throughput; a difference within it moves nobody (hysteresis)."""
     stage_work: tuple[float, ...] = ()
     """Compute per sample of each stage, in any unit. Empty: all stages take the same."""
@@ -103,7 +108,7 @@ class Plan:
 def plan(live: LiveView, num_stages: int, seed: int | str, params: Rebalancing) -> Plan:
     """At most one move. A function of the arguments alone; the order of the records and whose view it is do not matter.
 
-    `seed` is what all planners of one period share, such as the period's number.
+    `seed` is what all planners of one period share (see `seed_at`).
     """
     if params.stage_work and len(params.stage_work) != num_stages:
         raise ValueError(f"stage_work names {len(params.stage_work)} stages of {num_stages}")
@@ -119,6 +124,15 @@ def plan(live: LiveView, num_stages: int, seed: int | str, params: Rebalancing) 
     if params.rule is Rule.ALGORITHM_2:
         return _algorithm_2(records, num_stages, seed)
     return _Improvement(records, num_stages, seed, params).plan()
+
+
+def seed_at(now_s: float, params: Rebalancing) -> int:
+    """The seed that planners share at this time on a clock that they share.
+
+    It outlasts some periods: a view too old to show the last move names the same peer again, which has moved and stays.
+    It changes all the same, so that a peer that does not follow the plan does not stand in the others' way for ever.
+    """
+    return int(now_s // (PERIODS_PER_SEED * params.period_s))
 
 
 def move_of(found: Plan, mine: PeerRecord) -> Move | None:
@@ -152,22 +166,11 @@ def _rank(seed: int | str, who: str | int) -> bytes:
     return digest("rebalance", seed, who, size=8)
 
 
-@dataclass(slots=True)
-class _Stage:
-    """One stage's standing. Rates are samples/s; sums are exact, so that the order of the records does not matter."""
-
-    number: int
-    rates: list[float] = field(default_factory=list)
-    """Of all members, those still downloading included."""
-    serving: list[tuple[PeerRecord, float]] = field(default_factory=list)
-    """Peers that have the stage's state, with their rates; only these can move."""
-    strength: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class _Candidate:
+    """A peer that might move: its rate where it is, and by how much its move would raise the weakest stage, in samples/s."""
+
     record: PeerRecord
-    source: _Stage
     rate: float
     gain: float
 
@@ -176,89 +179,92 @@ class _Improvement:
     """The bottleneck rule on one view (see `Rule.IMPROVED`), with throughputs in place of counts of peers.
 
     It reads no queues: they are snapshots, and noisy. A peer's speed is its throughput times its stage's work, so that
-    it can be foretold what it would do elsewhere.
+    it can be foretold what it would do elsewhere. A stage's strength is the sum of its members' rates, those still
+    downloading included; sums are exact, so that the order of the records does not matter.
     """
 
     def __init__(self, records: list[PeerRecord], num_stages: int, seed: int | str, params: Rebalancing) -> None:
-        self._seed = seed
-        self._params = params
+        self._records, self._seed, self._params = records, seed, params
         self._work = [params.work_at(stage) for stage in range(num_stages)]
-        self._stages = [_Stage(number) for number in range(num_stages)]
-        speeds = self._speeds(records)
-        for record, speed in zip(records, speeds, strict=True):
-            stage, rate = self._stages[record.stage], speed / self._work[record.stage]
-            stage.rates.append(rate)
-            if record.phase is not Phase.JOINING:
-                stage.serving.append((record, rate))
-        for stage in self._stages:
-            stage.strength = math.fsum(stage.rates)
-        self._slowest = min(speeds)
-        self._fair = math.fsum(speeds) / sum(self._work)
+        self._speeds = self._believed_speeds()
+        self._rates: list[list[float]] = [[] for _ in range(num_stages)]
+        for record, speed in zip(records, self._speeds, strict=True):
+            self._rates[record.stage].append(speed / self._work[record.stage])
+        self._strengths = [math.fsum(rates) for rates in self._rates]
+        self._fair = math.fsum(self._speeds) / sum(self._work)
         """What every stage would have if speed could be cut up at will: no partition does better."""
-        self._weakest = min(self._stages, key=lambda stage: (stage.strength, _rank(seed, stage.number)))
+        least = min(self._strengths)
+        equals = [stage for stage in range(num_stages) if self._strengths[stage] == least]
+        self._weakest = min(equals, key=lambda stage: _rank(seed, stage))
 
-    def _speeds(self, records: list[PeerRecord]) -> list[float]:
+    def _believed_speeds(self) -> list[float]:
         """Speed of each peer; one not yet measured counts as the mean."""
-        claimed = [max(0.0, record.throughput) * self._work[record.stage] for record in records]
-        measured = [speed for speed in claimed if speed > 0]
+        speeds = [record.throughput for record in self._records]
+        if self._params.stage_work:
+            speeds = [speed * self._work[record.stage] for speed, record in zip(speeds, self._records, strict=True)]
+        measured = [speed for speed in speeds if speed > 0]
         if not measured:
-            return [1.0] * len(records)
+            return [1.0] * len(speeds)
         most = MOST_TIMES_TYPICAL * median(measured)
+        if len(measured) == len(speeds) and max(measured) <= most:
+            return speeds
         mean = math.fsum(min(speed, most) for speed in measured) / len(measured)
-        return [min(speed, most) or mean for speed in claimed]
+        return [min(speed, most) if speed > 0 else mean for speed in speeds]
 
     def plan(self) -> Plan:
-        weakest, slack = self._weakest, self._params.slack_at(len(self._stages))
-        told = f"stage {weakest.number} is the weakest, at {weakest.strength:.4g} of a fair {self._fair:.4g} samples/s"
-        lack = self._fair - weakest.strength
+        weakest, strength, slack = self._weakest, self._strengths[self._weakest], self._params.slack_at(len(self._work))
+        told = f"stage {weakest} is the weakest, at {strength:.4g} of a fair {self._fair:.4g} samples/s"
+        lack = self._fair - strength
         if lack <= slack * self._fair:
             return Plan((), f"{told}: it has its share" + (f" within {slack:.0%}" if slack else ""))
-        if lack * self._work[weakest.number] < self._slowest * (1 - 1e-9):
+        if lack * self._work[weakest] < min(self._speeds) * (1 - ROUNDING):
             return Plan((), f"{told}: it lacks less than one peer")
-        if weakest.rates and not weakest.serving:
+        serving = self._serving()
+        if self._rates[weakest] and not serving[weakest]:
             return Plan((), f"{told}: a peer is on its way and nobody else has the stage's state")
-        best = self._choose()
+        best = self._choose(serving)
         if best is None:
             return Plan((), f"{told}: nobody's move would raise it by more than what may be measuring error")
         return self._if_it_pays(best, told)
 
-    def _choose(self) -> _Candidate | None:
+    def _serving(self) -> list[list[tuple[PeerRecord, float]]]:
+        """Per stage the peers that have its state, with their speeds; only these can move."""
+        found: list[list[tuple[PeerRecord, float]]] = [[] for _ in self._work]
+        for record, speed in zip(self._records, self._speeds, strict=True):
+            if record.phase is not Phase.JOINING:
+                found[record.stage].append((record, speed))
+        return found
+
+    def _choose(self, serving: list[list[tuple[PeerRecord, float]]]) -> _Candidate | None:
         """The peer whose move raises the weakest stage most; among equals from the strongest stage, then by hash."""
-        candidates = list(self._candidates())
+        candidates = [c for source, peers in enumerate(serving) if len(peers) > 1 for c in self._candidates(source, peers)]
         if not candidates:
             return None
         enough = NEAR * max(candidate.gain for candidate in candidates)
         near = [candidate for candidate in candidates if candidate.gain >= enough]
-        source = max(near, key=lambda candidate: candidate.source.strength).source
-        return min((candidate for candidate in near if candidate.source is source), key=lambda c: _rank(self._seed, c.record.peer))
+        source = max((candidate.record.stage for candidate in near), key=lambda stage: self._strengths[stage])
+        return min((c for c in near if c.record.stage == source), key=lambda c: _rank(self._seed, c.record.peer))
 
-    def _candidates(self) -> Iterator[_Candidate]:
-        """Serving peers whose stage, without them, still stands above the weakest by more than measuring errors."""
-        weakest, fair, noise = self._weakest, self._fair, self._params.noise
-        floor, work = weakest.strength * (1 + 1e-9), self._work[weakest.number]
-        needed = self._params.needed_bytes[weakest.number] if self._params.needed_bytes else 0
-        for source in self._stages:
-            if source is weakest or len(source.serving) < 2:
-                continue
-            bar = floor + noise * math.hypot(*source.rates, *weakest.rates)
-            share = self._work[source.number] / work
-            for record, rate in source.serving:
-                left = source.strength - rate
-                if left > bar and not 0 < record.memory_bytes < needed:
-                    yield _Candidate(record, source, rate, min(left, floor + rate * share, fair) - floor)
+    def _candidates(self, source: int, peers: list[tuple[PeerRecord, float]]) -> Iterator[_Candidate]:
+        """Those without whom their stage still stands above the weakest, by more than what may be measuring error."""
+        weakest, strength = self._weakest, self._strengths[source]
+        floor = self._strengths[weakest]
+        bar = floor * (1 + ROUNDING) + ERRORS * self._params.noise * math.hypot(*self._rates[source], *self._rates[weakest])
+        needed = self._params.needed_bytes[weakest] if self._params.needed_bytes else 0
+        for record, speed in peers:
+            left = strength - speed / self._work[source]
+            if left > bar and source != weakest and not 0 < record.memory_bytes < needed:
+                gain = min(left, floor + speed / self._work[weakest], self._fair) - floor
+                yield _Candidate(record, speed / self._work[source], gain)
 
     def _if_it_pays(self, best: _Candidate, told: str) -> Plan:
         """The move, unless the samples lost while downloading outweigh those gained over the horizon."""
-        params = self._params
+        params, source = self._params, best.record.stage
         gained = best.gain * max(0.0, params.horizon_s - params.download_s)
         lost = best.rate * params.download_s
         weighed = f"+{best.gain:.4g} samples/s for {params.horizon_s:.0f} s against a download of {params.download_s:.0f} s"
         if gained <= lost:
             return Plan((), f"{told}: moving {best.record.peer} does not pay, {weighed}")
-        move = Move(
-            peer=best.record.peer,
-            from_stage=best.source.number,
-            to_stage=self._weakest.number,
-            reason=f"{told}; stage {best.source.number} has {best.source.strength:.4g}: {weighed}",
-        )
-        return Plan((move,), move.reason)
+        reason = f"{told}; stage {source} has {self._strengths[source]:.4g}: {weighed}"
+        move = Move(peer=best.record.peer, from_stage=source, to_stage=self._weakest, reason=reason)
+        return Plan((move,), reason)

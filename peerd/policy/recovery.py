@@ -23,10 +23,18 @@ class Recovery:
     begin: bool = False
 
 
-def plan(mine: PeerRecord, live: LiveView, num_stages: int) -> Recovery:
-    """For a joiner whose stage nobody serves. `mine.checkpoints` are the steps of its stage on its disk."""
+def plan(mine: PeerRecord, live: LiveView, num_stages: int, *, founder: bool = True, newest_seen: int = 0) -> Recovery:
+    """For a joiner whose stage nobody serves. `mine.checkpoints` are the steps of its stage on its disk.
+
+    `newest_seen` is the highest step ever seen of anybody, alive or not. Only a founder may begin a run alone: anyone
+    else came to an address at which there was somebody, and an empty view means that it does not know.
+    """
     offers = [_offers(mine, live, stage) for stage in range(num_stages)]
     begun = any(step > 0 for steps in offers for step in steps)
+    if not begun and newest_seen > 0:
+        return Recovery(f"the run was at step {newest_seen}, and nobody who holds its parameters is in sight")
+    if not begun and not founder and all(record.peer == mine.peer for record in live.records):
+        return Recovery("nobody else is in sight yet")
     if not begun:
         return Recovery("the run begins", begin=True)
     for stage, steps in enumerate(offers):

@@ -31,7 +31,7 @@ def _mean_share(total: float, speeds: Sequence[float], num_stages: int) -> float
 
 
 @dataclass(slots=True)
-class _Window:
+class Window:
     """Work done and work possible between two times, in samples."""
 
     start_s: float
@@ -54,11 +54,11 @@ class Meter:
     """Integrates over the whole simulation, its first and its last hour, and `num_points` equal parts for a plot."""
 
     def __init__(self, duration_s: float, num_points: int = 384) -> None:
-        self.overall = _Window(0.0, duration_s)
-        self.first = _Window(0.0, min(WINDOW_S, duration_s))
-        self.last = _Window(max(0.0, duration_s - WINDOW_S), duration_s)
+        self.overall = Window(0.0, duration_s)
+        self.first = Window(0.0, min(WINDOW_S, duration_s))
+        self.last = Window(max(0.0, duration_s - WINDOW_S), duration_s)
         self._part_s = duration_s / num_points
-        self.parts = [_Window(i * self._part_s, (i + 1) * self._part_s) for i in range(num_points)]
+        self.parts = [Window(i * self._part_s, (i + 1) * self._part_s) for i in range(num_points)]
 
     def add(self, start_s: float, end_s: float, throughput: float, optimum: float) -> None:
         """Between these times both figures were constant."""

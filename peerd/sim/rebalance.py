@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from peerd.errors import UsageError
-from peerd.policy.rebalance import Rebalancing, Rule, plan
+from peerd.policy.rebalance import Rebalancing, Rule, plan, seed_at
+from peerd.sim.devices import Devices
 from peerd.sim.meter import Meter, best_bottleneck
 from peerd.sim.swarm import Peer, Swarm
 from peerd.sim.table import Table
@@ -23,19 +24,14 @@ class Scenario:
     trace: Trace
     num_stages: int
     params: Rebalancing
+    devices: Devices = field(default_factory=Devices)
     seed: int = 0
     joiners_to_weakest: bool = True
-    """Else to a stage by chance, as in the paper's section 4.4."""
-    download_s: float = 0.0
-    """A stage's state over the median link; 0: at once."""
-    link_delay_s: float = 0.0
-    """Added to every download that takes any time."""
+    """Else to a stage by chance."""
     view_delay_s: float = 0.0
     """From a change to the view that shows it."""
     noise: float = 0.0
     """Relative deviation of measured throughputs and queues."""
-    spread: float = 1.0
-    """The fastest device's speed over the slowest one's; the same for links, independently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,130 +41,122 @@ class Outcome:
 
 
 def simulate(scenario: Scenario) -> Outcome:
+    """Virtual time from 0 to the trace's end; a function of the scenario alone."""
     return _Simulation(scenario).run()
 
 
-@dataclass(slots=True)
 class _Simulation:
-    """Events in virtual time: changes of the trace, ends of downloads, plans. Between them nothing changes."""
+    """Events are the trace's changes, ends of downloads, and plans. Between them nothing changes."""
 
-    scenario: Scenario
-    chance: random.Random = field(init=False)
-    devices: random.Random = field(init=False)
-    """Apart from `chance`, so that every rule meets the same machines."""
-    swarm: Swarm = field(init=False)
-    table: Table = field(init=False)
-    downloads: list[tuple[float, PeerId, int]] = field(init=False, default_factory=list)
-    """A heap of (end, peer, its number of moves when the download began)."""
-    now_s: float = field(init=False, default=0.0)
-    num_arrived: int = field(init=False, default=0)
-    num_moves: int = field(init=False, default=0)
-    optimum: float = field(init=False, default=0.0)
-
-    def __post_init__(self) -> None:
-        scenario = self.scenario
-        self.chance = random.Random(f"swarm/{scenario.seed}")
-        self.devices = random.Random(f"devices/{scenario.seed}")
-        self.swarm = Swarm(scenario.num_stages)
-        noise = random.Random(f"noise/{scenario.seed}")
-        self.table = Table(scenario.num_stages, scenario.view_delay_s, scenario.noise, noise)
+    def __init__(self, scenario: Scenario) -> None:
+        seed, num_stages = scenario.seed, scenario.num_stages
+        self._scenario = scenario
+        self._fate = random.Random(f"fate/{seed}")
+        # a source of its own, so that every rule meets the same machines
+        self._lottery = random.Random(f"devices/{seed}")
+        self._swarm = Swarm(num_stages)
+        self._table = Table(num_stages, scenario.view_delay_s, scenario.noise, random.Random(f"noise/{seed}"))
+        self._downloads: list[tuple[float, PeerId, int]] = []
+        """A heap of (end, peer, its number of moves when the download began)."""
+        self._now_s = 0.0
+        self._num_arrived = 0
+        self._num_moves = 0
 
     def run(self) -> Outcome:
-        scenario = self.scenario
-        meter = Meter(scenario.trace.duration_s)
+        duration_s = self._scenario.trace.duration_s
+        meter = Meter(duration_s)
+        changes, periods = iter(self._scenario.trace.changes), self._periods()
         self._populate()
-        changes = scenario.trace.changes
-        next_change, plan_at_s = 0, self._first_plan_s()
-        while self.now_s < scenario.trace.duration_s:
-            change_at_s = changes[next_change].time_s if next_change < len(changes) else math.inf
-            download_at_s = self.downloads[0][0] if self.downloads else math.inf
-            until_s = min(change_at_s, download_at_s, plan_at_s, scenario.trace.duration_s)
-            meter.add(self.now_s, until_s, self.swarm.throughput, self.optimum)
-            self.now_s = until_s
-            self.table.advance(until_s)
+        change, period_at_s = next(changes, None), next(periods)
+        optimum = self._optimum()
+        while self._now_s < duration_s:
+            download_at_s = self._downloads[0][0] if self._downloads else math.inf
+            change_at_s = change.time_s if change else math.inf
+            until_s = min(download_at_s, change_at_s, period_at_s, duration_s)
+            meter.add(self._now_s, until_s, self._swarm.throughput, optimum)
+            self._now_s = until_s
+            self._table.advance(until_s)
             if until_s == download_at_s:
                 self._end_download()
-            elif until_s == change_at_s:
-                self._change(changes[next_change].peers)
-                next_change += 1
-            elif until_s == plan_at_s:
-                self._rebalance(round(plan_at_s / scenario.params.period_s))
-                plan_at_s += scenario.params.period_s
-        return Outcome(meter, self.num_moves)
+            elif change and until_s == change_at_s:
+                self._apply(change.peers)
+                change, optimum = next(changes, None), self._optimum()
+            elif until_s == period_at_s:
+                self._rebalance()
+                period_at_s = next(periods)
+        return Outcome(meter, self._num_moves)
 
-    def _first_plan_s(self) -> float:
-        return math.inf if self.scenario.params.rule is Rule.NONE else self.scenario.params.period_s
+    def _periods(self) -> Iterator[float]:
+        """When plans are made."""
+        params, number = self._scenario.params, 1
+        while params.rule is not Rule.NONE:
+            yield number * params.period_s
+            number += 1
+        yield math.inf
 
     def _populate(self) -> None:
-        """Who is there at the start serves at once: strongest first to the weakest stage, as good a start as any."""
-        newcomers = sorted((self._newcomer() for _ in range(self.scenario.trace.num_peers)), key=lambda peer: -peer.speed)
-        strengths = [(0.0, stage) for stage in range(self.scenario.num_stages)]
-        for peer in newcomers:
+        """Who is there at the start serves at once. The strongest come first, each to the weakest stage: a fair start."""
+        newcomers = [self._newcomer() for _ in range(self._scenario.trace.num_peers)]
+        strengths = [(0.0, stage) for stage in range(self._scenario.num_stages)]
+        for peer in sorted(newcomers, key=lambda peer: -peer.device.speed):
             strength, peer.stage = heapq.heappop(strengths)
-            heapq.heappush(strengths, (strength + peer.speed, peer.stage))
-        for peer in sorted(newcomers, key=lambda peer: peer.id):
+            heapq.heappush(strengths, (strength + peer.device.speed, peer.stage))
+        for peer in newcomers:
             peer.serving = True
-            self.swarm.enter(peer)
-            self.table.publish(-self.scenario.view_delay_s, peer)
-        self.table.advance(0.0)
-        self._find_optimum()
+            self._swarm.enter(peer)
+            self._table.publish(-self._scenario.view_delay_s, peer)
+        self._table.advance(0.0)
 
     def _newcomer(self) -> Peer:
-        scenario = self.scenario
-        speed = scenario.spread ** self.devices.random()
-        link = scenario.spread ** (self.devices.random() - 0.5)
-        download_s = scenario.download_s * link + scenario.link_delay_s if scenario.download_s else 0.0
-        self.num_arrived += 1
-        return Peer(PeerId(f"peer{self.num_arrived:09}"), speed, download_s, stage=0, serving=False)
+        self._num_arrived += 1
+        return Peer(PeerId(f"peer{self._num_arrived:09}"), self._scenario.devices.draw(self._lottery))
 
-    def _find_optimum(self) -> None:
-        self.optimum = best_bottleneck(self.swarm.speeds, self.scenario.num_stages)
+    def _optimum(self) -> float:
+        return best_bottleneck(self._swarm.speeds, self._scenario.num_stages)
 
-    def _change(self, peers: int) -> None:
+    def _apply(self, peers: int) -> None:
         for _ in range(peers):
             self._arrive()
         for _ in range(-peers):
             self._depart()
-        self._find_optimum()
 
     def _arrive(self) -> None:
         peer = self._newcomer()
-        num_stages = self.scenario.num_stages
-        peer.stage = self.table.weakest_stage(peer.id) if self.scenario.joiners_to_weakest else self.chance.randrange(num_stages)
-        peer.serving = peer.download_s == 0
-        self.swarm.enter(peer)
+        if self._scenario.joiners_to_weakest:
+            peer.stage = self._table.weakest_stage(peer.id)
+        else:
+            peer.stage = self._fate.randrange(self._scenario.num_stages)
+        peer.serving = peer.device.download_s == 0
+        self._swarm.enter(peer)
         self._announce(peer)
 
     def _depart(self) -> None:
-        """SWARM section 4.4: removing N peers is N draws of a stage; which of its peers it is, is chance too."""
-        peopled = [members for members in self.swarm.stages if members]
-        if not peopled:
-            raise UsageError(f"at {self.now_s:g} s the trace takes away more peers than there are", "name more with --peers")
-        peer = self.chance.choice(self.chance.choice(peopled))
-        self.swarm.leave(peer)
-        self.table.withdraw(self.now_s, peer)
-        self.table.advance(self.now_s)
+        """SWARM section 4.4: "removing N peers corresponds to N samples from the uniform distribution over" the stages."""
+        peer = self._fate.choice(self._fate.choice([members for members in self._swarm.stages if members]))
+        self._swarm.leave(peer)
+        self._table.withdraw(self._now_s, peer)
+        self._table.advance(self._now_s)
 
     def _announce(self, peer: Peer) -> None:
         if not peer.serving:
-            heapq.heappush(self.downloads, (self.now_s + peer.download_s, peer.id, peer.moves))
-        self.table.publish(self.now_s, peer)
-        self.table.advance(self.now_s)
+            heapq.heappush(self._downloads, (self._now_s + peer.device.download_s, peer.id, peer.moves))
+        self._table.publish(self._now_s, peer)
+        self._table.advance(self._now_s)
 
     def _end_download(self) -> None:
-        _, peer_id, moves = heapq.heappop(self.downloads)
-        peer = self.swarm.peers.get(peer_id)
+        _, peer_id, moves = heapq.heappop(self._downloads)
+        peer = self._swarm.peers.get(peer_id)
         if peer is not None and peer.moves == moves:
-            self.swarm.serve(peer)
+            self._swarm.serve(peer)
             self._announce(peer)
 
-    def _rebalance(self, period: int) -> None:
-        params = self.scenario.params
-        view = self.table.view(with_queues=params.rule is Rule.ALGORITHM_2)
-        for move in plan(view, self.scenario.num_stages, period, params).moves:
-            peer = self.swarm.peers.get(move.peer)
+    def _rebalance(self) -> None:
+        params = self._scenario.params
+        view = self._table.view(with_queues=params.rule is Rule.ALGORITHM_2)
+        for move in plan(view, self._scenario.num_stages, seed_at(self._now_s, params), params).moves:
+            peer = self._swarm.peers.get(move.peer)
             if peer is None or peer.stage != move.from_stage or not peer.serving:
                 continue  # gone, or moved, since the view was taken
-            self.swarm.move(peer, move.to_stage, serving=peer.download_s == 0)
-            self.num_moves += 1
+            self._swarm.move(peer, move.to_stage, serving=peer.device.download_s == 0)
+            self._num_moves += 1
             self._announce(peer)

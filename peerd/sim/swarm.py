@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
+from peerd.sim.devices import Device
 from peerd.table.record import PeerId
 
 
@@ -13,10 +14,9 @@ class Peer:
     """One simulated machine. `moves` tells a download begun from one that a later move has made void."""
 
     id: PeerId
-    speed: float
-    download_s: float
-    stage: int
-    serving: bool
+    device: Device
+    stage: int = 0
+    serving: bool = False
     place: int = 0
     """Its index in the list of its stage."""
     moves: int = 0
@@ -40,12 +40,12 @@ class Swarm:
 
     def enter(self, peer: Peer) -> None:
         self.peers[peer.id] = peer
-        bisect.insort(self.speeds, peer.speed)
+        bisect.insort(self.speeds, peer.device.speed)
         self._attach(peer)
 
     def leave(self, peer: Peer) -> None:
         del self.peers[peer.id]
-        del self.speeds[bisect.bisect_left(self.speeds, peer.speed)]
+        del self.speeds[bisect.bisect_left(self.speeds, peer.device.speed)]
         self._detach(peer)
 
     def move(self, peer: Peer, stage: int, *, serving: bool) -> None:
@@ -76,6 +76,6 @@ class Swarm:
 
     def _count(self, peer: Peer, sign: int) -> None:
         self.num_serving[peer.stage] += sign
-        self.strengths[peer.stage] += sign * peer.speed
+        self.strengths[peer.stage] += sign * peer.device.speed
         if self.num_serving[peer.stage] == 0:
             self.strengths[peer.stage] = 0.0  # and not what rounding has left over

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from peerd.errors import UsageError
 
 HOUR_S = 3600.0
 HOURS = 32.0
@@ -21,7 +25,7 @@ GROWTH = 0.85
 REFILL_S = 7200.0
 """A lost peer that is replaced comes back within this time."""
 MAX_PEERS = 1_000_000
-MAX_CHANGES = 1_000_000
+MAX_TIME_S = 366 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,10 @@ class Trace:
     num_peers: int
     changes: tuple[Change, ...]
     duration_s: float
+
+    @property
+    def most_peers(self) -> int:
+        return max(accumulate((change.peers for change in self.changes), initial=self.num_peers))
 
 
 def generate(num_peers: int, seed: int, hours: float = HOURS) -> Trace:
@@ -59,4 +67,69 @@ def generate(num_peers: int, seed: int, hours: float = HOURS) -> Trace:
         changes += [Change(burst_at_s + chance.uniform(0, BURST_S), -1) for _ in range(size)]
         changes += [Change(burst_at_s + chance.uniform(0, REFILL_S), 1) for _ in range(come_back)]
     within = sorted((change for change in changes if change.time_s < duration_s), key=lambda change: change.time_s)
-    return Trace(num_peers=num_peers, changes=tuple(within), duration_s=duration_s)
+    return Trace(num_peers=num_peers, changes=tuple(_leaving_somebody(num_peers, within)), duration_s=duration_s)
+
+
+def _leaving_somebody(num_peers: int, changes: list[Change]) -> Iterator[Change]:
+    """Without those departures, one peer each, that would leave nobody at all."""
+    for change in changes:
+        if num_peers + change.peers > 0:
+            num_peers += change.peers
+            yield change
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeFile:
+    """A user's changes, read and checked; how many peers they start from is said elsewhere."""
+
+    path: str
+    changes: tuple[Change, ...]
+
+    def trace(self, num_peers: int | None, default_peers: int) -> Trace:
+        """Who comes at time 0 is there at the start, beside `num_peers`; where neither is told, `default_peers` are."""
+        at_start = sum(change.peers for change in self.changes if change.time_s == 0)
+        if num_peers is None:
+            num_peers = 0 if at_start > 0 else default_peers
+        start = num_peers + at_start
+        later = tuple(change for change in self.changes if change.time_s > 0)
+        course = list(accumulate((change.peers for change in later), initial=start))
+        if min(course) < 0:
+            raise UsageError(f"--trace {self.path} takes away more peers than there are", f"start from more than {num_peers} with --peers")
+        if max(course) > MAX_PEERS:
+            raise UsageError(f"--trace {self.path} brings more than {MAX_PEERS} peers", "simulate fewer")
+        return Trace(num_peers=start, changes=later, duration_s=self.changes[-1].time_s)
+
+
+def read_changes(path: Path) -> ChangeFile:
+    """Lines of `time_s,change` in order of time, under that heading or none. UsageError names the line that is wrong."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise UsageError(f"--trace {path}: {error.strerror}", "name a CSV file you can read") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--trace {path}: not a text file", "it takes lines of time_s,change") from None
+    changes: list[Change] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or (number == 1 and line.replace(" ", "") == "time_s,change"):
+            continue
+        change = _parse(line, f"--trace {path}, line {number}")
+        if changes and change.time_s < changes[-1].time_s:
+            raise UsageError(f"--trace {path}, line {number}: {change.time_s:g} s is before the line above", "sort the lines by time_s")
+        changes.append(change)
+    if not changes or changes[-1].time_s == 0:
+        raise UsageError(f"--trace {path}: nothing happens after time 0", "the last line's time is the end: end with a line such as 3600,0")
+    return ChangeFile(str(path), tuple(changes))
+
+
+def _parse(line: str, where: str) -> Change:
+    shown = line.strip()[:40]
+    try:
+        time_text, change_text = line.split(",")
+        time_s, peers = float(time_text), int(change_text)
+    except ValueError:
+        raise UsageError(f"{where}: {shown!r} is not time_s,change", "a line is seconds, a comma, and a whole number such as -3") from None
+    if not 0 <= time_s <= MAX_TIME_S:
+        raise UsageError(f"{where}: the time must lie between 0 and {MAX_TIME_S:g} s, not {time_text.strip()}", "a year is the most")
+    if abs(peers) > MAX_PEERS:
+        raise UsageError(f"{where}: {change_text.strip()[:20]} peers at once", f"{MAX_PEERS} are the most")
+    return Change(time_s, peers)

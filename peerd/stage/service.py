@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from peerd.config.manifest import Manifest
@@ -25,12 +26,18 @@ from peerd.wire.values import Call, CallResult, TensorBytes
 FORWARD_SHARE = 1 / 3
 BACKWARD_SHARE = 2 / 3
 THROUGHPUT_SMOOTHING = 0.1
+MAX_BROKEN_GRADIENTS = 3
+"""From so many peers of the next stage; then the microbatch itself must be at fault."""
 
 
 class NextHop(Protocol):
     """Takes a microbatch on to a later stage."""
 
     async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult: ...
+
+    def distrust(self, call: Call, peer: PeerId) -> None:
+        """What came back from this peer is broken."""
+        ...
 
 
 @dataclass(slots=True)
@@ -93,7 +100,7 @@ class StageService:
         """Refuse before any tensor is received."""
         record, train = self._state.record, self._manifest.train
         if self.leaving:
-            raise PeerGoneError("I am leaving")
+            raise WrongStateError("I am leaving")  # not gone: the caller has done nothing in vain and need not re-dial
         reason = why_refuse_call(record, stage=call.stage, step=call.step, holds_previous=self._state.previous is not None)
         if reason is not None:
             raise WrongStateError(reason)
@@ -115,11 +122,24 @@ class StageService:
             return self._result(outcome, gradient, 0.0, ())
         activations, labels = await self._executor.run(Priority.FORWARD, lambda: self._forward(call, ticket, chunks))
         onward = replace(call, stage=call.stage + 1, inputs=activations, labels=labels)
-        started_s = time.monotonic()
-        below = await self._next_hop.send(onward, progress)
-        downstream_s = time.monotonic() - started_s
-        outcome, gradient = await self._executor.run(Priority.BACKWARD, lambda: self._backward(ticket, below.gradient))
-        return self._result(outcome, gradient, downstream_s, below.records)
+        for _ in range(MAX_BROKEN_GRADIENTS):
+            hops: list[PeerId] = []
+
+            def note(stage: int, peer: PeerId, hops: list[PeerId] = hops) -> None:
+                progress(stage, peer)
+                if stage == onward.stage:
+                    hops.append(peer)
+
+            started_s = time.monotonic()
+            below = await self._next_hop.send(onward, note)
+            downstream_s = time.monotonic() - started_s
+            try:
+                outcome, gradient = await self._executor.run(Priority.BACKWARD, partial(self._backward, ticket, below.gradient))
+            except BadMessageError:
+                self._next_hop.distrust(onward, hops[-1])  # its fault, and none of my caller's business
+                continue
+            return self._result(outcome, gradient, downstream_s, below.records)
+        raise PeerGoneError("the next stage's gradients are not finite")
 
     def _result(self, outcome: Outcome, gradient: TensorBytes | None, downstream_s: float, records: Sequence[RawRecord]) -> CallResult:
         if outcome.refused:
@@ -168,7 +188,7 @@ class StageService:
         assert below is not None  # the dispatcher has checked that it is there and of the right shape
         gradient = decode(below, self._state.device)
         if not all_finite([gradient]):
-            raise PeerGoneError("the next stage gave a gradient that is not finite")
+            raise BadMessageError("the next stage gave a gradient that is not finite")
         outcome = self._state.backward(ticket, gradient)
         self.pace.hold(started_s, BACKWARD_SHARE)
         return outcome, None if outcome.gradient is None else encode(outcome.gradient)

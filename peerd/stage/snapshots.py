@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from blake3 import blake3
 from safetensors import SafetensorError
@@ -21,7 +22,7 @@ from peerd.swarm.membership import Membership
 from peerd.table.record import Lineage, PeerId, Phase
 from peerd.wire.clients import SnapshotHeader, StateClient, StateRequest
 from peerd.wire.links import chunks_of
-from peerd.wire.values import Snapshot
+from peerd.wire.values import CHUNK_BYTES, Snapshot
 
 MAX_OVERHEAD_BYTES = 1 << 20
 SENT_HISTORY = 10_000
@@ -95,8 +96,7 @@ class Downloader:
     async def download(self, stage: int, most_bytes: int, prefer: PeerId | None = None, parameters_only: bool = False) -> Downloaded:
         """StageError when no donor could give it."""
         tried: set[PeerId] = set()
-        header: SnapshotHeader | None = None
-        chunks: list[bytes] = []
+        partial = _Partial(stage, most_bytes + MAX_OVERHEAD_BYTES, parameters_only)
         last_error = "nobody serves it"
         while True:
             able = [r.peer for r in donors(self._membership.live(), stage, frozenset(tried)) if r.peer not in tried]
@@ -107,37 +107,64 @@ class Downloader:
             donor = prefer if prefer in able else able[0]
             tried.add(donor)
             try:
-                header, chunks = await self._download_from(donor, stage, most_bytes, parameters_only, header, chunks)
-                return await asyncio.to_thread(_deserialise, header, chunks)
+                header = await self._download_from(donor, partial)
+                return await asyncio.to_thread(_deserialise, header, partial.chunks)
             except RemoteError as error:
                 last_error = f"{donor}: {error.message}"
+                if partial.complete:  # whole, and not readable: nothing of it is worth keeping
+                    partial.start_over()
 
-    async def _download_from(
-        self, donor: PeerId, stage: int, most_bytes: int, parameters_only: bool, begun: SnapshotHeader | None, chunks: list[bytes]
-    ) -> tuple[SnapshotHeader, list[bytes]]:
-        request = StateRequest(
-            stage=stage,
-            first_chunk=len(chunks),
-            snapshot=identity_of(begun.chunk_hashes) if begun else b"",
-            parameters_only=parameters_only,
-        )
-        header, stream = await self._client.get_state(donor, request, self._patience_s)
-        if begun is not None and header.chunk_hashes != begun.chunk_hashes:
-            chunks.clear()
-            if request.first_chunk:  # another snapshot: it has to be read from its beginning
-                return await self._download_from(donor, stage, most_bytes, parameters_only, None, chunks)
-        if header.num_bytes > most_bytes + MAX_OVERHEAD_BYTES:
-            raise BadMessageError(f"a state of {header.num_bytes} bytes where at most {most_bytes} are due")
+    async def _download_from(self, donor: PeerId, partial: _Partial) -> SnapshotHeader:
+        """The rest of the snapshot that was begun elsewhere, or another one from its beginning."""
+        header, stream = await self._client.get_state(donor, partial.request, self._patience_s)
+        if partial.header is not None and header.chunk_hashes != partial.header.chunk_hashes:
+            begins_later = bool(partial.chunks)
+            partial.start_over()
+            if begins_later:
+                return await self._download_from(donor, partial)
+        if header.num_bytes > partial.most_bytes or len(header.chunk_hashes) != -(-header.num_bytes // CHUNK_BYTES):
+            raise BadMessageError(
+                f"a state of {header.num_bytes} bytes in {len(header.chunk_hashes)} chunks where at most {partial.most_bytes} bytes are due"
+            )
+        partial.header = header
         self.bytes_total = header.num_bytes
         async for chunk in stream:
-            number = len(chunks)
+            number = len(partial.chunks)
             if number >= len(header.chunk_hashes) or await asyncio.to_thread(_digest, chunk) != header.chunk_hashes[number]:
                 raise BadMessageError(f"chunk {number} of the state does not match its hash")
-            chunks.append(chunk)
-            self.bytes_done = sum(map(len, chunks))
-        if len(chunks) != len(header.chunk_hashes):
+            partial.chunks.append(chunk)
+            self.bytes_done = sum(map(len, partial.chunks))
+        if not partial.complete:
             raise BadMessageError("the state ended early")
-        return header, chunks
+        return header
+
+
+@dataclass(slots=True)
+class _Partial:
+    """What has been downloaded so far, and of which snapshot: chunks of two snapshots never meet (hole 10)."""
+
+    stage: int
+    most_bytes: int
+    parameters_only: bool
+    header: SnapshotHeader | None = None
+    chunks: list[bytes] = field(default_factory=list)
+
+    @property
+    def request(self) -> StateRequest:
+        return StateRequest(
+            stage=self.stage,
+            first_chunk=len(self.chunks),
+            snapshot=identity_of(self.header.chunk_hashes) if self.header else b"",
+            parameters_only=self.parameters_only,
+        )
+
+    @property
+    def complete(self) -> bool:
+        return self.header is not None and len(self.chunks) == len(self.header.chunk_hashes)
+
+    def start_over(self) -> None:
+        self.header = None
+        self.chunks.clear()
 
 
 def identity_of(chunk_hashes: Sequence[bytes]) -> bytes:
@@ -160,6 +187,11 @@ def _deserialise(header: SnapshotHeader, chunks: Sequence[bytes]) -> Downloaded:
     try:
         tensors = load(b"".join(chunks))
         history = tuple(HistoryEntry(step=int(s), loss=float(loss), tokens=int(n)) for s, loss, n in json.loads(header.metadata))
-    except (SafetensorError, ValueError, TypeError) as error:
+    except (SafetensorError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise BadMessageError(f"the state is not readable: {error}") from None
+    if not all(math.isfinite(entry.loss) for entry in history):
+        raise BadMessageError("the state's history has a loss that is not finite")
+    odd = sorted({str(tensor.dtype) for tensor in tensors.values()} - {"torch.float32"})
+    if odd:
+        raise BadMessageError(f"the state holds tensors of {odd[0]}")
     return Downloaded(header.step, header.lineage, tensors, history)

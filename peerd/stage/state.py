@@ -64,9 +64,14 @@ class Outcome:
 
 
 class StageState:
-    """See the module's promise. `live` gives the swarm view of the moment and is safe from any thread."""
+    """See the module's promise. `live` gives the swarm view of the moment and is safe from any thread.
 
-    def __init__(self, manifest: Manifest, record: PeerRecord, device: torch.device, live: Callable[[], LiveView]) -> None:
+    With `keep_graph` a microbatch's graph is kept from forward to backward; without, it is computed again.
+    """
+
+    def __init__(
+        self, manifest: Manifest, record: PeerRecord, device: torch.device, live: Callable[[], LiveView], keep_graph: bool | None = None
+    ) -> None:
         self._manifest = manifest
         self._live = live
         self.device = device
@@ -81,7 +86,7 @@ class StageState:
         self.average: HeldAverage | None = None
         """The finished average of this step."""
         self.history: list[HistoryEntry] = []
-        self.keep_graph = manifest.compute.recompute == "never"
+        self.keep_graph = manifest.compute.recompute == "never" if keep_graph is None else keep_graph
         self._generation = 0
 
     # Microbatches

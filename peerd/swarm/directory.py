@@ -7,6 +7,7 @@ the network: a record lives only under its own stage's key, its own peer id, and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from peerd.table.record import RawRecord, RunId
 MANIFEST_SUBKEY = "manifest"
 MANIFEST_LIFE_S = 3600.0
 OPERATION_TIMEOUT_S = 10.0
+REBUILD_SHUTDOWN_S = 1.0
 LOG = structlog.get_logger()
 
 
@@ -80,7 +82,9 @@ class Directory:
     async def rebuild(self, p2p: P2P, run: RunId, bootstrap: Sequence[str]) -> None:
         """Go on over a new p2pd. Without an answer from anybody it begins alone; later reads find the others."""
         old, self._node = self._node, await _start_node(p2p, run, self._num_stages, bootstrap, must_answer=False)
-        await old.shutdown()
+        with contextlib.suppress(Exception):  # it talks to a p2pd that is gone
+            async with asyncio.timeout(REBUILD_SHUTDOWN_S):
+                await old.shutdown()
 
     def store_soon(self, run: RunId, signed: SignedRecord) -> None:
         """Store my record in the background; a store that fails is made good by the next period's."""

@@ -56,6 +56,7 @@ class Gossip:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._announce())
                 group.create_task(self._read_directory())
+                group.create_task(self._look_around())
                 group.create_task(self._push_when_wanted())
         finally:
             for task in self._sending.values():
@@ -69,10 +70,6 @@ class Gossip:
             return [signed.raw for peer, signed in self._membership.raws.items() if peer in live]
         own = self._membership.raws.get(self._membership.me)
         return [own.raw] if own is not None else []
-
-    async def fetch_table(self, peer: PeerId, timeout_s: float) -> None:
-        """A newcomer's first look."""
-        self._membership.absorb(await self._client.gossip(peer, [], timeout_s, want_all=True))
 
     async def _announce(self) -> None:
         """Every period: publish and store in the DHT. T3: fence myself when I was away. Waits for nobody."""
@@ -91,6 +88,20 @@ class Gossip:
         while True:
             self._membership.absorb_quietly(await self._directory.read_records(self._membership.run))
             await asyncio.sleep(self._period_s)
+
+    async def _look_around(self) -> None:
+        """Every period somebody's whole table, in a swarm within the fan-out (a larger one relays): two that have only
+        friends in common learn of one another, also while the DHT is full of the dead."""
+        while True:
+            await asyncio.sleep(self._period_s)
+            others = self._targets(self._membership.live(), everybody=True)
+            if not others or self._is_large:
+                continue
+            try:
+                table = await self._client.gossip(self._random.choice(others), [], PUSH_TIMEOUT_S, want_all=True)
+            except RemoteError:
+                continue  # the next push finds out what is the matter with it
+            self._membership.absorb_quietly(table)
 
     def fence(self, reason: str) -> None:
         """Rule T3, but for what belongs to the stage: the view is cleared and this peer stays quiet for a while."""
@@ -154,12 +165,16 @@ class Gossip:
             self._stale.discard(peer)
             self._liveness.report_failure(peer)
 
+    @property
+    def _is_large(self) -> bool:
+        return len(self._membership.live().records) > STAGE_FAN_OUT + OTHERS_FAN_OUT
+
     def _news(self) -> list[RawRecord]:
         """My row, and in a swarm larger than the fan-out some others' that rose lately."""
         membership = self._membership
         own = membership.raws.get(membership.me)
         news = [own.raw] if own is not None else []
-        if len(membership.raws) > STAGE_FAN_OUT + OTHERS_FAN_OUT:
+        if self._is_large:
             lately = sorted(membership.view.sightings.values(), key=lambda seen: -seen.risen_at_s)[:RELAYED_RECORDS]
             news += [membership.raws[s.record.peer].raw for s in lately if s.record.peer in membership.raws]
         return news

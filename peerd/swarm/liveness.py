@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from peerd.errors import RemoteError
+from peerd.errors import PeerGoneError, RemoteError
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId
 from peerd.wire.clients import SwarmClient
@@ -42,8 +42,10 @@ class Liveness:
         own = self._membership.raws.get(self._membership.me)
         try:
             self._membership.absorb(await self._client.gossip(peer, [own.raw] if own else [], REDIAL_TIMEOUT_S))
-        except RemoteError:
+        except PeerGoneError:
             record = self._membership.find(peer)
             if record is not None and record.pair <= pair:
                 self._membership.suspect(record)
                 self.on_suspect(peer)
+        except RemoteError:
+            return  # whatever its answer is, it lives

@@ -27,6 +27,9 @@ from peerd.wire.links import Links, as_remote_error, raise_if_ours, read_within
 from peerd.wire.values import Call, CallResult, Description, RawManifest
 
 MAX_CHUNKS = 1 << 20
+MAX_STEP = 1 << 62
+MAX_LINEAGE_BYTES = 32
+"""What fits a record: a joiner that took on more could not announce itself."""
 
 
 class SwarmClient:
@@ -195,7 +198,8 @@ class StateClient:
         if first is None or first.WhichOneof("kind") != "header":
             raise BadMessageError("a state without a header")
         h = first.header
-        if len(h.chunk_blake3) > MAX_CHUNKS or any(len(each) != 32 for each in h.chunk_blake3) or len(h.metadata) > 1 << 22:
+        damaged = len(h.chunk_blake3) > MAX_CHUNKS or any(len(each) != 32 for each in h.chunk_blake3) or len(h.metadata) > 1 << 22
+        if damaged or h.step >= MAX_STEP or len(h.lineage) > MAX_LINEAGE_BYTES:
             raise BadMessageError("a state with a damaged header")
         header = SnapshotHeader(
             step=h.step,

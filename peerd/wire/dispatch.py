@@ -86,6 +86,13 @@ class Dispatcher:
             path.pop(call.stage, None)
         raise PeerGoneError(f"no peer of stage {call.stage} took the microbatch within {self._total_s:.0f} s")
 
+    def distrust(self, call: Call, peer: PeerId) -> None:
+        """What this peer gave back turned out to be broken: as if its call had failed."""
+        record = self._table.live().find(peer)
+        if record is not None:
+            broken = BadMessageError("a gradient that is not finite")
+            self._give_up_on(self._routers.setdefault(call.stage, Router()), record, call, broken)
+
     async def _try(self, router: Router, peer: PeerRecord, call: Call, note: Callable[[int, PeerId], None]) -> CallResult:
         started_s = time.monotonic()
         result = await self._client.backpropagate(peer.peer, call, (), self._patience_s, note)

@@ -105,7 +105,8 @@ class Door:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "calls come through the tunnel only")
             raise AssertionError("abort returns never")
         if self.banned_until_s.get(caller, 0.0) > time.monotonic():
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "you sent a broken message lately; try again later")
+            # Not UNAVAILABLE: the caller would take this peer for dead and tell the swarm.
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "you sent a broken message lately; try again later")
         return caller
 
     async def refuse(self, context: Any, caller: PeerId, error: PeerdError) -> NoReturn:

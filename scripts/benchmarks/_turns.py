@@ -62,7 +62,7 @@ class Peers:
     """One daemon per stage."""
 
     def __init__(self, manifest: Manifest) -> None:
-        plan = DemoPlan(manifest=manifest, num_peers=manifest.train.num_stages, slow={}, kills=(), stand_in_ms=0.0)
+        plan = DemoPlan(manifest=manifest, num_peers=manifest.train.num_stages, slow={}, kills=(), chaos=None, stand_in_ms=0.0)
         self._swarm = DemoSwarm(plan, lambda _text: None)
         self._steps: list[Step] = []
 

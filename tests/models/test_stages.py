@@ -18,6 +18,7 @@ from peerd.models.stages import (
     estimate_graph_bytes,
     estimate_stage_memory_bytes,
     initial_parameter_spec,
+    keeps_graphs,
     layers_of,
 )
 from peerd.reference import backpropagate
@@ -136,6 +137,17 @@ def test_the_memory_estimate_grows_with_what_it_counts() -> None:
     assert estimate_stage_memory_bytes(keeping, 0, 1) == bytes_per_slots[1]
     assert estimate_stage_memory_bytes(keeping, 0, 3) == bytes_per_slots[3] + 2 * estimate_graph_bytes(manifest, 0)
     assert estimate_stage_memory_bytes(replace_train(manifest, sequence_length=32), 0, 2) > bytes_per_slots[2]
+
+
+def test_auto_keeps_graphs_where_they_fit_into_half_of_the_free_memory() -> None:
+    auto = tiny_manifest(2)
+    never, always = (dataclasses.replace(auto, compute=ComputeConfig(recompute=choice)) for choice in ("never", "always"))
+    needed = estimate_stage_memory_bytes(never, 0, 3)
+    assert auto.compute.recompute == "auto"
+    assert keeps_graphs(auto, 0, 3, 2 * needed)
+    assert not keeps_graphs(auto, 0, 3, 2 * needed - 1)
+    assert keeps_graphs(never, 0, 3, 0)
+    assert not keeps_graphs(always, 0, 3, 1 << 40)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])

@@ -27,8 +27,8 @@ from peerd.config.settings import Settings
 from peerd.control.client import ControlClient
 from peerd.control.protocol import Counters, PeersReply, StatusReply, StepInfo
 
-READY_TIMEOUT_S = 60.0
-END_TIMEOUT_S = 20.0
+READY_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 40.0
 LEFTOVERS_GONE_WITHIN_S = 10.0
 LOOK_AGAIN_S = 0.02
 LIMITED = """exec 2> >(cat >> "$0"); limit=$1; shift; exec prlimit --fsize="$limit" "$@" """
@@ -36,7 +36,7 @@ LIMITED = """exec 2> >(cat >> "$0"); limit=$1; shift; exec prlimit --fsize="$lim
 Found = TypeVar("Found")
 
 
-def until(look: Callable[[], Found], timeout_s: float = 30.0) -> Found:
+def until(look: Callable[[], Found], timeout_s: float = 60.0) -> Found:
     """The first truthy thing that `look` finds; fails when the time is up."""
     deadline = time.monotonic() + timeout_s
     while not (found := look()):
@@ -94,13 +94,14 @@ class Daemon:
     def wait_for_step(self, step: int, timeout_s: float = 60.0) -> None:
         self.request("wait", step=step, timeout_s=timeout_s, silence_s=timeout_s + 5)
 
-    def wait_until_serving(self, timeout_s: float = 30.0) -> float:
+    def wait_until_serving(self, timeout_s: float = 60.0) -> float:
         """Seconds from the start of its process until it served."""
         self.request("wait", serving=True, timeout_s=timeout_s, silence_s=timeout_s + 5)
         return time.monotonic() - self.began_s
 
     def wait_until_mid_step(self, step: int) -> None:
         """Until its ledger of `step` or a later one holds something and the step goes on."""
+        self.wait_for_step(step)
         until(lambda: _is_mid_step(self.status, step))
 
     def signal(self, number: signal.Signals) -> None:

@@ -33,12 +33,21 @@ def swarm_manifest(num_stages: int = 2, steps: int = 0, **train: Any) -> Manifes
     )
 
 
+def exported_steps(exported: Path) -> int:
+    """How many steps an export has behind it."""
+    return len((exported / "history.jsonl").read_text().splitlines())
+
+
 def assert_equals_reference(exported: Path, manifest: Manifest, steps: int, cache: Path | None = None) -> None:
-    """Every tensor within 1e-6 of its largest value, every loss equal, as a single machine would have it."""
+    """Every tensor within 1e-6 of its largest value, every loss equal, as a single machine would have it.
+
+    The export of a swarm that trains on may come without the optimizer; its parameters are compared all the same.
+    """
     corpus = Corpus(prepare_tokens(manifest.data.source, cache or cache_folder()), manifest)
     expected = train_reference(manifest, corpus, steps)
     assert_close(load_file(exported / "model.safetensors"), expected.parameters)
-    assert_close(load_file(exported / "optimizer.safetensors"), expected.optimizer_state)
+    if (exported / "optimizer.safetensors").exists():
+        assert_close(load_file(exported / "optimizer.safetensors"), expected.optimizer_state)
     losses = [json.loads(line)["loss"] for line in (exported / "history.jsonl").read_text().splitlines()]
     assert losses == [entry.loss for entry in expected.history]
 

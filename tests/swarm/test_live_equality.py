@@ -14,7 +14,7 @@ from peerd.config.manifest import dump
 from tests.swarm.daemons import Swarm, run_peerd
 from tests.swarm.runs import assert_close, swarm_manifest
 
-pytestmark = pytest.mark.swarm
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 
 STEPS = 3
 FILES = ["history.jsonl", "model.safetensors", "optimizer.safetensors", "run.toml"]

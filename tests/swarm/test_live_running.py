@@ -11,17 +11,23 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import load, load_file
 
-from peerd.errors import BadMessageError, ExitCode, PeerGoneError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, ExitCode, WrongStateError
 from peerd.reference import train_reference
 from peerd.table.record import PeerId, RunId
 from peerd.train.data import Corpus, prepare_tokens
 from peerd.wire.links import Links
 from peerd.wire.values import TensorBytes
 from tests.swarm.daemons import Daemon, Swarm, run_peerd, until
+from tests.swarm.machine import slowdown
 from tests.swarm.runs import assert_close, swarm_manifest
 from tests.swarm.visitor import Visitor, visiting
 
-pytestmark = pytest.mark.swarm
+pytestmark = [
+    pytest.mark.swarm,
+    pytest.mark.timeout(300),
+    # hivemind leaves its streams to p2pd for the garbage collector to close
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+]
 
 PACE_MS = 80
 NOBODY = "12D3KooWEXTUXiqjRrCJRZ1AJuwYtJ7E1hENCwDBAFpVVjKpVHJd"
@@ -41,7 +47,7 @@ def swarm() -> Iterator[Swarm]:
 def trains_on(swarm: Swarm) -> Iterator[None]:
     """Whatever the test does, the two finish another step afterwards and none was inexact."""
     yield
-    swarm.wait_for_step(swarm.daemons[0].status["peer"]["step"] + 1, 20)
+    swarm.daemons[0].wait_for_step(swarm.daemons[0].status["peer"]["step"] + 1, 30)
     swarm.assert_exact()
 
 
@@ -57,7 +63,7 @@ def test_status_of_a_live_daemon_takes_less_than_a_third_of_a_second(swarm: Swar
         status = json.loads(done.stdout)
         assert status["peer"]["phase"] in ("accumulating", "averaging", "averaged")
         assert status["counters"]["duplicate_microbatches"] == 0
-    assert min(took_s) < 0.3
+    assert min(took_s) < 0.3 * slowdown()
 
 
 def test_status_and_peers_are_readable_on_a_narrow_terminal(swarm: Swarm) -> None:
@@ -107,10 +113,12 @@ def test_an_export_of_a_running_swarm_is_one_steps_model(swarm: Swarm) -> None:
 def test_a_fresh_peer_that_knows_only_the_address_serves_within_15_s_and_equals_its_neighbour(
     swarm: Swarm, trains_on: None, record_property: Callable[[str, object], None]
 ) -> None:
+    slower = slowdown()
     newcomer = swarm.spawn(join=swarm.address.partition("#")[0], compute_stand_in_ms=PACE_MS)
-    serves_after_s = newcomer.wait_until_serving()
+    serves_after_s = newcomer.wait_until_serving(60)
     record_property("serves_after_s", serves_after_s)
-    assert serves_after_s < 15
+    record_property("slowdown", slower)
+    assert serves_after_s < 15 * max(slower, slowdown())
     assert "organiser pinned" in newcomer.log
     until(lambda: newcomer.counters["accumulated_microbatches"] > 0)
     neighbour = swarm.daemons[newcomer.status["peer"]["stage"]]
@@ -122,7 +130,7 @@ def test_a_fresh_peer_that_knows_only_the_address_serves_within_15_s_and_equals_
 async def assert_equal_bits(swarm: Swarm, newcomer: Daemon, neighbour: Daemon) -> None:
     """Parameters and optimizer of both at one step, and the gradient that both give for one microbatch."""
     stage = newcomer.status["peer"]["stage"]
-    async with visiting(swarm.address) as visitor:
+    async with visiting(neighbour.ready.join, newcomer.ready.join) as visitor:
         for _ in range(20):
             (left, left_data), (right, right_data) = await asyncio.gather(
                 *(visitor.snapshot(PeerId(daemon.ready.peer), stage) for daemon in (newcomer, neighbour))
@@ -207,7 +215,7 @@ def test_who_cannot_join_is_told_why_in_one_line_and_leaves_nothing(
 
 def test_a_second_daemon_of_one_home_is_refused_and_the_first_keeps_its_home(swarm: Swarm, trains_on: None) -> None:
     second = swarm.spawn(join=swarm.address, home=swarm.daemons[1].settings.home)
-    assert second.exit_code() == ExitCode.IDENTITY_IN_USE
+    assert second.exit_code(60) == ExitCode.IDENTITY_IN_USE
     assert len(second.error_lines) == 1
     assert swarm.daemons[1].home.identity.exists()
 
@@ -218,13 +226,13 @@ def test_a_second_daemon_of_one_home_is_refused_and_the_first_keeps_its_home(swa
 async def test_broken_calls_are_refused_and_counted_and_the_daemon_serves_on(swarm: Swarm, trains_on: None) -> None:
     target = swarm.daemons[1]
     peer, before = PeerId(target.ready.peer), target.counters["messages_refused"]
-    async with visiting(swarm.address) as visitor:
+    async with visiting(target.ready.join) as visitor:
         step = (await visitor.snapshot(peer, 1))[0].step
         call = visitor.call(1, step)
         wrong = TensorBytes("int32", call.inputs.shape, call.inputs.chunks)
         with pytest.raises(BadMessageError, match="float32"):
             await visitor.send(peer, replace(call, inputs=wrong))
-        with pytest.raises(PeerGoneError, match="broken message"):
+        with pytest.raises(BusyError, match="broken message"):
             await visitor.send(peer, call)
     assert target.counters["messages_refused"] == before + 1
 

@@ -58,13 +58,14 @@ class Visitor:
 
 
 @contextlib.asynccontextmanager
-async def visiting(text: str) -> AsyncIterator[Visitor]:
-    """A visitor at the peer of an address, with a throw-away identity."""
-    address = parse_address(text)
+async def visiting(*texts: str) -> AsyncIterator[Visitor]:
+    """A visitor at the peer of the first address who knows where the others live, with a throw-away identity."""
+    known = {found.peer: found for found in map(parse_address, texts)}
+    text, address = texts[0], parse_address(texts[0])
     home = Home(Path(tempfile.mkdtemp(prefix="peerd-t-", dir="/tmp")))
     Identity.load_or_create(home.identity)
     settings = Settings(home=str(home.folder), join=text, host="127.0.0.1", ephemeral=True)
-    network = await open_network(settings, home, (address.multiaddr,), lambda peer: (address.multiaddr,) if peer == address.peer else ())
+    network = await open_network(settings, home, (address.multiaddr,), lambda peer: (known[peer].multiaddr,) if peer in known else ())
     ended = asyncio.ensure_future(watch(network.p2pd))
     try:
         signed = await ask_for_run(network, address)

@@ -44,6 +44,9 @@ class Nowhere:
     async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
         raise AssertionError("there is no later stage")
 
+    def distrust(self, call: Call, peer: PeerId) -> None:
+        raise AssertionError("there is no later stage")
+
 
 class Unanswering:
     """The averaging client of a member whose mates never answer."""

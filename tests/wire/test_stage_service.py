@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
-from peerd.errors import BusyError, PeerGoneError, WrongStateError
+from peerd.errors import BusyError, WrongStateError
 from peerd.stage.tensors import encode
 from peerd.table.record import RawRecord
 from peerd.wire import convert
@@ -40,14 +40,21 @@ def chunk_of(num_bytes: int) -> stage_pb2.CallMessage:
     return stage_pb2.CallMessage(chunk=bytes(num_bytes))
 
 
-async def backpropagate(callee: Callee, *messages: stage_pb2.CallMessage) -> Any:
+async def backpropagate(callee: Callee, *messages: stage_pb2.CallMessage) -> None:
+    """Send the first message, and the others once the call is accepted; AioRpcError when it is refused."""
     stub = await callee.served.stub(stage_pb2_grpc.StageStub, callee.caller.peer)
-
-    async def sent() -> AsyncIterator[stage_pb2.CallMessage]:
-        for message in messages:
-            yield message
-
-    return stub.Backpropagate(sent())
+    rpc = stub.Backpropagate()
+    for message in messages[:1]:
+        await rpc.write(message)
+    if not messages[1:]:
+        await rpc.done_writing()
+    while (reply := await rpc.read()) is not grpc.aio.EOF:
+        if reply.WhichOneof("kind") == "accepted":
+            for message in messages[1:]:
+                await rpc.write(message)
+            await rpc.done_writing()
+    if (code := await rpc.code()) is not grpc.StatusCode.OK:
+        raise grpc.aio.AioRpcError(code, await rpc.initial_metadata(), await rpc.trailing_metadata(), await rpc.details())
 
 
 @pytest.mark.parametrize(
@@ -71,26 +78,26 @@ async def backpropagate(callee: Callee, *messages: stage_pb2.CallMessage) -> Any
 )
 async def test_a_call_that_breaks_a_rule_is_refused(callee: Callee, changes: dict[str, Any], status: grpc.StatusCode, words: str) -> None:
     call = callee.call(**changes)
-    await assert_refused(callee, await backpropagate(callee, header_of(call), *tensor_messages(call)), status, words)
+    await assert_refused(callee, backpropagate(callee, header_of(call), *tensor_messages(call)), status, words)
     assert callee.service.counters.accumulated == 1  # the sound one's
 
 
 async def test_a_call_of_another_run_is_refused(callee: Callee) -> None:
-    await assert_refused(callee, await backpropagate(callee, header_of(callee.call(), run="b" * 32)), STATE, "I serve run")
+    await assert_refused(callee, backpropagate(callee, header_of(callee.call(), run="b" * 32)), STATE, "I serve run")
 
 
 async def test_a_call_without_a_header_is_refused(callee: Callee) -> None:
-    await assert_refused(callee, await backpropagate(callee, stage_pb2.CallMessage(chunk=b"junk")), BAD, "without a header")
+    await assert_refused(callee, backpropagate(callee, stage_pb2.CallMessage(chunk=b"junk")), BAD, "without a header")
 
 
 async def test_a_call_without_anything_is_refused(callee: Callee) -> None:
-    await assert_refused(callee, await backpropagate(callee), BAD, "without a header")
+    await assert_refused(callee, backpropagate(callee), BAD, "without a header")
 
 
 async def test_a_tensor_larger_than_any_may_be_is_refused_before_its_bytes_come(callee: Callee) -> None:
     message = header_of(callee.call())
     message.header.inputs.CopyFrom(stage_pb2.TensorHeader(shape=[MAX_BOUNDARY_BYTES], dtype="float32", num_bytes=4 * MAX_BOUNDARY_BYTES))
-    await assert_refused(callee, await backpropagate(callee, message), BAD, "dimensions")
+    await assert_refused(callee, backpropagate(callee, message), BAD, "dimensions")
 
 
 @pytest.mark.parametrize("change", ["too few", "too many", "empty"])
@@ -98,7 +105,7 @@ async def test_bytes_that_do_not_add_up_are_refused(callee: Callee, change: str)
     call = callee.call()
     sound = tensor_messages(call)
     odd = {"too few": sound[:-1], "too many": [*sound[:-1], chunk_of(4096)], "empty": [chunk_of(0)]}
-    await assert_refused(callee, await backpropagate(callee, header_of(call), *odd[change]), BAD, "do not add up")
+    await assert_refused(callee, backpropagate(callee, header_of(call), *odd[change]), BAD, "do not add up")
 
 
 async def test_a_caller_that_falls_silent_gets_its_slot_taken_away(callee: Callee) -> None:
@@ -133,6 +140,13 @@ async def test_more_calls_than_slots_are_told_to_come_later(callee: Callee) -> N
     silence.set()
 
 
+async def test_one_that_is_leaving_takes_nothing_new_and_is_not_taken_for_dead(callee: Callee) -> None:
+    callee.service.leaving = True
+    call = callee.call()
+    with pytest.raises(WrongStateError, match="I am leaving"):
+        await StageClient(callee.links(), RUN).backpropagate(callee.caller.peer, call, (), PATIENCE_S, lambda _stage, _peer: None)
+
+
 async def test_a_call_twice_at_once_is_refused_and_the_first_is_served(callee: Callee) -> None:
     call, go_on = callee.call(), asyncio.Event()
 
@@ -147,7 +161,7 @@ async def test_a_call_twice_at_once_is_refused_and_the_first_is_served(callee: C
     replies = first.__aiter__()
     assert (await anext(replies)).WhichOneof("kind") == "accepted"
     with pytest.raises(grpc.aio.AioRpcError, match="under way"):
-        await drain(await backpropagate(callee, header_of(call)))
+        await drain(backpropagate(callee, header_of(call)))
     go_on.set()
     assert "done" in [reply.WhichOneof("kind") async for reply in replies]
     assert callee.state.record.done == 0b1
@@ -155,8 +169,8 @@ async def test_a_call_twice_at_once_is_refused_and_the_first_is_served(callee: C
 
 async def test_whoever_sent_a_broken_message_is_not_listened_to_for_a_while(callee: Callee) -> None:
     with pytest.raises(grpc.aio.AioRpcError):
-        await drain(await backpropagate(callee))
-    with pytest.raises(PeerGoneError, match="broken message lately"):
+        await drain(backpropagate(callee))
+    with pytest.raises(BusyError, match="broken message lately"):
         await SwarmClient(callee.links(), RUN).gossip(callee.caller.peer, [], PATIENCE_S)
     await callee.assert_lives()
 

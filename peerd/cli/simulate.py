@@ -1,0 +1,106 @@
+"""The verb simulate: thousands of peers in virtual time, on this machine alone. It needs no daemon and no network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peerd.cli.options import SEED, FiniteRange, home_option, json_option
+
+if TYPE_CHECKING:
+    from peerd.sim.comparison import Row
+
+SCHEMA = 1
+MAX_STAGES = 512
+
+
+class StageCounts(click.ParamType[tuple[int, ...]]):
+    """Numbers of stages: one, or several with commas between."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        if not all(part.strip().isascii() and part.strip().isdigit() and 1 <= int(part) <= MAX_STAGES for part in parts):
+            self.fail(f"{value!r} is not a number of stages from 1 to {MAX_STAGES}, or several with commas between.", param, ctx)
+        return tuple(int(part) for part in parts)
+
+
+@click.group(subcommand_metavar="WHAT [ARGS]...")
+def simulate() -> None:
+    """Try decisions on simulated swarms.
+
+    The simulator runs the daemon's own decisions in virtual time. `peerd help simulate` says what it assumes.
+    """
+
+
+@simulate.command()
+@click.option("--trace", type=click.Path(path_type=Path), metavar="FILE.csv", help="Lines of time_s,change.  [default: generated, 32 h]")
+@click.option("--stages", type=StageCounts(), multiple=True, metavar="S", help="May be repeated.  [default: 4, 8, 16, 32]")
+@click.option("--peers", "num_peers", type=click.IntRange(1, 100_000), help="At the start.  [default: 100 per stage]")
+@click.option("--download", "download_s", type=FiniteRange(0, 86400), default=0.0, metavar="SECONDS", help="To fetch a stage's state.")
+@click.option("--unlike", is_flag=True, help="Machines and links that differ by up to 8 times.")
+@click.option("--view-delay", "view_delay_s", type=FiniteRange(0, 3600), default=0.0, metavar="SECONDS", help="Age of what planners see.")
+@click.option("--noise", type=FiniteRange(0, 0.9), default=0.0, metavar="SHARE", help="Error of measured speeds and queues.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of everything that is chance.")
+@click.option("--runs", "num_runs", type=click.IntRange(1, 100), default=1, show_default=True, help="Take the mean over so many seeds.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw throughput over time as .png or .svg.")
+@home_option
+@json_option
+def rebalance(trace: Path | None, stages: tuple[tuple[int, ...], ...], plot: Path | None, as_json: bool, **fields: Any) -> None:
+    """Compare rules that move peers between stages while peers come and go.
+
+    Prints the percent of optimal throughput that each rule reaches: over all the time, in its first and in its last hour.
+
+    \b
+    Examples:
+      peerd simulate rebalance
+      peerd simulate rebalance --stages 4 --download 240 --plot moves.png
+      peerd simulate rebalance --trace my-churn.csv --peers 60 --json
+    """
+    from peerd.sim import plot as picture
+    from peerd.sim.comparison import PAPER_STAGES, Question, compare
+    from peerd.sim.trace import read_changes
+
+    if plot is not None:
+        picture.check(plot)
+    chosen = tuple(dict.fromkeys(number for numbers in stages for number in numbers)) or PAPER_STAGES
+    question = Question(num_stages=chosen, changes=read_changes(trace) if trace else None, **fields)
+    rows = []
+    if not as_json:
+        click.echo(_HEADING)
+    for row in compare(question):
+        rows.append(row)
+        if not as_json:
+            click.echo(_told(row))
+    if as_json:
+        click.echo(json.dumps({"schema": SCHEMA, "rows": [_fields(row) for row in rows]}))
+    if plot is not None:
+        picture.draw(rows, plot)
+        click.echo(f"drew {plot}", err=True)
+
+
+_HEADING = "percent of optimal throughput\nrule          T, s  stages  download, s  overall  first h  last h  moves"
+
+
+def _told(row: Row) -> str:
+    period = f"{row.period_s:g}" if row.period_s else "-"
+    percents = f"{row.overall:>7.1f}  {row.first:>7.1f}  {row.last:>6.1f}"
+    return f"{row.rule:<12}{period:>6}  {row.stages:>6}  {row.download_s:>11g}  {percents}  {row.moves:>5.0f}"
+
+
+def _fields(row: Row) -> dict[str, str | int | float]:
+    percents = {name: round(getattr(row, name), 2) for name in ("overall", "first", "last")}
+    return {
+        "rule": row.rule,
+        "period_s": row.period_s,
+        "stages": row.stages,
+        "download_s": row.download_s,
+        **percents,
+        "moves": round(row.moves, 1),
+    }

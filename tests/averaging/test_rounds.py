@@ -1,0 +1,333 @@
+"""Rounds between real members in one process: all end with the same bits, whoever is late, and no failure costs a ledger.
+
+Each member is the real Rounds over a real StageState; the client between them hands each message straight to the
+callee's handler, as the wire would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from peerd.averaging.log import AverageLog
+from peerd.averaging.rounds import Rounds
+from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
+from peerd.policy.roster import Roster, entry_of
+from peerd.stage.accumulator import split_evenly
+from peerd.stage.executor import Executor, Priority
+from peerd.stage.state import StageState
+from peerd.stage.tensors import encode_flat
+from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, RawRecord
+from peerd.wire.clients import AveragingClient, PartHeader, ReceivedAverage
+from peerd.wire.services import Part
+from tests.strategies import view_of
+from tests.tiny_run import tiny_manifest
+
+AVERAGING_S = 0.5
+MICROBATCHES = 6
+MANIFEST = tiny_manifest(microbatches_per_step=MICROBATCHES, accumulate="float64")
+Fault = Callable[[str, PeerId, PeerId], Awaitable[None]]
+"""Called with the kind of message, its sender and its receiver before it is handed over; may wait or raise."""
+
+
+async def no_fault(_kind: str, _sender: PeerId, _receiver: PeerId) -> None:
+    return
+
+
+@dataclass
+class Member:
+    peer: PeerId
+    state: StageState
+    executor: Executor
+    rounds: Rounds
+
+    @property
+    def average(self) -> torch.Tensor:
+        assert self.state.average is not None
+        return self.state.average.flat_sum
+
+
+@dataclass
+class Group:
+    """Members of one stage by peer, and what goes wrong between them."""
+
+    members: dict[PeerId, Member] = field(default_factory=dict)
+    fault: Fault = no_fault
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    failures: list[tuple[PeerId, PeerId]] = field(default_factory=list)
+    """(who noticed, who did not answer)"""
+
+    def roster(self, attempt: int = 0, leader: PeerId | None = None) -> Roster:
+        entries = tuple(sorted(entry_of(member.state.record) for member in self.members.values()))
+        return Roster(0, 0, attempt, leader or entries[0].peer, entries)
+
+    def leader(self, roster: Roster) -> Member:
+        return self.members[roster.leader]
+
+    async def settled(self, phase: Phase) -> None:
+        """Until every member is in the phase."""
+        async with asyncio.timeout(20):
+            while any(member.state.record.phase is not phase for member in self.members.values()):
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@dataclass
+class Client:
+    """AveragingClient without a wire."""
+
+    group: Group
+    me: PeerId
+
+    async def propose(self, peer: PeerId, roster: Roster, timeout_s: float) -> tuple[bool, str, RawRecord]:
+        await self._deliver("propose", peer)
+        async with asyncio.timeout(timeout_s):
+            return await self.group.members[peer].rounds.propose(self.me, roster)
+
+    async def reduce(self, peer: PeerId, part: PartHeader, chunks: Sequence[bytes], _patience_s: float) -> tuple[bytes, ...]:
+        await self._deliver("reduce", peer)
+
+        async def receive() -> tuple[bytes, ...]:
+            return tuple(chunks)
+
+        header = Part(part.average_id, part.slice_index, part.ledger, part.num_bytes)
+        return tuple(await self.group.members[peer].rounds.reduce(self.me, header, receive))
+
+    async def abort(self, peer: PeerId, average_id: AverageId, _timeout_s: float) -> None:
+        await self._deliver("abort", peer)
+        self.group.members[peer].rounds.abort(self.me, average_id)
+
+    async def get_average(self, peer: PeerId, stage: int, step: int, _patience_s: float) -> ReceivedAverage:
+        await self._deliver("get_average", peer)
+        average, checksum, chunks = await self.group.members[peer].rounds.get_average(stage, step)
+        return ReceivedAverage(average.roster, average.lineage, checksum, tuple(chunks))
+
+    async def _deliver(self, kind: str, peer: PeerId) -> None:
+        await self.group.fault(kind, self.me, peer)
+
+
+@pytest.fixture
+async def make_group(tmp_path: Path) -> AsyncIterator[Callable[..., Group]]:
+    groups: list[Group] = []
+
+    def make(num_members: int) -> Group:
+        group = Group()
+        groups.append(group)
+        for number in range(num_members):
+            peer = PeerId(f"member{number}")
+            group.members[peer] = make_member(group, peer, tmp_path / peer)
+            fill(group.members[peer].state, range(number, MICROBATCHES, num_members))
+        return group
+
+    yield make
+    for group in groups:
+        for member in group.members.values():
+            member.rounds.shut()
+            member.executor.close()
+
+
+def make_member(group: Group, peer: PeerId, folder: Path) -> Member:
+    record = PeerRecord(peer=peer, incarnation=1)
+    state = StageState(MANIFEST, record, torch.device("cpu"), lambda: view_of(record))
+    state.serve()
+    executor, log = Executor(), AverageLog(folder, torch.float64)
+    loop = asyncio.get_running_loop()
+    rounds = Rounds(state, executor, cast(AveragingClient, Client(group, peer)), log, AVERAGING_S, loop.time)
+    rounds.on_change = group.changed.set
+    rounds.on_failure = lambda other: group.failures.append((peer, other))
+    return Member(peer, state, executor, rounds)
+
+
+def gradient_of(index: int, length: int) -> torch.Tensor:
+    return torch.randn(length, generator=torch.Generator().manual_seed(index))
+
+
+def fill(state: StageState, held: Sequence[int]) -> None:
+    """Accumulate made-up float32 gradients of these microbatches."""
+    for index in held:
+        state.accumulator.flat.add_(gradient_of(index, state.accumulator.flat.numel()))
+        state.record = replace(state.record, done=state.record.done | 1 << index)
+
+
+def whole_sum(member: Member) -> torch.Tensor:
+    total = torch.zeros_like(member.state.accumulator.flat)
+    for index in range(MICROBATCHES):
+        total += gradient_of(index, total.numel())
+    return total
+
+
+MakeGroup = Callable[[int], Group]
+
+
+@pytest.mark.parametrize("num_members", [1, 2, 3, 4])
+async def test_all_members_end_with_the_same_bits_which_are_the_whole_sum(make_group: MakeGroup, num_members: int) -> None:
+    group = make_group(num_members)
+    roster = group.roster()
+    assert await group.leader(roster).rounds.lead(roster) == ""
+    await group.settled(Phase.AVERAGED)
+    expected = whole_sum(group.leader(roster))
+    for member in group.members.values():
+        assert torch.equal(member.average, expected)
+        assert member.state.record.average_id == roster.average_id
+    assert group.failures == []
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+async def test_the_bits_do_not_depend_on_who_is_late(make_group: MakeGroup, late: int) -> None:
+    group = make_group(3)
+
+    async def hold(kind: str, sender: PeerId, _receiver: PeerId) -> None:
+        if kind == "reduce" and sender == f"member{late}":
+            await asyncio.sleep(0.1)
+
+    group.fault = hold
+    roster = group.roster(leader=PeerId("member1"))
+    await group.leader(roster).rounds.lead(roster)
+    await group.settled(Phase.AVERAGED)
+    assert all(torch.equal(member.average, whole_sum(member)) for member in group.members.values())
+
+
+async def test_a_part_that_comes_before_its_proposal_is_held(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    proposed = asyncio.Event()
+
+    async def late_proposal(kind: str, _sender: PeerId, _receiver: PeerId) -> None:
+        if kind == "propose":
+            await asyncio.sleep(0.15)
+            proposed.set()
+        elif kind == "reduce" and not proposed.is_set():
+            parts_before.append(kind)
+
+    parts_before: list[str] = []
+    group.fault = late_proposal
+    roster = group.roster()
+    await group.leader(roster).rounds.lead(roster)
+    await group.settled(Phase.AVERAGED)
+    assert parts_before
+
+
+@pytest.mark.parametrize("kind", ["propose", "reduce"])
+async def test_a_member_that_does_not_answer_closes_the_round_and_every_ledger_is_kept(make_group: MakeGroup, kind: str) -> None:
+    group = make_group(3)
+    gone = PeerId("member2")
+    before = {peer: (m.state.record.done, m.state.accumulator.flat.clone()) for peer, m in group.members.items()}
+
+    async def dead(what: str, sender: PeerId, receiver: PeerId) -> None:
+        if gone in (sender, receiver) and what == kind:
+            raise PeerGoneError("gone")
+
+    group.fault = dead
+    roster = group.roster()
+    await group.leader(roster).rounds.lead(roster)
+    await group.settled(Phase.ACCUMULATING)
+    for peer, member in group.members.items():
+        assert member.rounds.open is None
+        assert member.state.record.done == before[peer][0]
+        assert torch.equal(member.state.accumulator.flat, before[peer][1])
+    assert (roster.leader, gone) in group.failures
+    group.fault = no_fault
+    again = group.roster(attempt=1)
+    assert await group.leader(again).rounds.lead(again) == ""
+    await group.settled(Phase.AVERAGED)
+    assert torch.equal(group.leader(again).average, whole_sum(group.leader(again)))
+
+
+async def test_a_member_whose_ledger_changed_refuses_and_the_leader_closes_the_round(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    roster, other = group.roster(), group.members[PeerId("member1")]
+    other.state.reset_ledger()
+    reason = await group.leader(roster).rounds.lead(roster)
+    assert "my ledger is another by now" in reason
+    await group.settled(Phase.ACCUMULATING)
+    assert group.leader(roster).state.record.done != 0
+
+
+async def test_parts_of_a_closed_round_are_dead_for_ever(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    roster, member = group.roster(), group.members[PeerId("member1")]
+    await member.rounds.close(roster.average_id)
+    assert (await member.rounds.propose(roster.leader, roster))[:2] == (False, "this round is closed")
+    with pytest.raises(WrongStateError, match="closed"):
+        await member.rounds.reduce(roster.leader, Part(roster.average_id, 1, 0, 8), nothing)
+
+
+async def nothing() -> tuple[bytes, ...]:
+    return ()
+
+
+async def test_only_the_leader_may_propose_and_abort(make_group: MakeGroup) -> None:
+    group = make_group(3)
+    roster, member, stranger = group.roster(), group.members[PeerId("member1")], PeerId("member2")
+    with pytest.raises(BadMessageError, match="by its leader"):
+        await member.rounds.propose(stranger, roster)
+    joined, _, _ = await member.rounds.propose(roster.leader, roster)
+    assert joined
+    member.rounds.abort(stranger, roster.average_id)
+    assert member.rounds.open is not None
+    member.rounds.abort(roster.leader, roster.average_id)
+    await group.settled(Phase.ACCUMULATING)
+    assert member.rounds.open is None
+
+
+async def test_a_part_sent_twice_at_once_breaks_nothing(make_group: MakeGroup) -> None:
+    """Both copies find all parts there and want to add them up."""
+    group = make_group(2)
+    roster = group.roster()
+    reducer, sender = group.members[PeerId("member0")], group.members[PeerId("member1")]
+    await reducer.rounds.propose(roster.leader, roster)
+    start, end = split_evenly(sender.state.accumulator.flat.numel(), 2)[0]
+    chunks = encode_flat(sender.state.accumulator.flat[start:end].clone())
+
+    async def receive() -> tuple[bytes, ...]:
+        return chunks
+
+    part = Part(roster.average_id, 0, sender.state.record.done, (end - start) * 8)
+    answers = await asyncio.gather(*(reducer.rounds.reduce(sender.peer, part, receive) for _ in range(8)), return_exceptions=True)
+    assert [answer for answer in answers if isinstance(answer, BaseException) and not isinstance(answer, RemoteError)] == []
+    expected = encode_flat(whole_sum(reducer)[start:end].clone())
+    assert [answer for answer in answers if not isinstance(answer, BaseException)] == [expected] * 8
+
+
+@pytest.mark.parametrize("lie", ["ledger", "slice", "size", "values", "stranger"])
+async def test_a_part_that_is_not_what_the_roster_says_is_refused(make_group: MakeGroup, lie: str) -> None:
+    group = make_group(3)
+    roster = group.roster()
+    reducer, sender = group.members[PeerId("member0")], group.members[PeerId("member1")]
+    await reducer.rounds.propose(roster.leader, roster)
+    length = split_evenly(sender.state.accumulator.flat.numel(), 3)[0][1]
+    values = torch.full((length,), math.nan if lie == "values" else 1.0, dtype=torch.float64)
+
+    async def receive() -> tuple[bytes, ...]:
+        return encode_flat(values)
+
+    sound = Part(roster.average_id, 0, sender.state.record.done, length * 8)
+    changes: dict[str, dict[str, Any]] = {"ledger": {"ledger": 0}, "slice": {"slice_index": 1}, "size": {"num_bytes": 8}}
+    caller = PeerId("member9") if lie == "stranger" else sender.peer
+    with pytest.raises(BadMessageError):
+        await reducer.rounds.reduce(caller, replace(sound, **changes.get(lie, {})), receive)
+
+
+async def test_a_mate_that_missed_the_average_gets_it_from_memory_and_later_from_the_log(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    roster = group.roster()
+    await group.leader(roster).rounds.lead(roster)
+    await group.settled(Phase.AVERAGED)
+    holder, late = group.members[PeerId("member0")], group.members[PeerId("member1")]
+    fetched, flat_sum = await late.rounds.fetch(holder.peer, 0)
+    assert fetched == roster
+    assert torch.equal(flat_sum, holder.average)
+    holder.rounds.applied(holder.state.commit())
+    _, from_memory = await late.rounds.fetch(holder.peer, 0)
+    await holder.executor.run(Priority.IDLE, lambda: None)  # so that the log has been written
+    _, from_log = await late.rounds.fetch(holder.peer, 0)
+    assert torch.equal(from_memory, flat_sum)
+    assert torch.equal(from_log, flat_sum)
+    with pytest.raises(WrongStateError, match="no average"):
+        await late.rounds.fetch(holder.peer, 0 + 9)

@@ -1,0 +1,84 @@
+"""What a joiner does where nobody serves: begin, wait, or resume at the newest step that every stage can provide."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.policy.recovery import plan
+from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
+
+
+def joiner(name: str, stage: int, *checkpoints: int) -> PeerRecord:
+    return PeerRecord(peer=PeerId(name), stage=stage, checkpoints=checkpoints)
+
+
+def server(name: str, stage: int, step: int) -> PeerRecord:
+    return PeerRecord(peer=PeerId(name), stage=stage, step=step, phase=Phase.ACCUMULATING)
+
+
+def view(*records: PeerRecord) -> LiveView:
+    return LiveView(me=records[0].peer, records=tuple(sorted(records, key=lambda record: record.peer)))
+
+
+def test_a_run_that_nobody_has_begun_begins() -> None:
+    mine = joiner("a", 0)
+    assert plan(mine, view(mine, joiner("b", 1)), 2).begin
+
+
+def test_first_weights_are_wrong_once_anybody_holds_a_later_step() -> None:
+    mine = joiner("a", 0)
+    for other in (joiner("b", 1, 5), joiner("b", 0, 5), server("b", 1, 3)):
+        found = plan(mine, view(mine, other), 2)
+        assert not found.begin
+        assert found.load is None
+
+
+def test_who_sees_nobody_begins_nothing_unless_it_founds_the_run() -> None:
+    """A joiner whose first look has grown old while it started must not serve first weights in a run under way."""
+    mine = joiner("a", 0)
+    assert plan(mine, view(mine), 2, founder=True).begin
+    assert not plan(mine, view(mine), 2, founder=False).begin
+    assert plan(mine, view(mine, joiner("b", 1)), 2, founder=False).begin
+
+
+def test_a_run_once_seen_at_a_later_step_is_never_begun_again() -> None:
+    mine = joiner("a", 0)
+    for founder in (True, False):
+        found = plan(mine, view(mine, joiner("b", 1)), 2, founder=founder, newest_seen=16)
+        assert (found.begin, found.load) == (False, None)
+        assert "step 16" in found.reason
+
+
+def test_the_newest_step_that_every_stage_holds_is_resumed() -> None:
+    mine = joiner("a", 0, 5, 10, 15)
+    found = plan(mine, view(mine, joiner("b", 1, 5, 10), joiner("c", 1, 5)), 2)
+    assert found.load == 10
+
+
+def test_a_stage_that_still_serves_provides_its_step_and_the_one_before() -> None:
+    mine = joiner("a", 0, 3, 4)
+    assert plan(mine, view(mine, server("b", 1, 5)), 2).load == 4
+    assert plan(joiner("a", 0, 3), view(joiner("a", 0, 3), server("b", 1, 5)), 2).load is None
+
+
+def test_a_peer_without_the_step_waits_for_a_mate_that_has_it() -> None:
+    mine = joiner("a", 0, 5)
+    found = plan(mine, view(mine, joiner("b", 0, 10), joiner("c", 1, 10)), 2)
+    assert found.load is None
+    assert "another peer" in found.reason
+
+
+steps = st.sets(st.integers(1, 6), max_size=3).map(sorted)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), steps), min_size=1, max_size=6))
+def test_all_joiners_resume_at_one_step_that_each_stage_holds(homes: list[tuple[int, list[int]]]) -> None:
+    records = [joiner(f"p{number}", stage, *held) for number, (stage, held) in enumerate(homes)]
+    live = view(*records)
+    loads = {found.load for record in records if (found := plan(record, live, 3)).load is not None}
+    assert len(loads) <= 1
+    for load in loads:
+        for stage in range(3):
+            assert any(load in record.checkpoints for record in records if record.stage == stage)

@@ -1,0 +1,86 @@
+"""The accumulator: a sum that no order changes in float64, seen per parameter, cut evenly for the all-reduce."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.stage.accumulator import Accumulator, all_finite, split_evenly, views_of
+
+SHAPES = {"a": torch.Size([2, 3]), "b": torch.Size([4]), "c": torch.Size([])}
+CPU = torch.device("cpu")
+
+
+def gradients_of(seed: int) -> list[torch.Tensor]:
+    chance = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=chance) for shape in SHAPES.values()]
+
+
+@given(st.permutations(range(6)))
+def test_in_float64_the_sum_of_float32_gradients_is_the_same_in_any_order(order: list[int]) -> None:
+    """Sums of a few float32 values of like size are exact in float64, so no order can show."""
+    straight, shuffled = (Accumulator(SHAPES, torch.float64, CPU) for _ in range(2))
+    for seed in range(6):
+        straight.add(gradients_of(seed), loss=float(torch.tensor(0.1 * seed)))
+    for seed in order:
+        shuffled.add(gradients_of(seed), loss=float(torch.tensor(0.1 * seed)))
+    assert torch.equal(straight.flat, shuffled.flat)
+
+
+def test_parameters_lie_one_after_another_and_the_loss_last() -> None:
+    accumulator = Accumulator(SHAPES, torch.float32, CPU)
+    gradients = gradients_of(0)
+    accumulator.add(gradients, loss=2.5)
+    assert torch.equal(accumulator.flat[:-1], torch.cat([gradient.reshape(-1) for gradient in gradients]))
+    assert accumulator.flat[-1] == 2.5
+    accumulator.zero()
+    assert not accumulator.flat.any()
+
+
+def test_a_stage_that_is_not_the_last_adds_no_loss() -> None:
+    accumulator = Accumulator(SHAPES, torch.float32, CPU)
+    accumulator.add(gradients_of(0), loss=None)
+    assert accumulator.flat[-1] == 0
+
+
+def test_a_gradient_too_few_is_an_error_and_not_a_silent_shift() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        Accumulator(SHAPES, torch.float32, CPU).add(gradients_of(0)[:-1], loss=None)
+
+
+def test_means_are_named_and_divided() -> None:
+    accumulator = Accumulator(SHAPES, torch.float64, CPU)
+    for seed in range(4):
+        accumulator.add(gradients_of(seed), loss=None)
+    means = accumulator.means(accumulator.flat, 4)
+    assert {name: mean.shape for name, mean in means.items()} == SHAPES
+    expected = torch.stack([gradients_of(seed)[1].double() for seed in range(4)]).mean(0)
+    assert torch.allclose(means["b"], expected)
+
+
+def test_views_share_the_memory_of_the_vector() -> None:
+    flat = torch.zeros(11)
+    views_of(flat, SHAPES)["b"].fill_(1)
+    assert flat.tolist() == [0] * 6 + [1] * 4 + [0]
+
+
+@given(st.integers(0, 10_000), st.integers(1, 300))
+def test_slices_cover_the_vector_once_and_differ_by_one_at_most(length: int, parts: int) -> None:
+    bounds = split_evenly(length, parts)
+    assert len(bounds) == parts
+    assert (bounds[0][0], bounds[-1][1]) == (0, length)
+    assert all(end == start for (_, end), (start, _) in pairwise(bounds))
+    sizes = [end - start for start, end in bounds]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(("value", "finite"), [(1.0, True), (math.nan, False), (math.inf, False), (-math.inf, False)])
+def test_one_value_that_is_not_finite_is_seen_among_many(value: float, finite: bool) -> None:
+    tensor = torch.zeros(1000)
+    tensor[777] = value
+    assert all_finite([torch.zeros(3), tensor]) is finite

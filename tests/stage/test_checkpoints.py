@@ -1,0 +1,57 @@
+"""Checkpoints on disk: whole or absent, few, and never believed when damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from peerd.stage.checkpoints import KEPT, CheckpointStore
+from peerd.stage.export import HistoryEntry
+from peerd.stage.snapshots import Downloaded
+from peerd.table.record import Lineage
+
+
+def state(step: int) -> Downloaded:
+    tensors = {"parameters/a": torch.full((3, 2), float(step)), "optimizer/a.step": torch.tensor(float(step))}
+    return Downloaded(step, Lineage(0, bytes([step]) * 16), tensors, (HistoryEntry(step=step - 1, loss=2.5, tokens=8),))
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    CheckpointStore(tmp_path).save(1, state(5))
+    store = CheckpointStore(tmp_path)
+    assert [(found.step, found.stage) for found in store.scan()] == [(5, 1)]
+    loaded = store.load(1, 5)
+    assert loaded is not None
+    assert (loaded.step, loaded.lineage, loaded.history) == (5, state(5).lineage, state(5).history)
+    assert {name: value.tolist() for name, value in loaded.tensors.items()} == {
+        name: value.tolist() for name, value in state(5).tensors.items()
+    }
+
+
+def test_only_the_newest_are_kept_and_those_of_another_stage_go(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(0, state(1))
+    for step in range(2, 9):
+        store.save(1, state(step))
+    assert [(found.stage, found.step) for found in store.scan()] == [(1, step) for step in range(9 - KEPT, 9)]
+
+
+def test_a_damaged_or_cut_file_is_passed_over(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    for step in (5, 10, 15):
+        store.save(0, state(step))
+    flipped, cut, sound = (found.path for found in store.scan())
+    raw = bytearray(flipped.read_bytes())
+    raw[-1] ^= 1
+    flipped.write_bytes(raw)
+    cut.write_bytes(cut.read_bytes()[:-4])
+    assert [found.path for found in store.scan()] == [sound]
+
+
+def test_foreign_files_and_an_absent_folder_are_no_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "notes.safetensors").write_bytes(b"x")
+    (tmp_path / "1-two-three.safetensors").write_bytes(b"x")
+    assert CheckpointStore(tmp_path).scan() == []
+    assert CheckpointStore(tmp_path / "absent").scan() == []
+    assert CheckpointStore(tmp_path / "absent").load(0, 1) is None

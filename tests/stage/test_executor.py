@@ -1,0 +1,136 @@
+"""The executor: one thread, backward before forward, and nothing that a caller's end can break."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.stage.executor import Executor, Pace, Priority
+
+
+@pytest.fixture
+async def executor() -> AsyncIterator[Executor]:
+    made = Executor()
+    yield made
+    made.close()
+
+
+class Gate:
+    """A job that holds the executor's thread until it is opened, so that what follows has to queue."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._entered, self._open = threading.Event(), threading.Event()
+        self.work = asyncio.ensure_future(executor.run(Priority.CONTROL, self._hold))
+
+    def _hold(self) -> None:
+        self._entered.set()
+        assert self._open.wait(10)
+
+    async def entered(self) -> None:
+        await asyncio.to_thread(self._entered.wait, 10)
+
+    async def open(self) -> None:
+        self._open.set()
+        await self.work
+
+
+async def held(executor: Executor) -> Gate:
+    gate = Gate(executor)
+    await gate.entered()
+    return gate
+
+
+async def test_jobs_run_by_priority_and_then_in_order(executor: Executor) -> None:
+    gate, ran = await held(executor), list[str]()
+    asked = [(Priority.IDLE, "log"), (Priority.FORWARD, "f1"), (Priority.BACKWARD, "b1"), (Priority.FORWARD, "f2")]
+    asked += [(Priority.CONTROL, "commit"), (Priority.BACKWARD, "b2")]
+    jobs = [asyncio.ensure_future(executor.run(priority, lambda name=name: ran.append(name))) for priority, name in asked]  # type: ignore[misc]
+    await asyncio.sleep(0)
+    await gate.open()
+    await asyncio.gather(*jobs)
+    assert ran == ["commit", "b1", "b2", "f1", "f2", "log"]
+
+
+async def test_every_job_runs_on_the_same_thread_and_never_two_at_once(executor: Executor) -> None:
+    threads, inside = set[str](), list[int]()
+
+    def job() -> int:
+        inside.append(1)
+        threads.add(threading.current_thread().name)
+        found = len(inside)
+        inside.pop()
+        return found
+
+    assert set(await asyncio.gather(*(executor.run(Priority.FORWARD, job) for _ in range(50)))) == {1}
+    assert len(threads) == 1
+
+
+async def test_an_error_belongs_to_whoever_asked_and_to_nobody_else(executor: Executor) -> None:
+    def fail() -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        await executor.run(Priority.CONTROL, fail)
+    assert await executor.run(Priority.CONTROL, lambda: 7) == 7
+
+
+async def test_work_that_nobody_waits_for_any_more_is_not_begun(executor: Executor) -> None:
+    gate, ran = await held(executor), list[int]()
+    given_up = asyncio.ensure_future(executor.run(Priority.FORWARD, lambda: ran.append(1)))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    await gate.open()
+    await executor.run(Priority.IDLE, lambda: None)
+    assert ran == []
+
+
+async def test_work_that_has_begun_is_finished_though_its_caller_is_gone(executor: Executor) -> None:
+    gate = await held(executor)
+    gate.work.cancel()
+    await asyncio.gather(gate.work, return_exceptions=True)
+    gate._open.set()
+    assert await executor.run(Priority.CONTROL, lambda: "next") == "next"
+
+
+async def test_closing_forgets_what_has_not_begun_and_waits_for_what_has() -> None:
+    executor, ran = Executor(), list[str]()
+    gate = await held(executor)
+    waiting = asyncio.ensure_future(executor.run(Priority.FORWARD, lambda: ran.append("waiting")))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(asyncio.to_thread(executor.close))
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not closing.done()
+    await gate.open()
+    await closing
+    assert ran == []
+
+
+async def test_only_forward_and_backward_count_as_busy(executor: Executor) -> None:
+    await executor.run(Priority.CONTROL, lambda: time.sleep(0.02))
+    assert executor.busy_s == 0
+    await executor.run(Priority.BACKWARD, lambda: time.sleep(0.02))
+    await executor.run(Priority.CONTROL, lambda: None)  # an answer may come before the time is noted
+    assert executor.busy_s >= 0.02
+
+
+@given(st.floats(0.001, 0.01), st.floats(1, 3))
+def test_a_stand_in_takes_its_share_times_the_factor(stand_in_s: float, slow_factor: float) -> None:
+    started_s = time.monotonic()
+    Pace(stand_in_s, slow_factor).hold(started_s, 0.5)
+    assert time.monotonic() - started_s >= 0.5 * stand_in_s * slow_factor
+
+
+def test_without_a_stand_in_a_slow_peer_takes_its_factor_of_the_real_time() -> None:
+    now_s = time.monotonic()
+    Pace(slow_factor=3).hold(now_s - 0.01, 1.0)
+    assert time.monotonic() - now_s >= 0.02
+    Pace().hold(now_s := time.monotonic(), 1.0)
+    assert time.monotonic() - now_s < 0.01

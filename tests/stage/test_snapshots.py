@@ -1,0 +1,245 @@
+"""Handing state over: immutable, hashed, from another donor when one fails; and what a lying donor cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+import torch
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from safetensors.torch import load, save
+
+from peerd.config.manifest import Manifest, ModelConfig
+from peerd.errors import BadMessageError, PeerGoneError, StageError, WrongStateError
+from peerd.stage.executor import Executor, Priority
+from peerd.stage.export import HistoryEntry
+from peerd.stage.snapshots import Downloaded, Downloader, SnapshotServer, identity_of
+from peerd.stage.state import StageState
+from peerd.swarm.identity import Identity
+from peerd.swarm.membership import Membership, clock_s
+from peerd.table.record import Lineage, PeerId, PeerRecord, Phase, RunId
+from peerd.wire.clients import SnapshotHeader, StateClient, StateRequest
+from peerd.wire.links import chunks_of
+from peerd.wire.values import CHUNK_BYTES
+from tests.strategies import view_of
+from tests.tiny_run import tiny_manifest
+
+MOST_BYTES = 1 << 30
+NEAR, FAR = PeerId("a-near"), PeerId("b-far")
+
+
+@dataclass
+class Donor:
+    """A peer that gives the state of a step, and breaks off before chunk `breaks_at`."""
+
+    step: int
+    data: bytes
+    breaks_at: int | None = None
+    header_changes: dict[str, Any] = field(default_factory=dict)
+    asked: list[StateRequest] = field(default_factory=list)
+
+    @property
+    def header(self) -> SnapshotHeader:
+        hashes = tuple(blake3(chunk).digest() for chunk in chunks_of(self.data))
+        sound = SnapshotHeader(
+            step=self.step, lineage=Lineage(0, b"x"), num_bytes=len(self.data), chunk_hashes=hashes, metadata=json.dumps([[0, 5.5, 100]])
+        )
+        return replace(sound, **self.header_changes)
+
+    async def chunks(self, first: int) -> AsyncIterator[bytes]:
+        for number, chunk in enumerate(chunks_of(self.data)):
+            if number == self.breaks_at:
+                raise PeerGoneError("gone in the middle")
+            if number >= first:
+                yield chunk
+
+
+class Donors:
+    """The client's side of GET_STATE, answered by paper donors."""
+
+    def __init__(self, **donors: Donor) -> None:
+        self.by_peer = {NEAR: donors["near"], **({FAR: donors["far"]} if "far" in donors else {})}
+
+    async def get_state(self, peer: PeerId, request: StateRequest, _patience_s: float) -> tuple[SnapshotHeader, AsyncIterator[bytes]]:
+        donor = self.by_peer[peer]
+        donor.asked.append(request)
+        return donor.header, donor.chunks(request.first_chunk)
+
+
+def state_of(step: int, num_chunks: int = 3) -> bytes:
+    """A safetensors file of a little less than `num_chunks` chunks whose values tell its step."""
+    return save({"parameters/w": torch.full((num_chunks * CHUNK_BYTES // 4 - 1000,), float(step))})
+
+
+def downloader(donors: Donors) -> Downloader:
+    membership = Membership(Identity(Ed25519PrivateKey.generate()), RunId("r"), ttl_s=100)
+    for number, (peer, donor) in enumerate(donors.by_peer.items()):
+        record = PeerRecord(peer=peer, version=number, step=donor.step, phase=Phase.ACCUMULATING)
+        membership.view = membership.view.merge(record, clock_s())
+    return Downloader(cast(StateClient, donors), membership, 1.0)
+
+
+async def download(donors: Donors, most_bytes: int = MOST_BYTES) -> Downloaded:
+    return await downloader(donors).download(0, most_bytes, prefer=NEAR)
+
+
+def steps_in(found: Downloaded) -> set[float]:
+    return set(found.tensors["parameters/w"][:: CHUNK_BYTES // 16].tolist())
+
+
+# Downloading
+
+
+async def test_a_download_is_what_the_donor_holds() -> None:
+    found = await download(Donors(near=Donor(3, state_of(3))))
+    assert (found.step, found.lineage, steps_in(found)) == (3, Lineage(0, b"x"), {3.0})
+    assert found.history == (HistoryEntry(step=0, loss=5.5, tokens=100),)
+
+
+async def test_another_donor_of_the_same_snapshot_goes_on_where_the_first_stopped() -> None:
+    donors = Donors(near=Donor(3, state_of(3), breaks_at=2), far=Donor(3, state_of(3)))
+    assert steps_in(await download(donors)) == {3.0}
+    (request,) = donors.by_peer[FAR].asked
+    assert request.first_chunk == 2
+    assert request.snapshot == identity_of(donors.by_peer[NEAR].header.chunk_hashes)
+
+
+async def test_chunks_of_two_steps_are_never_put_together() -> None:
+    """Hole 10: the second donor has committed meanwhile, and what came from the first is worth nothing any more."""
+    found = await download(Donors(near=Donor(3, state_of(3), breaks_at=2), far=Donor(4, state_of(4))))
+    assert (found.step, steps_in(found)) == (4, {4.0})
+
+
+async def test_a_donor_that_fails_before_its_first_chunk_costs_nothing() -> None:
+    donors = Donors(near=Donor(3, state_of(3), breaks_at=0), far=Donor(4, state_of(4)))
+    assert steps_in(await download(donors)) == {4.0}
+    assert len(donors.by_peer[FAR].asked) == 1
+
+
+async def test_when_no_donor_can_give_it_the_last_reason_is_told() -> None:
+    with pytest.raises(StageError, match=r"b-far: gone in the middle; wait for another"):
+        await download(Donors(near=Donor(3, state_of(3), breaks_at=1), far=Donor(3, state_of(3), breaks_at=2)))
+
+
+LIES: dict[str, dict[str, Any]] = {
+    "another hash": {"chunk_hashes": (bytes(32),) * 3},
+    "a hash too few": {"chunk_hashes": (bytes(32),) * 2},
+    "more chunks than bytes": {"num_bytes": 10},
+    "more bytes than chunks": {"num_bytes": 9 * CHUNK_BYTES},
+    "no history": {"metadata": "{"},
+    "an endless history": {"metadata": "[" * 100_000},
+    "a loss that is not finite": {"metadata": "[[0, NaN, 1]]"},
+    "a step that is not finite": {"metadata": "[[Infinity, 1.0, 1]]"},
+    "a history of junk": {"metadata": '[["a"]]'},
+}
+
+
+@pytest.mark.parametrize("lie", sorted(LIES))
+async def test_a_lying_donor_is_passed_over_for_an_honest_one(lie: str) -> None:
+    found = await download(Donors(near=Donor(3, state_of(3), header_changes=LIES[lie]), far=Donor(3, state_of(3))))
+    assert steps_in(found) == {3.0}
+
+
+JUNK = {
+    "no safetensors": b"junk" * 1000,
+    "numbers of another kind": save({"parameters/w": torch.zeros(3).to(torch.float8_e4m3fn)}),
+    "whole numbers": save({"parameters/w": torch.zeros(3, dtype=torch.int64)}),
+}
+
+
+@pytest.mark.parametrize("junk", sorted(JUNK))
+async def test_junk_under_honest_hashes_is_passed_over_too(junk: str) -> None:
+    donors = Donors(near=Donor(3, JUNK[junk]), far=Donor(3, state_of(3)))
+    assert steps_in(await download(donors)) == {3.0}
+    with pytest.raises(StageError):
+        await download(Donors(near=Donor(3, JUNK[junk])))
+
+
+async def test_a_state_larger_than_the_stage_can_have_is_not_even_begun() -> None:
+    with pytest.raises(StageError, match="at most"):
+        await download(Donors(near=Donor(3, state_of(3))), most_bytes=CHUNK_BYTES // 2)
+
+
+# Serving
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    """More than a chunk of state."""
+    return replace(tiny_manifest(), model=ModelConfig(num_layers=1, d_model=256, num_heads=2, d_ff=512))
+
+
+@pytest.fixture
+async def server(manifest: Manifest) -> AsyncIterator[tuple[SnapshotServer, StageState, Executor]]:
+    executor, record = Executor(), PeerRecord(peer=PeerId("me"))
+    state = StageState(manifest, record, torch.device("cpu"), lambda: view_of(record))
+    yield SnapshotServer(state, executor), state, executor
+    executor.close()
+
+
+async def test_a_joiner_has_no_state_to_give(server: tuple[SnapshotServer, StageState, Executor]) -> None:
+    snapshots, state, _ = server
+    with pytest.raises(WrongStateError):
+        await snapshots.snapshot(0, b"", False)
+    state.serve()
+    with pytest.raises(WrongStateError):
+        await snapshots.snapshot(1, b"", False)
+
+
+async def test_joiners_of_one_step_share_one_snapshot_which_no_update_changes(
+    server: tuple[SnapshotServer, StageState, Executor],
+) -> None:
+    snapshots, state, executor = server
+    state.serve()
+    (first, chunks), (second, _) = await asyncio.gather(*(snapshots.snapshot(0, b"", False) for _ in range(2)))
+    assert first is second
+    assert len(chunks) > 1
+    assert tuple(blake3(chunk).digest() for chunk in chunks) == first.chunk_hashes
+    await executor.run(Priority.CONTROL, state.skip_step)
+    again, _ = await snapshots.snapshot(0, identity_of(first.chunk_hashes), False)
+    assert again is first
+    assert again.data == b"".join(chunks)
+    newest, _ = await snapshots.snapshot(0, b"", False)
+    assert newest.step == 1
+
+
+async def test_parameters_alone_are_the_smaller_snapshot(server: tuple[SnapshotServer, StageState, Executor]) -> None:
+    snapshots, state, _ = server
+    state.serve()
+    whole, _ = await snapshots.snapshot(0, b"", False)
+    part, _ = await snapshots.snapshot(0, b"", True)
+    assert {name.partition("/")[0] for name in load(part.data)} == {"parameters"}
+    assert {name.partition("/")[0] for name in load(whole.data)} == {"parameters", "optimizer"}
+
+
+async def test_what_is_served_can_be_loaded_and_is_equal_to_the_bit(
+    manifest: Manifest, server: tuple[SnapshotServer, StageState, Executor]
+) -> None:
+    snapshots, state, _ = server
+    state.serve()
+    state.skip_step()  # so that there are previous parameters, too
+    snapshot, _ = await snapshots.snapshot(0, b"", False)
+    other = StageState(replace(manifest, seed=9), PeerRecord(peer=PeerId("other")), torch.device("cpu"), lambda: view_of(state.record))
+    other.load(load(snapshot.data), snapshot.step, snapshot.lineage, ())
+    theirs, mine = other.tensors(False), state.tensors(False)
+    assert theirs.keys() == mine.keys()
+    assert all(torch.equal(theirs[name], mine[name]) for name in mine)
+
+
+def test_state_of_another_stage_is_refused_and_changes_nothing(manifest: Manifest) -> None:
+    state = StageState(manifest, PeerRecord(peer=PeerId("me")), torch.device("cpu"), lambda: view_of(state.record))
+    before = state.tensors(False)
+    for change in ({"odd/x": torch.zeros(1)}, {"parameters/x": torch.zeros(1)}, {"optimizer/x": torch.zeros(1)}):
+        with pytest.raises(BadMessageError):
+            state.load({**before, **change}, 5, Lineage(), ())
+    broken = {name: torch.full_like(value, torch.nan) for name, value in before.items()}
+    with pytest.raises(BadMessageError, match="not finite"):
+        state.load(broken, 5, Lineage(), ())
+    after = state.tensors(False)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert state.record.step == 0

@@ -1,0 +1,289 @@
+"""A stage's state: what may be added to the ledger and when, and what a commit, a fence and a skipped step leave."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from peerd.errors import PeerGoneError, WrongStateError
+from peerd.policy.roster import Roster, RosterEntry, lineage_after
+from peerd.stage.accumulator import views_of
+from peerd.stage.state import StageState, Ticket
+from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
+from tests.strategies import view_of
+from tests.tiny_run import tiny_manifest
+
+ME, MATE = PeerId("me"), PeerId("mate")
+CPU = torch.device("cpu")
+MANIFEST = tiny_manifest(num_stages=2, accumulate="float64")
+ROWS = (MANIFEST.train.microbatch_size, MANIFEST.train.sequence_length)
+ALL = (1 << MANIFEST.train.microbatches_per_step) - 1
+
+
+@dataclass
+class Stage:
+    """A serving peer of one stage, and the mates it sees."""
+
+    stage: int = 1
+    num_stages: int = 2
+    recompute: str = "always"
+    mates: list[PeerRecord] = field(default_factory=list)
+    state: StageState = field(init=False)
+
+    def __post_init__(self) -> None:
+        torch.set_num_threads(1)
+        compute = replace(MANIFEST.compute, recompute=self.recompute)  # type: ignore[arg-type]
+        record = PeerRecord(peer=ME, incarnation=1, stage=self.stage)
+        train = replace(MANIFEST.train, num_stages=self.num_stages)
+        self.state = StageState(replace(MANIFEST, compute=compute, train=train), record, CPU, self.live)
+        self.state.serve()
+
+    def live(self) -> LiveView:
+        return view_of(self.state.record, *self.mates)
+
+    def ticket(self, index: int = 0, **changes: Any) -> Ticket:
+        record = self.state.record
+        chance = torch.Generator().manual_seed(index)
+        labels = torch.randint(0, MANIFEST.model.vocab_size, ROWS, generator=chance)
+        inputs: Tensor = labels if self.stage == 0 else torch.randn((*ROWS, MANIFEST.model.d_model), generator=chance)
+        mark = (record.incarnation, record.ledger_no)
+        known: dict[str, Any] = {"step": record.step, "index": index, "accept_mark": mark, "accumulate": True}
+        return Ticket(**{**known, **changes}, inputs=inputs, labels=labels)
+
+    def add(self, index: int, **changes: Any) -> str:
+        """Why the microbatch was not accumulated; empty when it was."""
+        ticket = self.ticket(index, **changes)
+        if self.state.module.is_last:
+            return self.state.forward_backward(ticket).refused
+        return self.state.backward(ticket, torch.ones_like(self.state.forward(ticket))).refused
+
+    def average(self) -> Roster:
+        """Accumulate the whole step alone and average it."""
+        for index in range(MANIFEST.train.microbatches_per_step):
+            assert self.add(index) == ""
+        record = self.state.record
+        roster = Roster(record.stage, record.step, 0, ME, (RosterEntry(ME, record.incarnation, record.ledger_no, ALL),))
+        reason, copy = self.state.open_round(roster)
+        assert reason == ""
+        assert copy is not None
+        self.state.take_average(roster, copy)
+        return roster
+
+
+# The ledger
+
+
+def test_a_gradient_is_added_once_and_its_bit_is_set_after_it() -> None:
+    stage = Stage()
+    assert stage.add(0) == ""
+    held = stage.state.accumulator.flat.clone()
+    assert stage.state.record.done == 0b1
+    assert held.abs().sum() > 0
+    assert stage.add(0) == "already held here"
+    assert torch.equal(stage.state.accumulator.flat, held)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"accumulate": False}, "not asked to"),
+        ({"cancelled": True}, "the caller gave the call up"),
+        ({"accept_mark": (0, 1)}, "ledger was dropped since"),
+        ({"accept_mark": (1, 0)}, "ledger was dropped since"),
+    ],
+)
+def test_what_may_not_be_added_still_gives_its_gradient_and_leaves_no_trace(changes: dict[str, Any], reason: str) -> None:
+    stage = Stage()
+    outcome = stage.state.forward_backward(stage.ticket(0, **changes))
+    assert outcome.refused == reason
+    assert outcome.gradient is not None
+    assert stage.state.record.done == 0
+    assert not stage.state.accumulator.flat.any()
+
+
+def test_what_a_mate_holds_already_is_not_added_again() -> None:
+    stage = Stage(mates=[PeerRecord(peer=MATE, stage=1, phase=Phase.ACCUMULATING, done=0b10)])
+    assert stage.add(1) == "already held by a stage mate"
+    assert stage.add(0) == ""
+
+
+def test_a_round_freezes_the_ledger_and_a_failed_one_keeps_it() -> None:
+    stage = Stage()
+    stage.average()
+    assert stage.add(0) == "ledger is frozen"
+    other = Stage()
+    for index in range(MANIFEST.train.microbatches_per_step):
+        other.add(index)
+    record = other.state.record
+    other.state.open_round(Roster(1, 0, 0, ME, (RosterEntry(ME, 1, record.ledger_no, ALL),)))
+    assert other.state.record.phase is Phase.AVERAGING
+    other.state.close_round()
+    assert replace(other.state.record, phase=record.phase) == record
+
+
+def test_a_microbatch_of_the_last_step_is_computed_with_the_last_parameters_and_not_added() -> None:
+    stage = Stage()
+    early = stage.state.forward_backward(stage.ticket(0, accumulate=False)).gradient
+    stage.average()
+    stage.state.commit()
+    late = stage.state.forward_backward(stage.ticket(0, step=0))
+    assert late.refused == "another step"
+    assert late.gradient is not None
+    assert early is not None
+    assert torch.equal(late.gradient, early)
+    assert stage.state.record.done == 0
+
+
+@pytest.mark.parametrize("step", [1, 5])
+def test_a_microbatch_of_a_step_whose_parameters_are_not_here_is_refused(step: int) -> None:
+    with pytest.raises(WrongStateError, match="I am at step 0"):
+        Stage().add(0, step=step)
+
+
+@pytest.mark.parametrize("recompute", ["always", "never"])
+def test_parameters_that_changed_between_forward_and_backward_never_mix(recompute: str) -> None:
+    """A graph of older parameters is thrown away, and the forward pass done again with those of its step."""
+    stage = Stage(num_stages=3, recompute=recompute)
+    late = stage.ticket(0)
+    gradient = torch.ones_like(stage.state.forward(late))
+    in_time = stage.ticket(0, accumulate=False)
+    stage.state.forward(in_time)
+    expected = stage.state.backward(in_time, gradient).gradient
+    stage.average()
+    stage.state.commit()
+    outcome = stage.state.backward(late, gradient)
+    assert outcome.refused == "another step"
+    assert outcome.gradient is not None
+    assert expected is not None
+    assert torch.equal(outcome.gradient, expected)
+    assert stage.state.record.done == 0
+
+
+def test_keeping_the_graph_and_recomputing_it_give_the_same_bits() -> None:
+    sums = []
+    for recompute in ("always", "never"):
+        stage = Stage(stage=0, recompute=recompute)
+        for index in range(2):
+            assert stage.add(index) == ""
+        sums.append(stage.state.accumulator.flat)
+    assert torch.equal(*sums)
+
+
+def test_a_loss_that_is_not_finite_never_reaches_the_accumulator() -> None:
+    stage = Stage()
+    ticket = stage.ticket(0)
+    with torch.no_grad():
+        next(stage.state.module.parameters()).fill_(torch.inf)
+    with pytest.raises(PeerGoneError, match="not finite"):
+        stage.state.forward_backward(ticket)
+    assert stage.state.record.done == 0
+    assert torch.isfinite(stage.state.accumulator.flat).all()
+
+
+# The life of a step
+
+
+def test_a_commit_updates_the_parameters_once_and_begins_an_empty_step() -> None:
+    stage = Stage()
+    roster, before = stage.average(), stage.state.record
+    old = {name: value.detach().clone() for name, value in stage.state.module.named_parameters()}
+    held = stage.state.commit()
+    mine = stage.state.record
+    assert (mine.step, mine.done, mine.phase, mine.ledger_no) == (1, 0, Phase.ACCUMULATING, before.ledger_no + 1)
+    assert mine.lineage == lineage_after(before.lineage, roster.average_id)
+    assert (held.roster, held.lineage) == (roster, before.lineage)
+    assert not stage.state.accumulator.flat.any()
+    assert stage.state.previous is not None
+    assert all(torch.equal(value, old[name]) for name, value in stage.state.previous.named_parameters())
+    assert not any(torch.equal(value, old[name]) for name, value in stage.state.module.named_parameters())
+    (entry,) = stage.state.history
+    assert entry.loss == pytest.approx(5.5, abs=0.5)
+
+
+def test_the_smaller_of_two_averages_is_kept_and_one_of_another_step_is_ignored() -> None:
+    stage = Stage()
+    first = stage.average()
+    rivals = [replace(first, attempt=attempt) for attempt in range(1, 9)]
+    for rival in rivals:
+        stage.state.take_average(rival, torch.zeros_like(stage.state.accumulator.flat))
+    assert stage.state.record.average_id == min(roster.average_id for roster in (first, *rivals))
+    stage.state.take_average(replace(first, step=7), torch.zeros_like(stage.state.accumulator.flat))
+    assert stage.state.record.step == 0
+
+
+def test_a_fence_drops_the_ledger_and_keeps_a_finished_average() -> None:
+    stage = Stage()
+    stage.add(0)
+    stage.state.fence(9)
+    assert (stage.state.record.incarnation, stage.state.record.done) == (9, 0)
+    assert stage.add(0) == ""
+    averaged = Stage()
+    averaged.average()
+    averaged.state.fence(9)
+    assert averaged.state.record.phase is Phase.AVERAGED
+    assert averaged.state.commit().roster.step == 0
+
+
+def test_a_skipped_step_is_told_by_the_lineage_and_changes_no_parameter() -> None:
+    stage = Stage()
+    stage.add(0)
+    old = {name: value.detach().clone() for name, value in stage.state.module.named_parameters()}
+    stage.state.skip_step()
+    assert (stage.state.record.step, stage.state.record.lineage.inexact, stage.state.record.done) == (1, 1, 0)
+    assert all(torch.equal(value, old[name]) for name, value in stage.state.module.named_parameters())
+
+
+def test_a_joiner_that_applies_logged_averages_equals_the_peer_that_made_them() -> None:
+    teacher, joiner = Stage(), Stage()
+    joiner.state.begin_joining()
+    joiner.state.load(teacher.state.tensors(False), 0, Lineage(), ())
+    for _ in range(3):
+        teacher.average()
+        held = teacher.state.commit()
+        joiner.state.catch_up(held.roster, held.flat_sum)
+    joiner.state.serve()
+    theirs, mine = teacher.state.tensors(False), joiner.state.tensors(False)
+    assert all(torch.equal(theirs[name], mine[name]) for name in theirs)
+    assert joiner.state.record.lineage == teacher.state.record.lineage
+    assert joiner.state.history == teacher.state.history
+
+
+# Bits
+
+
+GRADIENT_BITS = """
+import hashlib, json
+from tests.stage.test_state import Stage
+stage = Stage()
+outcome = stage.state.forward_backward(stage.ticket(0))
+flat = stage.state.accumulator.flat
+print(json.dumps([hashlib.sha256(t.numpy().tobytes()).hexdigest() for t in (outcome.gradient, flat)]))
+"""
+
+
+def test_two_processes_give_bit_equal_gradients_for_one_microbatch() -> None:
+    """Neither process, clock nor replica reaches the arithmetic."""
+    command = [sys.executable, "-c", GRADIENT_BITS]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) for _ in range(2)]
+    found = {process.communicate(timeout=100)[0] for process in processes}
+    assert len(found) == 1
+    assert len(json.loads(found.pop())) == 2
+
+
+def test_sums_do_not_depend_on_the_order_in_which_microbatches_came() -> None:
+    forward, backward = Stage(), Stage()
+    for index in range(3):
+        forward.add(index)
+        backward.add(2 - index)
+    assert torch.equal(forward.state.accumulator.flat, backward.state.accumulator.flat)
+    shapes = {name: value.shape for name, value in forward.state.module.named_parameters()}
+    assert all(view.abs().sum() > 0 for view in views_of(forward.state.accumulator.flat, shapes).values())

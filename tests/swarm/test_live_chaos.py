@@ -1,0 +1,82 @@
+"""Sustained chaos through the command line: peers fall one after another, and the result is that of one machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.swarm.daemons import Swarm, run_peerd
+from tests.swarm.runs import assert_close, swarm_manifest
+
+pytestmark = pytest.mark.swarm
+
+SHARE = 1e-5
+"""Of each tensor's largest value, the most that swarm and reference may differ by."""
+DEMO_TIMEOUT_S = 1500.0
+
+
+@pytest.fixture
+def place() -> Iterator[Swarm]:
+    """No daemon of ours: a folder with a run file, in which nothing of the demo may be left."""
+    with Swarm(swarm_manifest(num_stages=3)) as swarm:
+        yield swarm
+
+
+def demo(place: Swarm, *flags: object) -> tuple[dict[str, Any], Path]:
+    """The demo's JSON, whose counts of what must not happen are 0, and what it wrote."""
+    out = place.folder / "A"
+    done = run_peerd(place.environment, "demo", *flags, "--out", out, "--json", timeout_s=DEMO_TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for name in ("duplicate_microbatches", "lost_microbatches", "inexact_steps"):
+        assert {name: found[name]} == {name: 0}, done.stderr
+    for fault in found["faults"]:
+        assert {"t_s", "peer", "stage", "phase", "kind"} <= fault.keys()
+    return found, out
+
+
+def assert_as_one_machine(place: Swarm, out: Path, steps: int) -> None:
+    expected = place.folder / "B"
+    done = run_peerd(place.environment, "reference", out / "run.toml", "--steps", steps, "--out", expected, timeout_s=DEMO_TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert_close(load_file(out / name), load_file(expected / name), SHARE)
+
+
+@pytest.mark.timeout(240)
+def test_three_peers_fall_in_eight_steps_and_nothing_is_lost(place: Swarm) -> None:
+    """Three stages of two peers, without replacements: one of each may fall, and then nobody."""
+    flags = ("--run", place.run_file, "--peers", 6, "--steps", 8, "--compute-stand-in", 20, "--chaos", "kill:every=1s")
+    found, out = demo(place, *flags, "--seed", 1)
+    assert [fault["kind"] for fault in found["faults"]] == ["kill"] * 3
+    assert {fault["stage"] for fault in found["faults"]} == {0, 1, 2}
+    assert found["steps"] == 8
+    assert_as_one_machine(place, out, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * DEMO_TIMEOUT_S)
+@pytest.mark.parametrize("seed", range(10))
+def test_a_peer_is_killed_every_four_seconds_and_the_model_is_that_of_one_machine(place: Swarm, seed: int) -> None:
+    chaos = ("--chaos", "kill:every=4s,respawn=yes", "--seed", seed)
+    found, out = demo(place, "--stages", 3, "--peers", 9, "--steps", 40, "--accumulate", "float64", *chaos)
+    assert sum(fault["kind"] == "kill" for fault in found["faults"]) >= 10
+    assert found["replayed_microbatches"] > 0
+    assert found["steps"] == 40
+    assert_as_one_machine(place, out, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * DEMO_TIMEOUT_S)
+@pytest.mark.parametrize("kind", ["stop", "slow", "cut", "corrupt", "mixed"])
+def test_every_kind_of_chaos_leaves_the_model_as_it_should_be(place: Swarm, kind: str) -> None:
+    flags = ("--run", place.run_file, "--peers", 6, "--steps", 30, "--chaos", f"{kind}:every=2s,respawn=yes", "--seed", 3)
+    found, out = demo(place, *flags)
+    assert sum(fault["kind"] != "ended" for fault in found["faults"]) >= 10
+    assert kind in {fault["kind"] for fault in found["faults"]} or kind == "mixed"
+    assert_as_one_machine(place, out, 30)

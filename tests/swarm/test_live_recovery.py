@@ -1,0 +1,90 @@
+"""What a swarm comes back from: p2pd's death or hang, everybody's death at once, a stage with too many peers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from peerd.config.manifest import Manifest
+from tests.swarm.daemons import Daemon, Swarm, until
+from tests.swarm.runs import assert_equals_reference, swarm_manifest
+
+pytestmark = pytest.mark.swarm
+
+STEPS = 12
+
+
+def test_a_run_resumes_exactly_after_everybody_was_killed() -> None:
+    with Swarm(_checkpointing(swarm_manifest(num_stages=2, steps=STEPS))) as swarm:
+        lasting = {"ephemeral": False, "compute_stand_in_ms": 60}
+        first = swarm.start(stage=0, **lasting)
+        everybody = [first, swarm.join(1, **lasting), swarm.join(0, **lasting)]
+        for daemon in everybody:
+            daemon.wait_until_serving()
+        everybody[1].wait_until_mid_step(5)
+        for daemon in everybody:
+            daemon.kill()
+        back = [_again(swarm, everybody[number]) for number in (1, 2)]  # the organiser's daemon does not come back
+        for daemon in back:
+            daemon.wait_for_step(STEPS)
+        assert any("resuming from disk" in daemon.log for daemon in back)
+        swarm.assert_exact()
+        assert_equals_reference(swarm.export(back[0]), swarm.manifest, STEPS, swarm.folder / "cache" / "peerd")
+        shutil.rmtree(first.home.folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_p2pd_is_rebuilt_when_it_dies_or_hangs_and_no_work_is_lost(number: signal.Signals) -> None:
+    with Swarm(swarm_manifest(num_stages=2, steps=STEPS)) as swarm:
+        first = swarm.start(stage=0, compute_stand_in_ms=100)
+        second = swarm.join(1, compute_stand_in_ms=100)
+        second.wait_until_mid_step(1)
+        incarnation = second.status["peer"]["incarnation"]
+        os.kill(_p2pd_of(second), number)
+        until(lambda: any(item["code"] == "p2pd-restarted" for item in second.status["health"]), timeout_s=40)
+        swarm.wait_for_step(STEPS)
+        swarm.assert_exact()
+        assert second.status["peer"]["incarnation"] == incarnation, "neither stage nor ledger was dropped"
+        assert_equals_reference(swarm.export(first), swarm.manifest, STEPS, swarm.folder / "cache" / "peerd")
+
+
+def test_a_peer_moves_to_the_stage_that_lacks_one_and_nothing_is_replayed() -> None:
+    manifest = swarm_manifest(num_stages=2, steps=60)
+    with Swarm(replace(manifest, swarm=replace(manifest.swarm, rebalance_period_s=4.0))) as swarm:
+        first = swarm.start(stage=0, stay=True, compute_stand_in_ms=40)
+        others = [swarm.join(1, compute_stand_in_ms=40) for _ in range(3)]
+        for daemon in others:
+            daemon.wait_until_serving()
+        until(lambda: len([row for row in first.table["stages"][0]["peers"] if row["phase"] != "joining"]) == 2, timeout_s=60)
+        moved = [daemon for daemon in others if daemon.status["moves"]]
+        assert len(moved) == 1
+        assert moved[0].status["peer"]["stage"] == 0
+        assert swarm.total("replayed_microbatches") == 0
+        swarm.wait_for_step(first.status["peer"]["step"] + 2)
+        swarm.assert_exact()
+
+
+def _p2pd_of(daemon: Daemon) -> int:
+    """The keeper's only child."""
+    keeper = _children(daemon.process.pid)[0]
+    return _children(keeper)[0]
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def _checkpointing(manifest: Manifest) -> Manifest:
+    return replace(manifest, swarm=replace(manifest.swarm, checkpoint_every_steps=2))
+
+
+def _again(swarm: Swarm, daemon: Daemon) -> Daemon:
+    """The same home once more, without an address; this time it is removed at the end."""
+    home, data = str(daemon.home.folder), swarm.manifest.data.source
+    return swarm.spawn(home=home, data=data, compute_stand_in_ms=60)

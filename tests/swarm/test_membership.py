@@ -1,0 +1,141 @@
+"""The membership: merges what arrives, publishes what this peer is, and believes nothing that is not signed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from peerd.errors import BadMessageError
+from peerd.swarm.identity import Identity
+from peerd.swarm.membership import Membership, Vitals
+from peerd.swarm.signed import sign_record
+from peerd.table.record import PeerRecord, Phase, RawRecord, RunId, Suspicion
+
+RUN = RunId("a" * 32)
+ME, MATE, THIRD = (Identity(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)) for number in range(3))
+
+
+def membership(**own: object) -> Membership:
+    made = Membership(ME, RUN, ttl_s=60)
+    record = replace(PeerRecord(peer=ME.peer, incarnation=4, phase=Phase.ACCUMULATING), **own)  # type: ignore[arg-type]
+    made.own = lambda: record
+    return made
+
+
+def raw(identity: Identity = MATE, signer: Identity | None = None, **fields: object) -> RawRecord:
+    record = replace(PeerRecord(peer=identity.peer, incarnation=1, version=1), **fields)  # type: ignore[arg-type]
+    return sign_record(record, signer or identity, RUN).raw
+
+
+def test_what_i_publish_has_a_higher_version_each_time_and_my_state_and_vitals() -> None:
+    mine = membership(step=7)
+    mine.vitals = lambda: Vitals(queue=3, addresses=("here",))
+    first, second = mine.publish(), mine.publish()
+    assert first is not None
+    assert second is not None
+    assert second.record.pair > first.record.pair
+    assert (second.record.step, second.record.queue, second.record.addresses) == (7, 3, ("here",))
+    assert mine.live().mine == second.record
+
+
+def test_before_it_has_a_state_it_publishes_nothing() -> None:
+    assert Membership(ME, RUN, ttl_s=60).publish() is None
+
+
+def test_a_newer_record_replaces_an_older_one_and_never_the_other_way_round() -> None:
+    mine = membership()
+    for version, expected in ((2, 2), (1, 2), (3, 3), (3, 3)):
+        mine.absorb([raw(version=version)])
+        found = mine.find(MATE.peer)
+        assert found is not None
+        assert found.version == expected
+
+
+def test_a_forged_record_is_refused_and_counted_and_the_sound_ones_before_it_stay() -> None:
+    mine = membership()
+    with pytest.raises(BadMessageError):
+        mine.absorb([raw(), raw(THIRD, signer=MATE)])
+    assert mine.find(MATE.peer) is not None
+    assert mine.find(THIRD.peer) is None
+    assert mine.messages_refused == 1
+
+
+def test_among_records_of_many_a_broken_one_costs_only_itself() -> None:
+    mine = membership()
+    mine.absorb_quietly([(b"junk", b""), raw(THIRD, signer=MATE), raw()])
+    assert mine.find(MATE.peer) is not None
+    assert mine.find(THIRD.peer) is None
+
+
+def test_a_forged_record_cannot_hide_the_true_one_that_comes_later() -> None:
+    mine = membership()
+    mine.absorb_quietly([raw(version=1000, signer=THIRD)])
+    mine.absorb([raw(version=1)])
+    assert mine.find(MATE.peer) is not None
+
+
+def test_my_own_record_from_elsewhere_never_replaces_mine_but_tells_that_i_was_superseded() -> None:
+    mine = membership()
+    mine.publish()
+    told: list[int] = []
+    mine.on_superseded = told.append
+    mine.absorb([raw(ME, incarnation=9, step=77)])
+    assert told == [9]
+    record = mine.find(ME.peer)
+    assert record is not None
+    assert record.step == 0
+
+
+def test_i_learn_that_i_am_suspected_at_what_i_published_last_and_not_at_what_came_before() -> None:
+    mine = membership()
+    told: list[str] = []
+    mine.on_suspected = lambda: told.append("suspected")
+    old, new = mine.publish(), mine.publish()
+    assert old is not None
+    assert new is not None
+    mine.absorb([raw(version=1, suspects=(Suspicion(ME.peer, *old.record.pair),))])
+    assert told == []
+    mine.absorb([raw(version=2, suspects=(Suspicion(ME.peer, *new.record.pair),))])
+    assert told == ["suspected"]
+
+
+def test_a_suspect_does_not_count_for_anybody_until_its_record_rises() -> None:
+    mine = membership()
+    mine.absorb([raw(version=1, phase=Phase.ACCUMULATING)])
+    record = mine.find(MATE.peer)
+    assert record is not None
+    mine.suspect(record)
+    published = mine.publish()
+    assert published is not None
+    assert published.record.suspects == (Suspicion(MATE.peer, 1, 1),)
+    assert mine.live().find(MATE.peer) is None
+    mine.absorb([raw(version=2)])
+    mine.publish()
+    assert mine.live().find(MATE.peer) is not None
+
+
+def test_after_a_fence_nobody_counts_until_seen_anew() -> None:
+    mine = membership()
+    mine.publish()
+    mine.absorb([raw(version=1)])
+    mine.clear_liveness()
+    assert [record.peer for record in mine.live().records] == [ME.peer]
+    mine.absorb([raw(version=1)])
+    assert mine.live().find(MATE.peer) is None
+    mine.absorb([raw(version=2)])
+    assert mine.live().find(MATE.peer) is not None
+
+
+async def test_whoever_waits_wakes_at_a_change_and_not_at_a_repeat() -> None:
+    mine = membership()
+    waiting = asyncio.ensure_future(mine.changed(10))
+    await asyncio.sleep(0)
+    mine.absorb([raw()])
+    assert await waiting is True
+    again = asyncio.ensure_future(mine.changed(0.05))
+    await asyncio.sleep(0)
+    mine.absorb([raw()])
+    assert await again is False

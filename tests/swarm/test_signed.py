@@ -1,0 +1,205 @@
+"""Records and manifests as signed bytes: they come back as they were, and nothing else is believed or breaks anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import msgpack
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.config.manifest import Manifest
+from peerd.errors import BadMessageError, ManifestError, SignatureError
+from peerd.swarm.identity import Identity, peer_id_of
+from peerd.swarm.signed import (
+    MAX_RECORD_BYTES,
+    pack_manifest,
+    pack_record,
+    peek_record,
+    read_manifest,
+    read_record,
+    sign_manifest,
+    sign_record,
+    unpack_manifest,
+    unpack_record,
+)
+from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RunId, Suspicion, Void
+
+RUN, OTHER_RUN = RunId("a" * 32), RunId("b" * 32)
+ME = Identity(Ed25519PrivateKey.from_private_bytes(bytes(32)))
+SOMEBODY = Identity(Ed25519PrivateKey.from_private_bytes(b"\1" * 32))
+
+counts = st.integers(0, (1 << 62) - 1)
+texts = st.text(st.characters(categories=["L", "N", "P"]), max_size=64)
+reals = st.floats(0, 1e12, allow_nan=False)
+peers = st.sampled_from([ME.peer, SOMEBODY.peer])
+PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
+    "peer": st.just(ME.peer),
+    "incarnation": counts,
+    "version": counts,
+    "addresses": st.lists(texts, max_size=8).map(tuple),
+    "stage": st.integers(0, 4096),
+    "step": counts,
+    "phase": st.sampled_from(Phase),
+    "done": st.integers(0, (1 << 8192) - 1) | st.integers(0, 255),
+    "ledger_no": counts,
+    "average_id": st.binary(max_size=16).map(AverageId),
+    "lineage": st.builds(Lineage, counts, st.binary(max_size=32)),
+    "leaving": st.booleans(),
+    "trains": st.booleans(),
+    "suspects": st.lists(st.builds(Suspicion, peers, counts, counts), max_size=8).map(tuple),
+    "voids": st.lists(st.builds(Void, peers, counts, counts), max_size=8).map(tuple),
+    "throughput": reals,
+    "tokens": counts,
+    "last_loss": st.none() | reals,
+    "software": texts,
+    "device": texts,
+    "memory_bytes": counts,
+}
+
+
+def records() -> st.SearchStrategy[PeerRecord]:
+    return st.fixed_dictionaries(PLAUSIBLE).map(lambda values: PeerRecord(**values))
+
+
+# Records
+
+
+@given(records())
+def test_a_record_comes_back_as_it_was(record: PeerRecord) -> None:
+    signed = sign_record(record, ME, RUN)
+    if len(signed.body) > MAX_RECORD_BYTES:
+        with pytest.raises(BadMessageError, match="bytes"):
+            read_record(signed.body, signed.signature, RUN)
+        return
+    assert read_record(signed.body, signed.signature, RUN) == signed
+    assert peek_record(signed.body) == (record.peer, record.pair)
+    assert unpack_record(pack_record(signed), RUN) == signed
+
+
+def test_every_field_of_a_record_travels() -> None:
+    """A new field that is forgotten in the encoding would silently come back as its default."""
+    odd: dict[str, Any] = {entry.name: _unlike_default(entry.default) for entry in fields(PeerRecord)}
+    odd |= {"peer": ME.peer, "lineage": Lineage(3, b"c"), "suspects": (Suspicion(ME.peer, 1, 2),), "voids": (Void(ME.peer, 1, 2),)}
+    odd |= {"phase": Phase.AVERAGED, "last_loss": 1.5, "addresses": ("a",)}
+    signed = sign_record(PeerRecord(**odd), ME, RUN)
+    assert read_record(signed.body, signed.signature, RUN).record == PeerRecord(**odd)
+
+
+def _unlike_default(default: Any) -> Any:
+    unlike: dict[type, Any] = {bool: True, int: 7, float: 2.5, str: "x", bytes: b"x", tuple: (5,)}
+    return unlike.get(type(default))
+
+
+@given(records(), st.integers(0, 10_000), st.integers(1, 255))
+def test_no_byte_of_a_record_may_be_changed(record: PeerRecord, place: int, change: int) -> None:
+    signed = sign_record(record, ME, RUN)
+    body = bytearray(signed.body)
+    body[place % len(body)] ^= change
+    with pytest.raises(BadMessageError):
+        read_record(bytes(body), signed.signature, RUN)
+
+
+def test_a_record_is_signed_by_whom_it_is_about_and_for_one_run() -> None:
+    record = PeerRecord(peer=ME.peer)
+    forged, mine = sign_record(record, SOMEBODY, RUN), sign_record(record, ME, RUN)
+    with pytest.raises(BadMessageError, match="not signed by it"):
+        read_record(forged.body, forged.signature, RUN)
+    with pytest.raises(BadMessageError, match="not signed by it"):
+        read_record(mine.body, mine.signature, OTHER_RUN)
+
+
+@given(st.binary(max_size=300))
+def test_junk_is_refused_as_a_bad_message(junk: bytes) -> None:
+    for read in READERS:
+        with pytest.raises(BadMessageError):
+            read(junk)
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text(max_size=9) | st.binary(max_size=9),
+    lambda inner: st.lists(inner, max_size=26) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+)
+
+
+@given(JUNK)
+def test_well_formed_junk_is_refused_too(junk: Any) -> None:
+    for read in READERS:
+        with pytest.raises(BadMessageError):
+            read(msgpack.packb(junk))
+
+
+READERS: tuple[Callable[[bytes], object], ...] = (
+    lambda raw: read_record(raw, bytes(64), RUN),
+    lambda raw: unpack_record(raw, RUN),
+    unpack_manifest,
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": 1 << 63},
+        {"stage": 5000},
+        {"throughput": float("nan")},
+        {"last_loss": float("inf")},
+        {"software": "line\nbreak"},
+        {"device": "x" * 65},
+        {"average_id": bytes(17)},
+        {"lineage": Lineage(0, bytes(33))},
+        {"done": 1 << 8192},
+        {"leaving": 1},
+        {"incarnation": True},
+        {"incarnation": -1},
+        {"suspects": (Suspicion(ME.peer, 1, -1),)},
+    ],
+)
+def test_a_field_out_of_range_is_refused_though_it_is_signed(changes: dict[str, Any]) -> None:
+    signed = sign_record(replace(PeerRecord(peer=ME.peer), **changes), ME, RUN)
+    with pytest.raises(BadMessageError):
+        read_record(signed.body, signed.signature, RUN)
+
+
+def test_a_record_of_no_peer_is_refused() -> None:
+    signed = sign_record(PeerRecord(peer=peer_id_of(bytes(31) + b"x")), ME, RUN)
+    for peer in ("", "x", "12D3KooW"):
+        fields_of = msgpack.unpackb(signed.body)
+        fields_of[0] = peer
+        with pytest.raises(BadMessageError):
+            read_record(msgpack.packb(fields_of), signed.signature, RUN)
+
+
+# Manifests
+
+
+def test_a_manifest_comes_back_as_it_was_and_names_its_run() -> None:
+    key = Ed25519PrivateKey.generate()
+    signed = sign_manifest(Manifest(name="mine"), key)
+    assert unpack_manifest(pack_manifest(signed)) == signed
+    assert signed.run != sign_manifest(Manifest(name="other"), key).run
+    assert signed.run != sign_manifest(Manifest(name="mine"), Ed25519PrivateKey.generate()).run
+
+
+def test_a_manifest_signed_by_another_key_or_changed_is_refused() -> None:
+    signed = sign_manifest(Manifest(), Ed25519PrivateKey.generate())
+    other = sign_manifest(Manifest(), Ed25519PrivateKey.generate())
+    for body, key, signature in (
+        (signed.body, other.organiser_key, signed.signature),
+        (signed.body.replace(b'"seed":0', b'"seed":1'), signed.organiser_key, signed.signature),
+        (signed.body, signed.organiser_key[:-1], signed.signature),
+        (signed.body, signed.organiser_key, b""),
+    ):
+        with pytest.raises(SignatureError, match="not signed by its organiser"):
+            read_manifest(body, key, signature)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"[" * 60_000, b'{"name": "a b"}', b'{"odd": 1}', b"\xff", b'{"seed": 1e999}'])
+def test_a_manifest_that_breaks_a_rule_is_refused_though_it_is_signed(body: bytes) -> None:
+    key = Ed25519PrivateKey.generate()
+    signature = key.sign(b"peerd manifest\0" + body)
+    with pytest.raises(ManifestError):
+        read_manifest(body, key.public_key().public_bytes_raw(), signature)

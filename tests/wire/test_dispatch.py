@@ -1,0 +1,176 @@
+"""Sending a microbatch: another peer when one fails, no blame for one that only cannot just now, and an end to patience."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, WrongStateError
+from peerd.table.record import PeerId, PeerRecord, RawRecord
+from peerd.table.view import LiveView
+from peerd.wire.clients import StageClient
+from peerd.wire.dispatch import Dispatcher
+from peerd.wire.values import Call, CallResult, TensorBytes
+from tests.strategies import member, view_of
+
+A, B = PeerId("a"), PeerId("b")
+TENSOR = TensorBytes("float32", (1,), (bytes(4),))
+
+
+@dataclass
+class Table:
+    """A table that changes only when a test says so; what is waited for comes at once."""
+
+    records: tuple[PeerRecord, ...]
+    waits: int = 0
+
+    def live(self) -> LiveView:
+        return view_of(*self.records)
+
+    def absorb(self, raws: Sequence[RawRecord]) -> None:
+        return
+
+    async def changed(self, timeout_s: float) -> bool:
+        self.waits += 1
+        return True
+
+
+@dataclass
+class Client:
+    """Peers on paper: each has a list of what it answers, and succeeds when the list is used up."""
+
+    answers: dict[PeerId, list[RemoteError]] = field(default_factory=dict)
+    asked: list[PeerId] = field(default_factory=list)
+    paths: list[dict[int, PeerId]] = field(default_factory=list)
+    cancelled: list[PeerId] = field(default_factory=list)
+
+    async def backpropagate(
+        self, peer: PeerId, call: Call, _records: object, _patience_s: float, on_forwarded: Callable[[int, PeerId], None]
+    ) -> CallResult:
+        self.asked.append(peer)
+        self.paths.append(dict(call.path))
+        on_forwarded(2, PeerId("later"))
+        if left := self.answers.get(peer):
+            raise left.pop(0)
+        return CallResult(gradient=TENSOR, downstream_s=0.0, records=())
+
+    async def cancel(self, peer: PeerId, _call_id: bytes, _timeout_s: float) -> None:
+        self.cancelled.append(peer)
+
+
+def call(step: int = 3, path: dict[int, PeerId] | None = None) -> Call:
+    return Call(call_id=bytes(16), stage=1, step=step, index=0, accumulate=frozenset({1}), inputs=TENSOR, labels=TENSOR, path=path or {})
+
+
+def pair_of_peers(**fields: object) -> tuple[PeerRecord, ...]:
+    """Two peers of stage 1 at step 3, and one of stage 0 who is the caller."""
+    return (member("me", stage=0, step=3), member(A, stage=1, **{"step": 3, **fields}), member(B, stage=1, step=3))
+
+
+@dataclass
+class Sending:
+    client: Client
+    table: Table = field(default_factory=lambda: Table(pair_of_peers()))
+    failures: list[PeerId] = field(default_factory=list)
+    total_s: float = 5.0
+    dispatcher: Dispatcher = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dispatcher = Dispatcher(cast(StageClient, self.client), self.table, 2, patience_s=1.0, total_s=self.total_s)
+        self.dispatcher.on_failure = self.failures.append
+
+    async def send(self, wanted: Call | None = None) -> CallResult:
+        return await self.dispatcher.send(wanted or call(), lambda _stage, _peer: None)
+
+
+async def test_a_peer_that_takes_it_is_asked_once() -> None:
+    sending = Sending(Client())
+    assert (await sending.send()).gradient == TENSOR
+    assert len(sending.client.asked) == 1
+    assert sending.dispatcher.counters.replayed == 0
+
+
+async def test_when_a_peer_is_gone_another_takes_it_and_the_first_is_told_to_forget_it() -> None:
+    sending = Sending(Client({A: [PeerGoneError("gone")] * 9}))
+    for _ in range(4):
+        await sending.send()
+    assert sending.client.asked == [A, B, B, B, B]
+    assert sending.failures == [A]
+    await asyncio.sleep(0)  # it is told in the background
+    assert sending.client.cancelled == [A]
+    assert sending.dispatcher.counters.replayed == 1
+
+
+async def test_a_banned_peer_is_tried_again_when_it_has_announced_itself_anew() -> None:
+    sending = Sending(Client({A: [PeerGoneError("gone")]}))
+    await sending.send()
+    sending.table.records = pair_of_peers(version=1)[:2]
+    await sending.send()
+    assert sending.client.asked == [A, B, A]
+
+
+@pytest.mark.parametrize("error", [BusyError("all slots are taken"), WrongStateError("I am leaving"), WrongStateError("I am at step 2")])
+async def test_a_peer_that_only_cannot_just_now_is_neither_banned_nor_re_dialled(error: RemoteError) -> None:
+    sending = Sending(Client({A: [error]}))
+    await sending.send()
+    assert sending.client.asked == [A, B]
+    sending.table.records = sending.table.records[:2]
+    await sending.send()
+    assert sending.client.asked == [A, B, A]
+    assert sending.failures == []
+    assert sending.client.cancelled == []
+    assert sending.dispatcher.counters.replayed == 0
+
+
+async def test_a_peer_that_finds_the_message_broken_is_left_alone_but_lives() -> None:
+    sending = Sending(Client({A: [BadMessageError("what is this")] * 9}))
+    await sending.send()
+    assert sending.client.asked == [A, B]
+    assert sending.failures == []
+
+
+async def test_a_gradient_of_another_shape_counts_as_a_failure() -> None:
+    sending = Sending(Client())
+    odd = Call(call_id=bytes(16), stage=1, step=3, index=0, accumulate=frozenset(), inputs=TensorBytes("float32", (7,), ()), labels=TENSOR)
+    sending.dispatcher._total_s = 0.2
+    with pytest.raises(PeerGoneError, match="no peer of stage 1"):
+        await sending.send(odd)
+    assert sending.dispatcher.counters.replayed == 2
+
+
+async def test_a_retry_prefers_the_peer_that_has_had_the_microbatch() -> None:
+    sending = Sending(Client())
+    await sending.send(call(path={1: B}))
+    assert sending.client.asked == [B]
+
+
+async def test_what_was_forwarded_where_is_passed_on_to_the_next_peer() -> None:
+    sending = Sending(Client({A: [PeerGoneError("gone")]}))
+    await sending.send()
+    assert sending.client.paths[1] == {1: B, 2: PeerId("later")}
+
+
+async def test_peers_that_are_leaving_or_at_another_step_come_last() -> None:
+    for first in (pair_of_peers(leaving=True), pair_of_peers(step=4), pair_of_peers(step=2)):
+        sending = Sending(Client(), Table(first))
+        for _ in range(3):
+            await sending.send()
+        assert sending.client.asked == [B, B, B]
+
+
+async def test_a_step_that_every_stage_has_left_is_not_worth_sending() -> None:
+    records = (member("me", stage=0, step=5), member(A, stage=1, step=5))
+    sending = Sending(Client(), Table(records))
+    with pytest.raises(WrongStateError, match="step 3 is over"):
+        await sending.send()
+    assert sending.client.asked == []
+
+
+async def test_patience_ends_when_nobody_serves_the_stage() -> None:
+    sending = Sending(Client(), Table((member("me", stage=0, step=3),)), total_s=0.1)
+    with pytest.raises(PeerGoneError, match="within"):
+        await sending.send()
