@@ -65,7 +65,13 @@ ALLOWED: dict[str, dict[str, str]] = {
         "swarm": "the view is what it shows",
         "table": "the view is what it shows",
     },
-    "cli": {"config": "homes, settings, run files", "control": "the socket's client", "table": "the words of the replies"},
+    "sim": {"policy": "it drives the daemon's own decisions", "table": "they decide on views and records"},
+    "cli": {
+        "config": "homes, settings, run files",
+        "control": "the socket's client",
+        "sim": "simulating needs no daemon: it runs in the client's own process",
+        "table": "the words of the replies",
+    },
 }
 
 # Modules of the control room that the thin client may load.
@@ -78,6 +84,7 @@ HEAVY: dict[str, set[str]] = {
     "grpc": {"wire", "daemon"},
     "rich": {"cli"},
     "click": {"cli"},
+    "matplotlib": {"sim"},
 }
 
 STDLIB_ONLY = {"table", "policy"}

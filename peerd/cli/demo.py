@@ -53,8 +53,8 @@ def demo(out: Path | None, as_json: bool, **flags: Any) -> None:
     KIND come every=4s and, as you like, respawn=yes (a new peer for each killed one), for=3s and factor=4:
 
     \b
-      kill     SIGKILL                     stop     SIGSTOP, and SIGCONT after `for`
-      slow     `factor` times slower       cut      its network process stops for `for`
+      kill     SIGKILL                   stop     SIGSTOP; SIGCONT after `for`
+      slow     `factor` times slower     cut      its p2pd stops for `for`
       corrupt  sends some broken messages  mixed    any of these
 
     \b

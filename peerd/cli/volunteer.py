@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from peerd.cli.options import FACTOR, STAND_IN_MS, chosen_home, home_option, json_option
 from peerd.cli.organise import launch, settings_of
+
+if TYPE_CHECKING:
+    from peerd.config.paths import Home
 
 LEAVE_SILENCE_S = 120.0
 
@@ -38,7 +41,22 @@ def join(context: click.Context, /, address: str, detach: bool, as_json: bool, *
       peerd join
       peerd join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...#9f2c...
     """
+    if not address:
+        _check_was_in_a_run(chosen_home(context))
     launch(context, settings_of(context, flags, join=address), detach=detach, as_json=as_json)
+
+
+def _check_was_in_a_run(home: Home) -> None:
+    import json
+
+    from peerd.errors import UsageError
+
+    try:
+        last = json.loads(home.state.read_text())["last"]["run"]
+    except (OSError, ValueError, KeyError, TypeError):
+        last = ""
+    if not last:
+        raise UsageError("this home has not been in a run yet", "give the ADDRESS to join")
 
 
 @click.command()

@@ -23,6 +23,7 @@ from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 MANY_STAGES = 8
+SLACK = 0.01
 SLACK_OF_MANY_STAGES = 0.03
 ROUNDING = 1e-9
 """Relative; differences below it are the arithmetic's."""
@@ -51,7 +52,7 @@ class Rebalancing:
     period_s: float = 60.0
     """One plan per period."""
     slack: float | None = None
-    """Share of the fair share that the weakest stage may lack. None: nothing below 8 stages, 3 % from there up."""
+    """Share of the fair share that the weakest stage may lack. None: 1 % below 8 stages, 3 % from there up."""
     download_s: float = 0.0
     """Measured: from the decision to move until the peer serves its new stage."""
     horizon_s: float = 3600.0
@@ -81,7 +82,7 @@ class Rebalancing:
         """With many stages one of them lacks something at any moment, and chasing it moves peers without end."""
         if self.slack is not None:
             return self.slack
-        return SLACK_OF_MANY_STAGES if num_stages >= MANY_STAGES else 0.0
+        return SLACK_OF_MANY_STAGES if num_stages >= MANY_STAGES else SLACK
 
     def work_at(self, stage: int) -> float:
         return self.stage_work[stage] if self.stage_work else 1.0
@@ -216,7 +217,7 @@ class _Improvement:
         told = f"stage {weakest} is the weakest, at {strength:.4g} of a fair {self._fair:.4g} samples/s"
         lack = self._fair - strength
         if lack <= slack * self._fair:
-            return Plan((), f"{told}: it has its share" + (f" within {slack:.0%}" if slack else ""))
+            return Plan((), f"{told}: it has its share" + (f" within {slack:.0%}" if lack > 0 else ""))
         if lack * self._work[weakest] < min(self._speeds) * (1 - ROUNDING):
             return Plan((), f"{told}: it lacks less than one peer")
         serving = self._serving()

@@ -95,14 +95,15 @@ class Dispatcher:
 
     async def _try(self, router: Router, peer: PeerRecord, call: Call, note: Callable[[int, PeerId], None]) -> CallResult:
         started_s = time.monotonic()
-        result = await self._client.backpropagate(peer.peer, call, (), self._patience_s, note)
+        with router.holding(peer.peer) as ahead:
+            result = await self._client.backpropagate(peer.peer, call, (), self._patience_s, note)
         elapsed_s = time.monotonic() - started_s
         if call.stage > 0:
             if result.gradient is None:
                 raise BadMessageError("no gradient came back")
             result.gradient.check(call.inputs.dtype, call.inputs.shape)
         self._table.absorb(result.records)
-        router.observe(peer.peer, max(0.0, elapsed_s - min(max(result.downstream_s, 0.0), elapsed_s)))
+        router.observe(peer.peer, max(0.0, elapsed_s - min(max(result.downstream_s, 0.0), elapsed_s)), ahead)
         return result
 
     def _give_up_on(self, router: Router, peer: PeerRecord, call: Call, error: RemoteError) -> None:

@@ -91,7 +91,10 @@ def test_in_the_foreground_the_command_becomes_the_daemon(
     (command,) = became
     assert command[1:4] == ["-P", "-m", "peerd.daemon"]
     settings = Settings.from_json(command[4])
-    assert settings == Settings(home=str(short_home), run_file=str(run_folder / "run.toml"), port=4000, stage=1, slow_factor=2.0)
+    expected = Settings(
+        home=str(short_home), run_file=str(run_folder / "run.toml"), host="127.0.0.1", port=4000, stage=1, stay=True, slow_factor=2.0
+    )
+    assert settings == expected
     assert os.environ["PEERD_READY"] == "text"
 
 

@@ -31,7 +31,6 @@ def test_settings_come_back_from_json_equal(settings: Settings) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {},
         {"run_file": "a", "join": "b"},
         {"join": "b", "port": 65536},
         {"join": "b", "slow_factor": 0.5},

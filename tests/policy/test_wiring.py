@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from dataclasses import replace
 
@@ -77,6 +78,21 @@ def test_who_holds_the_work_already_is_preferred_unless_banned() -> None:
     assert router.choose([holder, other], prefer=[holder.peer]) == holder
     router.ban(holder)
     assert router.choose([holder, other], prefer=[holder.peer]) == other
+
+
+def test_nothing_queues_at_a_slow_peer_that_a_fast_one_would_have_done_sooner() -> None:
+    router, fast, slow = Router(), member("fast"), member("slow")
+    for record, response_s in ((fast, 0.1), (slow, 0.3)):
+        router.observe(record.peer, response_s)
+    with contextlib.ExitStack() as stack:
+        chosen = []
+        for _ in range(4):
+            taken = router.choose([fast, slow])
+            assert taken is not None
+            stack.enter_context(router.holding(taken.peer))
+            chosen.append(taken)
+    assert chosen.count(slow) == 1
+    assert {router.choose([fast, slow]) for _ in range(4)} == {fast, slow}  # nothing is in hand any more
 
 
 def test_nobody_to_choose_from_gives_nobody() -> None:

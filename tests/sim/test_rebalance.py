@@ -55,7 +55,8 @@ def _first_stages(seed: int) -> list[int]:
 
 
 def test_a_simulation_is_a_function_of_its_scenario() -> None:
-    scenario = Scenario(trace=generate(40, 3), num_stages=4, params=IMPROVED, devices=Devices.downloading(60.0, 8.0), noise=0.1, seed=3)
+    devices = Devices.downloading(60.0, 8.0)
+    scenario = Scenario(trace=generate(40, 3, hours=4), num_stages=4, params=IMPROVED, devices=devices, noise=0.1, seed=3)
     one, two = simulate(scenario), simulate(scenario)
     assert (one.meter.overall, one.num_moves) == (two.meter.overall, two.num_moves)
     assert simulate(replace(scenario, seed=4)).meter.overall != one.meter.overall
@@ -115,11 +116,12 @@ def test_views_that_are_late_cost_little_and_set_off_no_stampede(delay_s: float)
     assert found.moves <= 400
 
 
-def test_measuring_errors_of_30_percent_cost_little_where_the_rule_knows_of_them() -> None:
+def test_measuring_errors_of_30_percent_are_not_chased_where_the_rule_knows_of_them() -> None:
     noisy = replace(scenario_of(replace(IMPROVED, noise=0.3), 240.0), noise=0.3)
-    found = figures(noisy, 200, seeds=1)
-    assert found.overall >= 96
-    assert found.moves <= 250
+    knowing = figures(noisy, 100, seeds=1)
+    believing = figures(replace(noisy, params=replace(noisy.params, noise=0.0)), 100, seeds=1)
+    assert knowing.moves < believing.moves / 3
+    assert knowing.overall > max(95, believing.overall)
 
 
 @pytest.mark.slow

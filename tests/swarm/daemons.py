@@ -147,16 +147,15 @@ class Swarm:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            stubborn = self._end_all()
-            left = self._leftovers()
+            left = self._end_all() + self._leftovers()
+            problem = AssertionError(f"left behind: {left}") if left and error is None else None
+            self._note_logs(error or problem)
         finally:
-            self._note_logs(error)
             for process in self.processes():
                 os.kill(process, signal.SIGKILL)
             shutil.rmtree(self.folder, ignore_errors=True)
-        if error is None:
-            assert stubborn == [], stubborn
-            assert left == [], left
+        if problem is not None:
+            raise problem
 
     # Starting
 

@@ -97,7 +97,7 @@ def test_a_daemon_refuses_to_be_harmed_unless_it_was_started_for_that(swarm: Swa
         pytest.param(Point.FORWARD, 0, marks=slow),
         (Point.WAITING, 0),
         pytest.param(Point.BACKWARD, 0, marks=slow),
-        (Point.BACKWARD, 1),
+        pytest.param(Point.BACKWARD, 1, marks=slow),
     ],
 )
 def test_who_dies_with_a_microbatch_in_hand_has_it_done_again_elsewhere(swarm: Swarm, point: Point, stage: int) -> None:
@@ -112,11 +112,11 @@ def test_who_dies_with_a_microbatch_in_hand_has_it_done_again_elsewhere(swarm: S
 @pytest.mark.parametrize(
     ("point", "stage"),
     [
-        (Point.REPLY, 0),
+        pytest.param(Point.REPLY, 0, marks=slow),
         pytest.param(Point.REPLY, 1, marks=slow),
         (Point.SENDER, 1),
         pytest.param(Point.SENDER, 0, marks=slow),
-        (Point.REDUCER, 1),
+        pytest.param(Point.REDUCER, 1, marks=slow),
         pytest.param(Point.REDUCER, 0, marks=slow),
     ],
 )
@@ -135,7 +135,7 @@ def test_who_dies_before_the_average_is_whole_has_its_ledger_done_again(swarm: S
 @pytest.mark.parametrize(
     ("point", "stage"),
     [
-        (Point.AVERAGED, 1),
+        pytest.param(Point.AVERAGED, 1, marks=slow),
         pytest.param(Point.AVERAGED, 0, marks=slow),
         (Point.COMMIT, 0),
         pytest.param(Point.COMMIT, 1, marks=slow),
@@ -169,6 +169,7 @@ def test_a_donor_that_dies_is_replaced_by_another(swarm: Swarm) -> None:
     assert_it_goes_on(swarm)
 
 
+@slow
 def test_a_joiner_that_dies_in_its_download_is_missed_by_nobody(swarm: Swarm) -> None:
     donor = survivors(swarm)[1]
     order(donor, "stop", at=Point.DONOR)
@@ -182,7 +183,7 @@ def test_a_joiner_that_dies_in_its_download_is_missed_by_nobody(swarm: Swarm) ->
     assert_it_goes_on(swarm)
 
 
-@pytest.mark.parametrize("point", [pytest.param(point, marks=() if point in ("waiting", "sender") else slow) for point in Point])
+@pytest.mark.parametrize("point", [pytest.param(point, marks=() if point is Point.WAITING else slow) for point in Point])
 def test_who_stops_and_wakes_up_finds_its_way_back(swarm: Swarm, point: Point) -> None:
     """A zombie: the others have gone on, and what it believes is old."""
     if point in (Point.DONOR, Point.JOINER):
@@ -198,6 +199,7 @@ def test_who_stops_and_wakes_up_finds_its_way_back(swarm: Swarm, point: Point) -
     assert_it_goes_on(swarm)
 
 
+@slow
 def test_a_slow_peer_gets_less_to_do_and_is_itself_again_afterwards(swarm: Swarm) -> None:
     victim = victim_of(swarm, 1)
     order(victim, "slow", factor=8, for_s=1.5)
@@ -206,6 +208,7 @@ def test_a_slow_peer_gets_less_to_do_and_is_itself_again_afterwards(swarm: Swarm
     until(lambda: victim.status["slow_factor"] == 1)
 
 
+@slow
 def test_a_peer_whose_links_are_dead_is_done_without_and_comes_back(swarm: Swarm) -> None:
     victim = victim_of(swarm, 0)
     (keeper,) = psutil.Process(victim.process.pid).children()

@@ -230,7 +230,7 @@ async def test_broken_calls_are_refused_and_counted_and_the_daemon_serves_on(swa
         step = (await visitor.snapshot(peer, 1))[0].step
         call = visitor.call(1, step)
         wrong = TensorBytes("int32", call.inputs.shape, call.inputs.chunks)
-        with pytest.raises(BadMessageError, match="float32"):
+        with pytest.raises((BadMessageError, BusyError), match=r"float32|before it had all"):
             await visitor.send(peer, replace(call, inputs=wrong))
         with pytest.raises(BusyError, match="broken message"):
             await visitor.send(peer, call)
