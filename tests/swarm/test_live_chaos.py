@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.swarm.daemons import Swarm, run_peerd
 from tests.swarm.runs import assert_close, swarm_manifest
 
-pytestmark = pytest.mark.swarm
+pytestmark = [pytest.mark.swarm, pytest.mark.slow]
 
 SHARE = 1e-5
 """Of each tensor's largest value, the most that swarm and reference may differ by."""

@@ -19,7 +19,7 @@ from peerd.swarm.identity import Identity
 from tests.swarm.daemons import Daemon, Swarm, until
 from tests.swarm.runs import assert_equals_reference, swarm_manifest
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.swarm, pytest.mark.slow, pytest.mark.timeout(240)]
 
 PACE_MS = 20
 GONE_FOR_S = 4.0

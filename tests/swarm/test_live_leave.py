@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 PACE_MS = 40
 
 
+@pytest.mark.slow
 def test_after_a_graceful_leave_nothing_has_to_be_done_again() -> None:
     with Swarm(swarm_manifest(num_stages=2)) as swarm:
         first = swarm.start(stage=0, compute_stand_in_ms=PACE_MS)

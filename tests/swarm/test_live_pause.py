@@ -10,7 +10,7 @@ from peerd.table.view import TTL_PERIODS
 from tests.swarm.daemons import Daemon, Swarm, until
 from tests.swarm.runs import PERIOD_S, assert_equals_reference, exported_steps, swarm_manifest
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.swarm, pytest.mark.slow, pytest.mark.timeout(300)]
 
 PACE_MS = 60
 TTL_S = TTL_PERIODS * PERIOD_S

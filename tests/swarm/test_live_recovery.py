@@ -14,7 +14,7 @@ from peerd.config.manifest import Manifest
 from tests.swarm.daemons import Daemon, Swarm, until
 from tests.swarm.runs import assert_equals_reference, swarm_manifest
 
-pytestmark = pytest.mark.swarm
+pytestmark = [pytest.mark.swarm, pytest.mark.slow]
 
 STEPS = 12
 

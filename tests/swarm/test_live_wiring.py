@@ -10,7 +10,7 @@ import pytest
 from tests.swarm.daemons import Daemon, Swarm
 from tests.swarm.runs import swarm_manifest
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.swarm, pytest.mark.slow, pytest.mark.timeout(300)]
 
 PACE_MS = 100
 SLOWER = 3
