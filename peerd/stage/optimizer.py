@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from peerd.config.manifest import Manifest
+from peerd.config.paths import cache_folder
+
+# The first optimizer makes torch import its compiler, which makes a folder: not in the temporary one, where nobody removes it.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "torch"))
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
