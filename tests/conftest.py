@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("peerd", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("peerd")
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_is_by_default() -> None:
+    """A test that configures logging leaves its captured, and by then closed, standard error behind."""
+    structlog.reset_defaults()
