@@ -90,16 +90,21 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output is gone; keep the interpreter from complaining about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
         return ExitCode.FAILURE
     except OSError as error:
         if error.errno != errno.ENOSPC:
             return _tell_bug(error)
+        _give_up_output()
         return _fail("the disk is full; free some space", ExitCode.DISK)
     except Exception as error:  # the outermost edge: every bug ends here as one line
         return _tell_bug(error)
     return outcome if isinstance(outcome, int) else ExitCode.OK
+
+
+def _give_up_output() -> None:
+    """Nobody takes our output; keep the interpreter from complaining about what is still buffered at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tell(error: PeerdError) -> int:
