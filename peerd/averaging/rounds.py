@@ -156,9 +156,7 @@ class Rounds:
         try:
             await self._add_part(current, me, self._slice(current, current.mine))
             await self._fetch_slices(current)
-            whole = await self._executor.run(
-                Priority.CONTROL, lambda: torch.cat([current.slices[number] for number in range(len(current.bounds))])
-            )
+            whole = await self._executor.run(Priority.CONTROL, lambda: _whole(current))
         except RemoteError as error:
             await self.close(current.roster.average_id, error.message)
             return
@@ -315,7 +313,8 @@ class Rounds:
         """Log an average for mates that missed it, when the torch thread has nothing better to do."""
         self.missed.clear()
         self._latest = held
-        self._in_background(self._write_log(held))
+        if len(held.roster.entries) > 1:  # alone, there is no mate that could have missed it
+            self._in_background(self._write_log(held))
 
     async def _write_log(self, held: HeldAverage) -> None:
         await self._executor.run(Priority.IDLE, lambda: self._log.put(held))
@@ -343,10 +342,16 @@ def _decode_finite(chunks: Sequence[bytes], dtype: torch.dtype) -> Tensor:
     return part
 
 
+def _whole(current: Round) -> Tensor:
+    """The slices as one vector."""
+    slices = [current.slices[number] for number in range(len(current.bounds))]
+    return torch.cat(slices) if len(slices) > 1 else slices[0]
+
+
 def _sum_in_order(current: Round) -> Tensor:
     """Parts added in the roster's order, so that the bits do not depend on who came first."""
     first, *rest = (current.parts[peer] for peer in current.roster.peers)
-    total = first.clone()
+    total = first.clone() if rest else first  # a part is nobody else's
     for part in rest:
         total += part
     current.parts.clear()

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+import structlog
+
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
 from peerd.policy.admission import why_refuse_call
@@ -28,6 +30,7 @@ BACKWARD_SHARE = 2 / 3
 THROUGHPUT_SMOOTHING = 0.1
 MAX_BROKEN_GRADIENTS = 3
 """From so many peers of the next stage; then the microbatch itself must be at fault."""
+LOG = structlog.get_logger()
 
 
 class NextHop(Protocol):
@@ -144,6 +147,7 @@ class StageService:
     def _result(self, outcome: Outcome, gradient: TensorBytes | None, downstream_s: float, records: Sequence[RawRecord]) -> CallResult:
         if outcome.refused:
             self.counters.suppressed += 1
+            LOG.debug("microbatch not added", step=self._state.record.step, reason=outcome.refused)
         else:
             self.counters.accumulated += 1
             self.counters.tokens += self._manifest.tokens_per_microbatch

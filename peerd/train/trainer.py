@@ -99,7 +99,9 @@ class Trainer:
         try:
             call = await asyncio.to_thread(self._call_for, launch)
             self.counters.launched += 1
-            self.counters.replayed += key in self._launched
+            if key in self._launched:
+                self.counters.replayed += 1
+                LOG.info("microbatch launched again", step=launch.step, index=launch.index, stages=sorted(launch.accumulate))
             self._launched.add(key)
             await self._dispatcher.send(call, lambda _stage, _peer: None)
         except RemoteError as error:
