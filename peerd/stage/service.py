@@ -18,7 +18,7 @@ from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
 from peerd.policy.admission import why_refuse_call
 from peerd.stage.accumulator import all_finite
-from peerd.stage.executor import Executor, Pace, Priority
+from peerd.stage.executor import Executor, Pace, Priority, Result
 from peerd.stage.state import Outcome, StageState, Ticket
 from peerd.stage.tensors import decode, encode, take
 from peerd.table.record import PeerId, RawRecord
@@ -121,9 +121,9 @@ class StageService:
 
     async def _serve(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...], progress: Progress) -> CallResult:
         if self._state.module.is_last:
-            outcome, gradient = await self._executor.run(Priority.FORWARD, lambda: self._last_stage(call, ticket, chunks))
-            return self._result(outcome, gradient, 0.0, ())
-        activations, labels = await self._executor.run(Priority.FORWARD, lambda: self._forward(call, ticket, chunks))
+            outcome, gradient = await self._run(Priority.FORWARD, ticket, lambda: self._last_stage(call, ticket, chunks))
+            return self._result(ticket, outcome, gradient, 0.0, ())
+        activations, labels = await self._run(Priority.FORWARD, ticket, lambda: self._forward(call, ticket, chunks))
         onward = replace(call, stage=call.stage + 1, inputs=activations, labels=labels)
         for _ in range(MAX_BROKEN_GRADIENTS):
             hops: list[PeerId] = []
@@ -137,14 +137,26 @@ class StageService:
             below = await self._next_hop.send(onward, note)
             downstream_s = time.monotonic() - started_s
             try:
-                outcome, gradient = await self._executor.run(Priority.BACKWARD, partial(self._backward, ticket, below.gradient))
+                outcome, gradient = await self._run(Priority.BACKWARD, ticket, partial(self._backward, ticket, below.gradient))
             except BadMessageError:
                 self._next_hop.distrust(onward, hops[-1])  # its fault, and none of my caller's business
                 continue
-            return self._result(outcome, gradient, downstream_s, below.records)
+            return self._result(ticket, outcome, gradient, downstream_s, below.records)
         raise PeerGoneError("the next stage's gradients are not finite")
 
-    def _result(self, outcome: Outcome, gradient: TensorBytes | None, downstream_s: float, records: Sequence[RawRecord]) -> CallResult:
+    async def _run(self, priority: Priority, ticket: Ticket, work: Callable[[], Result]) -> Result:
+        """A job of the executor, whose wait for its turn is noted."""
+        asked_s = time.monotonic()
+
+        def timed() -> Result:
+            ticket.queued_s += time.monotonic() - asked_s
+            return work()
+
+        return await self._executor.run(priority, timed)
+
+    def _result(
+        self, ticket: Ticket, outcome: Outcome, gradient: TensorBytes | None, downstream_s: float, records: Sequence[RawRecord]
+    ) -> CallResult:
         if outcome.refused:
             self.counters.suppressed += 1
             LOG.debug("microbatch not added", step=self._state.record.step, reason=outcome.refused)
@@ -153,7 +165,7 @@ class StageService:
             self.counters.tokens += self._manifest.tokens_per_microbatch
             self.on_progress()
         self._measure()
-        return CallResult(gradient=gradient, downstream_s=downstream_s, records=(*self.records(), *records))
+        return CallResult(gradient=gradient, downstream_s=downstream_s, queued_s=ticket.queued_s, records=(*self.records(), *records))
 
     def _measure(self) -> None:
         """Throughput is samples over the compute time they took, so that waiting does not make a peer look slow."""

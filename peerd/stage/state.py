@@ -44,6 +44,8 @@ class Ticket:
     """With its graph, where graphs are kept."""
     generation: int = -1
     """Which parameters the graph was built with."""
+    queued_s: float = 0.0
+    """How long it has waited for the executor."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,9 @@ class StageClient:
                 traffic.received_bytes += expected.num_bytes
             if await read_within(rpc.__aiter__(), patience_s) is not None:
                 raise BadMessageError("more bytes than the gradient has")
-            return CallResult(gradient=gradient, downstream_s=done.downstream_s, records=convert.records_from(done.records))
+            return CallResult(
+                gradient=gradient, downstream_s=done.downstream_s, queued_s=done.queued_s, records=convert.records_from(done.records)
+            )
         finally:
             rpc.cancel()
 

@@ -70,7 +70,8 @@ class Dispatcher:
         while time.monotonic() < deadline_s:
             live = self._table.live()
             self._check_wanted(call, live)
-            peer = router.choose(self._candidates(call, live), prefer=(path[call.stage],) if call.stage in path else ())
+            prefer = (path[call.stage],) if call.stage in path else ()
+            peer = router.choose(self._candidates(call, live), prefer, elsewhere=live.serving(call.stage))
             if peer is None:
                 await self._table.changed(min(self._patience_s, max(0.01, deadline_s - time.monotonic())))
                 continue
@@ -95,15 +96,14 @@ class Dispatcher:
 
     async def _try(self, router: Router, peer: PeerRecord, call: Call, note: Callable[[int, PeerId], None]) -> CallResult:
         started_s = time.monotonic()
-        with router.holding(peer.peer) as ahead:
-            result = await self._client.backpropagate(peer.peer, call, (), self._patience_s, note)
+        result = await self._client.backpropagate(peer.peer, call, (), self._patience_s, note)
         elapsed_s = time.monotonic() - started_s
         if call.stage > 0:
             if result.gradient is None:
                 raise BadMessageError("no gradient came back")
             result.gradient.check(call.inputs.dtype, call.inputs.shape)
         self._table.absorb(result.records)
-        router.observe(peer.peer, max(0.0, elapsed_s - min(max(result.downstream_s, 0.0), elapsed_s)), ahead)
+        router.observe(peer.peer, max(0.0, elapsed_s - max(result.downstream_s, 0.0) - max(result.queued_s, 0.0)))
         return result
 
     def _give_up_on(self, router: Router, peer: PeerRecord, call: Call, error: RemoteError) -> None:

@@ -321,7 +321,7 @@ async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.S
 
 
 def _result_messages(result: CallResult) -> list[stage_pb2.ReplyMessage]:
-    done = stage_pb2.Done(downstream_s=result.downstream_s, records=convert.records_to(result.records))
+    done = stage_pb2.Done(downstream_s=result.downstream_s, queued_s=result.queued_s, records=convert.records_to(result.records))
     if result.gradient is None:
         return [stage_pb2.ReplyMessage(done=done)]
     done.gradient.CopyFrom(convert.tensor_to(result.gradient))

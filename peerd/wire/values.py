@@ -55,6 +55,8 @@ class CallResult:
 
     gradient: TensorBytes | None
     downstream_s: float
+    """The callee's wait for later stages, and its own queue's share of the time."""
+    queued_s: float
     records: tuple[RawRecord, ...]
 
 

@@ -56,7 +56,7 @@ class Client:
         on_forwarded(2, PeerId("later"))
         if left := self.answers.get(peer):
             raise left.pop(0)
-        return CallResult(gradient=TENSOR, downstream_s=0.0, records=())
+        return CallResult(gradient=TENSOR, downstream_s=0.0, queued_s=0.0, records=())
 
     async def cancel(self, peer: PeerId, _call_id: bytes, _timeout_s: float) -> None:
         self.cancelled.append(peer)

@@ -210,9 +210,12 @@ class Done(_message.Message):
 
     GRADIENT_FIELD_NUMBER: _builtins.int
     DOWNSTREAM_S_FIELD_NUMBER: _builtins.int
+    QUEUED_S_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     downstream_s: _builtins.float
     """time the callee spent waiting for later stages"""
+    queued_s: _builtins.float
+    """time the microbatch waited its turn at the callee"""
     @_builtins.property
     def gradient(self) -> Global___TensorHeader:
         """absent from stage 0, whose inputs are tokens"""
@@ -226,11 +229,12 @@ class Done(_message.Message):
         *,
         gradient: Global___TensorHeader | None = ...,
         downstream_s: _builtins.float = ...,
+        queued_s: _builtins.float = ...,
         records: _abc.Iterable[_swarm_pb2.SignedRecord] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["downstream_s", b"downstream_s", "gradient", b"gradient", "records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["downstream_s", b"downstream_s", "gradient", b"gradient", "queued_s", b"queued_s", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
