@@ -128,6 +128,10 @@ class PeerGoneError(RemoteError):
     """The callee is dead or out of reach."""
 
 
+class UnheardError(PeerGoneError):
+    """Out of reach before it took the call: nothing has been done in vain."""
+
+
 def exit_code_of(code: int) -> type[PeerdError]:
     """The error class a child's exit code stands for (PeerdError where none does)."""
     known = {kind.exit_code: kind for kind in PeerdError.__subclasses__() if kind is not RemoteError}

@@ -243,6 +243,7 @@ class Rounds:
             return
         self.open = None
         self.failed += 1
+        LOG.debug("round closed", step=current.roster.step, leader=current.roster.leader, reason=reason)
         if current.roster.leader == self._state.record.peer:
             await self._count_missed(current)
         if not current.reduced.done():

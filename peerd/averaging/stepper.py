@@ -45,6 +45,8 @@ class Stepper:
         """(mate, step) that would not or could not give an average, and when; forgotten after a while."""
         self._done_seen = 0
         self._fence_to = 0
+        self._retiring = asyncio.Event()
+        self._retired = asyncio.Event()
         self._resumable: tuple[int, float] = (-1, 0.0)
         """The checkpoint step to resume at, and since when it has been that."""
         self.load_checkpoint: Callable[[int], Downloaded | None] = lambda _step: None
@@ -62,7 +64,7 @@ class Stepper:
         self.on_commit: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
-        while True:
+        while not self._retiring.is_set():
             if self._fence_to:
                 await self._apply_fence()
             self.decision = self._decide()
@@ -70,6 +72,17 @@ class Stepper:
                 await self._membership.changed(TICK_S)
             else:
                 await self._do(self.decision)
+        if self._rounds.open is not None:
+            await self._rounds.close(self._rounds.open.roster.average_id, "leaving")
+        await self._executor.run(Priority.CONTROL, self._state.begin_joining)
+        self.on_change()
+        self._retired.set()
+
+    async def retire(self) -> None:
+        """Serve no more: from here on nobody counts on this peer. It owes nothing, so nothing is lost by it."""
+        self._retiring.set()
+        self._membership.wake()
+        await self._retired.wait()
 
     def fence(self, incarnation: int) -> None:
         """T3, asked for by gossip: done before the next decision."""

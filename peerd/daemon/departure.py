@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import structlog
@@ -11,7 +12,10 @@ from peerd.daemon.node import Node
 from peerd.table.record import Phase
 
 DRAIN_TIMEOUT_S = 60.0
-QUIET_BEFORE_REFUSING_S = 0.3
+FAREWELL_S = 1.0
+QUIET_S = 0.3
+QUIET_TRIES = 3
+"""Where steps are shorter than that."""
 LOG = structlog.get_logger()
 
 
@@ -70,16 +74,33 @@ class Departure:
         while True:
             await self._asked.wait()
             drained = await self._leave_stage()
-            if self._destination is None or self._at_once.is_set():
+            to_stage = None if self._at_once.is_set() else self._destination
+            goes = to_stage is None or (drained and self._mates())
+            if goes and drained:
+                await self._say_farewell()
+            if to_stage is None:
                 self._gone.set()
                 raise Left
-            if drained and self._mates():
-                raise Moved(self._destination)
+            if goes:
+                raise Moved(to_stage)
             LOG.warning("the move is called off", reason="nobody else would serve this stage")
-            self._node.leaving = self._node.service.leaving = False
-            self._node.announce()
+            self._stay()
             self._destination = None
             self._asked.clear()
+
+    async def _say_farewell(self) -> None:
+        """Everybody hears that this stage has one peer less before it is gone, and nobody proposes a round to it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await self._node.stepper.retire()
+                await self._node.gossip.tell_everybody()
+
+    def _stay(self) -> None:
+        node = self._node
+        node.leaving = node.service.leaving = node.trained_enough = False
+        if node.trainer is not None:
+            node.trainer.resume()
+        node.announce()
 
     async def _leave_stage(self) -> bool:
         """Drain; False when it took too long or was cut short."""
@@ -97,10 +118,22 @@ class Departure:
         node = self._node
         node.leaving = True
         node.announce()
+        trainer = node.trainer
+        if trainer is not None:
+            trainer.stop_after_this_step()
+            await self._until(lambda: trainer.is_done)
+            node.trained_enough = True
+            node.announce()
         await self._until(lambda: node.service.queue == 0)
-        await asyncio.sleep(QUIET_BEFORE_REFUSING_S)  # for peers that have not heard yet
+        await asyncio.sleep(QUIET_S)  # for peers that have not heard yet
         await self._until(lambda: node.service.queue == 0)
         node.service.leaving = True
+        for _ in range(QUIET_TRIES):
+            await self._until(self._owes_nothing)
+            step = node.state.record.step
+            await asyncio.sleep(QUIET_S)  # third parties shall see my mates' step before they see me gone
+            if self._owes_nothing() and node.state.record.step == step:
+                return
         await self._until(self._owes_nothing)
 
     async def _until(self, done: Any) -> None:
@@ -108,14 +141,19 @@ class Departure:
             await self._node.membership.changed(0.1)
 
     def _owes_nothing(self) -> bool:
-        """My ledger is empty, or nobody is there to average it with."""
-        node = self._node
-        record = node.state.record
+        """My ledger is empty and my mates have the average that emptied it; or nobody is there to average it with."""
+        record = self._node.state.record
         idle = record.phase is Phase.JOINING or (record.phase is Phase.ACCUMULATING and record.done == 0)
-        return idle or not self._mates()
+        return (idle and not self._is_waited_for()) or not self._mates()
+
+    def _is_waited_for(self) -> bool:
+        """Whether a mate has yet to get my slice of the last average: gone with me, the whole of it would have to be replayed."""
+        record = self._node.state.record
+        serving = self._node.membership.live().serving(record.stage)
+        return any(r.step == record.step - 1 and not r.leaving for r in serving)
 
     def _mates(self) -> bool:
         """Whether somebody else serves my stage and stays."""
         record = self._node.state.record
         serving = self._node.membership.live().serving(record.stage)
-        return any(r.peer != record.peer and not r.leaving and r.step >= record.step for r in serving)
+        return any(r.peer != record.peer and not r.leaving and r.step >= record.step - 1 for r in serving)

@@ -12,10 +12,14 @@ import structlog
 
 from peerd.daemon.departure import Departure
 from peerd.daemon.node import Node
-from peerd.models.stages import estimate_stage_memory_bytes
-from peerd.policy.rebalance import Rebalancing, move_of, plan
+from peerd.models.stages import estimate_forward_flops, estimate_stage_memory_bytes
+from peerd.policy.rebalance import Rebalancing, move_of, plan, seed_at
 from peerd.stage.service import slots_of
 
+THROUGHPUT_ERROR = 0.1
+"""Relative error of a measured throughput on a machine that does other things too."""
+HORIZON = 10
+"""A gain is expected to last so many periods or downloads, whichever is longer."""
 LOG = structlog.get_logger()
 
 
@@ -25,25 +29,36 @@ class Mover:
     def __init__(self, node: Node, departure: Departure) -> None:
         self._node = node
         self._departure = departure
-        manifest = node.place.manifest
-        self._period_s = manifest.swarm.rebalance_period_s
-        self._needed = tuple(estimate_stage_memory_bytes(manifest, stage, slots_of(manifest)) for stage in range(manifest.train.num_stages))
+        self._period_s = node.place.manifest.swarm.rebalance_period_s
+        self._needed: tuple[int, ...] = ()
+        self._work: tuple[float, ...] = ()
 
     async def run(self) -> None:
+        await asyncio.to_thread(self._estimate)
         while self._period_s > 0:
             # Periods are counted on the wall clock, so that all peers plan with one seed.
             await asyncio.sleep(self._period_s - time.time() % self._period_s)
-            self._plan_once(int(time.time() / self._period_s))
+            self._plan_once(time.time())
 
-    def _plan_once(self, period: int) -> None:
+    def _estimate(self) -> None:
+        """What each stage takes; some hundredths of a second each."""
+        manifest = self._node.place.manifest
+        stages = range(manifest.train.num_stages)
+        self._needed = tuple(estimate_stage_memory_bytes(manifest, stage, slots_of(manifest)) for stage in stages)
+        if not self._node.settings.compute_stand_in_ms:  # which takes as long in every stage
+            self._work = tuple(float(estimate_forward_flops(manifest, stage)) for stage in stages)
+
+    def _plan_once(self, now_s: float) -> None:
         node = self._node
         params = Rebalancing(
             period_s=self._period_s,
             download_s=node.join_took_s,
-            horizon_s=max(10 * self._period_s, 10 * node.join_took_s),
+            horizon_s=HORIZON * max(self._period_s, node.join_took_s),
+            noise=THROUGHPUT_ERROR,
+            stage_work=self._work,
             needed_bytes=self._needed,
         )
-        found = plan(node.membership.live(), node.place.manifest.train.num_stages, period, params)
+        found = plan(node.membership.live(), node.place.manifest.train.num_stages, seed_at(now_s, params), params)
         node.rebalance_reason = found.reason
         move = move_of(found, node.state.record)
         if move is not None and not node.settings.stay:

@@ -81,7 +81,7 @@ async def open_network(
         remove=(home.folder,) if settings.ephemeral else (),
         prune=(home.folder.parent,) if settings.ephemeral else (),
     )
-    make_private_folder(home.run_folder)
+    make_private_folder(home.run_folder, keep=home.control_socket)  # which outlives a move to another stage
     try:
         p2pd = await start_p2pd(config)
     except BaseException:

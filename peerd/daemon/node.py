@@ -42,6 +42,7 @@ AVERAGING_SHARE_OF_TTL = 0.6
 MICROBATCH_TOTAL_S = 600.0
 MIN_PATIENCE_S = 5.0
 SWEEP_PERIOD_S = 5.0
+ADDRESS_BOOK_PERIOD_S = 1.0
 FORGET_AFTER_TTLS = 10
 MAX_COMMIT_TIMES = 100_000
 LOG = structlog.get_logger()
@@ -91,6 +92,8 @@ class Node:
         self.store = stage.store
         membership = swarm.membership
         self.leaving = False
+        self.trained_enough = False
+        """Leaving, and done with launching."""
         self.faults_seen = 0
         self.p2pd_restarts = 0
         self.rebalance_reason = "not considered yet"
@@ -138,7 +141,6 @@ class Node:
         self._trains_from = (begun or 0) + 1 if others else 0
         if corpus is not None:
             self.trainer = Trainer(self.place.manifest, corpus, self.membership, self.dispatcher)
-            self.trainer.active = lambda: not self.leaving
         self.membership.own = lambda: self.state.record
         self.membership.vitals = self._vitals
         self.membership.on_superseded = self._superseded
@@ -171,14 +173,19 @@ class Node:
     # News of myself
 
     async def sweep(self) -> None:
-        """Close what leads to peers that are gone for good, and remember those that are there."""
+        """Close what leads to peers that are gone for good."""
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
-            await asyncio.to_thread(self.remember_peers)
             forgotten_s = clock_s() - FORGET_AFTER_TTLS * self.membership.view.ttl_s
             for peer, seen in list(self.membership.view.sightings.items()):
                 if seen.risen_at_s < forgotten_s and peer != self.membership.me:
                     await self.network.links.drop(peer)
+
+    async def keep_address_book(self) -> None:
+        """Who is there goes to disk soon: all may be killed at any moment, and then nobody knows where to come back to."""
+        while True:
+            await asyncio.to_thread(self.remember_peers)
+            await asyncio.sleep(ADDRESS_BOOK_PERIOD_S)
 
     def remember_peers(self) -> None:
         """For coming back without an address."""
@@ -229,7 +236,7 @@ class Node:
         return Vitals(
             addresses=self.network.addresses,
             leaving=self.leaving,
-            trains=self.trainer is not None,
+            trains=self.trainer is not None and not self.trained_enough,
             trains_from=self._trains_from,
             queue=self.service.queue,
             in_flight=self.trainer.in_flight if self.trainer else 0,
@@ -253,6 +260,9 @@ class Node:
         self.stepper.fence(self.local.raise_incarnation(self.state.record.incarnation))
 
     def _suspected(self, peer: PeerId) -> None:
-        LOG.warning("suspect: no answer to a re-dial", suspect=peer)
-        self.faults_seen += 1
+        if self.membership.view.sightings[peer].record.leaving:
+            LOG.info("a peer has left", left=peer)
+        else:
+            LOG.warning("suspect: no answer to a re-dial", suspect=peer)
+            self.faults_seen += 1
         self.announce()

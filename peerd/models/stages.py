@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from peerd.config.manifest import Manifest
 from peerd.errors import StageError
@@ -20,6 +21,7 @@ __all__ = [
     "BUILDERS",
     "StageModule",
     "build_stage",
+    "estimate_forward_flops",
     "estimate_graph_bytes",
     "estimate_stage_memory_bytes",
     "initial_parameter_spec",
@@ -65,6 +67,17 @@ def build_stage(manifest: Manifest, stage: int, device: torch.device | str) -> S
 def initial_parameter_spec(manifest: Manifest, stage: int) -> dict[str, tuple[int, ...]]:
     """Name -> shape of a stage's parameters, without allocating them. All are float32."""
     return {name: tuple(parameter.shape) for name, parameter in _on_meta(manifest, stage).named_parameters()}
+
+
+def estimate_forward_flops(manifest: Manifest, stage: int) -> int:
+    """Floating-point operations of one microbatch's forward pass, counted by torch on tensors without memory. Backward is twice that."""
+    rows = (manifest.train.microbatch_size, manifest.train.sequence_length)
+    tokens = torch.zeros(rows, dtype=torch.int64, device="meta")
+    module = _on_meta(manifest, stage)
+    inputs = tokens if module.is_first else torch.empty((*rows, manifest.model.d_model), device="meta")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(inputs, tokens if module.is_last else None)
+    return int(counter.get_total_flops())
 
 
 def estimate_graph_bytes(manifest: Manifest, stage: int) -> int:

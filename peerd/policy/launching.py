@@ -26,9 +26,12 @@ def owners(trainers: Iterable[PeerId], step: int, index: int) -> list[PeerId]:
 
 
 def trainers_of(live: LiveView, step: int) -> list[PeerId]:
-    """Who owns microbatches of `step`: trainers that were there when it began, or all where none of those is left."""
-    staying = [record for record in live.records if record.trains and not record.leaving]
-    return [record.peer for record in staying if record.trains_from <= step] or [record.peer for record in staying]
+    """Who owns microbatches of `step`: trainers that were there when it began, or all where none of those is left.
+
+    A leaving one, too, until it says that it trains no more: what it has in flight must not be launched twice.
+    """
+    trainers = [record for record in live.records if record.trains]
+    return [record.peer for record in trainers if record.trains_from <= step] or [record.peer for record in trainers]
 
 
 def launchable(

@@ -218,7 +218,7 @@ class _Improvement:
         lack = self._fair - strength
         if lack <= slack * self._fair:
             return Plan((), f"{told}: it has its share" + (f" within {slack:.0%}" if lack > 0 else ""))
-        if lack * self._work[weakest] < min(self._speeds) * (1 - ROUNDING):
+        if lack * self._work[weakest] < min(self._speeds) * (1 - ERRORS * self._params.noise - ROUNDING):
             return Plan((), f"{told}: it lacks less than one peer")
         serving = self._serving()
         if self._rates[weakest] and not serving[weakest]:

@@ -65,6 +65,8 @@ class StageService:
         self._held: dict[bytes, Ticket] = {}
         self._slots = slots_of(manifest)
         self._last_busy_s = 0.0
+        self._microbatch_s = 0.0
+        """Moving average of the compute time of one."""
         self.leaving = False
         self.counters = StageCounters()
         self.records: Callable[[], Sequence[RawRecord]] = tuple
@@ -170,10 +172,10 @@ class StageService:
     def _measure(self) -> None:
         """Throughput is samples over the compute time they took, so that waiting does not make a peer look slow."""
         busy_s, self._last_busy_s = self._executor.busy_s - self._last_busy_s, self._executor.busy_s
-        if busy_s > 0:
-            now = self._manifest.train.microbatch_size / busy_s
-            known = self.counters.throughput or now
-            self.counters.throughput = THROUGHPUT_SMOOTHING * now + (1 - THROUGHPUT_SMOOTHING) * known
+        if busy_s > 0:  # averaged as time: the mean of rates is too high wherever passes of several microbatches interleave
+            known_s = self._microbatch_s or busy_s
+            self._microbatch_s = THROUGHPUT_SMOOTHING * busy_s + (1 - THROUGHPUT_SMOOTHING) * known_s
+            self.counters.throughput = self._manifest.train.microbatch_size / self._microbatch_s
 
     # Jobs of the executor's thread
 

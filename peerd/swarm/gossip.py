@@ -51,6 +51,13 @@ class Gossip:
         self._to_everybody |= everybody
         self._wanted.set()
 
+    async def tell_everybody(self) -> None:
+        """Send my row to everybody within the fan-out; returns when they have it or are out of reach."""
+        for peer in self._targets(self._membership.live(), everybody=True):
+            self._send_to(peer)
+        while self._sending:
+            await asyncio.wait(self._sending.values())
+
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:

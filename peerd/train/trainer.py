@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -12,9 +11,11 @@ import structlog
 from peerd.config.manifest import Manifest
 from peerd.errors import RemoteError
 from peerd.policy.launching import Launch, launchable, window
+from peerd.policy.ledger import work_step
 from peerd.stage.service import slots_of
 from peerd.stage.tensors import encode
 from peerd.swarm.membership import Membership, clock_s
+from peerd.table.view import LiveView
 from peerd.train.data import Corpus
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.values import Call
@@ -52,8 +53,8 @@ class Trainer:
         self._step_time_s = 0.0
         self._takeover_s = FIRST_TAKEOVER_S
         self.counters = TrainerCounters()
-        self.active: Callable[[], bool] = lambda: True
-        """False while this peer leaves: nothing new is launched."""
+        self._stop_at: int | None = None
+        """First step of which nothing is launched any more: this peer leaves."""
 
     @property
     def in_flight(self) -> int:
@@ -62,15 +63,37 @@ class Trainer:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             while True:
-                if self.active():
-                    self._launch_missing(group)
+                self._launch_missing(group)
                 await self._membership.changed(TICK_S)
 
-    def _launch_missing(self, group: asyncio.TaskGroup) -> None:
-        live, now_s, train = self._membership.live(), clock_s(), self._manifest.train
+    def stop_after_this_step(self) -> None:
+        """What I own of the step under way I still launch, for nobody else will for a while."""
+        live = self._membership.live()
+        self._stop_at = (work_step(live, self._manifest.train.num_stages) or 0) + 1
+
+    def resume(self) -> None:
+        """This peer stays after all."""
+        self._stop_at = None
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing in flight and, of the steps still to be trained here, nothing left to launch; or the run stands still."""
+        live = self._membership.live()
+        if work_step(live, self._manifest.train.num_stages) is None:
+            return True
+        launches, _ = self._launchable(live, clock_s())
+        return not self._in_flight and not launches
+
+    def _launchable(self, live: LiveView, now_s: float) -> tuple[list[Launch], frozenset[tuple[int, int]]]:
+        train = self._manifest.train
         launches, absent = launchable(
             live, train.num_stages, train.microbatches_per_step, self._missing_since_s, now_s, self._takeover_s, last_step=train.steps
         )
+        return [launch for launch in launches if self._stop_at is None or launch.step < self._stop_at], absent
+
+    def _launch_missing(self, group: asyncio.TaskGroup) -> None:
+        live, now_s, train = self._membership.live(), clock_s(), self._manifest.train
+        launches, absent = self._launchable(live, now_s)
         self._missing_since_s = {key: self._missing_since_s.get(key, now_s) for key in absent}
         if absent and (step := next(iter(absent))[0]) != self._step:
             self._begin(step, now_s)

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from peerd.errors import BadMessageError, PeerGoneError
+from peerd.errors import BadMessageError, PeerGoneError, UnheardError
 from peerd.policy.roster import Roster
 from peerd.table.record import AverageId, Lineage, PeerId, RawRecord, RunId
 from peerd.wire import convert
@@ -241,7 +241,11 @@ async def _unary(rpc: Any) -> Any:
 
 async def _wait_for_done(rpc: Any, patience_s: float, on_forwarded: Callable[[int, PeerId], None]) -> stage_pb2.Done:
     stream = rpc.__aiter__()
-    while (message := await read_within(stream, patience_s)) is not None:
+    try:
+        message = await read_within(stream, patience_s)
+    except PeerGoneError as error:
+        raise UnheardError(error.message) from None
+    while message is not None:
         kind = message.WhichOneof("kind")
         if kind == "done":
             done: stage_pb2.Done = message.done
@@ -250,6 +254,7 @@ async def _wait_for_done(rpc: Any, patience_s: float, on_forwarded: Callable[[in
             on_forwarded(message.forwarded.stage, PeerId(message.forwarded.peer))
         elif kind == "chunk":
             raise BadMessageError("a gradient before the word that it is done")
+        message = await read_within(stream, patience_s)
     raise PeerGoneError("the call ended without a result")
 
 

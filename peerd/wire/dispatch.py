@@ -13,7 +13,7 @@ from typing import Protocol
 
 import structlog
 
-from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, UnheardError, WrongStateError
 from peerd.policy.ledger import work_step
 from peerd.policy.wiring import Router
 from peerd.table.record import PeerId, PeerRecord, RawRecord
@@ -110,7 +110,7 @@ class Dispatcher:
         """Ban, tell liveness, and narrow the chance of a double count (hole 7)."""
         LOG.debug("peer failed a microbatch", peer=peer.peer, stage=call.stage, step=call.step, index=call.index, error=str(error))
         router.ban(peer)
-        self.counters.replayed += 1
+        self.counters.replayed += not isinstance(error, UnheardError)
         if not isinstance(error, BadMessageError):
             self.on_failure(peer.peer)
         task = asyncio.get_running_loop().create_task(self._cancel(peer.peer, call.call_id))

@@ -137,10 +137,10 @@ async def watch(daemon: P2pd) -> None:
     daemon.exited.set()
 
 
-def make_private_folder(folder: Path) -> None:
-    """An empty folder only this user can enter; refuses one that somebody else made.
+def make_private_folder(folder: Path, keep: Path) -> None:
+    """A folder only this user can enter, with at most `keep` in it; refuses one that somebody else made.
 
-    The home's lock is held, so what lies in it was left by a daemon that could not clean up.
+    The home's lock is held, so what else lies in it was left by a daemon that could not clean up.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -149,7 +149,8 @@ def make_private_folder(folder: Path) -> None:
             raise DiskError(f"{folder} belongs to another user", "remove it or choose another --home")
         folder.chmod(0o700)
         for leftover in folder.iterdir():
-            leftover.unlink()
+            if leftover != keep:
+                leftover.unlink()
     except OSError as error:
         raise DiskError(f"{folder}: {error.strerror}", "choose a folder you can write to with --home") from None
 

@@ -3,7 +3,8 @@
 All sides train the same model on the same microbatches with the same stage modules and AdamW, in turns of a step or two: while
 one works the others are frozen, so each ratio compares neighbours in time. Only ratios within one run mean anything on a shared
 machine. peerd's side is real daemons on loopback with tensors through the encrypted tunnel; GPipe's is plain TCP. With
-recompute, peerd recomputes in all stages but the last, which goes backward at once; GPipe has to in every stage.
+recompute, peerd recomputes in all stages but the last, which goes backward at once; GPipe has to in every stage. Neither side
+writes checkpoints.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Plan:
                 num_stages=self.num_stages, microbatches_per_step=16, microbatch_size=4, sequence_length=128, learning_rate=3e-4
             ),
             compute=ComputeConfig(threads=1, recompute="always" if recompute == "always" else "never"),
-            swarm=SwarmConfig(announce_period_s=LONG_ENOUGH_S),
+            swarm=SwarmConfig(announce_period_s=LONG_ENOUGH_S, checkpoint_every_steps=0),
         )
 
 
@@ -131,8 +132,8 @@ def _hitches(side: Side) -> dict[str, int]:
 def parse() -> Plan:
     parser = argparse.ArgumentParser(prog="scripts/bench pipeline", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="rounds, in each of which every side has one turn (default 9)")
-    parser.add_argument("--steps", type=int, default=1, metavar="N", help="steps per turn (default 1)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds, in each of which every side has one turn (default 5)")
+    parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps per turn (default 2)")
     parser.add_argument("--warmup", type=int, default=2, metavar="N", help="steps before those (default 2)")
     parser.add_argument("--recompute", choices=["both", *GRAPHS], default="both", help="which pairs to run (default both)")
     parser.add_argument("--stages", type=int, choices=[2, 4], default=2, help="stages and peers (default 2)")

@@ -15,6 +15,7 @@ from peerd.errors import StageError
 from peerd.models.stages import (
     StageModule,
     build_stage,
+    estimate_forward_flops,
     estimate_graph_bytes,
     estimate_stage_memory_bytes,
     initial_parameter_spec,
@@ -171,3 +172,15 @@ def test_the_graph_estimate_is_what_torch_saves(stage: int) -> None:
     assert output.requires_grad
     momentary = 2 * 4 * manifest.model.vocab_size * manifest.tokens_per_microbatch if module.is_last else 0
     assert estimate_graph_bytes(manifest, stage) - momentary == pytest.approx(sum(saved.values()), rel=0.02)
+
+
+def test_flops_are_those_of_the_matrix_products() -> None:
+    """Per token: projections and feed-forward (4 D^2 + 3 D F a layer), scores and mixing (2 D a position seen), and the head."""
+    manifest = tiny_manifest()
+    model, train = manifest.model, manifest.train
+    tokens = train.microbatch_size * train.sequence_length
+    for stage in range(train.num_stages):
+        layers = len(layers_of(manifest, stage))
+        per_layer = 4 * model.d_model**2 + 3 * model.d_model * model.d_ff + 2 * model.d_model * train.sequence_length
+        head = model.d_model * model.vocab_size if stage == train.num_stages - 1 else 0
+        assert estimate_forward_flops(manifest, stage) == 2 * tokens * (layers * per_layer + head)

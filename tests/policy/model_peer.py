@@ -102,7 +102,7 @@ class ModelPeer:
         """Refuse new work, go after the next commit."""
         if self.record.phase is not Phase.JOINING:
             self._leave_at_s = self.now + 10.0
-            self.change(leaving=True)
+            self.change(leaving=True, trains=False)
 
     def _start(self) -> None:
         self._announce_forever()

@@ -95,10 +95,11 @@ def test_nothing_is_launched_while_a_stage_has_nobody() -> None:
     assert launchable(view_of(member("p1", trains=True)), *sizes, {}, 0.0, TAKEOVER_S) == ([], frozenset())
 
 
-def test_a_leaving_trainer_owns_nothing() -> None:
-    live = view_of(member("p1", trains=True, leaving=True), member("p2", trains=True, stage=1))
-    assert trainers_of(live, 0) == ["p2"]
-    assert launchable(live, *sizes, {}, 99.0, TAKEOVER_S)[0] == []
+def test_a_leaving_trainer_owns_its_share_until_it_says_that_it_trains_no_more() -> None:
+    """What it has in flight would be launched twice, and of two ledgers that then meet one is dropped."""
+    leaving, stays = member("p1", leaving=True, trains=True), member("p2", trains=True, stage=1)
+    assert trainers_of(view_of(leaving, stays), 0) == ["p1", "p2"]
+    assert trainers_of(view_of(replace(leaving, trains=False), stays), 0) == ["p2"]
 
 
 @given(live_views(), st.integers(1, 8))

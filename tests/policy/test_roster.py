@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peerd.policy.hashing import peer_rank
 from peerd.policy.roster import (
     Roster,
     RosterEntry,
@@ -123,6 +124,14 @@ def test_hole_19_of_two_that_cannot_reach_each_other_the_leader_leaves_out_one_a
 def test_a_member_that_averages_is_proposed_to_by_nobody() -> None:
     one, other = member("p1", done=FULL), member("p2", phase=Phase.AVERAGING)
     assert composed([one, other]) == []
+
+
+def test_a_leaving_peer_knows_that_it_does_not_lead_though_its_step_state_does_not_say_so() -> None:
+    published = [member("a", done=FULL), member("b")]
+    leader, other = sorted(published, key=lambda r: peer_rank(r.peer, 0, 0))
+    live = view_of(replace(leader, leaving=True), other)
+    assert compose(leader, live, NUM_MICROBATCHES, 0) is None
+    assert compose(other, replace(live, me=other.peer), NUM_MICROBATCHES, 0) is not None
 
 
 def test_a_leaving_peer_gives_its_ledger_but_does_not_lead() -> None:
