@@ -195,7 +195,7 @@ class Swarm:
         known: dict[str, Any] = {"home": str(self.new_home().folder), "device": "cpu", "follow_parent": True, "ephemeral": True}
         return self.spawn_with(Settings(**{**known, **settings}))
 
-    def spawn_with(self, settings: Settings, most_file_bytes: int | None = None) -> Daemon:
+    def spawn_with(self, settings: Settings, most_file_bytes: int | None = None, clock_off_s: float = 0.0) -> Daemon:
         """`most_file_bytes` stands for a full disk: no longer file can be written, but for the log."""
         log_file = self.folder / "logs" / f"{len(self.daemons)}.log"
         command = module_command("peerd.daemon", settings.to_json())
@@ -208,11 +208,18 @@ class Swarm:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env=self.environment,
+                env={**self.environment, **self._clock_off_by(clock_off_s)} if clock_off_s else self.environment,
             )
         daemon = Daemon(settings, process, log_file, time.monotonic())
         self.daemons.append(daemon)
         return daemon
+
+    def _clock_off_by(self, seconds: float) -> dict[str, str]:
+        """The environment of a process whose wall clock is off: Python imports sitecustomize at its start."""
+        folder = self.folder / f"clock-{seconds:g}"
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(f"import time\nright = time.time\ntime.time = lambda: right() + {seconds!r}\n")
+        return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [self.environment.get("PYTHONPATH")])])}
 
     # Looking
 

@@ -179,6 +179,9 @@ def refused(swarm: Swarm) -> dict[str, Daemon]:
         settings = replace(swarm.daemons[1].settings, home=str(swarm.new_home().folder), data="")
         return swarm.spawn_with(settings, most_file_bytes=100)
 
+    def with_its_clock_off() -> Daemon:
+        return swarm.spawn_with(replace(swarm.daemons[1].settings, home=str(swarm.new_home().folder)), clock_off_s=30.0)
+
     return {
         "unreachable": swarm.spawn(join=f"/ip4/127.0.0.1/tcp/9/p2p/{NOBODY}"),
         "impostor": swarm.spawn(join=f"{address.partition('/p2p/')[0]}/p2p/{NOBODY}"),
@@ -187,6 +190,7 @@ def refused(swarm: Swarm) -> dict[str, Daemon]:
         "unknown stage": swarm.spawn(join=swarm.address, stage=7),
         "other data": swarm.spawn(join=swarm.address, data="/etc/hostname"),
         "full disk": with_a_full_disk(),
+        "clock off": with_its_clock_off(),
     }
 
 
@@ -200,6 +204,7 @@ def refused(swarm: Swarm) -> dict[str, Daemon]:
         ("unknown stage", ExitCode.STAGE, "stages are 0 to 1"),
         ("other data", ExitCode.MANIFEST, "organiser's own text"),
         ("full disk", ExitCode.DISK, "free some disk space"),
+        ("clock off", ExitCode.CLOCK, "clock is 30."),
     ],
 )
 def test_who_cannot_join_is_told_why_in_one_line_and_leaves_nothing(
