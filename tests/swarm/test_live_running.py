@@ -204,7 +204,7 @@ def refused(swarm: Swarm) -> dict[str, Daemon]:
         ("unknown stage", ExitCode.STAGE, "stages are 0 to 1"),
         ("other data", ExitCode.MANIFEST, "organiser's own text"),
         ("full disk", ExitCode.DISK, "free some disk space"),
-        ("clock off", ExitCode.CLOCK, "clock is 30."),
+        ("clock off", ExitCode.CLOCK, "s ahead of the swarm's"),
     ],
 )
 def test_who_cannot_join_is_told_why_in_one_line_and_leaves_nothing(
@@ -237,7 +237,7 @@ async def test_broken_calls_are_refused_and_counted_and_the_daemon_serves_on(swa
         wrong = TensorBytes("int32", call.inputs.shape, call.inputs.chunks)
         with pytest.raises((BadMessageError, BusyError), match=r"float32|before it had all"):
             await visitor.send(peer, replace(call, inputs=wrong))
-        with pytest.raises(BusyError, match="broken message"):
+        with pytest.raises(BusyError, match=r"broken message|before it had all"):
             await visitor.send(peer, call)
     assert target.counters["messages_refused"] == before + 1
 
