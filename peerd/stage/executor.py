@@ -69,11 +69,6 @@ class Executor:
         self._pool.submit(self._run_next)
         return await asyncio.wrap_future(future)
 
-    @property
-    def idle(self) -> bool:
-        with self._guard:
-            return not self._jobs
-
     def close(self) -> None:
         """Forget what has not begun and wait for what has."""
         with self._guard:

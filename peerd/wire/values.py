@@ -55,8 +55,9 @@ class CallResult:
 
     gradient: TensorBytes | None
     downstream_s: float
-    """The callee's wait for later stages, and its own queue's share of the time."""
+    """How long the callee waited for later stages."""
     queued_s: float
+    """How long the microbatch waited for its turn at the callee."""
     records: tuple[RawRecord, ...]
 
 

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, UnheardError, WrongStateError
 from peerd.table.record import PeerId, PeerRecord, RawRecord
 from peerd.table.view import LiveView
 from peerd.wire.clients import StageClient
@@ -103,6 +103,14 @@ async def test_when_a_peer_is_gone_another_takes_it_and_the_first_is_told_to_for
     await asyncio.sleep(0)  # it is told in the background
     assert sending.client.cancelled == [A]
     assert sending.dispatcher.counters.replayed == 1
+
+
+async def test_a_call_that_nobody_took_is_not_one_to_do_again() -> None:
+    sending = Sending(Client({A: [UnheardError("nobody there")]}))
+    await sending.send()
+    assert sending.client.asked == [A, B]
+    assert sending.failures == [A]
+    assert sending.dispatcher.counters.replayed == 0
 
 
 async def test_a_banned_peer_is_tried_again_when_it_has_announced_itself_anew() -> None:
