@@ -26,7 +26,9 @@ from peerd.config.paths import cache_folder
 from peerd.errors import ExitCode, PeerdError, UsageError
 from peerd.models.stages import StageModule, build_stage
 from peerd.stage.export import HistoryEntry, write_export
-from peerd.stage.optimizer import apply_update, build_optimizer, optimizer_tensors
+from peerd.stage.optimizer import apply_update, build_optimizer, load_optimizer_tensors, optimizer_tensors
+from peerd.stage.snapshots import Downloaded
+from peerd.stage.start import StartState
 from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
 
 SCHEMA = 1
@@ -57,18 +59,25 @@ class ReferenceResult:
 
 
 def train_reference(
-    manifest: Manifest, corpus: Corpus, steps: int, report: Callable[[HistoryEntry], None] | None = None
+    manifest: Manifest,
+    corpus: Corpus,
+    steps: int,
+    report: Callable[[HistoryEntry], None] | None = None,
+    start: StartState | None = None,
 ) -> ReferenceResult:
-    """Train from the first weights for `steps` steps on the CPU; `report` is called after each.
+    """Train on the CPU until `steps` steps lie behind the model, those before its start included; `report` is called after each.
 
-    Sets torch's thread count for the whole process where compute.threads asks for one.
+    Begins with first weights, or with `start`. Sets torch's thread count for the whole process where compute.threads asks for one.
     """
     if manifest.compute.threads:
         torch.set_num_threads(manifest.compute.threads)
     stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
     optimizers = [build_optimizer(manifest, dict(stage.named_parameters())) for stage in stages]
     history: list[HistoryEntry] = []
-    for step in range(steps):
+    if start is not None:
+        for stage, optimizer in zip(stages, optimizers, strict=True):
+            history = _load(stage, optimizer, start.of_stage(manifest, stage.stage))
+    for step in range(start.step if start else 0, steps):
         loss, gradients = mean_gradients(manifest, corpus, stages, step)
         for optimizer, of_stage in zip(optimizers, gradients, strict=True):
             apply_update(optimizer, manifest, step, of_stage)
@@ -78,6 +87,18 @@ def train_reference(
     parameters = {name: parameter.detach() for stage in stages for name, parameter in stage.named_parameters()}
     state = {name: tensor for optimizer in optimizers for name, tensor in optimizer_tensors(optimizer).items()}
     return ReferenceResult(parameters=parameters, optimizer_state=state, history=history)
+
+
+def _load(stage: StageModule, optimizer: torch.optim.AdamW, state: Downloaded) -> list[HistoryEntry]:
+    """Set a stage and its optimizer; returns the history behind them."""
+    with torch.no_grad():
+        for name, parameter in stage.named_parameters():
+            parameter.copy_(state.tensors[f"parameters/{name}"])
+    prefix = "optimizer/"
+    load_optimizer_tensors(
+        optimizer, {name.removeprefix(prefix): value for name, value in state.tensors.items() if name.startswith(prefix)}
+    )
+    return list(state.history)
 
 
 def mean_gradients(manifest: Manifest, corpus: Corpus, stages: Sequence[StageModule], step: int) -> tuple[float, list[dict[str, Tensor]]]:
@@ -122,11 +143,11 @@ def _collect_gradients(stage: StageModule, sums: dict[str, Tensor]) -> None:
 
 def run(request: ReferenceRequest) -> dict[str, Any]:
     """The whole command: read, train, write. Returns the summary that goes to stdout."""
-    manifest, corpus = _open_run(request)
+    manifest, corpus, start = _open_run(request)
     with draft(Path(request.out)) as path:
         path.touch()  # an output folder that cannot be written is better known before the training than after
     began = time.monotonic()
-    result = train_reference(manifest, corpus, request.steps, _print_progress)
+    result = train_reference(manifest, corpus, request.steps, _print_progress, start)
     elapsed_s = time.monotonic() - began
     write_export(Path(request.out), manifest, result.parameters, result.optimizer_state, result.history)
     return {
@@ -134,12 +155,12 @@ def run(request: ReferenceRequest) -> dict[str, Any]:
         "steps": len(result.history),
         "loss_first": result.history[0].loss,
         "loss_last": result.history[-1].loss,
-        "tokens_per_second": round(sum(entry.tokens for entry in result.history) / elapsed_s, 1),
+        "tokens_per_second": round((len(result.history) - manifest.start.step) * manifest.tokens_per_step / elapsed_s, 1),
     }
 
 
-def _open_run(request: ReferenceRequest) -> tuple[Manifest, Corpus]:
-    """The manifest with its data filled in, and the data. A relative data.source is relative to the run file's folder."""
+def _open_run(request: ReferenceRequest) -> tuple[Manifest, Corpus, StartState | None]:
+    """The manifest with its data and start filled in, and these. Relative paths are relative to the run file's folder."""
     manifest = manifest_files.load(Path(request.run_file))
     source = request.data or manifest.data.source
     if source != STDLIB and not request.data:
@@ -147,7 +168,14 @@ def _open_run(request: ReferenceRequest) -> tuple[Manifest, Corpus]:
     token_file = prepare_tokens(source, cache_folder())
     agreed = agree_on_data(manifest, token_file)
     agreed = dataclasses.replace(agreed, data=dataclasses.replace(agreed.data, source=source))
-    return agreed, Corpus(token_file, agreed)
+    if not manifest.start.state:
+        return agreed, Corpus(token_file, agreed), None
+    path = (Path(request.run_file).absolute().parent / Path(manifest.start.state).expanduser()).absolute()
+    start = StartState(path)
+    agreed = start.agree(dataclasses.replace(agreed, start=dataclasses.replace(agreed.start, state=str(path))))
+    if request.steps <= start.step:
+        raise UsageError(f"--steps is {request.steps}, and {start.step} lie behind the run's start", "ask for more")
+    return agreed, Corpus(token_file, agreed), start
 
 
 def _print_progress(entry: HistoryEntry) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import structlog
 
 from peerd.averaging.rounds import Rounds
 from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
-from peerd.policy.recovery import plan
+from peerd.policy.recovery import Beginning, plan
 from peerd.policy.roster import Roster
 from peerd.policy.stepping import Act, Decision, OwnState, StepRules, decide, looks_lost
 from peerd.stage.executor import Executor, Priority
@@ -50,8 +51,9 @@ class Stepper:
         self._resumable: tuple[int, float] = (-1, 0.0)
         """The checkpoint step to resume at, and since when it has been that."""
         self.load_checkpoint: Callable[[int], Downloaded | None] = lambda _step: None
-        self.founder = True
-        """May begin the run alone: the organiser's daemon."""
+        self.beginning = Beginning()
+        self.load_start: Callable[[], Awaitable[Downloaded]] | None = None
+        """Gives the state that the run begins from; None where it begins with first weights, or once that state is loaded."""
         self.most_state_bytes = 1 << 40
         self.decision = Decision(Act.WAIT, "just begun")
         self.reloads = 0
@@ -100,6 +102,7 @@ class Stepper:
             lost_since_s=self._lost_since_s,
             refused=_recent(self._refused),
             unanswered=_recent(self._unanswered),
+            has_start=self.load_start is None,
         )
 
     def _decide(self) -> Decision:
@@ -109,17 +112,19 @@ class Stepper:
             self._lost_since_s = self._lost_since_s if self._lost_since_s is not None else now_s
         else:
             self._lost_since_s = None
-        if own.record.phase is Phase.JOINING and own.record.step == 0 and not live.serving(own.record.stage):
+        at_start = own.record.step <= self.beginning.step
+        if own.record.phase is Phase.JOINING and at_start and not live.serving(own.record.stage):
             return self._recover(live, now_s)
         return decide(self.own_state(), live, now_s, self._rules)
 
     def _recover(self, live: LiveView, now_s: float) -> Decision:
-        """Nobody serves my stage and I hold first weights only: policy/recovery says what to do."""
+        """Nobody serves my stage and I hold the run's start at best: policy/recovery says what to do."""
         seen = [sighting.record for sighting in self._membership.view.sightings.values() if sighting.record.peer != self._membership.me]
         newest_seen = max((record.step for record in seen), default=0)
-        found = plan(self._state.record, live, self._rules.num_stages, founder=self.founder, newest_seen=newest_seen)
+        beginning = replace(self.beginning, needs_state=self.load_start is not None)
+        found = plan(self._state.record, live, self._rules.num_stages, beginning=beginning, newest_seen=newest_seen)
         if found.begin:
-            return Decision(Act.SERVE, found.reason)
+            return Decision(Act.SERVE if self.load_start is None else Act.LOAD_START, found.reason)
         if found.load is None:
             return Decision(Act.WAIT, found.reason)
         if found.load != self._resumable[0]:
@@ -128,14 +133,32 @@ class Stepper:
             return Decision(Act.WAIT, found.reason)
         return Decision(Act.LOAD, found.reason, step=found.load)
 
+    async def _load_start(self) -> None:
+        assert self.load_start is not None
+        try:
+            found = await self.load_start()
+        except (RemoteError, StageError) as error:
+            LOG.info("the state that the run begins from could not be had yet", error=error.message)
+            await asyncio.sleep(RETRY_PAUSE_S)
+            return
+        LOG.info("beginning from the state of an earlier run", step=found.step)
+        await self._take_over(found)
+
+    async def _take_over(self, found: Downloaded) -> None:
+        await self._executor.run(Priority.CONTROL, lambda: self._state.load(found.tensors, found.step, found.lineage, found.history))
+        self.load_start = None
+
     async def _load(self, decision: Decision) -> None:
         """Take over a checkpoint; a joiner at that step then serves like any other."""
         assert decision.step is not None
         step = decision.step
         found = await asyncio.to_thread(self.load_checkpoint, step)
         LOG.info("resuming from disk" if found else "the checkpoint is gone", step=step, reason=decision.reason)
-        if found is not None:
-            await self._executor.run(Priority.CONTROL, lambda: self._state.load(found.tensors, step, found.lineage, found.history))
+        try:
+            if found is not None:
+                await self._take_over(found)
+        except BadMessageError as error:  # of a run that the organiser has changed since
+            LOG.warning("the checkpoint does not fit the run", step=step, error=error.message)
         await self._executor.run(Priority.CONTROL, lambda: self._state.offer_checkpoints(()))
 
     async def _apply_fence(self) -> None:
@@ -169,6 +192,8 @@ class Stepper:
                 await self._executor.run(Priority.CONTROL, self._state.serve)
             case Act.LOAD:
                 await self._load(decision)
+            case Act.LOAD_START:
+                await self._load_start()
             case Act.WAIT:
                 return
         if self._state.record != before:
@@ -223,7 +248,7 @@ class Stepper:
         self.on_change()
         try:
             found = await self._downloader.download(self._state.record.stage, self.most_state_bytes, peer)
-            await self._executor.run(Priority.CONTROL, lambda: self._state.load(found.tensors, found.step, found.lineage, found.history))
+            await self._take_over(found)
             self._refused.clear()
         except (RemoteError, StageError):
             await asyncio.sleep(RETRY_PAUSE_S)

@@ -123,9 +123,9 @@ def _train(swarm: DemoSwarm, view: DemoView) -> None:
 def _collect_last_losses(swarm: DemoSwarm, view: DemoView) -> None:
     """The last loss may be known a moment after the last step."""
     deadline = time.monotonic() + LAST_LOSSES_WITHIN_S
-    while len(swarm.steps) < swarm.plan.steps:
+    while swarm.num_steps_told < swarm.plan.steps:
         if time.monotonic() > deadline:
-            raise PeerdError(f"the daemons finished, but told of {len(swarm.steps)} of {swarm.plan.steps} steps only")
+            raise PeerdError(f"the daemons finished, but told of {swarm.num_steps_told} of {swarm.plan.steps} steps only")
         swarm.poll()
         view.show(swarm)
         time.sleep(POLL_S)

@@ -246,6 +246,11 @@ class DemoSwarm:
         return tuple(self._history[step] for step in sorted(self._history))
 
     @property
+    def num_steps_told(self) -> int:
+        """Up to the newest of which a daemon has told, those before the run's start included."""
+        return max(self._history, default=-1) + 1
+
+    @property
     def finished(self) -> bool:
         return bool(self.living) and all(daemon.step >= self.plan.steps for daemon in self.living)
 

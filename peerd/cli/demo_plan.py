@@ -142,15 +142,22 @@ def _built_in(num_stages: int) -> Manifest:
 
 
 def _from_file(path: Path) -> Manifest:
-    """The user's run; a relative data source is taken from the run file's folder."""
+    """The user's run; relative paths are taken from the run file's folder."""
     from peerd.config import manifest
 
     if path.is_dir():
         path = path / "run.toml"
     run = manifest.load(path)
+    if run.start.state:
+        run = dataclasses.replace(run, start=dataclasses.replace(run.start, state=str(_beside(path, run.start.state, "start.state"))))
     if run.data.source == "stdlib":
         return run
-    source = (path.absolute().parent / Path(run.data.source).expanduser()).absolute()
-    if not source.exists():
-        raise ManifestError(f"{path}: data.source: {source}: no such file or folder", "correct that field")
-    return dataclasses.replace(run, data=dataclasses.replace(run.data, source=str(source)))
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, source=str(_beside(path, run.data.source, "data.source"))))
+
+
+def _beside(run_file: Path, named: str, field: str) -> Path:
+    """A path that a run file names, from the run file's folder."""
+    path = (run_file.absolute().parent / Path(named).expanduser()).absolute()
+    if not path.exists():
+        raise ManifestError(f"{run_file}: {field}: {path}: no such file or folder", "correct that field")
+    return path

@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from peerd import __version__
-from peerd.cli import demo, guide, organise, simulate, volunteer, watch
+from peerd.cli import demo, guide, new, organise, simulate, volunteer, watch
 from peerd.cli.options import home_option
 from peerd.errors import ExitCode, PeerdError
 
@@ -53,7 +53,7 @@ for _verb in (
     watch.peers,
     watch.wait,
     volunteer.leave,
-    organise.new,
+    new.new,
     organise.start,
     organise.export,
     organise.reference,

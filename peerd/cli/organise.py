@@ -1,4 +1,4 @@
-"""The organiser's verbs: new, start, export, reference."""
+"""The organiser's verbs but new: start, export, reference."""
 
 from __future__ import annotations
 
@@ -11,106 +11,20 @@ import click
 from peerd.cli.options import (
     FACTOR,
     OUTPUT_FOLDER,
-    SEED,
-    STAGES,
     STAND_IN_MS,
     STEPS,
-    FiniteRange,
     chosen_home,
     create_folder,
     existing_source,
     home_option,
     json_option,
 )
-from peerd.errors import DiskError, ManifestError, UsageError
+from peerd.errors import ManifestError, UsageError
 
 if TYPE_CHECKING:
-    from peerd.config.manifest import Manifest
     from peerd.config.settings import Settings
 
 EXPORT_SILENCE_S = 600.0
-
-_POSITIVE = click.IntRange(1, 1_000_000)
-
-
-@click.command()
-@click.argument("folder", metavar="DIR")
-@click.option("--name", help="Name of the run; part of its id.  [default: the folder's name]")
-@click.option("--stages", "num_stages", type=STAGES, default=2, show_default=True, help="Parts the model is cut into.")
-@click.option("--layers", "num_layers", type=_POSITIVE, help="Layers of the model.  [default: 4, or one per stage]")
-@click.option("--d-model", type=_POSITIVE, default=128, show_default=True, help="Width of the model.")
-@click.option("--heads", "num_heads", type=_POSITIVE, default=4, show_default=True, help="Attention heads.")
-@click.option("--d-ff", type=_POSITIVE, help="Width of the hidden layer.  [default: 4 x d-model]")
-@click.option("--sequence-length", type=click.IntRange(2, 1 << 20), default=128, show_default=True, help="Tokens per sequence.")
-@click.option("--microbatch-size", type=click.IntRange(1, 65536), default=4, show_default=True, help="Sequences per microbatch.")
-@click.option("--microbatches", "microbatches_per_step", type=click.IntRange(1, 8192), default=16, show_default=True, help="Per step.")
-@click.option("--data", "source", default="stdlib", show_default=True, metavar="SOURCE", help="Text file or folder to train on.")
-@click.option("--steps", type=click.IntRange(0, 10**9), default=0, show_default=True, help="End after so many steps; 0: never.")
-@click.option("--learning-rate", type=FiniteRange(0, 100), default=3e-3, show_default=True, help="Of AdamW.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="First weights and order of the text.")
-@click.option("--accumulate", type=click.Choice(["float32", "float64"]), default="float32", show_default=True, help="Gradient sums.")
-@click.option("--force", is_flag=True, help="Overwrite an existing run.toml (never the key).")
-@home_option
-@json_option
-def new(folder: str, force: bool, as_json: bool, **fields: Any) -> None:
-    """Write DIR/run.toml and the organiser's key.
-
-    run.toml says what is trained, on what and how; edit it as you like before the run starts. organiser.key signs the
-    run: keep it, and keep it to yourself. An existing key is used again.
-
-    \b
-    Example:
-      peerd new my-run --stages 2 --steps 1000
-      peerd start my-run
-    """
-    from peerd.config.manifest import run_id
-    from peerd.config.organiser import KEY_FILE, create_key, load_key, public_bytes
-    from peerd.config.run_file import explained
-
-    target = Path(folder).expanduser().absolute()
-    manifest = _manifest_of(target, fields)
-    create_folder(target)
-    run_file, key_file = target / "run.toml", target / KEY_FILE
-    if run_file.exists() and not force:
-        raise UsageError(f"{run_file} exists", "choose another folder, or overwrite it with --force")
-    key = load_key(key_file) if key_file.exists() else create_key(key_file)
-    try:
-        run_file.write_text(explained(manifest), encoding="utf-8")
-    except OSError as error:
-        raise DiskError(f"cannot write {run_file}: {error.strerror}") from None
-    run = run_id(public_bytes(key), manifest.name)
-    if as_json:
-        click.echo(json.dumps({"schema": 1, "run": run, "run_file": str(run_file), "key_file": str(key_file)}))
-        return
-    click.echo(f"wrote {run_file} (edit it as you like) and {key_file} (keep it secret)")
-    click.echo(f"run id: {run}")
-    click.echo(f"next:   peerd start {run_file}")
-
-
-def _manifest_of(folder: Path, fields: dict[str, Any]) -> Manifest:
-    from peerd.config.manifest import DataConfig, Manifest, ModelConfig, TrainConfig
-
-    name = fields["name"] if fields["name"] is not None else _name_from(folder)
-    num_layers = fields["num_layers"] or max(4, fields["num_stages"])
-    d_ff = fields["d_ff"] or 4 * fields["d_model"]
-    source = existing_source(fields["source"], "--data")
-    train = ("num_stages", "microbatches_per_step", "microbatch_size", "sequence_length", "steps", "learning_rate", "accumulate")
-    try:
-        return Manifest(
-            name=name,
-            seed=fields["seed"],
-            model=ModelConfig(num_layers=num_layers, d_model=fields["d_model"], num_heads=fields["num_heads"], d_ff=d_ff),
-            data=DataConfig(source=source),
-            train=TrainConfig(**{field: fields[field] for field in train}),
-        )
-    except ValueError as error:
-        raise UsageError(str(error), "correct that flag; `peerd new --help` lists them") from None
-
-
-def _name_from(folder: Path) -> str:
-    """The folder's name as far as a run may be called so."""
-    allowed = "".join(character for character in folder.name if character.isascii() and (character.isalnum() or character in "-_."))
-    return allowed[:64] or "run"
 
 
 @click.command()

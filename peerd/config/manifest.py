@@ -55,6 +55,25 @@ class DataConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartConfig:
+    """What the run begins from: first weights drawn by the seed, or the state that an earlier run reached."""
+
+    state: str = ""
+    """In a run.toml: the file that `peerd new --from` wrote. Empty: first weights."""
+    step: int = 0
+    """Steps that lie behind the state; filled in when the run is started."""
+    blake3: str = ""
+    """Hash of the file, hex; filled in when the run is started."""
+
+    def __post_init__(self) -> None:
+        _between("start.step", self.step, 0, 1 << 40)
+        if self.blake3 and not (len(self.blake3) == 64 and all(c in "0123456789abcdef" for c in self.blake3)):
+            raise ValueError("start.blake3 must be 64 hex digits")
+        if not self.state and (self.step or self.blake3):
+            raise ValueError("start.step and start.blake3 need start.state")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     num_stages: int = 2
     microbatches_per_step: int = 16
@@ -126,6 +145,7 @@ class Manifest:
     seed: int = 0
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    start: StartConfig = field(default_factory=StartConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     swarm: SwarmConfig = field(default_factory=SwarmConfig)

@@ -15,11 +15,12 @@ _HEAD = """\
 """
 
 # Filled in when the run starts, so not for the organiser to write.
-_DERIVED = {("data", "blake3"), ("data", "num_tokens")}
+_DERIVED = {("data", "blake3"), ("data", "num_tokens"), ("start", "step"), ("start", "blake3")}
 
 _SECTIONS = {
     "model": "The built-in decoder. Its layers are split evenly into stages.",
     "data": "The text to train on.",
+    "start": "What the run begins from.",
     "train": "How it is trained. One step is one update of the whole model.",
     "compute": "How each peer computes.",
     "swarm": "How peers keep track of each other.",
@@ -32,11 +33,12 @@ _FIELDS = {
     "model.d_ff": "Width of the gated hidden layer.",
     "model.vocab_size": "256 for the byte tokenizer.",
     "data.source": "\"stdlib\": the Python standard library's sources on the organiser's machine; or a text file or folder.",
+    "start.state": "Empty: first weights. Or a file that `peerd new --from` wrote: the state that an earlier run reached.",
     "train.num_stages": "Parts the model is cut into; each needs at least one peer. At most model.num_layers.",
     "train.microbatches_per_step": "The unit of work that travels through the stages. More of them keep more peers busy.",
     "train.microbatch_size": "Sequences per microbatch.",
     "train.sequence_length": "Tokens per sequence.",
-    "train.steps": "The run ends after so many steps; 0 goes on for ever.",
+    "train.steps": "The run ends after so many steps, those before its start included; 0 goes on for ever.",
     "train.warmup_steps": "Steps over which the learning rate rises from zero.",
     "train.accumulate": '"float64" makes the sum of gradients independent of its order (exact comparisons); "float32" is faster.',
     "compute.threads": "Torch threads per peer; 0 takes the machine's. A fixed number makes gradients equal to the bit between peers.",

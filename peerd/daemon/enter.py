@@ -16,7 +16,7 @@ from peerd.daemon.address import Address, parse_address
 from peerd.daemon.device import choose_device, free_memory_bytes
 from peerd.daemon.network import Network, ask_for_run, open_network
 from peerd.daemon.node import Node, Place, Stage, Swarm
-from peerd.daemon.text import Text, organise, text_for
+from peerd.daemon.text import Run, organise, start_for, text_for
 from peerd.errors import PortTakenError, RemoteError, StageError, UnreachableError, UsageError
 from peerd.models.stages import estimate_stage_memory_bytes, keeps_graphs
 from peerd.policy.admission import choose_stage
@@ -43,8 +43,8 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     identity, local = Identity.load_or_create(home.identity), LocalState(home)
     device = choose_device(settings.device)
     address = parse_address(settings.join) if settings.join else None
-    signed, text = await asyncio.to_thread(_known_run, settings, local) if address is None else (None, None)
-    book = _address_book(local, signed, address)
+    run = await asyncio.to_thread(_known_run, settings, local) if address is None else None
+    book = _address_book(local, run.signed if run else None, address)
     membership: Membership | None = None
 
     def addresses_of(peer: PeerId) -> tuple[str, ...]:
@@ -58,9 +58,9 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         signed = await ask_for_run(network, address)
         if local.pin(signed.run, signed.organiser_key):
             LOG.info("organiser pinned", run=signed.run, organiser=signed.organiser_key.hex())
-        text = await asyncio.to_thread(text_for, signed.manifest, settings)
-    assert signed is not None
-    assert text is not None
+        run = Run(signed, await asyncio.to_thread(text_for, signed.manifest, settings))
+    assert run is not None
+    signed = run.signed
     membership = Membership(identity, signed.run, TTL_PERIODS * signed.manifest.swarm.announce_period_s)
     membership.book = book
     reached = (address.multiaddr,) if address else await _reach(network, book)
@@ -71,22 +71,22 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         await first_look(network, membership, signed, address.peer)
     else:
         await _look_around(network, membership, signed, reached)
-    local.remember(signed.run, pack_manifest(signed), _port_of(network))
-    node = await _build(settings, _Found(signed, device, text), network, Swarm(membership, local), stack)
-    node.attach(directory, text.corpus)
+    local.remember(signed.run, pack_manifest(signed), _port_of(network), start=str(run.start.path) if run.start else "")
+    node = await _build(settings, _Found(run, device), network, Swarm(membership, local), stack)
+    node.attach(directory, run.text.corpus)
     await network.serve(node.servicers)
     stack.push_async_callback(network.stop_serving)
     return node
 
 
-def _known_run(settings: Settings, local: LocalState) -> tuple[SignedManifest, Text]:
+def _known_run(settings: Settings, local: LocalState) -> Run:
     """The run to start, or the one that this home was last in."""
     if settings.run_file:
         return organise(settings)
     if local.manifest is None:
         raise UsageError("this home has not been in a run yet", "give the address to join")
     signed = unpack_manifest(local.manifest)
-    return signed, text_for(signed.manifest, settings)
+    return Run(signed, text_for(signed.manifest, settings), start_for(signed.manifest, local.start))
 
 
 def _address_book(local: LocalState, signed: SignedManifest | None, address: Address | None) -> dict[PeerId, tuple[str, ...]]:
@@ -153,33 +153,34 @@ async def first_look(network: Network, membership: Membership, signed: SignedMan
 class _Found:
     """What this daemon was started for."""
 
-    signed: SignedManifest
+    run: Run
     device: torch.device
-    text: Text
 
 
 async def _build(settings: Settings, found: _Found, network: Network, swarm: Swarm, stack: contextlib.AsyncExitStack) -> Node:
-    manifest = found.signed.manifest
-    store = CheckpointStore(network.home.checkpoints(found.signed.run))
+    signed, start = found.run.signed, found.run.start
+    manifest = signed.manifest
+    store = CheckpointStore(network.home.checkpoints(signed.run), manifest.train.num_stages)
     checkpoints = await asyncio.to_thread(store.scan)
     memory_bytes = free_memory_bytes(found.device)
     stage = _stage_to_serve(settings, manifest, swarm.membership, memory_bytes, checkpoints)
-    place = Place(signed=found.signed, stage=stage, device=found.device, memory_bytes=memory_bytes, data_source=found.text.source)
+    place = Place(signed=signed, stage=stage, device=found.device, memory_bytes=memory_bytes, data_source=found.run.text.source)
     executor = Executor()
     stack.callback(executor.close)
     steps = [checkpoint.step for checkpoint in checkpoints if checkpoint.stage == stage]
-    state = await executor.run(Priority.CONTROL, lambda: _build_state(place, swarm, steps))
-    return Node(settings, place, network, swarm, Stage(executor, state, store))
+    offers = PeerRecord(peer=swarm.membership.me, stage=stage, checkpoints=tuple(steps), gives_start=start is not None)
+    state = await executor.run(Priority.CONTROL, lambda: _build_state(place, swarm, offers))
+    return Node(settings, place, network, swarm, Stage(executor, state, store, start))
 
 
-def _build_state(place: Place, swarm: Swarm, checkpoints: list[int]) -> StageState:
+def _build_state(place: Place, swarm: Swarm, record: PeerRecord) -> StageState:
     """On the torch thread: its number of threads, then the stage's first weights."""
     if place.manifest.compute.threads:
         torch.set_num_threads(place.manifest.compute.threads)
     me = swarm.membership.me
     seen = swarm.membership.find(me)
     incarnation = swarm.local.raise_incarnation(seen.incarnation if seen else 0)
-    record = PeerRecord(peer=me, incarnation=incarnation, stage=place.stage, checkpoints=tuple(checkpoints))
+    record = replace(record, incarnation=incarnation)
     keep_graph = keeps_graphs(place.manifest, place.stage, slots_of(place.manifest) + 1, place.memory_bytes)
     LOG.info("graphs kept" if keep_graph else "graphs recomputed", recompute=place.manifest.compute.recompute)
     return StageState(place.manifest, record, place.device, swarm.membership.live, keep_graph)

@@ -41,16 +41,18 @@ async def export_run(node: Node, folder: Path, say: Say) -> Mapping[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DiskError(f"{folder}: {error.strerror}", "choose another folder") from None
-    manifest = with_source(node.place.manifest, node.place.data_source)
+    manifest = with_paths(node.place.manifest, node.place.data_source, node.start_path)
     await asyncio.to_thread(write_export, folder, manifest, parameters, optimizer, history)
     files = [name for name in FILES if name != "optimizer.safetensors" or optimizer is not None]
     num_parameters = sum(tensor.numel() for tensor in parameters.values())
     return {"step": step, "folder": str(folder), "files": files, "num_parameters": num_parameters}
 
 
-def with_source(manifest: Manifest, source: str) -> Manifest:
-    """The manifest as a run.toml of this machine: with the path that its text is read from here."""
-    return dataclasses.replace(manifest, data=dataclasses.replace(manifest.data, source=source)) if source else manifest
+def with_paths(manifest: Manifest, source: str, start: str) -> Manifest:
+    """The manifest as a run.toml of this machine: with the paths that its text and its start are read from here."""
+    if source:
+        manifest = dataclasses.replace(manifest, data=dataclasses.replace(manifest.data, source=source))
+    return dataclasses.replace(manifest, start=dataclasses.replace(manifest.start, state=start)) if start else manifest
 
 
 async def _get(node: Node, stage: int, say: Say) -> Downloaded:

@@ -18,12 +18,15 @@ from peerd.config.manifest import Manifest
 from peerd.config.settings import Settings
 from peerd.daemon.device import describe
 from peerd.daemon.network import Network, describe_self
+from peerd.errors import BadMessageError
 from peerd.policy.ledger import work_step
+from peerd.policy.recovery import Beginning
 from peerd.policy.stepping import StepRules
 from peerd.stage.checkpoints import CheckpointStore
 from peerd.stage.executor import Executor, Pace
 from peerd.stage.service import StageService
-from peerd.stage.snapshots import Downloader, SnapshotServer
+from peerd.stage.snapshots import Downloaded, Downloader, SnapshotServer
+from peerd.stage.start import StartState, start_lineage
 from peerd.stage.state import StageState
 from peerd.swarm.directory import Directory
 from peerd.swarm.gossip import Gossip
@@ -79,6 +82,8 @@ class Stage:
     executor: Executor
     state: StageState
     store: CheckpointStore
+    start: StartState | None
+    """What the run begins from, where it lies on this machine."""
 
 
 class Node:
@@ -112,7 +117,8 @@ class Node:
         self.service = StageService(manifest, self.state, self.executor, self.dispatcher, pace)
         log = AverageLog(network.home.averages, self.state.accumulator.flat.dtype)
         self.rounds = Rounds(self.state, self.executor, AveragingClient(links, run), log, averaging_s, clock_s)
-        self.snapshots = SnapshotServer(self.state, self.executor)
+        self._start = stage.start
+        self.snapshots = SnapshotServer(self.state, self.executor, self._read_start if stage.start else None)
         self.downloader = Downloader(StateClient(links, run), membership, patience_s)
         rules = StepRules(
             num_stages=train.num_stages,
@@ -153,7 +159,9 @@ class Node:
         self.rounds.on_failure = self.liveness.report_failure
         self.rounds.on_change = self.announce
         self.rounds.own_record = self._own_record
-        self.stepper.founder = bool(self.settings.run_file)
+        start = self.place.manifest.start
+        self.stepper.beginning = Beginning(step=start.step, founder=bool(self.settings.run_file))
+        self.stepper.load_start = self._load_start if start.state else None
         self.stepper.on_change = self.announce
         self.stepper.on_commit = self._committed
         self.stepper.load_checkpoint = lambda step: self.store.load(self.place.stage, step)
@@ -224,6 +232,23 @@ class Node:
     async def _save_checkpoint(self) -> None:
         state = await self.snapshots.own()
         await asyncio.to_thread(self.store.save, self.place.stage, state)
+
+    @property
+    def start_path(self) -> str:
+        return str(self._start.path) if self._start else ""
+
+    def _read_start(self, stage: int) -> Downloaded:
+        assert self._start is not None
+        return self._start.of_stage(self.place.manifest, stage)
+
+    async def _load_start(self) -> Downloaded:
+        """My stage's part of the state that the run begins from: from this machine's file, else from a peer that has it."""
+        if self._start is not None:
+            return await asyncio.to_thread(self._read_start, self.place.stage)
+        found = await self.downloader.download_start(self.place.stage, self.stepper.most_state_bytes)
+        if found.step == self.place.manifest.start.step and found.lineage != start_lineage(self.place.manifest):
+            raise BadMessageError("the state that the run begins from is another than the manifest says")
+        return found
 
     def _own_record(self) -> RawRecord:
         signed = self.membership.publish()

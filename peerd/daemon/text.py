@@ -1,4 +1,4 @@
-"""Which text this daemon trains on: the organiser's own, or the same text found on a volunteer's machine."""
+"""What this machine has of a run: its text, the organiser's own or the same found here, and the state that it begins from."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from peerd.config.manifest import Manifest, load
 from peerd.config.organiser import KEY_FILE, load_key
 from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
-from peerd.errors import ManifestError
+from peerd.errors import DiskError, ManifestError
+from peerd.stage.start import StartState
 from peerd.swarm.signed import SignedManifest, sign_manifest
 from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
 
 LOCAL_SOURCE = "local"
-"""What a signed manifest calls text that only its organiser has; peers never learn a path of another machine."""
+"""What a signed manifest calls a file that only its organiser has; peers never learn a path of another machine."""
 LOG = structlog.get_logger()
 
 
@@ -28,8 +29,17 @@ class Text:
     source: str
 
 
-def organise(settings: Settings) -> tuple[SignedManifest, Text]:
-    """Read run.toml, make the token file, sign."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as this machine has it: signed, with its text, and with the state that it begins from where that lies here."""
+
+    signed: SignedManifest
+    text: Text
+    start: StartState | None = None
+
+
+def organise(settings: Settings) -> Run:
+    """Read run.toml, make the token file, find the state that the run begins from, sign."""
     path = Path(settings.run_file)
     manifest = load(path)
     source = settings.data or manifest.data.source
@@ -38,7 +48,24 @@ def organise(settings: Settings) -> tuple[SignedManifest, Text]:
     manifest = agree_on_data(manifest, tokens := prepare_tokens(source, cache_folder()))
     corpus = Corpus(tokens, manifest)
     published = replace(manifest, data=replace(manifest.data, source=STDLIB if source == STDLIB else LOCAL_SOURCE))
-    return sign_manifest(published, load_key(path.parent / KEY_FILE)), Text(corpus, source)
+    start = None
+    if manifest.start.state:
+        start = StartState((path.parent / Path(manifest.start.state).expanduser()).absolute())
+        published = start.agree(replace(published, start=replace(manifest.start, state=LOCAL_SOURCE)))
+    return Run(sign_manifest(published, load_key(path.parent / KEY_FILE)), Text(corpus, source), start)
+
+
+def start_for(manifest: Manifest, path: str) -> StartState | None:
+    """The state that the run begins from, if this machine still has it where it was."""
+    if not (path and manifest.start.state):
+        return None
+    try:
+        start = StartState(Path(path))
+        start.agree(manifest)
+    except (ManifestError, DiskError) as error:
+        LOG.info("the state that the run begins from is not here any more", reason=error.message)
+        return None
+    return start
 
 
 def text_for(manifest: Manifest, settings: Settings) -> Text:

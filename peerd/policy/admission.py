@@ -62,3 +62,9 @@ def donors(live: LiveView, stage: int, tried: frozenset[PeerId]) -> list[PeerRec
     """
     able = [r for r in live.serving(stage) if r.peer != live.me]
     return sorted(able, key=lambda r: (r.peer in tried, -r.step, r.leaving, r.lineage, r.peer))
+
+
+def givers_of_start(live: LiveView, tried: frozenset[PeerId]) -> list[PeerRecord]:
+    """Peers to get the state that the run begins from: those that stay first, then by id."""
+    able = [r for r in live.records if r.gives_start and r.peer != live.me]
+    return sorted(able, key=lambda r: (r.peer in tried, r.leaving, r.peer))

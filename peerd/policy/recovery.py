@@ -16,25 +16,38 @@ from peerd.table.view import LiveView
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """`load` is the checkpoint's step, `begin` means that first weights are right; neither: wait."""
+    """`load` is the checkpoint's step, `begin` means that the run's start is right; neither: wait."""
 
     reason: str
     load: int | None = None
     begin: bool = False
 
 
-def plan(mine: PeerRecord, live: LiveView, num_stages: int, *, founder: bool = True, newest_seen: int = 0) -> Recovery:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """What the run begins from, and who may begin it."""
+
+    step: int = 0
+    """Steps that lie behind the run's start."""
+    needs_state: bool = False
+    """It begins from a state that some peers give (`gives_start`) and that I do not hold yet; not from first weights."""
+    founder: bool = True
+    """I may begin the run alone; anyone else came to an address at which there was somebody, and an empty view means not to know."""
+
+
+def plan(mine: PeerRecord, live: LiveView, num_stages: int, *, beginning: Beginning = Beginning(), newest_seen: int = 0) -> Recovery:
     """For a joiner whose stage nobody serves. `mine.checkpoints` are the steps of its stage on its disk.
 
-    `newest_seen` is the highest step ever seen of anybody, alive or not. Only a founder may begin a run alone: anyone
-    else came to an address at which there was somebody, and an empty view means that it does not know.
+    `newest_seen` is the highest step ever seen of anybody, alive or not.
     """
-    offers = [_offers(mine, live, stage) for stage in range(num_stages)]
-    begun = any(step > 0 for steps in offers for step in steps)
-    if not begun and newest_seen > 0:
+    offers = [_offers(mine, live, stage, beginning.step) for stage in range(num_stages)]
+    begun = any(step > beginning.step for steps in offers for step in steps)
+    if not begun and newest_seen > beginning.step:
         return Recovery(f"the run was at step {newest_seen}, and nobody who holds its parameters is in sight")
-    if not begun and not founder and all(record.peer == mine.peer for record in live.records):
+    if not begun and not beginning.founder and all(record.peer == mine.peer for record in live.records):
         return Recovery("nobody else is in sight yet")
+    if not begun and beginning.needs_state and not any(record.gives_start for record in live.records):
+        return Recovery("nobody who has the state that the run begins from is in sight")
     if not begun:
         return Recovery("the run begins", begin=True)
     for stage, steps in enumerate(offers):
@@ -49,11 +62,11 @@ def plan(mine: PeerRecord, live: LiveView, num_stages: int, *, founder: bool = T
     return Recovery(f"the run resumes at step {step}, the newest that every stage can provide", load=step)
 
 
-def _offers(mine: PeerRecord, live: LiveView, stage: int) -> frozenset[int]:
+def _offers(mine: PeerRecord, live: LiveView, stage: int, first_step: int) -> frozenset[int]:
     """Steps whose parameters of this stage somebody alive can provide."""
     newest = stage_step(live, stage)
     if newest is not None:
-        return frozenset({newest, max(0, newest - 1)})
+        return frozenset({newest, max(first_step, newest - 1)})
     joining = [r for r in live.records if r.stage == stage and r.phase is Phase.JOINING and r.peer != mine.peer]
     held = {step for record in joining for step in record.checkpoints}
     return frozenset(held | (set(mine.checkpoints) if mine.stage == stage else set()))

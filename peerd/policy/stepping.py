@@ -31,6 +31,7 @@ class Act(enum.Enum):
     SKIP_STEP = "give the step up as inexact"
     SERVE = "serve"
     LOAD = "load a checkpoint"
+    LOAD_START = "load the state that the run begins from"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class OwnState:
     """(mate, step) that said it has no such average for me. The caller forgets these after a while."""
     unanswered: frozenset[tuple[PeerId, int]] = frozenset()
     """(mate, step) that did not answer when asked for its average: others are asked first (hole 19)."""
+    has_start: bool = True
+    """False: the run begins from a state that I do not hold yet, so my parameters are nobody's."""
 
 
 def decide(own: OwnState, live: LiveView, now_s: float, rules: StepRules) -> Decision:
@@ -111,6 +114,8 @@ def _joining(own: OwnState, live: LiveView) -> Decision:
     if newest is None or newest < mine.step:
         return Decision(Act.SERVE, "nobody of the stage is further than what I hold")
     best = max(mates, key=lambda m: (m.step, m.peer))
+    if not own.has_start:
+        return Decision(Act.RELOAD, "the run began from a state that I do not hold", peer=best.peer)
     if newest == mine.step:
         better = [m for m in mates if m.step == newest and m.lineage < mine.lineage]
         if better:

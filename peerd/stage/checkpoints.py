@@ -1,12 +1,13 @@
 """The last few steps of this peer's stage on disk, so that a swarm that was switched off entirely resumes.
 
-A file is a safetensors file whose name tells stage, step and the BLAKE3 hash of its content. A file that does not match
-its name is damaged and passed over. The newest `KEPT` are kept.
+A file is a safetensors file whose name tells stage, number of stages, step and the BLAKE3 hash of its content. A file
+that does not match its name is damaged and passed over. The newest `KEPT` are kept.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from peerd.table.record import Lineage
 
 KEPT = 4
 HASH_CHARS = 32
+_NAME = re.compile(r"(\d{1,18})of(\d{1,18})-(\d{1,18})-[0-9a-f]+", re.ASCII)
 LOG = structlog.get_logger()
 
 
@@ -33,28 +35,20 @@ class Checkpoint:
 
     step: int
     stage: int
+    num_stages: int
     path: Path
 
 
 class CheckpointStore:
     """One run's checkpoints in one home. Blocking: called off the event loop."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, num_stages: int) -> None:
         self._folder = folder
+        self._num_stages = num_stages
 
     def scan(self) -> list[Checkpoint]:
-        """Sound checkpoints, oldest first; damaged ones are named in the log and left alone."""
-        found = []
-        for path in sorted(self._folder.glob("*.safetensors")):
-            stage, _, rest = path.stem.partition("-")
-            step, _, digest = rest.partition("-")
-            if not (stage.isdigit() and step.isdigit()):
-                continue
-            if _digest(path) == digest:
-                found.append(Checkpoint(int(step), int(stage), path))
-            else:
-                LOG.warning("checkpoint is damaged and passed over", file=str(path))
-        return sorted(found)
+        """Sound checkpoints of this many stages, oldest first; damaged ones are named in the log and left alone."""
+        return [found for found in scan_folder(self._folder) if found.num_stages == self._num_stages]
 
     def save(self, stage: int, state: Downloaded) -> None:
         """Write one step and forget the oldest. A full disk costs the checkpoint, not the run."""
@@ -66,27 +60,49 @@ class CheckpointStore:
         try:
             with draft(self._folder) as path:
                 save_file({name: tensor.contiguous() for name, tensor in state.tensors.items()}, path, metadata)
-                commit(path, self._folder / f"{stage}-{state.step}-{_digest(path)}.safetensors")
+                commit(path, self._folder / f"{stage}of{self._num_stages}-{state.step}-{_digest(path)}.safetensors")
         except (DiskError, SafetensorError) as error:
             LOG.warning("no checkpoint could be written", step=state.step, error=str(error))
             return
-        mine = [checkpoint for checkpoint in self._names() if checkpoint.stage == stage]
-        for old in [c for c in self._names() if c.stage != stage] + mine[:-KEPT]:
+        place = (stage, self._num_stages)
+        found = _names(self._folder)
+        mine = [c for c in found if (c.stage, c.num_stages) == place]
+        for old in [c for c in found if (c.stage, c.num_stages) != place] + mine[:-KEPT]:
             old.path.unlink(missing_ok=True)
 
     def load(self, stage: int, step: int) -> Downloaded | None:
         """A step that `scan` found; None when it cannot be read any more."""
-        for checkpoint in self._names():
-            if (checkpoint.stage, checkpoint.step) == (stage, step):
-                try:
-                    return _read(checkpoint)
-                except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
-                    LOG.warning("checkpoint could not be read", file=str(checkpoint.path), error=str(error))
+        for checkpoint in _names(self._folder):
+            if (checkpoint.stage, checkpoint.num_stages, checkpoint.step) == (stage, self._num_stages, step):
+                found = read_checkpoint(checkpoint)
+                if found is not None:
+                    return found
         return None
 
-    def _names(self) -> list[Checkpoint]:
-        parts = [(path, path.stem.split("-")) for path in self._folder.glob("*.safetensors")]
-        return sorted(Checkpoint(int(words[1]), int(words[0]), path) for path, words in parts if len(words) == 3 and words[1].isdigit())
+
+def scan_folder(folder: Path) -> list[Checkpoint]:
+    """Sound checkpoints in a folder, whatever their number of stages, oldest first."""
+    found = []
+    for checkpoint in _names(folder):
+        if _digest(checkpoint.path) == checkpoint.path.stem.rpartition("-")[2]:
+            found.append(checkpoint)
+        else:
+            LOG.warning("checkpoint is damaged and passed over", file=str(checkpoint.path))
+    return found
+
+
+def read_checkpoint(checkpoint: Checkpoint) -> Downloaded | None:
+    """None, and a line in the log, where it cannot be read."""
+    try:
+        return _read(checkpoint)
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+        LOG.warning("checkpoint could not be read", file=str(checkpoint.path), error=str(error))
+        return None
+
+
+def _names(folder: Path) -> list[Checkpoint]:
+    parts = [(path, _NAME.fullmatch(path.stem)) for path in folder.glob("*.safetensors")]
+    return sorted(Checkpoint(int(name[3]), int(name[1]), int(name[2]), path) for path, name in parts if name)
 
 
 def _digest(path: Path) -> str:

@@ -48,11 +48,11 @@ def write_export(
     step = entries[-1].step + 1 if entries else num_updates(optimizer_state or {})
     metadata = {"format": "pt", "step": str(step)}
     _write_text(folder / "run.toml", manifest_files.dump(manifest))
-    _write_tensors(folder / "model.safetensors", parameters, metadata)
+    write_tensors(folder / "model.safetensors", parameters, metadata)
     if optimizer_state is None:
         (folder / "optimizer.safetensors").unlink(missing_ok=True)
     else:
-        _write_tensors(folder / "optimizer.safetensors", optimizer_state, metadata)
+        write_tensors(folder / "optimizer.safetensors", optimizer_state, metadata)
     _write_text(folder / "history.jsonl", lines)
 
 
@@ -67,7 +67,8 @@ def _write_text(target: Path, text: str) -> None:
         commit(path, target)
 
 
-def _write_tensors(target: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+def write_tensors(target: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """A safetensors file, whole or not at all. Raises DiskError."""
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with draft(target.parent) as path:
         path.touch()

@@ -53,7 +53,7 @@ def apply_update(optimizer: torch.optim.AdamW, manifest: Manifest, step: int, gr
     left out would silently stay behind.
     """
     parameters = dict(_named_parameters(optimizer))
-    _check_shapes("gradient", {name: parameter.shape for name, parameter in parameters.items()}, gradients)
+    _check_shapes("gradient", {name: tuple(parameter.shape) for name, parameter in parameters.items()}, gradients)
     for name, parameter in parameters.items():
         parameter.grad = gradients[name].to(device=parameter.device, dtype=parameter.dtype)
     for group in optimizer.param_groups:
@@ -74,15 +74,19 @@ def optimizer_tensors(optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     return tensors
 
 
+def optimizer_spec(parameters: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of what `optimizer_tensors` gives for parameters of these shapes."""
+    shapes = {f"{name}.{part}": shape for name, shape in parameters.items() for part in MOMENTS}
+    return shapes | {f"{name}.step": () for name in parameters}
+
+
 def load_optimizer_tensors(optimizer: torch.optim.AdamW, tensors: Mapping[str, Tensor]) -> None:
     """Set the state from what `optimizer_tensors` gave, on any device; the tensors are copied.
 
     Raises ValueError, with nothing changed, when a tensor is missing, unknown or of the wrong shape.
     """
     parameters = dict(_named_parameters(optimizer))
-    shapes = {f"{name}.{part}": parameter.shape for name, parameter in parameters.items() for part in MOMENTS}
-    shapes |= {f"{name}.step": torch.Size(()) for name in parameters}
-    _check_shapes("optimizer tensor", shapes, tensors)
+    _check_shapes("optimizer tensor", optimizer_spec({name: tuple(value.shape) for name, value in parameters.items()}), tensors)
     for name, parameter in parameters.items():
         state = _fresh_state(parameter)
         for part, value in state.items():
@@ -104,10 +108,10 @@ def _fresh_state(parameter: nn.Parameter) -> dict[str, Tensor]:
     }
 
 
-def _check_shapes(what: str, expected: Mapping[str, torch.Size], given: Mapping[str, Tensor]) -> None:
+def _check_shapes(what: str, expected: Mapping[str, tuple[int, ...]], given: Mapping[str, Tensor]) -> None:
     odd = sorted(expected.keys() ^ given.keys())
     if odd:
         raise ValueError(f"{what} {odd[0]} is {'missing' if odd[0] in expected else 'unknown'}")
     for name, shape in expected.items():
-        if given[name].shape != shape:
+        if tuple(given[name].shape) != shape:
             raise ValueError(f"{what} {name} has shape {list(given[name].shape)}; it must be {list(shape)}")

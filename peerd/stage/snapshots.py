@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from blake3 import blake3
@@ -14,12 +14,13 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
-from peerd.policy.admission import donors
+from peerd.policy.admission import donors, givers_of_start
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.export import HistoryEntry
 from peerd.stage.state import StageState
 from peerd.swarm.membership import Membership
-from peerd.table.record import Lineage, PeerId, Phase
+from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
 from peerd.wire.clients import SnapshotHeader, StateClient, StateRequest
 from peerd.wire.links import chunks_of
 from peerd.wire.values import CHUNK_BYTES, Snapshot
@@ -42,16 +43,22 @@ class Downloaded:
 class SnapshotServer:
     """Answers GET_STATE. Joiners of one step share one snapshot."""
 
-    def __init__(self, state: StageState, executor: Executor) -> None:
+    def __init__(self, state: StageState, executor: Executor, start: Callable[[int], Downloaded] | None = None) -> None:
+        """`start` reads a stage's part of the state that the run begins from, where this peer holds it."""
         self._state = state
         self._executor = executor
+        self._start = start
         self._kept: tuple[tuple[Lineage, int, bool], Snapshot, tuple[bytes, ...]] | None = None
         self._making = asyncio.Lock()
 
     async def snapshot(self, stage: int, wanted: bytes, parameters_only: bool) -> tuple[Snapshot, Sequence[bytes]]:
         record = self._state.record
         if record.stage != stage or record.phase is Phase.JOINING:
-            raise WrongStateError(f"I cannot give the state of stage {stage}")
+            if self._start is None:
+                raise WrongStateError(f"I cannot give the state of stage {stage}")
+            async with self._making:
+                found = await asyncio.to_thread(self._start, stage)
+                return await asyncio.to_thread(_as_snapshot, found)
         async with self._making:
             kept = self._kept
             if kept is not None and wanted and identity_of(kept[1].chunk_hashes) == wanted:
@@ -64,23 +71,24 @@ class SnapshotServer:
 
     async def own(self) -> Downloaded:
         """My own stage's state, as a joiner would get it."""
-        return await self._executor.run(
-            Priority.CONTROL,
-            lambda: Downloaded(self._state.record.step, self._state.record.lineage, self._state.tensors(False), tuple(self._state.history)),
-        )
+        return await self._own(parameters_only=False)
 
     def forget(self) -> None:
         """Called after a commit: the next joiner gets the new step."""
         self._kept = None
 
     async def _make(self, parameters_only: bool) -> tuple[tuple[Lineage, int, bool], Snapshot, tuple[bytes, ...]]:
-        record, tensors, history = await self._executor.run(
-            Priority.CONTROL, lambda: (self._state.record, self._state.tensors(parameters_only), list(self._state.history))
+        found = await self._own(parameters_only)
+        snapshot, chunks = await asyncio.to_thread(_as_snapshot, found)
+        return (found.lineage, found.step, parameters_only), snapshot, chunks
+
+    async def _own(self, parameters_only: bool) -> Downloaded:
+        return await self._executor.run(
+            Priority.CONTROL,
+            lambda: Downloaded(
+                self._state.record.step, self._state.record.lineage, self._state.tensors(parameters_only), tuple(self._state.history)
+            ),
         )
-        metadata = json.dumps([[entry.step, entry.loss, entry.tokens] for entry in history[-SENT_HISTORY:]])
-        data, chunks, hashes = await asyncio.to_thread(_serialise, tensors)
-        snapshot = Snapshot(step=record.step, lineage=record.lineage, data=data, chunk_hashes=hashes, metadata=metadata)
-        return (record.lineage, record.step, parameters_only), snapshot, chunks
 
 
 class Downloader:
@@ -94,12 +102,23 @@ class Downloader:
         self.bytes_total = 0
 
     async def download(self, stage: int, most_bytes: int, prefer: PeerId | None = None, parameters_only: bool = False) -> Downloaded:
-        """StageError when no donor could give it."""
-        tried: set[PeerId] = set()
+        """From the stage's own peers. StageError when no donor could give it."""
         partial = _Partial(stage, most_bytes + MAX_OVERHEAD_BYTES, parameters_only)
+        return await self._download(partial, lambda live, tried: donors(live, stage, tried), prefer)
+
+    async def download_start(self, stage: int, most_bytes: int) -> Downloaded:
+        """The stage's part of the state that the run begins from. StageError when nobody could give it."""
+        partial = _Partial(stage, most_bytes + MAX_OVERHEAD_BYTES, parameters_only=False)
+        return await self._download(partial, givers_of_start, None)
+
+    async def _download(
+        self, partial: _Partial, candidates: Callable[[LiveView, frozenset[PeerId]], list[PeerRecord]], prefer: PeerId | None
+    ) -> Downloaded:
+        stage = partial.stage
+        tried: set[PeerId] = set()
         last_error = "nobody serves it"
         while True:
-            able = [r.peer for r in donors(self._membership.live(), stage, frozenset(tried)) if r.peer not in tried]
+            able = [r.peer for r in candidates(self._membership.live(), frozenset(tried)) if r.peer not in tried]
             if not able:
                 raise StageError(
                     f"the state of stage {stage} cannot be downloaded: {last_error}", "wait for another of its peers and join again"
@@ -176,10 +195,12 @@ def _digest(chunk: bytes) -> bytes:
     return blake3(chunk).digest()
 
 
-def _serialise(tensors: dict[str, Tensor]) -> tuple[bytes, tuple[bytes, ...], tuple[bytes, ...]]:
-    data = save({name: tensor.contiguous() for name, tensor in sorted(tensors.items())})
+def _as_snapshot(state: Downloaded) -> tuple[Snapshot, tuple[bytes, ...]]:
+    data = save({name: tensor.contiguous() for name, tensor in sorted(state.tensors.items())})
     chunks = chunks_of(data)
-    return data, chunks, tuple(_digest(chunk) for chunk in chunks)
+    hashes = tuple(_digest(chunk) for chunk in chunks)
+    metadata = json.dumps([[entry.step, entry.loss, entry.tokens] for entry in state.history[-SENT_HISTORY:]])
+    return Snapshot(step=state.step, lineage=state.lineage, data=data, chunk_hashes=hashes, metadata=metadata), chunks
 
 
 def _deserialise(header: SnapshotHeader, chunks: Sequence[bytes]) -> Downloaded:

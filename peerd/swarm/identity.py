@@ -113,6 +113,7 @@ class LocalState:
         self.manifest: bytes | None = None
         self.port = 0
         self.peers: list[str] = []
+        self.start = ""
         try:
             document = json.loads(self._path.read_text())
             self._incarnation = _count(document["incarnation"])
@@ -121,6 +122,7 @@ class LocalState:
             self.run, self.port = str(last.get("run", "")), int(last.get("port", 0))
             self.manifest = bytes.fromhex(last["manifest"]) if "manifest" in last else None
             self.peers = [str(each) for each in last.get("peers", [])]
+            self.start = str(last.get("start", ""))
         except FileNotFoundError:
             pass
         except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
@@ -147,11 +149,11 @@ class LocalState:
             raise SignatureError(f"run {run} is signed by another organiser than the one pinned", "ask the organiser for the right address")
         return False
 
-    def remember(self, run: RunId, manifest: bytes, port: int) -> None:
-        """The run this home is in, for coming back without an address."""
+    def remember(self, run: RunId, manifest: bytes, port: int, start: str = "") -> None:
+        """The run this home is in, for coming back without an address, and the file that it begins from where that lies here."""
         if run != self.run:
-            self.peers = []
-        self.run, self.manifest, self.port = run, manifest, port
+            self.peers, self.start = [], ""
+        self.run, self.manifest, self.port, self.start = run, manifest, port, start or self.start
         self._write()
 
     def remember_peers(self, addresses: Sequence[str]) -> None:
@@ -162,7 +164,7 @@ class LocalState:
             self._write()
 
     def _write(self) -> None:
-        last = {"run": self.run, "port": self.port, "peers": self.peers}
+        last = {"run": self.run, "port": self.port, "peers": self.peers, "start": self.start}
         if self.manifest is not None:
             last["manifest"] = self.manifest.hex()
         document = json.dumps({"incarnation": self._incarnation, "organisers": self._organisers, "last": last})

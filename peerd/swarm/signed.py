@@ -137,6 +137,7 @@ def _to_list(record: PeerRecord) -> list[Any]:
         [[s.peer, s.incarnation, s.version] for s in record.suspects],
         [[v.peer, v.incarnation, v.step] for v in record.voids],
         list(record.checkpoints),
+        record.gives_start,
         record.queue,
         record.in_flight,
         record.throughput,
@@ -149,12 +150,12 @@ def _to_list(record: PeerRecord) -> list[Any]:
 
 
 def _from_list(fields: Any) -> PeerRecord:
-    if not isinstance(fields, list) or len(fields) != 25:
-        raise ValueError("a record has 25 fields")
+    if not isinstance(fields, list) or len(fields) != 26:
+        raise ValueError("a record has 26 fields")
     (peer, incarnation, version, addresses, stage, step, phase, done, ledger_no, average_id, lineage, leaving, trains, trains_from) = (
         fields[:14]
     )
-    (suspects, voids, checkpoints, queue, in_flight, throughput, tokens, last_loss, software, device, memory) = fields[14:]
+    (suspects, voids, checkpoints, gives_start, queue, in_flight, throughput, tokens, last_loss, software, device, memory) = fields[14:]
     inexact, chain = _list(lineage, 2)
     return PeerRecord(
         peer=PeerId(_text(peer, 64)),
@@ -174,6 +175,7 @@ def _from_list(fields: Any) -> PeerRecord:
         suspects=tuple(Suspicion(PeerId(_text(s[0], 64)), _count(s[1]), _count(s[2])) for s in map(_triple, _list(suspects))),
         voids=tuple(Void(PeerId(_text(v[0], 64)), _count(v[1]), _count(v[2])) for v in map(_triple, _list(voids))),
         checkpoints=tuple(_count(each) for each in _list(checkpoints)),
+        gives_start=_flag(gives_start),
         queue=_count(queue, 1 << 20),
         in_flight=_count(in_flight, 1 << 20),
         throughput=_real(throughput),

@@ -99,6 +99,8 @@ class PeerRecord:
     voids: tuple[Void, ...] = ()
     checkpoints: tuple[int, ...] = ()
     """Steps of its stage that a joiner holds on disk; empty once it serves."""
+    gives_start: bool = False
+    """Holds the state that the run begins from, of every stage."""
     queue: int = 0
     in_flight: int = 0
     throughput: float = 0.0

@@ -54,6 +54,7 @@ def assert_one_clear_line(done: Outcome, code: int, *words: str) -> None:
         (["new", "x", "--name", "../etc"], ["name"]),
         (["new", "x", "--data", "/nowhere/at/all"], ["--data"]),
         (["new", "/dev/null/x"], ["a file is in the way"]),
+        (["new", "x", "--from", "y", "--d-model", "64"], ["--d-model cannot go with --from"]),
         (["new", "x", "--sequence-length", str(1 << 20), "--microbatch-size", "65536"], ["activations"]),
         (["reference", "x"], ["--steps"]),
         (["reference", "x", "--steps", "0", "--out", "y"], ["--steps"]),

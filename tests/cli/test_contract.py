@@ -42,7 +42,7 @@ VERBS = {
     "leave": {"--now", "--home", "--json"},
     "new": {
         *("--name", "--stages", "--layers", "--d-model", "--heads", "--d-ff", "--sequence-length", "--microbatch-size", "--microbatches"),
-        *("--data", "--steps", "--learning-rate", "--seed", "--accumulate", "--force", "--home", "--json"),
+        *("--data", "--steps", "--learning-rate", "--seed", "--accumulate", "--from", "--force", "--home", "--json"),
     },
     "export": {"--home", "--json"},
     "reference": {"--steps", "--out", "--data", "--home", "--json"},

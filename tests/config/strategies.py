@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
+from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, StartConfig, SwarmConfig, TrainConfig
 
 names = st.text("abcdefghijklmnopqrstuvwxyzABCXYZ0123456789-_.", min_size=1, max_size=64)
 sources = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
@@ -41,6 +41,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         seed=draw(st.integers(0, 2**63 - 1)),
         model=model,
         data=DataConfig(source=draw(sources)),
+        start=StartConfig(state=draw(st.just("") | sources)),
         train=train,
         compute=ComputeConfig(threads=draw(st.integers(0, 1024)), recompute=draw(st.sampled_from(["auto", "always", "never"]))),
         swarm=SwarmConfig(announce_period_s=draw(st.floats(0.2, 300))),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.recovery import plan
+from peerd.policy.recovery import Beginning, plan
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
@@ -38,15 +40,15 @@ def test_first_weights_are_wrong_once_anybody_holds_a_later_step() -> None:
 def test_who_sees_nobody_begins_nothing_unless_it_founds_the_run() -> None:
     """A joiner whose first look has grown old while it started must not serve first weights in a run under way."""
     mine = joiner("a", 0)
-    assert plan(mine, view(mine), 2, founder=True).begin
-    assert not plan(mine, view(mine), 2, founder=False).begin
-    assert plan(mine, view(mine, joiner("b", 1)), 2, founder=False).begin
+    assert plan(mine, view(mine), 2, beginning=Beginning(founder=True)).begin
+    assert not plan(mine, view(mine), 2, beginning=Beginning(founder=False)).begin
+    assert plan(mine, view(mine, joiner("b", 1)), 2, beginning=Beginning(founder=False)).begin
 
 
 def test_a_run_once_seen_at_a_later_step_is_never_begun_again() -> None:
     mine = joiner("a", 0)
     for founder in (True, False):
-        found = plan(mine, view(mine, joiner("b", 1)), 2, founder=founder, newest_seen=16)
+        found = plan(mine, view(mine, joiner("b", 1)), 2, beginning=Beginning(founder=founder), newest_seen=16)
         assert (found.begin, found.load) == (False, None)
         assert "step 16" in found.reason
 
@@ -82,3 +84,22 @@ def test_all_joiners_resume_at_one_step_that_each_stage_holds(homes: list[tuple[
     for load in loads:
         for stage in range(3):
             assert any(load in record.checkpoints for record in records if record.stage == stage)
+
+
+def test_a_run_that_begins_from_a_state_waits_until_somebody_gives_it() -> None:
+    mine = joiner("a", 0)
+    beginning = Beginning(step=10, needs_state=True)
+    found = plan(mine, view(mine, joiner("b", 1)), 2, beginning=beginning)
+    assert (found.begin, found.load) == (False, None)
+    giver = replace(joiner("b", 1), gives_start=True)
+    assert plan(mine, view(mine, giver), 2, beginning=beginning).begin
+    assert plan(mine, view(mine, joiner("b", 1)), 2, beginning=replace(beginning, needs_state=False)).begin
+
+
+def test_the_step_that_a_run_begins_at_does_not_mean_that_it_was_begun() -> None:
+    mine = joiner("a", 0)
+    beginning = Beginning(step=10)
+    assert plan(mine, view(mine, server("b", 1, 10)), 2, beginning=beginning, newest_seen=10).begin
+    for other in (server("b", 1, 11), joiner("b", 1, 15)):
+        assert not plan(mine, view(mine, other), 2, beginning=beginning).begin
+    assert not plan(mine, view(mine, joiner("b", 1)), 2, beginning=beginning, newest_seen=11).begin

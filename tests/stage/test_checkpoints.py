@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from peerd.stage.checkpoints import KEPT, CheckpointStore
+from peerd.stage.checkpoints import KEPT, CheckpointStore, scan_folder
 from peerd.stage.export import HistoryEntry
 from peerd.stage.snapshots import Downloaded
 from peerd.table.record import Lineage
@@ -18,8 +18,8 @@ def state(step: int) -> Downloaded:
 
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
-    CheckpointStore(tmp_path).save(1, state(5))
-    store = CheckpointStore(tmp_path)
+    CheckpointStore(tmp_path, 2).save(1, state(5))
+    store = CheckpointStore(tmp_path, 2)
     assert [(found.step, found.stage) for found in store.scan()] == [(5, 1)]
     loaded = store.load(1, 5)
     assert loaded is not None
@@ -30,7 +30,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
 
 
 def test_only_the_newest_are_kept_and_those_of_another_stage_go(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
+    store = CheckpointStore(tmp_path, 2)
     store.save(0, state(1))
     for step in range(2, 9):
         store.save(1, state(step))
@@ -38,7 +38,7 @@ def test_only_the_newest_are_kept_and_those_of_another_stage_go(tmp_path: Path) 
 
 
 def test_a_damaged_or_cut_file_is_passed_over(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
+    store = CheckpointStore(tmp_path, 2)
     for step in (5, 10, 15):
         store.save(0, state(step))
     flipped, cut, sound = (found.path for found in store.scan())
@@ -49,9 +49,16 @@ def test_a_damaged_or_cut_file_is_passed_over(tmp_path: Path) -> None:
     assert [found.path for found in store.scan()] == [sound]
 
 
+def test_those_of_another_number_of_stages_are_not_this_runs(tmp_path: Path) -> None:
+    CheckpointStore(tmp_path, 2).save(1, state(5))
+    assert CheckpointStore(tmp_path, 4).scan() == []
+    assert CheckpointStore(tmp_path, 4).load(1, 5) is None
+    assert [(found.stage, found.num_stages) for found in scan_folder(tmp_path)] == [(1, 2)]
+
+
 def test_foreign_files_and_an_absent_folder_are_no_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "notes.safetensors").write_bytes(b"x")
     (tmp_path / "1-two-three.safetensors").write_bytes(b"x")
-    assert CheckpointStore(tmp_path).scan() == []
-    assert CheckpointStore(tmp_path / "absent").scan() == []
-    assert CheckpointStore(tmp_path / "absent").load(0, 1) is None
+    assert CheckpointStore(tmp_path, 2).scan() == []
+    assert CheckpointStore(tmp_path / "absent", 2).scan() == []
+    assert CheckpointStore(tmp_path / "absent", 2).load(0, 1) is None

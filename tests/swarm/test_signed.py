@@ -59,6 +59,7 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "software": texts,
     "device": texts,
     "memory_bytes": counts,
+    "gives_start": st.booleans(),
 }
 
 

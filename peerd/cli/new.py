@@ -1,0 +1,156 @@
+"""The verb new: writes a run.toml, for a run from first weights or for one that goes on where another has come to."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+from click.core import ParameterSource
+
+from peerd.cli.options import SEED, STAGES, FiniteRange, create_folder, existing_source, home_option, json_option
+from peerd.errors import DiskError, UsageError
+
+if TYPE_CHECKING:
+    from peerd.config.manifest import Manifest
+
+START_FILE = "start.safetensors"
+
+_TRAIN_FIELDS = ("num_stages", "microbatches_per_step", "microbatch_size", "sequence_length", "steps", "learning_rate", "accumulate")
+_MODEL_FLAGS = {"num_layers": "--layers", "d_model": "--d-model", "num_heads": "--heads", "d_ff": "--d-ff"}
+_ORGANISERS_OWN = "local"
+_POSITIVE = click.IntRange(1, 1_000_000)
+
+
+@click.command()
+@click.argument("folder", metavar="DIR")
+@click.option("--name", help="Name of the run; part of its id.  [default: the folder's name]")
+@click.option("--stages", "num_stages", type=STAGES, default=2, show_default=True, help="Parts the model is cut into.")
+@click.option("--layers", "num_layers", type=_POSITIVE, help="Layers of the model.  [default: 4, or one per stage]")
+@click.option("--d-model", type=_POSITIVE, default=128, show_default=True, help="Width of the model.")
+@click.option("--heads", "num_heads", type=_POSITIVE, default=4, show_default=True, help="Attention heads.")
+@click.option("--d-ff", type=_POSITIVE, help="Width of the hidden layer.  [default: 4 x d-model]")
+@click.option("--sequence-length", type=click.IntRange(2, 1 << 20), default=128, show_default=True, help="Tokens per sequence.")
+@click.option("--microbatch-size", type=click.IntRange(1, 65536), default=4, show_default=True, help="Sequences per microbatch.")
+@click.option("--microbatches", "microbatches_per_step", type=click.IntRange(1, 8192), default=16, show_default=True, help="Per step.")
+@click.option("--data", "source", default="stdlib", show_default=True, metavar="SOURCE", help="Text file or folder to train on.")
+@click.option("--steps", type=click.IntRange(0, 10**9), default=0, show_default=True, help="End after so many steps; 0: never.")
+@click.option("--learning-rate", type=FiniteRange(0, 100), default=3e-3, show_default=True, help="Of AdamW.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="First weights and order of the text.")
+@click.option("--accumulate", type=click.Choice(["float32", "float64"]), default="float32", show_default=True, help="Gradient sums.")
+@click.option("--from", "sources", multiple=True, metavar="FOLDER", help="Go on from an earlier run's state; see below.")
+@click.option("--force", is_flag=True, help="Overwrite an existing run.toml (never the key).")
+@home_option
+@json_option
+@click.pass_context
+def new(context: click.Context, /, folder: str, sources: tuple[str, ...], force: bool, as_json: bool, **fields: Any) -> None:
+    """Write DIR/run.toml and the organiser's key.
+
+    run.toml says what is trained, on what and how; edit it as you like before the run starts. organiser.key signs the
+    run: keep it, and keep it to yourself. An existing key is used again.
+
+    With --from the run goes on where an earlier one has come to, with its optimizer's state and all its fields but those
+    that flags name; the number of stages may be another. FOLDER is what `peerd export` wrote; or, repeated, the homes of
+    peers that hold every stage between them: then the newest step of which their checkpoints have every parameter is taken.
+
+    \b
+    Examples:
+      peerd new my-run --stages 2 --steps 1000
+      peerd start my-run
+      peerd new wider --from exported --stages 4 --steps 2000
+    """
+    target = Path(folder).expanduser().absolute()
+    given = {name for name in fields if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    fixed = [flag for name, flag in _MODEL_FLAGS.items() if sources and name in given]
+    if fixed:
+        raise UsageError(f"{fixed[0]} cannot go with --from", "the model is the earlier run's: leave it out")
+    if not sources:
+        manifest = _manifest_of(target, fields)
+    create_folder(target)
+    run_file = target / "run.toml"
+    if run_file.exists() and not force:
+        raise UsageError(f"{run_file} exists", "choose another folder, or overwrite it with --force")
+    if sources:
+        manifest = _continued(target, sources, {name: fields[name] for name in given})
+    _write(target, manifest, as_json)
+
+
+def _write(folder: Path, manifest: Manifest, as_json: bool) -> None:
+    from peerd.config.manifest import run_id
+    from peerd.config.organiser import KEY_FILE, create_key, load_key, public_bytes
+    from peerd.config.run_file import explained
+
+    run_file, key_file = folder / "run.toml", folder / KEY_FILE
+    key = load_key(key_file) if key_file.exists() else create_key(key_file)
+    try:
+        run_file.write_text(explained(manifest), encoding="utf-8")
+    except OSError as error:
+        raise DiskError(f"cannot write {run_file}: {error.strerror}") from None
+    run = run_id(public_bytes(key), manifest.name)
+    if as_json:
+        reply = {"schema": 1, "run": run, "run_file": str(run_file), "key_file": str(key_file), "step": manifest.start.step}
+        click.echo(json.dumps(reply))
+        return
+    click.echo(f"wrote {run_file} (edit it as you like) and {key_file} (keep it secret)")
+    if manifest.start.state:
+        click.echo(f"begins: at step {manifest.start.step}, in {manifest.train.num_stages} stages")
+    click.echo(f"run id: {run}")
+    click.echo(f"next:   peerd start {run_file}")
+
+
+def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) -> Manifest:
+    """The earlier run's manifest with what flags name, and its state beside it as START_FILE."""
+    from peerd.cli.launch import run_child
+    from peerd.config import manifest as manifests
+
+    request = {"sources": [str(Path(source).expanduser().absolute()) for source in sources], "out": str(folder / START_FILE)}
+    reply = run_child("peerd.repartition", json.dumps(request), timeout_s=None, what="reading the earlier run")
+    earlier = manifests.parse(cast("dict[str, Any]", reply["manifest"]), "the earlier run")
+    source = given.get("source", earlier.data.source)
+    if source == _ORGANISERS_OWN:
+        raise UsageError("the earlier run's text is its organiser's own", "say where it lies with --data")
+    if not reply["optimizer"]:
+        click.echo("peerd: the state comes without the optimizer's, whose averages begin anew", err=True)
+    if reply["inexact_steps"]:
+        click.echo(f"peerd: {reply['inexact_steps']} steps of the earlier run were not exact", err=True)
+    try:
+        manifest = dataclasses.replace(
+            earlier,
+            name=given["name"] if given.get("name") else _name_from(folder),
+            seed=given.get("seed", earlier.seed),
+            data=manifests.DataConfig(source=existing_source(source, "--data")),
+            start=manifests.StartConfig(state=START_FILE, step=cast("int", reply["step"])),
+            train=dataclasses.replace(earlier.train, **{name: given[name] for name in _TRAIN_FIELDS if name in given}),
+        )
+    except ValueError as error:
+        raise UsageError(str(error), "correct that flag; `peerd new --help` lists them") from None
+    if 0 < manifest.train.steps <= manifest.start.step:
+        raise UsageError(f"the earlier run has {manifest.start.step} steps behind it", "name more with --steps, or 0 for no end")
+    return manifest
+
+
+def _manifest_of(folder: Path, fields: dict[str, Any]) -> Manifest:
+    from peerd.config.manifest import DataConfig, Manifest, ModelConfig, TrainConfig
+
+    name = fields["name"] if fields["name"] is not None else _name_from(folder)
+    num_layers = fields["num_layers"] or max(4, fields["num_stages"])
+    d_ff = fields["d_ff"] or 4 * fields["d_model"]
+    source = existing_source(fields["source"], "--data")
+    try:
+        return Manifest(
+            name=name,
+            seed=fields["seed"],
+            model=ModelConfig(num_layers=num_layers, d_model=fields["d_model"], num_heads=fields["num_heads"], d_ff=d_ff),
+            data=DataConfig(source=source),
+            train=TrainConfig(**{field: fields[field] for field in _TRAIN_FIELDS}),
+        )
+    except ValueError as error:
+        raise UsageError(str(error), "correct that flag; `peerd new --help` lists them") from None
+
+
+def _name_from(folder: Path) -> str:
+    """The folder's name as far as a run may be called so."""
+    allowed = "".join(character for character in folder.name if character.isascii() and (character.isalnum() or character in "-_."))
+    return allowed[:64] or "run"

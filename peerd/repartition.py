@@ -1,0 +1,179 @@
+"""Gathers the state that a run has reached, of however many stages, into one file by parameter name.
+
+`python -m peerd.repartition JSON` reads exported folders or peers' homes. JSON: {"sources": [paths], "out": file}. A
+run that begins from that file may have another number of stages (as in Universal Checkpointing).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from peerd.config import manifest as manifest_files
+from peerd.config.manifest import Manifest
+from peerd.config.paths import Home
+from peerd.errors import DiskError, ExitCode, ManifestError, PeerdError, UsageError
+from peerd.models.stages import initial_parameter_spec
+from peerd.stage.checkpoints import Checkpoint, read_checkpoint, scan_folder
+from peerd.stage.export import HistoryEntry
+from peerd.stage.optimizer import optimizer_spec
+from peerd.stage.snapshots import Downloaded
+from peerd.stage.start import write_start
+from peerd.swarm.identity import LocalState
+from peerd.swarm.signed import unpack_manifest
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    sources: list[str]
+    out: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """A whole model at one step. Without an optimizer's state its mapping is empty."""
+
+    manifest: Manifest
+    step: int
+    parameters: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+    history: tuple[HistoryEntry, ...]
+    inexact_steps: int = 0
+
+
+def gather(sources: Sequence[Path]) -> Reached:
+    """The newest step that the sources hold whole. Raises ManifestError where there is none, UsageError for odd sources."""
+    exports = [source for source in sources if (source / "model.safetensors").exists()]
+    if exports and len(sources) > 1:
+        raise UsageError(f"{exports[0]} is an export, which holds a whole model", "name it alone, or only peers' homes")
+    return read_export(exports[0]) if exports else gather_checkpoints([Home(source) for source in sources])
+
+
+def read_export(folder: Path) -> Reached:
+    """What `peerd export` wrote."""
+    manifest = manifest_files.load(folder / "run.toml")
+    parameters, step = _read_tensors(folder / "model.safetensors")
+    optimizer_file = folder / "optimizer.safetensors"
+    optimizer = _read_tensors(optimizer_file)[0] if optimizer_file.exists() else {}
+    try:
+        lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+        history = tuple(TypeAdapter(HistoryEntry).validate_json(line) for line in lines)
+    except FileNotFoundError:
+        history = ()
+    except (OSError, ValueError) as error:
+        raise ManifestError(f"{folder / 'history.jsonl'} is not an export's history: {error}", "export the run anew") from None
+    return Reached(manifest=manifest, step=step, parameters=parameters, optimizer=optimizer, history=history)
+
+
+def gather_checkpoints(homes: Sequence[Home]) -> Reached:
+    """The newest step of which the homes' checkpoints hold every parameter between them."""
+    manifest, found = _checkpoints_of(homes)
+    wanted = _whole_model(manifest)
+    for step in sorted({checkpoint.step for checkpoint in found}, reverse=True):
+        parts = _best_of_each_place([checkpoint for checkpoint in found if checkpoint.step == step])
+        tensors = {name: value for part in parts for name, value in part.tensors.items()}
+        parameters = {name: tensors[f"parameters/{name}"] for name in wanted if f"parameters/{name}" in tensors}
+        if parameters.keys() != wanted.keys():
+            continue
+        return Reached(
+            manifest=manifest,
+            step=step,
+            parameters=parameters,
+            optimizer={name: tensors[f"optimizer/{name}"] for name in optimizer_spec(wanted)},
+            history=max((part.history for part in parts), key=len),
+            inexact_steps=sum(part.lineage.inexact for part in parts),
+        )
+    places = sorted({(c.stage, c.num_stages, c.step) for c in found})
+    held = ", ".join(f"stage {stage} of {num_stages} at step {step}" for stage, num_stages, step in places) or "none"
+    raise ManifestError(
+        f"the checkpoints hold no step of the whole model; found: {held}", "name the homes of peers of every stage, or export the run"
+    )
+
+
+def _checkpoints_of(homes: Sequence[Home]) -> tuple[Manifest, list[Checkpoint]]:
+    """The run that all homes were last in, and what they hold of it."""
+    manifest: Manifest | None = None
+    run = ""
+    found: list[Checkpoint] = []
+    for home in homes:
+        local = LocalState(home)
+        if local.manifest is None:
+            raise UsageError(f"{home.folder} is neither an exported run nor a peer's home", "name what `peerd export` wrote, or homes")
+        if manifest is not None and local.run != run:
+            raise UsageError(f"{home.folder} was last in run {local.run}, the others in {run}", "name homes of one run")
+        manifest, run = unpack_manifest(local.manifest).manifest, local.run
+        found += scan_folder(home.checkpoints(run))
+    assert manifest is not None
+    return manifest, found
+
+
+def _best_of_each_place(checkpoints: Sequence[Checkpoint]) -> list[Downloaded]:
+    """Of each stage the state with the best lineage."""
+    best: dict[tuple[int, int], Downloaded] = {}
+    for checkpoint in checkpoints:
+        state, place = read_checkpoint(checkpoint), (checkpoint.stage, checkpoint.num_stages)
+        if state is not None and (place not in best or state.lineage < best[place].lineage):
+            best[place] = state
+    return list(best.values())
+
+
+def _whole_model(manifest: Manifest) -> dict[str, tuple[int, ...]]:
+    stages = range(manifest.train.num_stages)
+    return {name: shape for stage in stages for name, shape in initial_parameter_spec(manifest, stage).items()}
+
+
+def _read_tensors(path: Path) -> tuple[dict[str, Tensor], int]:
+    """Tensors and the number of updates behind them."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            return tensors, int((file.metadata() or {})["step"])
+    except OSError as error:
+        raise DiskError(f"{path}: {error.strerror or error}") from None
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ManifestError(f"{path} is not an exported model: {error}", "export the run anew") from None
+
+
+def run(request: Request) -> dict[str, Any]:
+    """The whole command. Returns the summary that goes to standard output."""
+    reached = gather([Path(source) for source in request.sources])
+    write_start(Path(request.out), reached.step, reached.parameters, reached.optimizer, reached.history)
+    return {
+        "schema": SCHEMA,
+        "step": reached.step,
+        "num_parameters": sum(tensor.numel() for tensor in reached.parameters.values()),
+        "optimizer": bool(reached.optimizer),
+        "inexact_steps": reached.inexact_steps,
+        "manifest": asdict(reached.manifest),
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    try:
+        request = TypeAdapter(Request).validate_json(arguments[0] if arguments else "")
+        if not request.sources:
+            raise UsageError("no source given", "name an exported run or peers' homes")
+        print(json.dumps(run(request)))
+    except ValidationError as error:
+        print(f"peerd: error: not a request: {error.errors()[0]['msg']}", file=sys.stderr)
+        return ExitCode.USAGE
+    except PeerdError as error:
+        print(f"peerd: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

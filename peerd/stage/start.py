@@ -1,0 +1,107 @@
+"""The state that a run begins from where it does not begin with first weights: the whole model in one safetensors file.
+
+Tensors go by parameter name, and names are the same whatever the number of stages (as in Universal Checkpointing): what
+was trained in two stages goes on in four, each of which takes the names it holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from blake3 import blake3
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from peerd.config.manifest import Manifest, StartConfig
+from peerd.errors import DiskError, ManifestError
+from peerd.models.stages import initial_parameter_spec
+from peerd.stage.export import HistoryEntry, write_tensors
+from peerd.stage.optimizer import optimizer_spec
+from peerd.stage.snapshots import Downloaded
+from peerd.table.record import Lineage
+
+_REMEDY = "write it anew with `peerd new --from`"
+
+
+def write_start(
+    path: Path, step: int, parameters: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], history: Iterable[HistoryEntry]
+) -> None:
+    """`step` updates lie behind the parameters. Without an optimizer's state its moments begin at zero. Raises DiskError."""
+    tensors = {f"parameters/{name}": tensor for name, tensor in parameters.items()}
+    tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer.items()}
+    lines = json.dumps([[entry.step, entry.loss, entry.tokens] for entry in history])
+    write_tensors(path, tensors, {"format": "pt", "step": str(step), "history": lines})
+
+
+class StartState:
+    """One such file, whose tensors are read when a stage asks for them."""
+
+    def __init__(self, path: Path) -> None:
+        """ManifestError where it is no such file; DiskError where it cannot be read."""
+        self.path = path
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                self._shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a dict
+            self.step = int(metadata["step"])
+            found = json.loads(metadata["history"])
+            self._history = tuple(HistoryEntry(step=int(step), loss=float(loss), tokens=int(tokens)) for step, loss, tokens in found)
+        except FileNotFoundError:
+            raise ManifestError(f"{path}: no such file", f"correct start.state, or {_REMEDY}") from None
+        except OSError as error:
+            raise DiskError(f"{path}: {error.strerror or error}") from None
+        except (SafetensorError, KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise ManifestError(f"{path} is not a run's state: {error}", _REMEDY) from None
+
+    def agree(self, manifest: Manifest) -> Manifest:
+        """The manifest with the file's step and hash filled in; ManifestError where the file holds another model."""
+        for stage in range(manifest.train.num_stages):
+            parameters = initial_parameter_spec(manifest, stage)
+            self._require("parameters/", parameters)
+            if self._has_optimizer:
+                self._require("optimizer/", optimizer_spec(parameters))
+        if 0 < manifest.train.steps <= self.step:
+            raise ManifestError(f"the run ends at step {manifest.train.steps}, which its start has reached", "raise train.steps")
+        start = StartConfig(state=manifest.start.state, step=self.step, blake3=self.digest())
+        if manifest.start.blake3 and manifest.start != start:
+            raise ManifestError(f"{self.path} is not the state that the run begins from: its hash is another", _REMEDY)
+        return dataclasses.replace(manifest, start=start)
+
+    def of_stage(self, manifest: Manifest, stage: int) -> Downloaded:
+        """The tensors of one stage, after `agree`. Raises DiskError."""
+        parameters = initial_parameter_spec(manifest, stage)
+        names = [f"parameters/{name}" for name in parameters]
+        tensors: dict[str, Tensor] = {}
+        if self._has_optimizer:
+            names += [f"optimizer/{name}" for name in optimizer_spec(parameters)]
+        else:
+            tensors = {f"optimizer/{name}": torch.zeros(shape) for name, shape in optimizer_spec(parameters).items()}
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                tensors |= {name: file.get_tensor(name) for name in names}
+        except (OSError, SafetensorError) as error:
+            raise DiskError(f"{self.path}: {error}") from None
+        return Downloaded(self.step, start_lineage(manifest), tensors, self._history)
+
+    def digest(self) -> str:
+        return blake3().update_mmap(self.path).hexdigest()
+
+    @property
+    def _has_optimizer(self) -> bool:
+        return any(name.startswith("optimizer/") for name in self._shapes)
+
+    def _require(self, prefix: str, wanted: Mapping[str, tuple[int, ...]]) -> None:
+        for name, shape in wanted.items():
+            if self._shapes.get(prefix + name) != shape:
+                found = self._shapes.get(prefix + name)
+                told = f"has the shape {list(found)}" if found is not None else "is missing"
+                raise ManifestError(f"{self.path} holds another model than the run's: {name} {told}", "correct [model], or " + _REMEDY)
+
+
+def start_lineage(manifest: Manifest) -> Lineage:
+    """What parameters of the run's beginning descend from, the same for every peer."""
+    return Lineage(0, bytes.fromhex(manifest.start.blake3))

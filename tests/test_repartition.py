@@ -1,0 +1,150 @@
+"""Gathering a run's state from an export or from peers' checkpoints, and going on with another number of stages."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from peerd.config.manifest import Manifest, StartConfig
+from peerd.config.organiser import create_key
+from peerd.config.paths import Home
+from peerd.errors import ManifestError, UsageError
+from peerd.models.stages import initial_parameter_spec
+from peerd.reference import train_reference
+from peerd.repartition import gather, main
+from peerd.stage.checkpoints import CheckpointStore
+from peerd.stage.export import write_export
+from peerd.stage.snapshots import Downloaded
+from peerd.stage.start import StartState, write_start
+from peerd.swarm.identity import LocalState
+from peerd.swarm.signed import pack_manifest, sign_manifest
+from peerd.table.record import Lineage
+from tests.tiny_run import corpus_of, tiny_manifest
+
+EXACT = Lineage(0, b"a")
+
+
+class Homes:
+    """Homes of peers of one run, with checkpoints of a training that really took place."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self.signed = sign_manifest(manifest, create_key(folder / "organiser.key"))
+
+    def home(self, name: str) -> Home:
+        home = Home(self.folder / name)
+        home.folder.mkdir(exist_ok=True)
+        LocalState(home).remember(self.signed.run, pack_manifest(self.signed), 0)
+        return home
+
+    def save(self, name: str, stage: int, step: int, lineage: Lineage = EXACT, shift: float = 0.0) -> Path:
+        """One checkpoint at a home: the stage's part of the model after `step` steps, all values `shift` off."""
+        home = self.home(name)
+        trained = train_reference(self.manifest, corpus_of(self.manifest, self.folder / "cache"), step)
+        names = initial_parameter_spec(self.manifest, stage)
+        tensors: dict[str, Tensor] = {f"parameters/{key}": trained.parameters[key] + shift for key in names}
+        tensors |= {f"optimizer/{key}": value for key, value in trained.optimizer_state.items() if key.rpartition(".")[0] in names}
+        history = tuple(trained.history) if stage == self.manifest.train.num_stages - 1 else ()
+        store = CheckpointStore(home.checkpoints(self.signed.run), self.manifest.train.num_stages)
+        store.save(stage, Downloaded(step, lineage, tensors, history))
+        return home.folder
+
+
+@pytest.fixture
+def homes(tmp_path: Path) -> Homes:
+    return Homes(tmp_path, tiny_manifest(2))
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 4, 5])
+@pytest.mark.parametrize("accumulate", ["float32", "float64"])
+def test_a_run_goes_on_in_any_number_of_stages_as_if_it_had_not_stopped(tmp_path: Path, num_stages: int, accumulate: str) -> None:
+    manifest = tiny_manifest(2, accumulate=accumulate)
+    corpus = corpus_of(manifest, tmp_path)
+    begun = train_reference(manifest, corpus, 2)
+    path = tmp_path / "start.safetensors"
+    write_start(path, 2, begun.parameters, begun.optimizer_state, begun.history)
+    other = dataclasses.replace(tiny_manifest(num_stages, accumulate=accumulate), start=StartConfig(state=str(path)))
+    start = StartState(path)
+    found, expected = train_reference(start.agree(other), corpus, 4, start=start), train_reference(manifest, corpus, 4)
+    assert found.history == expected.history
+    for ours, theirs in ((found.parameters, expected.parameters), (found.optimizer_state, expected.optimizer_state)):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_the_newest_step_that_the_homes_hold_whole_is_taken(homes: Homes) -> None:
+    sources = [homes.save("a", 0, 1), homes.save("a", 0, 2), homes.save("b", 1, 1), homes.save("b", 1, 2), homes.save("c", 0, 3)]
+    reached = gather(sorted(set(sources)))
+    expected = train_reference(homes.manifest, corpus_of(homes.manifest, homes.folder / "cache"), 2)
+    assert (reached.step, list(reached.history)) == (2, expected.history)
+    assert reached.manifest == homes.manifest
+    for ours, theirs in ((reached.parameters, expected.parameters), (reached.optimizer, expected.optimizer_state)):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_of_two_checkpoints_of_one_place_the_better_lineage_is_taken(homes: Homes) -> None:
+    exact, given_up = Lineage(0, b"z"), Lineage(1, b"a")
+    homes.save("b", 1, 1)
+    homes.save("bad", 0, 1, given_up, shift=1.0)
+    homes.save("good", 0, 1, exact)
+    reached = gather([homes.folder / name for name in ("bad", "b", "good")])
+    expected = train_reference(homes.manifest, corpus_of(homes.manifest, homes.folder / "cache"), 1)
+    assert all(torch.equal(reached.parameters[name], value) for name, value in expected.parameters.items())
+    assert reached.inexact_steps == 0
+
+
+def test_a_damaged_checkpoint_is_passed_over(homes: Homes) -> None:
+    for step in (1, 2):
+        homes.save("a", 0, step)
+        homes.save("b", 1, step)
+    newest = CheckpointStore(homes.home("b").checkpoints(homes.signed.run), 2).scan()[-1].path
+    newest.write_bytes(newest.read_bytes()[:-3])
+    assert gather([homes.folder / "a", homes.folder / "b"]).step == 1
+
+
+def test_homes_that_lack_a_stage_say_what_they_hold(homes: Homes) -> None:
+    with pytest.raises(ManifestError, match="stage 0 of 2 at step 1"):
+        gather([homes.save("a", 0, 1)])
+    with pytest.raises(ManifestError, match="found: none"):
+        gather([homes.home("empty").folder])
+
+
+def test_an_export_is_read_whole(tmp_path: Path) -> None:
+    manifest = tiny_manifest(2)
+    trained = train_reference(manifest, corpus_of(manifest, tmp_path), 2)
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    write_export(folder, manifest, trained.parameters, trained.optimizer_state, trained.history)
+    reached = gather([folder])
+    assert (reached.step, list(reached.history), reached.manifest) == (2, trained.history, manifest)
+    assert all(torch.equal(reached.optimizer[name], value) for name, value in trained.optimizer_state.items())
+    (folder / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(ManifestError, match="not an exported model"):
+        gather([folder])
+
+
+def test_odd_sources_are_one_clear_error(homes: Homes, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Homes(tmp_path / "other", dataclasses.replace(tiny_manifest(2), name="other"))
+    with pytest.raises(UsageError, match="neither an exported run nor a peer's home"):
+        gather([tmp_path / "nothing"])
+    with pytest.raises(UsageError, match="last in run"):
+        gather([homes.home("a").folder, other.home("b").folder])
+
+
+def test_the_command_prints_one_json_object_or_one_line(homes: Homes, capsys: pytest.CaptureFixture[str]) -> None:
+    sources = [str(homes.save("a", 0, 1)), str(homes.save("b", 1, 1))]
+    out = homes.folder / "start.safetensors"
+    assert main([json.dumps({"sources": sources, "out": str(out)})]) == 0
+    reply = json.loads(capsys.readouterr().out)
+    assert (reply["step"], reply["optimizer"], reply["manifest"]["train"]["num_stages"]) == (1, True, 2)
+    assert StartState(out).step == 1
+    assert main([json.dumps({"sources": sources[:1], "out": str(out)})]) == ManifestError.exit_code
+    assert capsys.readouterr().err.startswith("peerd: error: the checkpoints hold no step")
+    assert main(["{}"]) == UsageError.exit_code
