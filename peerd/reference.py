@@ -26,7 +26,7 @@ from peerd.config.paths import cache_folder
 from peerd.errors import ExitCode, PeerdError, UsageError
 from peerd.models.stages import StageModule, build_stage
 from peerd.stage.export import HistoryEntry, write_export
-from peerd.stage.optimizer import apply_update, build_optimizer, load_optimizer_tensors, optimizer_tensors
+from peerd.stage.optimizer import AdamW
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import StartState
 from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
@@ -54,7 +54,7 @@ class ReferenceResult:
     parameters: dict[str, Tensor]
     """The whole model by global name."""
     optimizer_state: dict[str, Tensor]
-    """As `stage.optimizer.optimizer_tensors`."""
+    """As `stage.optimizer.AdamW.tensors`."""
     history: list[HistoryEntry]
 
 
@@ -72,7 +72,7 @@ def train_reference(
     if manifest.compute.threads:
         torch.set_num_threads(manifest.compute.threads)
     stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
-    optimizers = [build_optimizer(manifest, dict(stage.named_parameters())) for stage in stages]
+    optimizers = [AdamW(manifest, dict(stage.named_parameters())) for stage in stages]
     history: list[HistoryEntry] = []
     if start is not None:
         for stage, optimizer in zip(stages, optimizers, strict=True):
@@ -80,24 +80,22 @@ def train_reference(
     for step in range(start.step if start else 0, steps):
         loss, gradients = mean_gradients(manifest, corpus, stages, step)
         for optimizer, of_stage in zip(optimizers, gradients, strict=True):
-            apply_update(optimizer, manifest, step, of_stage)
+            optimizer.update(step, of_stage)
         history.append(HistoryEntry(step=step, loss=loss, tokens=manifest.tokens_per_step))
         if report is not None:
             report(history[-1])
     parameters = {name: parameter.detach() for stage in stages for name, parameter in stage.named_parameters()}
-    state = {name: tensor for optimizer in optimizers for name, tensor in optimizer_tensors(optimizer).items()}
+    state = {name: tensor for optimizer in optimizers for name, tensor in optimizer.tensors().items()}
     return ReferenceResult(parameters=parameters, optimizer_state=state, history=history)
 
 
-def _load(stage: StageModule, optimizer: torch.optim.AdamW, state: Downloaded) -> list[HistoryEntry]:
+def _load(stage: StageModule, optimizer: AdamW, state: Downloaded) -> list[HistoryEntry]:
     """Set a stage and its optimizer; returns the history behind them."""
     with torch.no_grad():
         for name, parameter in stage.named_parameters():
             parameter.copy_(state.tensors[f"parameters/{name}"])
-    prefix = "optimizer/"
-    load_optimizer_tensors(
-        optimizer, {name.removeprefix(prefix): value for name, value in state.tensors.items() if name.startswith(prefix)}
-    )
+    moments = {name: value for name, value in state.tensors.items() if name.startswith("optimizer/")}
+    optimizer.load({name.removeprefix("optimizer/"): value for name, value in moments.items()})
     return list(state.history)
 
 

@@ -127,6 +127,13 @@ class DecoderStage(StageModule):
             floats += 2 * config.d_model + 3 * config.vocab_size  # logits, their log-softmax and their gradient
         return 4 * floats * num_tokens
 
+    def forward_flops(self, microbatch: int, sequence: int) -> int:
+        """Two per multiplication of a projection's matrix with a token, and attention's two products over the whole sequence."""
+        config = self.config
+        per_layer = 4 * config.d_model**2 + 3 * config.d_model * config.d_ff + 2 * sequence * config.d_model
+        head = config.d_model * config.vocab_size if self.is_last else 0
+        return 2 * microbatch * sequence * (len(self.blocks) * per_layer + head)
+
 
 def rotary_table(sequence: int, head_width: int) -> Tensor:
     """Cosines and sines of every position's rotations, float32 [2, S, K / 2].

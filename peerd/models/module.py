@@ -51,3 +51,7 @@ class StageModule(nn.Module):
     @abstractmethod
     def graph_bytes(self, num_tokens: int) -> int:
         """Bytes that autograd keeps between forward and backward of a microbatch of `num_tokens` tokens (an estimate)."""
+
+    @abstractmethod
+    def forward_flops(self, microbatch: int, sequence: int) -> int:
+        """Floating-point operations of a forward pass over [microbatch, sequence] tokens, matrix products only."""

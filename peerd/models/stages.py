@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from peerd.config.manifest import Manifest
 from peerd.errors import StageError
@@ -56,7 +58,7 @@ def build_stage(manifest: Manifest, stage: int, device: torch.device | str) -> S
     Each parameter is drawn on the CPU from its own generator, seeded by the run's seed and the parameter's name.
     """
     module = _on_meta(manifest, stage)
-    module.to_empty(device=device)
+    _give_memory(module, torch.device(device))
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.copy_(module.initial_value(name, parameter.shape, _generator(manifest.seed, name)))
@@ -70,14 +72,8 @@ def initial_parameter_spec(manifest: Manifest, stage: int) -> dict[str, tuple[in
 
 
 def estimate_forward_flops(manifest: Manifest, stage: int) -> int:
-    """Floating-point operations of one microbatch's forward pass, counted by torch on tensors without memory. Backward is twice that."""
-    rows = (manifest.train.microbatch_size, manifest.train.sequence_length)
-    tokens = torch.zeros(rows, dtype=torch.int64, device="meta")
-    module = _on_meta(manifest, stage)
-    inputs = tokens if module.is_first else torch.empty((*rows, manifest.model.d_model), device="meta")
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        module(inputs, tokens if module.is_last else None)
-    return int(counter.get_total_flops())
+    """Floating-point operations of one microbatch's forward pass, matrix products only. Backward is twice that."""
+    return _on_meta(manifest, stage).forward_flops(manifest.train.microbatch_size, manifest.train.sequence_length)
 
 
 def estimate_graph_bytes(manifest: Manifest, stage: int) -> int:
@@ -114,8 +110,27 @@ def keeps_graphs(manifest: Manifest, stage: int, slots: int, free_bytes: int) ->
 
 def _on_meta(manifest: Manifest, stage: int) -> StageModule:
     """The stage's structure without memory."""
-    with torch.device("meta"):
+    with torch.device("meta"), _Uninitialised():
         return BUILDERS[manifest.model.kind](manifest, stage, layers_of(manifest, stage))
+
+
+def _give_memory(module: nn.Module, device: torch.device) -> None:
+    """As nn.Module.to_empty, without the half second in which that loads torch's symbolic shapes."""
+    for owner in module.modules():
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            setattr(owner, name, nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device=device)))
+        for name, buffer in list(owner.named_buffers(recurse=False)):
+            setattr(owner, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
+
+
+class _Uninitialised(TorchFunctionMode):
+    """Leaves out torch.nn.init: there is nothing to fill, and filling tensors without memory imports torch's compiler (1 s, 70 MB)."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def _generator(seed: int, name: str) -> torch.Generator:

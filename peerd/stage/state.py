@@ -21,7 +21,7 @@ from peerd.policy.ledger import may_accumulate
 from peerd.policy.roster import Roster, lineage_after, lineage_skipped, why_inexact, why_refuse
 from peerd.stage.accumulator import Accumulator, all_finite
 from peerd.stage.export import HistoryEntry
-from peerd.stage.optimizer import apply_update, build_optimizer, load_optimizer_tensors, optimizer_tensors
+from peerd.stage.optimizer import AdamW
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, Void, check_transition
 from peerd.table.view import LiveView
 
@@ -80,7 +80,7 @@ class StageState:
         self.record = record
         self.module: StageModule = build_stage(manifest, record.stage, device)
         self.previous: StageModule | None = None
-        self.optimizer = build_optimizer(manifest, dict(self.module.named_parameters()))
+        self.optimizer = AdamW(manifest, dict(self.module.named_parameters()))
         dtype = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
         shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
         holds_doubles = dtype is torch.float32 or device.type != "mps"  # Apple's GPUs have no double precision
@@ -229,7 +229,7 @@ class StageState:
         num_microbatches = self._manifest.train.microbatches_per_step
         sums = flat_sum.to(self.accumulator.flat.device)
         gradients = {name: mean.float() for name, mean in self.accumulator.means(sums, num_microbatches).items()}
-        apply_update(self.optimizer, self._manifest, roster.step, gradients)
+        self.optimizer.update(roster.step, gradients)
         self._generation += 1
         if self.module.is_last:
             loss = float(flat_sum[-1]) / num_microbatches
@@ -291,7 +291,7 @@ class StageState:
         if self.previous is not None:
             found |= {f"previous/{name}": value for name, value in self.previous.named_parameters()}
         if not parameters_only:
-            found |= {f"optimizer/{name}": value for name, value in optimizer_tensors(self.optimizer).items()}
+            found |= {f"optimizer/{name}": value for name, value in self.optimizer.tensors().items()}
         return {name: value.detach().to("cpu", copy=True) for name, value in found.items()}
 
     def load(self, tensors: Mapping[str, Tensor], step: int, lineage: Lineage, history: Sequence[HistoryEntry]) -> None:
@@ -308,7 +308,7 @@ class StageState:
         if not all_finite(tensors.values()):
             raise BadMessageError("the state is not finite")
         try:
-            load_optimizer_tensors(self.optimizer, groups["optimizer"])
+            self.optimizer.load(groups["optimizer"])
         except ValueError as error:
             raise BadMessageError(f"the state does not fit: {error}") from None
         _set_parameters(self.module, groups["parameters"])

@@ -14,16 +14,11 @@ from typing import Any
 
 import msgpack
 import structlog
-from hivemind.dht import DHTNode
-from hivemind.dht.routing import DHTID
-from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-from hivemind.p2p import P2P
-from hivemind.utils.serializer import MSGPackSerializer
-from hivemind.utils.timed_storage import get_dht_time
 
 from peerd.errors import PeerdError, UnreachableError
 from peerd.swarm.signed import SignedManifest, SignedRecord, pack_manifest, pack_record, unpack_manifest, unpack_record
 from peerd.table.record import RawRecord, RunId
+from peerd.wire.libp2p import DHTID, P2P, DHTNode, DHTRecord, MSGPackSerializer, RecordValidatorBase, get_dht_time
 
 MANIFEST_SUBKEY = "manifest"
 MANIFEST_LIFE_S = 3600.0

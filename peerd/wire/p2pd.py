@@ -19,11 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import hivemind.hivemind_cli
-from hivemind.p2p import P2P
-from hivemind.utils.multiaddr import Multiaddr
-
 from peerd.errors import DiskError, PeerdError, PortTakenError, UnreachableError
+from peerd.wire.libp2p import P2P, P2PD, Multiaddr, PeerID
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
@@ -60,8 +57,6 @@ class P2pd:
 
     async def connect(self, peer: str, addresses: Sequence[str]) -> None:
         """Make p2pd know and dial a peer's addresses; UnreachableError when none answers."""
-        from hivemind.p2p import PeerID
-
         bare = [Multiaddr(address.split("/p2p/")[0]) for address in addresses]
         try:
             async with asyncio.timeout(CONTROL_TIMEOUT_S):
@@ -156,9 +151,8 @@ def make_private_folder(folder: Path, keep: Path) -> None:
 
 
 def _command(config: P2pdConfig, control: Path) -> list[str]:
-    binary = Path(hivemind.hivemind_cli.__file__).with_name("p2pd")
     command = [
-        str(binary), f"-id={config.identity_file}", f"-listen=/unix{control}",
+        str(P2PD), f"-id={config.identity_file}", f"-listen=/unix{control}",
         f"-hostAddrs=/ip4/{config.host}/tcp/{config.port}", "-dhtServer=1", "-relay=1", "-relayService=0", "-autonat=0",
         "-natPortMap=0", "-autoRelay=0", "-connManager=1", "-idleTimeout=0s", "-persistentConnMaxMsgSize=4194304",
     ]  # fmt: skip

@@ -15,10 +15,9 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from hivemind.p2p import PeerID
-
 from peerd.errors import PeerdError
 from peerd.table.record import PeerId
+from peerd.wire.libp2p import PeerID
 from peerd.wire.p2pd import P2pd
 
 PROTOCOL = "/peerd/grpc/1"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from peerd.config.manifest import Manifest, TrainConfig
 from peerd.models.stages import build_stage
-from peerd.stage.optimizer import apply_update, build_optimizer, learning_rate_at, load_optimizer_tensors, optimizer_tensors
+from peerd.stage.optimizer import AdamW, learning_rate_at
 from tests.tiny_run import tiny_manifest
 
 
@@ -31,10 +31,10 @@ def train(manifest: Manifest, steps: int) -> dict[str, Tensor]:
     """Parameters and optimizer state after updates with random gradients."""
     tensors: dict[str, Tensor] = {}
     for parameters in parameters_per_stage(manifest):
-        optimizer = build_optimizer(manifest, parameters)
+        optimizer = AdamW(manifest, parameters)
         for step in range(steps):
-            apply_update(optimizer, manifest, step, random_gradients(parameters, step))
-        tensors |= {name: parameter.detach() for name, parameter in parameters.items()} | optimizer_tensors(optimizer)
+            optimizer.update(step, random_gradients(parameters, step))
+        tensors |= {name: parameter.detach() for name, parameter in parameters.items()} | optimizer.tensors()
     return tensors
 
 
@@ -49,11 +49,11 @@ def test_the_first_update_is_the_one_of_the_paper() -> None:
     """Algorithm 2 of arXiv 1711.05101 at t = 1, where both bias-corrected moments are the gradient's own."""
     manifest = tiny_manifest(1, learning_rate=0.01, weight_decay=0.1)
     weight, bias = nn.Parameter(torch.full((2, 3), 2.0)), nn.Parameter(torch.full((3,), 2.0))
-    optimizer = build_optimizer(manifest, {"weight": weight, "bias": bias})
-    apply_update(optimizer, manifest, 0, {"weight": torch.full((2, 3), -0.5), "bias": torch.full((3,), 0.5)})
+    optimizer = AdamW(manifest, {"weight": weight, "bias": bias})
+    optimizer.update(0, {"weight": torch.full((2, 3), -0.5), "bias": torch.full((3,), 0.5)})
     assert torch.allclose(weight, torch.tensor(2.0 - 0.01 * 0.1 * 2.0 + 0.01))
     assert torch.allclose(bias, torch.tensor(2.0 - 0.01)), "vectors must not decay"
-    state = optimizer_tensors(optimizer)
+    state = optimizer.tensors()
     assert torch.allclose(state["weight.exp_avg"], torch.tensor(-0.5 * (1 - manifest.train.beta1)))
     assert torch.allclose(state["bias.exp_avg_sq"], torch.tensor(0.25 * (1 - manifest.train.beta2)))
     assert weight.grad is None
@@ -61,8 +61,8 @@ def test_the_first_update_is_the_one_of_the_paper() -> None:
 
 @given(st.integers(0, 50), st.integers(0, 200))
 def test_the_rate_rises_to_its_height_and_stays(warmup_steps: int, step: int) -> None:
-    manifest = Manifest(train=TrainConfig(warmup_steps=warmup_steps, learning_rate=0.5))
-    rate, following = learning_rate_at(manifest, step), learning_rate_at(manifest, step + 1)
+    train = TrainConfig(warmup_steps=warmup_steps, learning_rate=0.5)
+    rate, following = learning_rate_at(train, step), learning_rate_at(train, step + 1)
     assert 0 < rate <= following <= 0.5
     assert (rate == 0.5) == (step + 1 >= warmup_steps)
 
@@ -71,8 +71,8 @@ def test_a_mean_in_double_precision_is_cast_to_the_parameters_type() -> None:
     manifest = tiny_manifest(1)
     exact, rounded = parameters_per_stage(manifest)[0], parameters_per_stage(manifest)[0]
     gradients = random_gradients(exact, 0, torch.float64)
-    apply_update(build_optimizer(manifest, exact), manifest, 0, gradients)
-    apply_update(build_optimizer(manifest, rounded), manifest, 0, {name: value.float() for name, value in gradients.items()})
+    AdamW(manifest, exact).update(0, gradients)
+    AdamW(manifest, rounded).update(0, {name: value.float() for name, value in gradients.items()})
     assert all(torch.equal(exact[name], rounded[name]) for name in exact)
     assert {parameter.dtype for parameter in exact.values()} == {torch.float32}
 
@@ -80,7 +80,7 @@ def test_a_mean_in_double_precision_is_cast_to_the_parameters_type() -> None:
 def test_the_state_is_zero_before_the_first_step() -> None:
     manifest = tiny_manifest(2)
     parameters = parameters_per_stage(manifest)[1]
-    state = optimizer_tensors(build_optimizer(manifest, parameters))
+    state = AdamW(manifest, parameters).tensors()
     assert state.keys() == {f"{name}.{part}" for name in parameters for part in ("exp_avg", "exp_avg_sq", "step")}
     assert not any(value.any() for value in state.values())
     assert state["head.weight.exp_avg"].shape == parameters["head.weight"].shape
@@ -90,29 +90,29 @@ def test_the_state_is_zero_before_the_first_step() -> None:
 def test_a_peer_that_loads_the_state_goes_on_to_the_bit(steps_before: int) -> None:
     manifest = tiny_manifest(1, warmup_steps=4)
     donor, joiner = parameters_per_stage(manifest)[0], parameters_per_stage(manifest)[0]
-    donors = build_optimizer(manifest, donor)
+    donors = AdamW(manifest, donor)
     for step in range(steps_before):
-        apply_update(donors, manifest, step, random_gradients(donor, step))
+        donors.update(step, random_gradients(donor, step))
     with torch.no_grad():
         for name, parameter in joiner.items():
             parameter.copy_(donor[name])
-    joiners = build_optimizer(manifest, joiner)
-    load_optimizer_tensors(joiners, optimizer_tensors(donors))
+    joiners = AdamW(manifest, joiner)
+    joiners.load(donors.tensors())
     for optimizer, parameters in ((donors, donor), (joiners, joiner)):
-        apply_update(optimizer, manifest, steps_before, random_gradients(parameters, steps_before))
+        optimizer.update(steps_before, random_gradients(parameters, steps_before))
     assert all(torch.equal(donor[name], joiner[name]) for name in donor)
-    after = optimizer_tensors(joiners)
-    assert all(torch.equal(value, after[name]) for name, value in optimizer_tensors(donors).items())
+    after = joiners.tensors()
+    assert all(torch.equal(value, after[name]) for name, value in donors.tensors().items())
     assert float(after["head.weight.step"]) == steps_before + 1
 
 
 def test_loaded_state_is_a_copy() -> None:
     manifest = tiny_manifest(1)
     parameters = parameters_per_stage(manifest)[0]
-    optimizer = build_optimizer(manifest, parameters)
-    given_tensors = {name: value.clone() for name, value in optimizer_tensors(optimizer).items()}
-    load_optimizer_tensors(optimizer, given_tensors)
-    apply_update(optimizer, manifest, 0, random_gradients(parameters, 0))
+    optimizer = AdamW(manifest, parameters)
+    given_tensors = {name: value.clone() for name, value in optimizer.tensors().items()}
+    optimizer.load(given_tensors)
+    optimizer.update(0, random_gradients(parameters, 0))
     assert not any(value.any() for value in given_tensors.values())
 
 
@@ -120,13 +120,13 @@ def test_gradients_and_state_that_do_not_fit_are_refused_by_name_and_change_noth
     manifest = tiny_manifest(1)
     parameters = parameters_per_stage(manifest)[0]
     before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    optimizer = build_optimizer(manifest, parameters)
-    gradients, state = random_gradients(parameters, 0), optimizer_tensors(optimizer)
+    optimizer = AdamW(manifest, parameters)
+    gradients, state = random_gradients(parameters, 0), optimizer.tensors()
     with pytest.raises(ValueError, match=r"gradient head\.weight is missing"):
-        apply_update(optimizer, manifest, 0, {name: value for name, value in gradients.items() if name != "head.weight"})
+        optimizer.update(0, {name: value for name, value in gradients.items() if name != "head.weight"})
     with pytest.raises(ValueError, match=r"gradient tail\.weight is unknown"):
-        apply_update(optimizer, manifest, 0, gradients | {"tail.weight": torch.zeros(1)})
+        optimizer.update(0, gradients | {"tail.weight": torch.zeros(1)})
     with pytest.raises(ValueError, match=r"optimizer tensor head\.weight\.exp_avg has shape \[1\]; it must be \[256, 32\]"):
-        load_optimizer_tensors(optimizer, state | {"head.weight.exp_avg": torch.ones(1)})
+        optimizer.load(state | {"head.weight.exp_avg": torch.ones(1)})
     assert all(torch.equal(parameters[name], value) for name, value in before.items())
-    assert not any(value.any() for value in optimizer_tensors(optimizer).values())
+    assert not any(value.any() for value in optimizer.tensors().values())
