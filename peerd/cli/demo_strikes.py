@@ -54,9 +54,10 @@ class Suspended:
 
 
 class Strikes:
-    """The chaos of one demo."""
+    """The chaos of one demo. Peers in `spared` are never killed, though everything else befalls them."""
 
-    def __init__(self, swarm: DemoSwarm, chaos: Chaos, seed: int) -> None:
+    def __init__(self, swarm: DemoSwarm, chaos: Chaos, seed: int, spared: frozenset[int] = frozenset()) -> None:
+        self._spared = spared
         self._swarm = swarm
         self._chaos = chaos
         self._schedule = schedule(chaos, seed)
@@ -80,7 +81,8 @@ class Strikes:
             return
         self._swarm.poll()
         able = may_fall([self._standing(daemon) for daemon in self._swarm.living])
-        victim = self._next.victim(able)
+        spared = self._spared if self._next.kind is Kind.KILL else frozenset()
+        victim = self._next.victim([peer for peer in able if peer not in spared])
         self._nobody_left = victim is None and not self._chaos.respawn
         if victim is None:
             return

@@ -89,6 +89,7 @@ class StatusReply(TypedDict):
     join: str  # the address others paste, with #RUN-ID
     pid: int
     uptime_s: float
+    tasks: int  # of the event loop, those that wait included
     run: RunInfo
     peer: PeerInfo
     counters: Counters

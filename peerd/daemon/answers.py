@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Mapping
@@ -50,6 +51,7 @@ class Answers:
             "join": join_line(node),
             "pid": os.getpid(),
             "uptime_s": time.monotonic() - self._started_s,
+            "tasks": len(asyncio.all_tasks()),
             "run": self._table.run(),
             "peer": self._own_row(),
             "counters": self._counters(),

@@ -8,6 +8,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 SCHEMA = 1
@@ -27,6 +28,11 @@ class Row:
 def paired_ratio(baseline: Sequence[float], ours: Sequence[float]) -> float:
     """Median over rounds of the baseline's time by ours: neighbours in time shared the same weather on the machine."""
     return statistics.median(theirs / mine for theirs, mine in zip(baseline, ours, strict=True))
+
+
+def interrupt(_number: int, _frame: FrameType | None) -> None:
+    """A handler for SIGTERM and SIGHUP: they end a benchmark as Ctrl-C does, with everything cleaned up."""
+    raise KeyboardInterrupt
 
 
 def progress(text: str) -> None:

@@ -17,11 +17,10 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, dump
 from peerd.errors import ExitCode, PeerdError
-from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress
+from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
 from scripts.benchmarks._turns import Contender, Peers, Workers, guard, thawed_at_exit
 from scripts.benchmarks._workers import Job
 
@@ -148,10 +147,6 @@ def parse() -> Plan:
         recompute=tuple(GRAPHS) if given.recompute == "both" else (given.recompute,),
         as_json=given.json,
     )
-
-
-def interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def main() -> int:

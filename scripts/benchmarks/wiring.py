@@ -13,13 +13,12 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass, field
-from types import FrameType
 
 from peerd.cli.demo_daemons import DemoSwarm
 from peerd.cli.demo_plan import DemoPlan
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
 from peerd.errors import ExitCode, PeerdError, TimedOutError
-from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress
+from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
 
 SLOW_FACTOR = 3.0
 FAIR_SHARE = (2.2, 3.8)
@@ -128,10 +127,6 @@ def parse() -> Plan:
     if min(given.rounds, given.steps, given.compute_stand_in) < 1:
         parser.error("--rounds, --steps and --compute-stand-in must be at least 1")
     return Plan(num_stages=given.stages, rounds=given.rounds, steps=given.steps, stand_in_ms=given.compute_stand_in, as_json=given.json)
-
-
-def interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def main() -> int:

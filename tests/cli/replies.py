@@ -55,6 +55,7 @@ def status_reply(**changes: Any) -> StatusReply:
         "join": "/ip4/127.0.0.1/tcp/31337/p2p/12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F#" + "9f2c" * 8,
         "pid": 4242,
         "uptime_s": 3723.0,
+        "tasks": 40,
         "run": run_info(),
         "peer": peer_info(),
         "counters": counters(accumulated_microbatches=55, bytes_sent=123456789),

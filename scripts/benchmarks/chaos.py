@@ -1,0 +1,185 @@
+"""What deaths cost: nine peers in three stages, one killed every ten seconds and replaced, against nine that live.
+
+A stand-in sleeps in place of work, so that nine peers share two cores. What is allowed at a moment is the number of serving peers of
+the slowest stage, each at its full rate; a joiner that still starts or downloads counts for nothing. A side's ratio is what it did by
+the time integral of that. With deaths it should be 0.80 or more; without, it shows what the step's ends cost alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import signal
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+
+from peerd.cli.demo_chaos import Chaos, Kind
+from peerd.cli.demo_daemons import DemoSwarm
+from peerd.cli.demo_plan import DemoPlan
+from peerd.cli.demo_strikes import Strikes
+from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
+from peerd.errors import ExitCode, PeerdError, TimedOutError
+from scripts.benchmarks._report import Row, interrupt, print_json, print_table, progress
+
+NUM_STAGES, NUM_PEERS = 3, 9
+WARMUP = 2
+"""Steps in which peers find together and response times are learnt."""
+POLL_S = 0.2
+SILENCE_S = 120.0
+WANTED = 0.80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    rounds: int
+    steps: int
+    microbatches: int
+    stand_in_ms: float
+    every_s: float
+    as_json: bool
+
+    def swarm(self, chaos: Chaos | None, seed: int) -> DemoPlan:
+        return DemoPlan(
+            manifest=Manifest(
+                name="bench",
+                seed=seed,
+                model=ModelConfig(num_layers=NUM_STAGES, d_model=64, num_heads=2, d_ff=128),
+                train=TrainConfig(
+                    num_stages=NUM_STAGES,
+                    microbatches_per_step=self.microbatches,
+                    microbatch_size=1,
+                    sequence_length=32,
+                    steps=WARMUP + self.steps,
+                ),
+                compute=ComputeConfig(threads=1),
+                swarm=SwarmConfig(announce_period_s=1.0),
+            ),
+            num_peers=NUM_PEERS,
+            slow={},
+            kills=(),
+            chaos=chaos,
+            stand_in_ms=self.stand_in_ms,
+        )
+
+
+@dataclass(slots=True)
+class Side:
+    name: str
+    chaos: Chaos | None
+    rates: list[float] = field(default_factory=list)
+    """Microbatches a second, by round."""
+    shares: list[float] = field(default_factory=list)
+    """Of what was allowed, by round."""
+    deaths: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    loss: float = 0.0
+
+
+@dataclass(slots=True)
+class Allowance:
+    """Samples of the rate that the peers serving at a moment allow, in microbatches a second, and their integral."""
+
+    rate_per_peer: float
+    samples: list[tuple[float, float]] = field(default_factory=list)
+
+    def sample(self, swarm: DemoSwarm) -> None:
+        serving = [daemon.stage for daemon in swarm.living if daemon.phase not in ("starting", "joining")]
+        self.samples.append((time.time(), min(serving.count(stage) for stage in range(NUM_STAGES)) * self.rate_per_peer))
+
+    def between(self, begin_s: float, end_s: float) -> float:
+        """Microbatches allowed from `begin_s` to `end_s`, wall clock; each sample holds until the next."""
+        ends = [at_s for at_s, _ in self.samples[1:]] + [end_s]
+        spans = ((max(at_s, begin_s), min(until_s, end_s), rate) for (at_s, rate), until_s in zip(self.samples, ends, strict=True))
+        return sum((until_s - at_s) * rate for at_s, until_s, rate in spans if until_s > at_s)
+
+
+def run_swarm(plan: Plan, side: Side, seed: int) -> None:
+    allowance = Allowance(1000 / plan.stand_in_ms)
+    with DemoSwarm(plan.swarm(side.chaos, seed), lambda _text: None) as swarm:
+        swarm.start()
+        strikes: Strikes | None = None
+        heard, heard_at = swarm.heard(), time.monotonic()
+        while swarm.num_steps_told < WARMUP + plan.steps:
+            time.sleep(POLL_S)
+            swarm.poll()
+            swarm.require_every_stage()
+            allowance.sample(swarm)
+            if side.chaos is not None and strikes is None and swarm.num_steps_told >= WARMUP:
+                strikes = Strikes(swarm, side.chaos, seed)
+            if strikes is not None:
+                strikes.tick()
+            if swarm.heard() != heard:
+                heard, heard_at = swarm.heard(), time.monotonic()
+            elif time.monotonic() - heard_at > SILENCE_S:
+                raise TimedOutError(f"nothing done for {SILENCE_S:.0f} s")
+        swarm.poll()
+        begin_s, end_s = swarm.steps[WARMUP - 1]["time_s"], swarm.steps[-1]["time_s"]
+        done = plan.steps * plan.microbatches
+        side.rates.append(done / (end_s - begin_s))
+        side.shares.append(done / allowance.between(begin_s, end_s))
+        side.deaths += len(swarm.faults)
+        side.loss = swarm.steps[-1]["loss"]
+        told = [dict(daemon.status["counters"]) for daemon in swarm.daemons if daemon.status is not None]
+        for name in ("replayed_microbatches", "duplicate_microbatches", "lost_microbatches", "inexact_steps"):
+            side.counts[name] = side.counts.get(name, 0) + sum(int(counters[name]) for counters in told)  # type: ignore[call-overload]
+    progress(f"{side.name}: {side.rates[-1]:.1f} microbatches/s, {side.shares[-1]:.3f} of what was allowed, {side.deaths} deaths so far")
+
+
+def report(plan: Plan, sides: list[Side]) -> int:
+    rows = [
+        Row(name=side.name, median=statistics.median(side.rates), ratio=statistics.median(side.shares), baseline="allowed", loss=side.loss)
+        for side in sides
+    ]
+    share = statistics.median(sides[0].shares)
+    if plan.as_json:
+        note = "a stand-in sleeps in place of work"
+        print_json(rows, deaths=sides[0].deaths, counts=sides[0].counts, compute_stand_in_ms=plan.stand_in_ms, note=note)
+    else:
+        print_table(f"{NUM_PEERS} peers in {NUM_STAGES} stages, {plan.stand_in_ms:g} ms of stand-in a microbatch", "per second", rows)
+        print(f"{sides[0].deaths} deaths; " + ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sides[0].counts.items()))
+    exact = not any(sides[0].counts[name] for name in ("duplicate_microbatches", "lost_microbatches", "inexact_steps"))
+    return 0 if share >= WANTED and exact else 1
+
+
+def parse() -> Plan:
+    parser = argparse.ArgumentParser(prog="scripts/bench chaos", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds, in each of which both sides run (default 3)")
+    parser.add_argument("--steps", type=int, default=12, metavar="N", help="steps timed per round and side (default 12)")
+    parser.add_argument("--microbatches", type=int, default=96, metavar="B", help="microbatches a step (default 96)")
+    parser.add_argument("--compute-stand-in", type=float, default=200.0, metavar="MS", help="sleep per microbatch (default 200)")
+    parser.add_argument("--every", type=float, default=10.0, metavar="S", help="seconds between deaths (default 10)")
+    given = parser.parse_args()
+    if min(given.rounds, given.steps, given.microbatches, given.compute_stand_in, given.every) < 1:
+        parser.error("every number must be at least 1")
+    return Plan(
+        rounds=given.rounds,
+        steps=given.steps,
+        microbatches=given.microbatches,
+        stand_in_ms=given.compute_stand_in,
+        every_s=given.every,
+        as_json=given.json,
+    )
+
+
+def main() -> int:
+    plan = parse()
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(kind, interrupt)
+    dying = Side(f"one of {NUM_PEERS} killed every {plan.every_s:g} s", Chaos(kind=Kind.KILL, every_s=plan.every_s, respawn=True))
+    living = Side("nobody dies", None)
+    try:
+        for number, side in itertools.product(range(plan.rounds), (dying, living)):
+            run_swarm(plan, side, seed=number)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except PeerdError as error:
+        print(f"chaos: error: {error}", file=sys.stderr)
+        return error.exit_code
+    return report(plan, [dying, living])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

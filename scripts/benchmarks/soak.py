@@ -1,0 +1,225 @@
+"""A long run under mixed chaos: does a daemon that lives on stay as small as it was?
+
+Chaos strikes a swarm again and again with every kind of fault and replaces those it killed. One peer of each stage is spared from kills
+only, so that it lives from the beginning to the end; its memory, open files, threads, tasks and child processes are sampled. Over the
+last half the least-squares slope of its memory must stay below one percent of it, and nothing else may grow. A stand-in sleeps
+in place of work, so that the run leaves the machine usable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+
+from peerd.cli.demo_chaos import Chaos, Kind
+from peerd.cli.demo_daemons import DemoDaemon, DemoSwarm
+from peerd.cli.demo_plan import DemoPlan
+from peerd.cli.demo_strikes import Strikes
+from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
+from peerd.errors import ExitCode, PeerdError, TimedOutError
+from scripts.benchmarks._report import SCHEMA, interrupt, progress
+
+POLL_S = 0.5
+SAMPLE_S = 5.0
+SILENCE_S = 180.0
+ENDLESS = 10**9
+MOST_GROWTH = 0.01
+"""Of a daemon's memory, along the least-squares line over the last half."""
+WOBBLE = {"files": 4, "threads": 1, "tasks": 8, "children": 0}
+"""By how much the median of the last quarter may exceed that of the quarter before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    minutes: float
+    num_stages: int
+    num_peers: int
+    stand_in_ms: float
+    every_s: float
+    seed: int
+    as_json: bool
+
+    def swarm(self) -> DemoPlan:
+        return DemoPlan(
+            manifest=Manifest(
+                name="soak",
+                seed=self.seed,
+                model=ModelConfig(num_layers=self.num_stages, d_model=128, num_heads=4, d_ff=512),
+                train=TrainConfig(num_stages=self.num_stages, microbatch_size=1, sequence_length=64, steps=ENDLESS),
+                compute=ComputeConfig(threads=1),
+                swarm=SwarmConfig(announce_period_s=1.0),
+            ),
+            num_peers=self.num_peers,
+            slow={},
+            kills=(),
+            chaos=Chaos(kind=Kind.MIXED, every_s=self.every_s, respawn=True),
+            stand_in_ms=self.stand_in_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One daemon, its keeper and p2pd at one moment."""
+
+    at_s: float
+    memory: int
+    p2pd_memory: int
+    files: int
+    threads: int
+    tasks: int
+    children: int
+
+
+@dataclass(slots=True)
+class Watched:
+    """A daemon that lives through it all."""
+
+    daemon: DemoDaemon
+    samples: list[Sample] = field(default_factory=list)
+
+    def sample(self, at_s: float) -> None:
+        """Not while it stands still: then it tells nothing new."""
+        if self.daemon.disturbed or not self.daemon.answers or self.daemon.status is None:
+            return
+        process = psutil.Process(self.daemon.process.pid)
+        try:
+            children = process.children(recursive=True)
+            p2pd_memory = max((child.memory_info().rss for child in children), default=0)
+            memory, files, threads = process.memory_info().rss, process.num_fds(), process.num_threads()
+        except psutil.NoSuchProcess:  # a p2pd that is being rebuilt
+            return
+        self.samples.append(Sample(at_s, memory, p2pd_memory, files, threads, self.daemon.status["tasks"], len(children)))
+
+    @property
+    def last_half(self) -> list[Sample]:
+        middle_s = (self.samples[0].at_s + self.samples[-1].at_s) / 2
+        return [sample for sample in self.samples if sample.at_s >= middle_s]
+
+    def growth(self, what: Callable[[Sample], int]) -> float:
+        """Along the least-squares line over the last half, as a share of the mean."""
+        half = self.last_half
+        values = [what(sample) for sample in half]
+        line = statistics.linear_regression([sample.at_s for sample in half], values)
+        return line.slope * (half[-1].at_s - half[0].at_s) / statistics.fmean(values)
+
+    def rise(self, what: Callable[[Sample], int]) -> float:
+        """Of the median, from the last quarter but one to the last."""
+        half = self.last_half
+        quarter = len(half) // 2
+        return statistics.median(map(what, half[quarter:])) - statistics.median(map(what, half[:quarter]))
+
+    def problems(self) -> list[str]:
+        found = [f"{name} grew by {growth:.1%}" for name, growth in self.growths().items() if growth > MOST_GROWTH]
+        rises = {name: self.rise(lambda sample, name=name: getattr(sample, name)) for name in WOBBLE}  # type: ignore[misc]
+        return found + [f"{name} rose by {rise:g}" for name, rise in rises.items() if rise > WOBBLE[name]]
+
+    def growths(self) -> dict[str, float]:
+        return {"memory": self.growth(lambda sample: sample.memory), "p2pd's memory": self.growth(lambda sample: sample.p2pd_memory)}
+
+
+def soak(plan: Plan) -> tuple[list[Watched], DemoSwarm]:
+    """Run it; the swarm is over and only its figures are of use."""
+    with DemoSwarm(plan.swarm(), progress) as swarm:
+        swarm.start()
+        watched = [Watched(daemon) for daemon in swarm.daemons[: plan.num_stages]]
+        assert swarm.plan.chaos is not None
+        strikes = Strikes(swarm, swarm.plan.chaos, plan.seed, spared=frozenset(each.daemon.peer for each in watched))
+        began_s, sampled_s = time.monotonic(), 0.0
+        heard, heard_at = swarm.heard(), time.monotonic()
+        while (now_s := time.monotonic() - began_s) < plan.minutes * 60:
+            time.sleep(POLL_S)
+            swarm.poll()
+            swarm.require_every_stage()
+            strikes.tick()
+            if now_s - sampled_s >= SAMPLE_S:
+                sampled_s = now_s
+                for each in watched:
+                    each.sample(now_s)
+            if swarm.heard() != heard:
+                heard, heard_at = swarm.heard(), time.monotonic()
+            elif time.monotonic() - heard_at > SILENCE_S:
+                raise TimedOutError(f"nothing done for {SILENCE_S:.0f} s in step {swarm.step}")
+        swarm.poll()
+        dead = [each.daemon.peer for each in watched if not each.daemon.alive]
+        if dead:
+            raise PeerdError(f"peer {dead[0]}, which nobody killed, has ended")
+    return watched, swarm
+
+
+def report(plan: Plan, watched: Sequence[Watched], swarm: DemoSwarm) -> int:
+    kinds = [fault.kind for fault in swarm.faults]
+    told = [dict(daemon.status["counters"]) for daemon in swarm.daemons if daemon.status is not None]
+    names = ("replayed_microbatches", "duplicate_microbatches", "lost_microbatches", "inexact_steps")
+    counts = {name: sum(int(counters[name]) for counters in told) for name in names}  # type: ignore[call-overload]
+    problems = [f"peer {each.daemon.peer}: {problem}" for each in watched for problem in each.problems()]
+    problems += [f"{name} is {counts[name]}" for name in names[1:] if counts[name]]
+    rows = [_row(each) for each in watched]
+    if plan.as_json:
+        faults = {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+        print(json.dumps({"schema": SCHEMA, "rows": rows, "steps": _steps(swarm), "faults": faults, **counts, "problems": problems}))
+    else:
+        print(f"{plan.minutes:g} minutes, {_steps(swarm)} steps, " + ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds))))
+        for row in rows:
+            print("  ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()))
+        print(", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items()))
+        print("\n".join(problems) or "nothing grew")
+    return 1 if problems else 0
+
+
+def _steps(swarm: DemoSwarm) -> int:
+    return max(daemon.step for daemon in swarm.daemons)
+
+
+def _row(each: Watched) -> dict[str, float | int | str]:
+    last = each.samples[-1]
+    growths = {f"{name} growth %": 100 * growth for name, growth in each.growths().items()}
+    sizes = {"memory MB": last.memory / 1e6, "files": last.files, "threads": last.threads, "tasks": last.tasks, "children": last.children}
+    return {"peer": each.daemon.peer, "samples": len(each.samples), **sizes, **growths}
+
+
+def parse() -> Plan:
+    parser = argparse.ArgumentParser(prog="scripts/bench soak", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--minutes", type=float, default=60.0, metavar="M", help="how long (default 60)")
+    parser.add_argument("--stages", type=int, default=2, metavar="S", help="stages (default 2)")
+    parser.add_argument("--peers", type=int, default=6, metavar="P", help="peers (default 6)")
+    parser.add_argument("--compute-stand-in", type=float, default=150.0, metavar="MS", help="sleep per microbatch (default 150)")
+    parser.add_argument("--every", type=float, default=15.0, metavar="S", help="seconds between faults (default 15)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which fault strikes whom (default 0)")
+    given = parser.parse_args()
+    if given.minutes < 1 or given.compute_stand_in < 1 or given.every < 1 or given.stages < 1 or given.peers <= given.stages:
+        parser.error("numbers must be at least 1, and there must be more peers than stages")
+    return Plan(
+        minutes=given.minutes,
+        num_stages=given.stages,
+        num_peers=given.peers,
+        stand_in_ms=given.compute_stand_in,
+        every_s=given.every,
+        seed=given.seed,
+        as_json=given.json,
+    )
+
+
+def main() -> int:
+    plan = parse()
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(kind, interrupt)
+    try:
+        return report(plan, *soak(plan))
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except PeerdError as error:
+        print(f"soak: error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
