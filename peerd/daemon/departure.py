@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from peerd.daemon.node import Node
-from peerd.table.record import Phase
+from peerd.policy.leaving import has_successors, owes_nothing
 
 DRAIN_TIMEOUT_S = 60.0
 FAREWELL_S = 1.0
@@ -75,7 +75,7 @@ class Departure:
             await self._asked.wait()
             drained = await self._leave_stage()
             to_stage = None if self._at_once.is_set() else self._destination
-            goes = to_stage is None or (drained and self._mates())
+            goes = to_stage is None or (drained and self._has_successors())
             if goes and drained:
                 await self._say_farewell()
             if to_stage is None:
@@ -141,19 +141,7 @@ class Departure:
             await self._node.membership.changed(0.1)
 
     def _owes_nothing(self) -> bool:
-        """My ledger is empty and my mates have the average that emptied it; or nobody is there to average it with."""
-        record = self._node.state.record
-        idle = record.phase is Phase.JOINING or (record.phase is Phase.ACCUMULATING and record.done == 0)
-        return (idle and not self._is_waited_for()) or not self._mates()
+        return owes_nothing(self._node.state.record, self._node.membership.live())
 
-    def _is_waited_for(self) -> bool:
-        """Whether a mate has yet to get my slice of the last average: gone with me, the whole of it would have to be replayed."""
-        record = self._node.state.record
-        serving = self._node.membership.live().serving(record.stage)
-        return any(r.step == record.step - 1 and not r.leaving for r in serving)
-
-    def _mates(self) -> bool:
-        """Whether somebody else serves my stage and stays."""
-        record = self._node.state.record
-        serving = self._node.membership.live().serving(record.stage)
-        return any(r.peer != record.peer and not r.leaving and r.step >= record.step - 1 for r in serving)
+    def _has_successors(self) -> bool:
+        return has_successors(self._node.state.record, self._node.membership.live())

@@ -163,10 +163,11 @@ def report(plan: Plan, watched: Sequence[Watched], swarm: DemoSwarm) -> int:
     problems += [f"{name} is {counts[name]}" for name in names[1:] if counts[name]]
     rows = [_row(each) for each in watched]
     if plan.as_json:
-        faults = {kind: kinds.count(kind) for kind in sorted(set(kinds))}
-        print(json.dumps({"schema": SCHEMA, "rows": rows, "steps": _steps(swarm), "faults": faults, **counts, "problems": problems}))
+        happened = {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+        print(json.dumps({"schema": SCHEMA, "rows": rows, "steps": _steps(swarm), "faults": happened, **counts, "problems": problems}))
     else:
-        print(f"{plan.minutes:g} minutes, {_steps(swarm)} steps, " + ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds))))
+        faults = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds)))
+        print(f"{plan.minutes:g} minutes, {_steps(swarm)} steps, {faults}")
         for row in rows:
             print("  ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()))
         print(", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items()))
