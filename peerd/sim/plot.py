@@ -1,4 +1,4 @@
-"""Draws a comparison: throughput against the optimal over time (as SWARM's figures 5 and 6), one panel per number of stages.
+"""Draws a comparison: throughput over time (as SWARM's figures 5 and 6) and its percent of optimal, one row per number of stages.
 
 Needs matplotlib, which only the extra `plot` brings; it is loaded when a plot is asked for.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peerd.errors import DiskError, UsageError
+from peerd.policy.rebalance import Rule
 from peerd.sim.comparison import Row
 
 if TYPE_CHECKING:
@@ -38,24 +39,44 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     from matplotlib.figure import Figure
 
     panels = [list(found) for _, found in groupby(rows, key=lambda row: row.stages)]
-    figure = Figure(figsize=(9, 3.2 * len(panels)), layout="constrained")
-    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-    for panel, found in zip(axes, panels, strict=True):
-        _draw_panel(panel, found)
-    axes[-1].set_xlabel("hours")
+    figure = Figure(figsize=(13, 3.6 * len(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), 2, squeeze=False)
+    for (left, right), found in zip(axes, panels, strict=True):
+        _draw_throughput(left, found)
+        _draw_percent(right, found)
+    for panel in axes[-1]:
+        panel.set_xlabel("hours")
     try:
         figure.savefig(path, dpi=120)
     except OSError as error:
         raise DiskError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _draw_panel(panel: Axes, rows: Sequence[Row]) -> None:
+def _draw_throughput(panel: Axes, rows: Sequence[Row]) -> None:
     hours = [point.hour for point in rows[0].course]
-    panel.plot(hours, [point.optimum for point in rows[0].course], color="black", linewidth=1.2, label="optimal")
+    panel.plot(hours, [point.optimum for point in rows[0].course], color="black", linewidth=2, label="optimal")
     for row in rows:
-        period = f", T = {row.period_s:g} s" if row.period_s else ""
-        panel.plot(hours, [point.throughput for point in row.course], linewidth=0.9, label=f"{row.rule}{period}: {row.overall:.1f} %")
+        panel.plot(hours, [point.throughput for point in row.course], linewidth=0.9, label=_name(row))
     panel.set_title(f"{rows[0].stages} stages", fontsize=10)
     panel.set_ylabel("samples/s")
     panel.set_ylim(bottom=0)
     panel.legend(fontsize=8, loc="lower left")
+
+
+def _draw_percent(panel: Axes, rows: Sequence[Row]) -> None:
+    """What the curves of throughput hide where they lie close together. Who never moves falls out of the picture at the bottom."""
+    lowest = 100.0
+    for row in rows:
+        percents = [100 * point.throughput / point.optimum if point.optimum else 100.0 for point in row.course]
+        panel.plot([point.hour for point in row.course], percents, linewidth=0.9, label=f"{_name(row)}: {row.overall:.1f} %")
+        if row.rule != Rule.NONE:
+            lowest = min(lowest, *percents)
+    panel.axhline(100, color="black", linewidth=1.2)
+    panel.set_title(f"{rows[0].download_s:g} s to download a stage", fontsize=10)
+    panel.set_ylabel("percent of optimal")
+    panel.set_ylim(lowest - (101 - lowest) / 3, 100.5)
+    panel.legend(fontsize=8, loc="lower left", ncols=2)
+
+
+def _name(row: Row) -> str:
+    return f"{row.rule}, T = {row.period_s:g} s" if row.period_s else row.rule

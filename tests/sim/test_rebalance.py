@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from dataclasses import replace
@@ -126,17 +127,26 @@ def test_measuring_errors_of_30_percent_are_not_chased_where_the_rule_knows_of_t
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("params", "download_s", "expected"),
+    ("params", "download_s", "expected", "last_deviation"),
     [
-        (EVERY_300_S, 0.0, (98.6, 99.9, 96.6)),
-        (EVERY_60_S, 0.0, (99.7, 100.0, 99.4)),
-        (EVERY_300_S, 240.0, (97.5, 99.8, 94.4)),
-        (EVERY_60_S, 240.0, (97.1, 99.2, 95.0)),
+        (EVERY_300_S, 0.0, (98.6, 99.9, 96.6), 1.9),
+        (EVERY_60_S, 0.0, (99.7, 100.0, 99.4), 0.54),
+        (EVERY_300_S, 240.0, (97.5, 99.8, 94.4), 4.9),
+        (EVERY_60_S, 240.0, (97.1, 99.2, 95.0), 2.4),
     ],
 )
-def test_algorithm_2_over_ten_seeds(params: Rebalancing, download_s: float, expected: tuple[float, float, float]) -> None:
+def test_algorithm_2_over_ten_seeds(
+    params: Rebalancing, download_s: float, expected: tuple[float, float, float], last_deviation: float
+) -> None:
+    """Found and expected are means of ten seeds each: they may differ by two standard errors of such a difference.
+
+    `last_deviation` is that of one seed's last hour, measured over 60 seeds; overall it is at most 0.24, in the first hour 0.61.
+    """
     found = figures(scenario_of(params, download_s), 400, seeds=10)
-    assert (found.overall, found.first, found.last) == pytest.approx(expected, abs=1.2)
+    errors = 2 * math.sqrt(2 / 10)
+    assert found.overall == pytest.approx(expected[0], abs=errors * 0.24)
+    assert found.first == pytest.approx(expected[1], abs=errors * 0.61)
+    assert found.last == pytest.approx(expected[2], abs=errors * last_deviation)
 
 
 @pytest.mark.slow
@@ -146,12 +156,13 @@ def test_algorithm_2_over_ten_seeds(params: Rebalancing, download_s: float, expe
         (0.0, 4, 1.0, (99.5, 99.0), 250),
         (240.0, 4, 1.0, (98.3, 96.5), 250),
         (0.0, 32, 1.0, (98.5, 97.0), 300),
-        (240.0, 4, 8.0, (97.0, 95.0), 600),
+        (240.0, 4, 8.0, (97.0, 92.5), 400),
     ],
 )
 def test_the_improved_rule_over_ten_seeds(
     download_s: float, num_stages: int, spread: float, least: tuple[float, float], most_moves: int
 ) -> None:
+    """The last hour of unlike peers varies by 2.9 points from seed to seed, and no placement of who has its state beats 98."""
     found = figures(scenario_of(IMPROVED, download_s, num_stages, spread), 100 * num_stages, seeds=10)
     assert found.overall >= least[0]
     assert found.last >= least[1]
