@@ -32,7 +32,7 @@ class Beginning:
     needs_state: bool = False
     """It begins from a state that some peers give (`gives_start`) and that I do not hold yet; not from first weights."""
     founder: bool = True
-    """I may begin the run alone; anyone else came to an address at which there was somebody, and an empty view means not to know."""
+    """I may begin the run; anyone else follows somebody who serves its first step. That only joiners are in sight may mean a blackout."""
 
 
 def plan(mine: PeerRecord, live: LiveView, num_stages: int, *, beginning: Beginning = Beginning(), newest_seen: int = 0) -> Recovery:
@@ -44,8 +44,8 @@ def plan(mine: PeerRecord, live: LiveView, num_stages: int, *, beginning: Beginn
     begun = any(step > beginning.step for steps in offers for step in steps)
     if not begun and newest_seen > beginning.step:
         return Recovery(f"the run was at step {newest_seen}, and nobody who holds its parameters is in sight")
-    if not begun and not beginning.founder and all(record.peer == mine.peer for record in live.records):
-        return Recovery("nobody else is in sight yet")
+    if not begun and not beginning.founder and not any(live.serving(stage) for stage in range(num_stages)):
+        return Recovery("nobody who serves the run is in sight yet")
     if not begun and beginning.needs_state and not any(record.gives_start for record in live.records):
         return Recovery("nobody who has the state that the run begins from is in sight")
     if not begun:

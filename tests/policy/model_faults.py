@@ -18,6 +18,10 @@ class Kind(enum.Enum):
     """Stopped for a while like SIGSTOP; then wakes with all that was sent to it meanwhile."""
     JOIN = "join"
     LEAVE = "leave"
+    MIGRATE = "migrate"
+    """Leaves its stage as a mover does, and joins another one with a new incarnation."""
+    BLACKOUT = "blackout"
+    """Everybody is killed; two thirds come back, in any order, with nothing but what is on their disks."""
     SUSPECT = "suspect"
     """Somebody wrongly suspects somebody."""
     LOSS = "loss"
@@ -35,7 +39,7 @@ class Survivor(enum.Enum):
     ANY = "alive, with the parameters of any step"
 
 
-TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE})
+TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE, Kind.MIGRATE})
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.admission import donors
+from peerd.policy.leaving import has_successors, owes_nothing
+from peerd.policy.recovery import Beginning, plan
 from peerd.policy.roster import lineage_after, lineage_skipped
 from peerd.policy.stepping import KEPT_AVERAGES, Act, Decision, OwnState, decide, looks_lost
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, Suspicion, check_transition
@@ -58,7 +60,10 @@ class ModelPeer:
         self._announced_at_s = self.now
         self._push_pending = False
         self._poked = False
-        self._leave_at_s: float | None = None
+        self._to_stage: int | None = None
+        self.recovering = False
+        """Back from a blackout without parameters."""
+        self._resumable: tuple[int, float] = (-1, 0.0)
         self.rounds = Rounds(self)
         self.calls = Calls(self)
 
@@ -98,11 +103,50 @@ class ModelPeer:
         self.world.counts["joins"] += 1
         self._download(frozenset())
 
-    def leave(self) -> None:
-        """Refuse new work, go after the next commit."""
-        if self.record.phase is not Phase.JOINING:
-            self._leave_at_s = self.now + 10.0
+    def leave(self, to_stage: int | None = None) -> None:
+        """Refuse new work, and go once nobody waits for anything I have; then on to another stage, if one is named."""
+        if self.record.phase is not Phase.JOINING and not self.record.leaving:
+            self._to_stage = to_stage
             self.change(leaving=True, trains=False)
+
+    def _go(self) -> None:
+        """Say farewell and end; a move that would leave my stage empty is called off."""
+        if self._to_stage is not None and not has_successors(self.record, self.live()):
+            self._to_stage = None
+            self.change(leaving=False)
+            return
+        self.change(phase=Phase.JOINING, done=0, ledger_no=self.record.ledger_no + 1, average_id=NO_AVERAGE)
+        self._push()
+        self.alive = False
+        if self._to_stage is not None:
+            self.world.enter(self.name, self._to_stage)
+
+    def come_back(self, stage: int) -> None:
+        """After a blackout: I say what I have on disk, and resume where everybody can."""
+        self.recovering = True
+        kept = self.world.checkpoints.get(self.name, ())
+        self.change(stage=stage, checkpoints=tuple(found.step for found in kept if found.stage == stage))
+        self._start()
+
+    def _recover(self) -> None:
+        """As the daemon's stepper does while nobody serves my stage."""
+        live = self.live()
+        if live.serving(self.record.stage):
+            self._download(frozenset())
+            return
+        seen = [sighting.record.step for peer, sighting in self.view.sightings.items() if peer != self.name]
+        beginning = Beginning(founder=False)
+        found = plan(self.record, live, self.world.scenario.num_stages, beginning=beginning, newest_seen=max(seen, default=0))
+        assert not found.begin, "a run under way must not begin anew"
+        if found.load != self._resumable[0]:
+            self._resumable = (found.load if found.load is not None else -1, self.now)
+        if found.load is None or self.now - self._resumable[1] < TTL_S:
+            return
+        kept = next(each for each in self.world.checkpoints[self.name] if (each.stage, each.step) == (self.record.stage, found.load))
+        self.recovering, self.has_state = False, True
+        self.theta, self.previous = kept.theta, kept.previous
+        self.world.counts["resumed"] += 1
+        self.change(step=kept.step, lineage=kept.lineage, checkpoints=())
 
     def _start(self) -> None:
         self._announce_forever()
@@ -233,6 +277,9 @@ class ModelPeer:
         self._fence_if_late()
         if self.fenced or self.downloading:
             return
+        if self.recovering:
+            self._recover()
+            return
         if self.view.accuses_me(self.record.incarnation, self.now):
             self.fence("I am suspected")
         live = self.live()
@@ -241,8 +288,8 @@ class ModelPeer:
         self.lost_since_s = (self.lost_since_s if self.lost_since_s is not None else self.now) if lost else None
         self.act(decide(replace(own, lost_since_s=self.lost_since_s), live, self.now, self.world.rules))
         self.calls.launch(self.live())
-        if self._leave_at_s is not None and self.now > self._leave_at_s:
-            self.alive = False
+        if self.record.leaving and owes_nothing(self.record, self.live()):
+            self._go()
 
     def _own_state(self) -> OwnState:
         self.refused = {key: at for key, at in self.refused.items() if self.now - at < FORGET_REFUSAL_S}
@@ -305,8 +352,7 @@ class ModelPeer:
         rounding = self.record.average_id if self.world.scenario.rounding else b""
         theta = self.world.thetas.after(self.theta, self.average, rounding)
         self._next_step(theta, lineage_after(self.record.lineage, self.record.average_id))
-        if self.record.leaving:
-            self.alive = False
+        self.world.checkpoint(self)
 
     def _next_step(self, theta: ThetaId, lineage: Lineage) -> None:
         self.previous = None if "previous" in self.world.scenario.off else self.theta
@@ -342,7 +388,7 @@ class ModelPeer:
         self.downloading = True
         able = [r for r in donors(self.live(), self.record.stage, tried) if r.peer not in tried]
         if not able:
-            self.downloading = not self.has_state
+            self.downloading = not self.has_state and not self.recovering
             if self.downloading:
                 self.after(1.0, lambda: self._download(frozenset()))
             return
@@ -352,7 +398,7 @@ class ModelPeer:
             if snapshot is None or snapshot.stage != self.record.stage:
                 self._download(tried | {donor})
                 return
-            self.downloading, self.has_state = False, True
+            self.downloading, self.has_state, self.recovering = False, True, False
             self.theta, self.previous = snapshot.theta, snapshot.previous
             if self.record.phase is Phase.JOINING:
                 self.change(step=snapshot.step, lineage=snapshot.lineage)

@@ -16,17 +16,19 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from peerd.policy.admission import choose_stage
 from peerd.policy.stepping import StepRules
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from tests.policy.model_faults import TAKES_AWAY, Fault, Kind, Scenario, Survivor
 from tests.policy.model_peer import AVERAGING_S, TTL_S, ModelPeer
+from tests.policy.model_rounds import Snapshot
 from tests.policy.model_theta import Average, ThetaId, Thetas, why_wrong
 
 DIVERGENCE_S = 30.0
+CHECKPOINT_EVERY, CHECKPOINTS_KEPT = 2, 4
 MOST_RELOADS = 200
 """More in one run means that somebody asks again and again without waiting."""
 
@@ -59,6 +61,7 @@ class World:
         self.peers: dict[PeerId, ModelPeer] = {}
         self.directory: dict[PeerId, PeerRecord] = {}
         self.disk: dict[PeerId, int] = {}
+        self.checkpoints: dict[PeerId, list[Snapshot]] = {}
         self.counts: Counter[str] = Counter()
         self.violations: list[str] = []
         self.trace: list[str] = []
@@ -223,6 +226,10 @@ class World:
                 self._start(PeerId(f"p{len(self.peers)}"))
             case Kind.LEAVE:
                 target.leave()
+            case Kind.MIGRATE:
+                target.leave(to_stage=int(fault.other * self.scenario.num_stages))
+            case Kind.BLACKOUT:
+                self._black_out(fault.lasts_s)
             case Kind.SUSPECT:
                 if target is not other and self.now >= target.awake_at:
                     target.suspect(other.name)
@@ -242,6 +249,51 @@ class World:
             newest = max((p.record.step for p in self.peers.values() if p.alive and p.record.stage == target.record.stage), default=0)
             mates = [p for p in mates if self.now >= p.awake_at and p.record.step >= newest]
         return bool(mates) and any(p.record.trains for p in rest)
+
+    def checkpoint(self, peer: ModelPeer) -> None:
+        record = peer.record
+        if record.step % CHECKPOINT_EVERY == 0:
+            kept = [found for found in self.checkpoints.get(peer.name, []) if found.stage == record.stage]
+            kept.append(Snapshot(record.stage, record.step, record.lineage, peer.theta, peer.previous))
+            self.checkpoints[peer.name] = kept[-CHECKPOINTS_KEPT:]
+
+    def _black_out(self, lasts_s: float) -> None:
+        """Left out while no step is on the disks of every stage: such a run would be lost, as it says itself."""
+        everybody = sorted(peer.name for peer in self.peers.values() if peer.alive)
+        back = self.rng.sample(everybody, -(-2 * len(everybody) // 3))
+        if not self._can_resume(back):
+            back = self.rng.sample(everybody, len(everybody))
+        if not self._can_resume(back):
+            return
+        self.counts["blackouts"] += 1
+        self.directory.clear()
+        for name in everybody:
+            self.peers[name].alive = False
+        for name in back:
+            stage = self.checkpoints[name][-1].stage if self.checkpoints.get(name) else self.peers[name].record.stage
+            self.at(lasts_s * self.rng.random(), None, lambda name=name, stage=stage: self._come_back(name, stage))  # type: ignore[misc]
+
+    def _can_resume(self, back: Sequence[PeerId]) -> bool:
+        held: list[set[int]] = [set() for _ in range(self.scenario.num_stages)]
+        for name in back:
+            for found in self.checkpoints.get(name, []):
+                held[found.stage].add(found.step)
+        return bool(set.intersection(*held)) and any(self.peers[name].record.trains for name in back)
+
+    def _come_back(self, name: PeerId, stage: int) -> None:
+        if not self.peers[name].alive:
+            trains = self.peers[name].record.trains
+            peer = self._add(name, stage)
+            peer.record = replace(peer.record, trains=trains)
+            peer.receive(tuple(self.directory.values()))
+            peer.come_back(stage)
+
+    def enter(self, name: PeerId, stage: int) -> None:
+        """A mover goes on in another stage, with what it knew."""
+        before = self.peers[name]
+        peer = self._add(name, stage)
+        peer.receive([sighting.record for other, sighting in before.view.sightings.items() if other != name])
+        peer.join(stage)
 
     def _start(self, name: PeerId) -> None:
         """A peer joins by the address of somebody who is there, and takes the weakest stage."""

@@ -37,12 +37,14 @@ def test_first_weights_are_wrong_once_anybody_holds_a_later_step() -> None:
         assert found.load is None
 
 
-def test_who_sees_nobody_begins_nothing_unless_it_founds_the_run() -> None:
-    """A joiner whose first look has grown old while it started must not serve first weights in a run under way."""
+def test_who_sees_nobody_that_serves_begins_nothing_unless_it_founds_the_run() -> None:
+    """Others that come back from a blackout, with nothing on disk yet, are no sign that the run begins."""
     mine = joiner("a", 0)
-    assert plan(mine, view(mine), 2, beginning=Beginning(founder=True)).begin
-    assert not plan(mine, view(mine), 2, beginning=Beginning(founder=False)).begin
-    assert plan(mine, view(mine, joiner("b", 1)), 2, beginning=Beginning(founder=False)).begin
+    follower = Beginning(founder=False)
+    for others in ((), (joiner("b", 1),), (joiner("b", 0), joiner("c", 1))):
+        assert plan(mine, view(mine, *others), 2, beginning=Beginning(founder=True)).begin
+        assert not plan(mine, view(mine, *others), 2, beginning=follower).begin
+    assert plan(mine, view(mine, server("b", 1, 0)), 2, beginning=follower).begin
 
 
 def test_a_run_once_seen_at_a_later_step_is_never_begun_again() -> None:
