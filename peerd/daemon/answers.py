@@ -16,6 +16,7 @@ from peerd.daemon.export import export_run
 from peerd.daemon.node import Node
 from peerd.daemon.table import TableReport
 from peerd.errors import TimedOutError, UsageError
+from peerd.policy.health import health
 from peerd.table.record import Phase
 
 MAX_WAIT_S = 7 * 24 * 3600.0
@@ -144,22 +145,11 @@ class Answers:
     def _health(self) -> list[HealthItem]:
         """What the user should know, most serious first."""
         node = self._node
-        live, record, num_stages = node.membership.live(), node.state.record, node.place.manifest.train.num_stages
-        items: list[HealthItem] = []
-        empty = [str(stage) for stage in range(num_stages) if not live.serving(stage)]
-        if empty:
-            which = ("stage " if len(empty) == 1 else "stages ") + ", ".join(empty)
-            items.append(_health("stage-empty", f"nobody serves {which}", "problem", "more peers have to join; training waits for them"))
-        if record.phase is Phase.JOINING:
-            items.append(_health("joining", node.stepper.decision.reason, "info", "nothing to do; it serves when the download is done"))
-        if record.lineage.inexact:
-            items.append(_health("inexact", f"{record.lineage.inexact} steps of this stage were given up", "warning", "see the log"))
-        if not any(r.trains for r in live.records):
-            items.append(_health("no-trainer", "no peer has the run's data", "problem", "start a peer that has the data, with --data PATH"))
+        items = [_item(item.code, item.title, item.severity, item.remedy) for item in health(node.facts())]
         if node.p2pd_restarts:
-            items.append(_health("p2pd-restarted", f"p2pd was rebuilt {node.p2pd_restarts} times", "info", "nothing to do"))
+            items.append(_item("p2pd-restarted", f"p2pd was rebuilt {node.p2pd_restarts} times", "info", "nothing to do"))
         if node.service.pace.stand_in_s or node.service.pace.slow_factor > 1:
-            items.append(_health("stand-in", "compute time is simulated or slowed on purpose", "info", "for benchmarks and tests only"))
+            items.append(_item("stand-in", "compute time is simulated or slowed on purpose", "info", "for benchmarks and tests only"))
         return items
 
 
@@ -169,7 +159,7 @@ def join_line(node: Node) -> str:
     return f"{address}#{node.place.signed.run}"
 
 
-def _health(code: str, title: str, severity: str, remedy: str) -> HealthItem:
+def _item(code: str, title: str, severity: str, remedy: str) -> HealthItem:
     return {"code": code, "title": title, "severity": severity, "remedy": remedy}
 
 

@@ -19,6 +19,7 @@ from peerd.config.settings import Settings
 from peerd.daemon.device import describe
 from peerd.daemon.network import Network, describe_self
 from peerd.errors import BadMessageError
+from peerd.policy.health import Facts, Progress, advance
 from peerd.policy.ledger import work_step
 from peerd.policy.recovery import Beginning
 from peerd.policy.stepping import StepRules
@@ -46,6 +47,7 @@ MICROBATCH_TOTAL_S = 600.0
 MIN_PATIENCE_S = 5.0
 SWEEP_PERIOD_S = 5.0
 ADDRESS_BOOK_PERIOD_S = 1.0
+PROGRESS_PERIOD_S = 1.0
 FORGET_AFTER_TTLS = 10
 MAX_COMMIT_TIMES = 100_000
 LOG = structlog.get_logger()
@@ -102,6 +104,7 @@ class Node:
         self.faults_seen = 0
         self.p2pd_restarts = 0
         self.rebalance_reason = "not considered yet"
+        self.progress: Progress | None = None
         self._entered_s = clock_s()
         self.join_took_s = 0.0
         """Measured: from having chosen the stage to serving it."""
@@ -199,6 +202,28 @@ class Node:
         """For coming back without an address."""
         others = [r for r in self.membership.live().records if r.peer != self.membership.me and r.addresses]
         self.local.remember_peers([r.addresses[0] for r in others])
+
+    async def note_progress(self) -> None:
+        """Whether the run comes further, by the table."""
+        train = self.place.manifest.train
+        while True:
+            self.progress = advance(self.progress, self.membership.live(), train.num_stages, train.microbatches_per_step, clock_s())
+            await asyncio.sleep(PROGRESS_PERIOD_S)
+
+    def facts(self) -> Facts:
+        """What this peer's health is derived from."""
+        train, record = self.place.manifest.train, self.state.record
+        last = sorted(self.commit_times_s.items())[-2:]
+        return Facts(
+            mine=record,
+            live=self.membership.live(),
+            num_stages=train.num_stages,
+            num_microbatches=train.microbatches_per_step,
+            decision=self.stepper.decision.reason,
+            still_s=clock_s() - self.progress.since_s if self.progress else 0.0,
+            step_s=last[1][1] - last[0][1] if len(last) == 2 else 0.0,
+            complete=bool(train.steps) and record.step >= train.steps,
+        )
 
     def announce(self) -> None:
         """Phase, step or incarnation changed: everybody shall know."""
