@@ -31,12 +31,12 @@ Screen { background: ansi_default; color: ansi_default; overflow: hidden; }
 #trouble { height: auto; max-height: 2; margin: 0 1; display: none; }
 .-troubled #trouble { display: block; height: 1; }
 #body { height: 1fr; }
-#curves { height: 5; layout: horizontal; margin: 0 1; dock: top; }
+#curves { height: 4; layout: horizontal; margin: 0 1; dock: top; }
 #loss { width: 3fr; margin-right: 2; }
 #speed { width: 2fr; }
 #table { height: 1fr; margin: 1 1 0 1; }
-#head { height: 1; }
-#swarm { height: 1fr; background: ansi_default; scrollbar-size-vertical: 1; overflow-x: hidden;
+#head { height: 1; margin-right: 1; }
+#swarm { height: 1fr; background: ansi_default; scrollbar-size-vertical: 1; overflow-x: hidden; scrollbar-gutter: stable;
     scrollbar-color: ansi_bright_black; scrollbar-background: ansi_default; scrollbar-color-hover: ansi_white;
     scrollbar-color-active: ansi_white; scrollbar-background-hover: ansi_default; scrollbar-background-active: ansi_default; }
 #notes { height: 8; margin: 1 1 0 1; }
@@ -47,7 +47,7 @@ Screen { background: ansi_default; color: ansi_default; overflow: hidden; }
 .-wide #loss, .-wide #speed { width: 100%; height: 1fr; margin: 0 0 1 0; }
 .-wide #table { row-span: 2; height: 100%; }
 .-wide #notes { height: 100%; margin: 0 1 0 0; }
-ModalScreen { align: center middle; background: ansi_default; }
+ModalScreen { align: center middle; background: transparent; }
 #box { width: 72; max-width: 100%; height: auto; max-height: 100%; border: round ansi_default; padding: 1 2; background: ansi_default; }
 PeerDetails #box { height: 20; }
 LeaveQuestion #box { height: 10; }
@@ -168,7 +168,8 @@ class TopApp(App[None]):
     def _trouble_lines(self, width: int) -> Sequence[Line]:
         if self._trouble is None:
             return ()
-        text = "your daemon has left the swarm; q quits" if self._leaving == "left" else f"{self._trouble.text}; asking on"
+        seen = f"{self._trouble.text}: this is what was last seen, asking on"
+        text = "your daemon has left the swarm; q quits" if self._leaving == "left" else seen
         return (line_fitted((("! ", Ink.PROBLEM), (text, Ink.PROBLEM)), width),)
 
 

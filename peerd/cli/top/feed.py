@@ -63,7 +63,7 @@ class Feed:
             try:
                 self._client.request("leave", now=False, silence_s=LEAVE_SILENCE_S)
             except PeerdError as error:
-                tell(Trouble(str(error)))
+                tell(Trouble(error.message))
             else:
                 tell(None)
 
@@ -77,7 +77,7 @@ class Feed:
             try:
                 found = self.ask()
             except PeerdError as error:
-                found = Trouble(str(error))
+                found = Trouble(error.message)
             pause_s = min(LONGEST_PAUSE_S, max(PERIOD_S, REST * (time.monotonic() - began_s)))
             if not self._stopped.is_set():
                 tell(found)

@@ -153,7 +153,7 @@ def _own(reading: Reading, recall: Recall) -> Iterator[tuple[str, str]]:
 def _exactness(status: StatusReply) -> Iterator[str]:
     counters = status["counters"]
     yield f"{counters['duplicate_microbatches']} counted twice, {counters['lost_microbatches']} lost, {counters['inexact_steps']} inexact;"
-    yield f"{counters['replayed_microbatches']} launched again, {counters['faults_seen']} faults"
+    yield f"launched again: {counters['replayed_microbatches']}, faults seen: {counters['faults_seen']}"
 
 
 def _share(reading: Reading) -> str:
@@ -161,7 +161,8 @@ def _share(reading: Reading) -> str:
     tokens = [peer["tokens"] for stage in reading.peers["stages"] for peer in stage["peers"]]
     total = math.fsum(tokens)
     mine = reading.status["peer"]["tokens"]
-    return f" ({min(1.0, mine / total):.0%} of those here)" if total > 0 else ""
+    share = min(1.0, mine / total) if total > 0 else 0.0
+    return f" ({share:.0%} of those here)" if share >= 0.1 else f" ({share:.1%} of those here)"
 
 
 def _health(status: StatusReply) -> Iterator[HealthItem]:
@@ -173,7 +174,7 @@ def details_of(peer: PeerInfo, num_microbatches: int) -> tuple[tuple[str, str], 
     """Everything that its record tells about a peer."""
     addresses = [plain(address) for address in peer["addresses"]] or ["none: it cannot be called"]
     return (
-        ("peer", plain(peer["id"])),
+        ("id", plain(peer["id"])),
         ("stage", f"{peer['stage']}, at step {peer['step']}"),
         ("phase", phase_of(peer) if phase_of(peer) == peer["phase"] else f"{phase_of(peer)}, {plain(peer['phase'], 12)}"),
         ("done", f"{peer['done']} of {num_microbatches} microbatches of its step"),

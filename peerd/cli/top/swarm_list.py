@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rich.style import Style
 from textual.binding import Binding, BindingType
 from textual.events import Click
 from textual.geometry import Size
@@ -16,8 +15,6 @@ from peerd.cli.top.ink import Line
 from peerd.cli.top.picture import Picture, StageRow
 from peerd.cli.top.table import Key, Row, key_of, row_line, rows_of
 from peerd.cli.top.views import changed, strip_of
-
-_CURSOR = Style(reverse=True)
 
 
 class SwarmList(ScrollView, can_focus=True):
@@ -110,7 +107,7 @@ class SwarmList(ScrollView, can_focus=True):
         if index >= len(self._rows):
             return Strip.blank(self.size.width)
         line, chosen = self._line(index)
-        return strip_of(line, self.size.width, over=_CURSOR if chosen else None)
+        return strip_of(line, self.size.width, chosen=chosen)
 
     @property
     def _width(self) -> int:
@@ -122,11 +119,17 @@ class SwarmList(ScrollView, can_focus=True):
         return row_line(row, self._picture, self._width, folded=folded), index == self._cursor
 
     def _lay_out(self) -> None:
-        before = self.chosen
+        before, in_sight = self.chosen, self._sees(self._cursor)
         self._rows = rows_of(self._picture, self._folded)
         self._cursor = self._whereabouts(before)
         self.virtual_size = Size(self._width, len(self._rows))
         self._repaint()
+        if in_sight:  # whoever has scrolled away stays there
+            self.call_after_refresh(self._bring_into_sight)
+
+    def _sees(self, index: int) -> bool:
+        top = self.scroll_offset.y
+        return top <= index < top + max(1, self.size.height)
 
     def _whereabouts(self, wanted: Key | None) -> int:
         """Where the chosen row is now: by its peer, else its stage, else the same place."""
@@ -143,8 +146,8 @@ class SwarmList(ScrollView, can_focus=True):
         self._bring_into_sight()
 
     def _bring_into_sight(self) -> None:
-        top, height = self.scroll_offset.y, max(1, self.size.height)
-        if self._cursor < top or self._cursor >= top + height:
+        if not self._sees(self._cursor):
+            top, height = self.scroll_offset.y, max(1, self.size.height)
             target = self._cursor if self._cursor < top else self._cursor - height + 1
             self.scroll_to(y=target, animate=False, immediate=True)
 

@@ -16,7 +16,7 @@ Key = tuple[int, str]
 _OPEN, _FOLDED, _CURSOR = "\u25be", "\u25b8", "\u2502"
 _INK_OF_PHASE = {"suspect": Ink.PROBLEM, "nobody": Ink.PROBLEM, "leaving": Ink.WARNING, "joining": Ink.QUIET}
 LEAST_FULL_QUEUE = 8
-_GAP = 2
+_GAP = "  "
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ DEVICE = Column("device", 8, right=False, from_width=116)
 MEMORY = Column("memory", 7, from_width=128)
 HEARD = Column("heard", 8, from_width=140)
 COLUMNS = (NAME, STEP, PHASE, DONE, QUEUE, SPEED, TOKENS, FLIGHT, DEVICE, MEMORY, HEARD)
-MOST_BAR = 40
+MOST_BAR = 24
 
 
 def rows_of(picture: Picture, folded: frozenset[int]) -> tuple[Row, ...]:
@@ -61,13 +61,13 @@ def key_of(row: Row) -> Key:
 def columns_for(width: int) -> tuple[tuple[Column, int], ...]:
     """The columns that fit, each with its width; what is left over widens the bars."""
     chosen = [column for column in COLUMNS if width >= column.from_width]
-    spare = width + _GAP - sum(column.width + _GAP for column in chosen)
+    spare = width + len(_GAP) - sum(column.width + len(_GAP) for column in chosen)
     return tuple((column, column.width + (min(max(0, spare), MOST_BAR) if column is QUEUE else 0)) for column in chosen)
 
 
 def head_line(width: int) -> Line:
-    titles = [(fitted(column.title, wide, right=column.right), Ink.QUIET) for column, wide in columns_for(width)]
-    return line_fitted(_spaced("", titles), width)
+    titles = [fitted(column.title, wide, right=column.right) for column, wide in columns_for(width)]
+    return line_fitted(((_GAP.join(titles), Ink.QUIET),), width)
 
 
 def row_line(row: Row, picture: Picture, width: int, *, folded: bool = False) -> Line:
@@ -75,26 +75,22 @@ def row_line(row: Row, picture: Picture, width: int, *, folded: bool = False) ->
     cells = _stage_cells(row, picture, folded=folded) if isinstance(row, StageRow) else _peer_cells(row, picture)
     spans: list[Span] = []
     for column, wide in columns_for(width):
+        if spans:
+            spans.append((_GAP, Ink.PLAIN))
         if column is QUEUE:
-            spans.append((_queue_cell(row, picture, wide), Ink.ACCENT if isinstance(row, PeerRow) else Ink.STRONG))
+            spans += _queue_cell(row, picture, wide)
         else:
             text, ink = cells.get(column, ("", Ink.PLAIN))
             spans.append((fitted(text, wide, right=column.right), ink))
-    return line_fitted(_spaced("", spans), width)
-
-
-def _spaced(start: str, spans: list[Span]) -> Iterator[Span]:
-    for index, span in enumerate(spans):
-        yield (start if index == 0 else " " * _GAP, Ink.PLAIN)
-        yield span
+    return line_fitted(spans, width)
 
 
 def _stage_cells(row: StageRow, picture: Picture, *, folded: bool) -> dict[Column, Span]:
     of = picture.num_microbatches
     return {
-        NAME: (f"{_FOLDED if folded else _OPEN} stage {row.stage}", Ink.STRONG),
+        NAME: (f"{_FOLDED if folded else _OPEN} stage {row.stage} ({row.num_peers})", Ink.STRONG),
         STEP: (_step(row.step) if row.num_peers else NONE, Ink.STRONG),
-        PHASE: _phase_cell(row.phase, Ink.STRONG),
+        PHASE: (f"! {row.num_doubtful} in doubt", Ink.WARNING) if folded and row.num_doubtful else _phase_cell(row.phase, Ink.STRONG),
         DONE: (f"{row.done}/{of}" if row.num_peers else NONE, Ink.STRONG),
         SPEED: (amount(row.throughput), Ink.STRONG),
     }
@@ -122,13 +118,14 @@ def _phase_cell(phase: str, usual: Ink) -> Span:
     return (f"! {phase}" if ink in (Ink.PROBLEM, Ink.WARNING) else phase, ink)
 
 
-def _queue_cell(row: Row, picture: Picture, width: int) -> str:
+def _queue_cell(row: Row, picture: Picture, width: int) -> list[Span]:
     """The number, and a bar whose scale is a power of two so that it does not jump about. A stage's bar is its peers' mean."""
     waiting, peers = (row.queue, max(1, row.num_peers)) if isinstance(row, StageRow) else (row.peer["queue"], 1)
     full = LEAST_FULL_QUEUE
     while full < picture.greatest_queue:
         full *= 2
-    return fitted(f"{amount(waiting):>5} {bar(waiting / peers / full, width - 6)}", width)
+    number = (f"{amount(waiting):>5} ", Ink.STRONG if isinstance(row, StageRow) else Ink.PLAIN)
+    return [number, (fitted(bar(waiting / peers / full, width - 6), width - 6), Ink.ACCENT)]
 
 
 def _step(step: int) -> str:

@@ -23,9 +23,13 @@ STYLES = {
 }
 
 
-def strip_of(line: Line, width: int, *, over: Style | None = None) -> Strip:
-    segments = [Segment(text, STYLES[ink] + over if over else STYLES[ink]) for text, ink in line if text]
-    return Strip(segments).adjust_cell_length(width, over)
+CHOSEN = Style(reverse=True)
+
+
+def strip_of(line: Line, width: int, *, chosen: bool = False) -> Strip:
+    """A line in its inks, or in one piece where it is the chosen one."""
+    segments = [Segment(text, CHOSEN if chosen else STYLES[ink]) for text, ink in line if text]
+    return Strip(segments).adjust_cell_length(width, CHOSEN if chosen else None)
 
 
 def changed(before: Sequence[object], now: Sequence[object], width: int) -> list[Region]:
