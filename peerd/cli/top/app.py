@@ -26,35 +26,35 @@ from peerd.cli.top.table import head_line
 from peerd.cli.top.views import LinesView
 
 CSS = """
-Screen { background: ansi_default; color: ansi_default; overflow: hidden; }
-#heading { height: 2; margin: 0 1; }
-#trouble { height: auto; max-height: 2; margin: 0 1; display: none; }
-.-troubled #trouble { display: block; height: 1; }
+Screen { background: ansi_default; color: ansi_default; overflow: hidden; padding: 0 1; }
+#heading { height: 2; }
+#trouble { height: 1; display: none; }
+.-troubled #trouble { display: block; }
 #body { height: 1fr; }
-#curves { height: 4; layout: horizontal; margin: 0 1; dock: top; }
+#curves { height: 4; layout: horizontal; }
 #loss { width: 3fr; margin-right: 2; }
 #speed { width: 2fr; }
-#table { height: 1fr; margin: 1 1 0 1; }
+#table { height: 1fr; margin-top: 1; }
 #head { height: 1; margin-right: 1; }
 #swarm { height: 1fr; background: ansi_default; scrollbar-size-vertical: 1; overflow-x: hidden; scrollbar-gutter: stable;
     scrollbar-color: ansi_bright_black; scrollbar-background: ansi_default; scrollbar-color-hover: ansi_white;
     scrollbar-color-active: ansi_white; scrollbar-background-hover: ansi_default; scrollbar-background-active: ansi_default; }
-#notes { height: 8; margin: 1 1 0 1; }
+#notes { height: 8; margin-top: 1; }
 .-tall #curves { height: 9; }
 .-tall #notes { height: 14; }
-.-wide #body { layout: grid; grid-size: 2 2; grid-columns: 3fr 2fr; grid-rows: 2fr 3fr; grid-gutter: 0 1; }
-.-wide #curves { dock: none; layout: vertical; height: 100%; margin: 1 1 0 0; }
+.-wide #body { layout: grid; grid-size: 2 2; grid-columns: 2fr 3fr; grid-rows: 2fr 3fr; grid-gutter: 0 2; }
+.-wide #curves { layout: vertical; height: 100%; margin-top: 1; }
 .-wide #loss, .-wide #speed { width: 100%; height: 1fr; margin: 0 0 1 0; }
-.-wide #table { row-span: 2; height: 100%; }
-.-wide #notes { height: 100%; margin: 0 1 0 0; }
+.-wide #table { row-span: 2; height: 100%; margin-top: 1; }
+.-wide #notes { height: 100%; margin: 0; }
 ModalScreen { align: center middle; background: transparent; }
 #box { width: 72; max-width: 100%; height: auto; max-height: 100%; border: round ansi_default; padding: 1 2; background: ansi_default; }
 PeerDetails #box { height: 20; }
 LeaveQuestion #box { height: 10; }
 Footer { background: ansi_default; color: ansi_default; }
 FooterKey, FooterKey:hover { background: ansi_default; color: ansi_default; }
-FooterKey .footer-key--key { background: ansi_default; color: ansi_default; text-style: bold; }
-FooterKey .footer-key--description { background: ansi_default; color: ansi_default; text-style: dim; }
+FooterKey .footer-key--key { padding: 0 1 0 0; background: ansi_default; color: ansi_default; text-style: bold; }
+FooterKey .footer-key--description { padding: 0 2 0 0; background: ansi_default; color: ansi_default; text-style: dim; }
 """
 EXITS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -103,12 +103,12 @@ class TopApp(App[None]):
         yield LinesView(lambda picture, width, _height: heading(picture, self._state(), width), first, id="heading")
         yield LinesView(lambda _picture, width, _height: self._trouble_lines(width), first, id="trouble")
         with Container(id="body"):
-            with Container(id="table"):
-                yield LinesView(lambda _picture, width, _height: (head_line(width),), first, id="head")
-                yield SwarmList(first)
             with Container(id="curves"):
                 yield LinesView(_loss, first, id="loss")
                 yield LinesView(_speed, first, id="speed")
+            with Container(id="table"):
+                yield LinesView(lambda _picture, width, _height: (head_line(width),), first, id="head")
+                yield SwarmList(first)
             yield LinesView(notes, first, id="notes")
         yield Footer()
 
@@ -128,6 +128,8 @@ class TopApp(App[None]):
         if isinstance(message.found, Trouble):
             self._trouble = message.found
         else:
+            if message.found.pid != self._picture.pid:
+                self._leaving = ""
             self._trouble, self._picture, self._heard_s = None, message.found, time.monotonic()
         self._show()
 
@@ -146,6 +148,10 @@ class TopApp(App[None]):
     def on_has_left(self, message: HasLeft) -> None:
         self._leaving = "left" if message.trouble is None else ""
         self._show()
+
+    def _fatal_error(self) -> None:
+        """A bug in here is told as any other: `run` raises it once the terminal is as it was."""
+        self._close_messages_no_wait()
 
     def _show(self) -> None:
         root = self.screen_stack[0]
@@ -190,4 +196,6 @@ def run(feed: Feed) -> int:
     app = TopApp(feed, feed.ask())
     with contextlib.suppress(KeyboardInterrupt):
         app.run()
+    if app._exception is not None:
+        raise app._exception
     return app.return_code or 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from peerd.cli.top.ink import Ink, Line, amount, fixed, line_fitted, width_of
+from peerd.cli.top.ink import ELLIPSIS, Ink, Line, amount, fitted, fixed, line_fitted, width_of
 from peerd.cli.top.picture import Picture
+from peerd.control.protocol import HealthItem
 
 _DONE, _TO_DO = "\u2501", "\u2500"
 _INK_OF_SEVERITY = {"problem": Ink.PROBLEM, "warning": Ink.WARNING}
@@ -20,10 +21,14 @@ def heading(picture: Picture, state: str, width: int) -> tuple[Line, Line]:
     """Run and step on the left, how fresh this is on the right; below, how far the run has come."""
     step = "no step yet" if picture.step is None else f"step {picture.step}"
     end = f" of {picture.last_step}" if picture.last_step and picture.step is not None else ""
-    count = f"{picture.num_peers} peers in {len(picture.stages)} stages"
+    count = f"{_counted(picture.num_peers, 'peer')} in {_counted(len(picture.stages), 'stage')}"
     left: Line = ((picture.run, Ink.STRONG), (f"  {step}{end}  ", Ink.PLAIN), (count, Ink.QUIET))
     gap = max(2, width - width_of(left) - len(state))
     return line_fitted((*left, (" " * gap, Ink.PLAIN), (state, Ink.QUIET)), width), _progress(picture, width)
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _progress(picture: Picture, width: int) -> Line:
@@ -42,10 +47,13 @@ def speed_title(picture: Picture, width: int) -> Line:
 
 def notes(picture: Picture, width: int, height: int) -> tuple[Line, ...]:
     """What is wrong first, then my daemon, then what happened, the latest at the end; what does not fit is left out."""
-    wrong = [line for severe, line in _health(picture, width) if severe]
-    fine = [line for severe, line in _health(picture, width) if not severe]
-    own = [line for name, value in picture.own for line in entry(name, value, width, most=1 if height < ROOMY else 3)]
-    about = (wrong + own + fine)[: max(0, height - min(len(picture.events), LEAST_EVENTS))]
+    most = 1 if height < ROOMY else 3
+    wrong = [item for item in picture.health if item["severity"] in _INK_OF_SEVERITY]
+    fine = [item for item in picture.health if item["severity"] not in _INK_OF_SEVERITY]
+    about = [line for item in wrong for line in _health(item, width, most)]
+    about += [line for name, value in picture.own for line in entry(name, value, width, most=most)]
+    about += [line for item in fine for line in _health(item, width, most)]
+    del about[max(0, height - min(len(picture.events), LEAST_EVENTS)) :]
     room = height - len(about)
     gap = [line_fitted((), width)] if room > len(picture.events) > 0 or room > LEAST_EVENTS + 2 else []
     events = [line_fitted(((f"{event.clock}  ", Ink.QUIET), (event.text, Ink.PLAIN)), width) for event in picture.events]
@@ -53,16 +61,15 @@ def notes(picture: Picture, width: int, height: int) -> tuple[Line, ...]:
     return (*about, *gap, *(events[-left:] if left > 0 else ()))
 
 
-def _health(picture: Picture, width: int) -> Iterator[tuple[bool, Line]]:
-    """Each item, and whether it is more than a remark."""
-    for item in picture.health:
-        ink = _INK_OF_SEVERITY.get(item["severity"], Ink.PLAIN)
-        remedy = f"; {item['remedy']}" if item["remedy"] else ""
-        yield ink is not Ink.PLAIN, line_fitted(((f"{item['severity']}: ".ljust(LABEL_WIDTH), ink), (item["title"] + remedy, ink)), width)
+def _health(item: HealthItem, width: int, most: int) -> Iterator[Line]:
+    ink = _INK_OF_SEVERITY.get(item["severity"], Ink.PLAIN)
+    remedy = f"; {item['remedy']}" if item["remedy"] else ""
+    return entry(f"{item['severity']}:", item["title"] + remedy, width, most=most, inks=(ink, ink))
 
 
-def entry(name: str, value: str, width: int, *, most: int) -> Iterator[Line]:
-    indent = LABEL_WIDTH
-    wrapped = textwrap.wrap(value, max(10, width - indent), max_lines=most, placeholder="\u2026") or [""]
+def entry(name: str, value: str, width: int, *, most: int, inks: tuple[Ink, Ink] = (Ink.QUIET, Ink.PLAIN)) -> Iterator[Line]:
+    """A name and its value, which goes on below itself for at most so many lines."""
+    wrapped = textwrap.wrap(value, max(10, width - LABEL_WIDTH), max_lines=most, placeholder=ELLIPSIS) or [""]
     for index, text in enumerate(wrapped):
-        yield line_fitted(((name.ljust(indent) if index == 0 else " " * indent, Ink.QUIET), (text, Ink.PLAIN)), width)
+        label = fitted(name if index == 0 else "", LABEL_WIDTH)
+        yield line_fitted(((label, inks[0]), (text, inks[1])), width)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from peerd.cli.render import phase_of, plain, short_id
+from peerd.cli.render import exactness, phase_of, plain, short_id
 from peerd.cli.top.ink import amount, duration, fixed
 from peerd.cli.top.recall import Event, Reading, Recall
 from peerd.control.protocol import HealthItem, PeerInfo, StageInfo, StatusReply
@@ -49,6 +49,8 @@ class StagePart:
 class Picture:
     """What there is to see at one moment."""
 
+    pid: int
+    """Of the daemon that told."""
     run: str
     step: int | None
     """The step that the swarm works on."""
@@ -87,6 +89,7 @@ def picture_of(reading: Reading, recall: Recall) -> Picture:
     me = status["peer"]["id"]
     stages = tuple(_part(stage, run["microbatches_per_step"], me) for stage in peers["stages"])
     return Picture(
+        pid=status["pid"],
         run=plain(run["name"], 64),
         step=peers["work_step"],
         last_step=run["steps"],
@@ -140,20 +143,14 @@ def _phase(stage: StageInfo) -> str:
 def _own(reading: Reading, recall: Recall) -> Iterator[tuple[str, str]]:
     """Name and value of what my daemon did, does and decided."""
     status = reading.status
-    peer, rates = status["peer"], recall.bytes_per_second()
+    peer, counters, rates = status["peer"], status["counters"], recall.bytes_per_second()
     moves = f", moved {status['moves']} times" if status["moves"] else ""
     yield "you", f"{short_id(peer['id'])}, stage {peer['stage']}, {phase_of(peer)} at step {peer['step']}{moves}"
     given = f"{amount(peer['tokens'])} tokens{_share(reading)}"
     yield "gave", f"{given}; traffic {amount(rates[0])}B/s out, {amount(rates[1])}B/s in"
-    yield "exact", " ".join(_exactness(status))
+    yield "exact", f"{exactness(counters)}; relaunched {counters['replayed_microbatches']}, faults {counters['faults_seen']}"
     yield "decision", plain(status["decision"])
     yield "rebalance", plain(status["rebalancing"])
-
-
-def _exactness(status: StatusReply) -> Iterator[str]:
-    counters = status["counters"]
-    yield f"{counters['duplicate_microbatches']} counted twice, {counters['lost_microbatches']} lost, {counters['inexact_steps']} inexact;"
-    yield f"launched again: {counters['replayed_microbatches']}, faults seen: {counters['faults_seen']}"
 
 
 def _share(reading: Reading) -> str:

@@ -55,7 +55,7 @@ class SwarmList(ScrollView, can_focus=True):
         self.action_mine()
 
     def on_resize(self) -> None:
-        self.virtual_size = Size(self._width, len(self._rows))
+        self.virtual_size = Size(self.size.width, len(self._rows))
         self._repaint()
         self._bring_into_sight()
 
@@ -109,20 +109,16 @@ class SwarmList(ScrollView, can_focus=True):
         line, chosen = self._line(index)
         return strip_of(line, self.size.width, chosen=chosen)
 
-    @property
-    def _width(self) -> int:
-        return self.scrollable_content_region.width
-
     def _line(self, index: int) -> tuple[Line, bool]:
         row = self._rows[index]
         folded = isinstance(row, StageRow) and row.stage in self._folded
-        return row_line(row, self._picture, self._width, folded=folded), index == self._cursor
+        return row_line(row, self._picture, self.size.width, folded=folded), index == self._cursor
 
     def _lay_out(self) -> None:
         before, in_sight = self.chosen, self._sees(self._cursor)
         self._rows = rows_of(self._picture, self._folded)
         self._cursor = self._whereabouts(before)
-        self.virtual_size = Size(self._width, len(self._rows))
+        self.virtual_size = Size(self.size.width, len(self._rows))
         self._repaint()
         if in_sight:  # whoever has scrolled away stays there
             self.call_after_refresh(self._bring_into_sight)

@@ -97,6 +97,8 @@ async def test_everything_that_matters_is_on_the_first_screen(home: Home, daemon
         *("all stages have 2 queued", "l leave", "q quit"),
     ):
         assert word in text
+    assert "123\u2026" not in text
+    assert re.search(r"246\.8|247", text)  # the table's last column is not cut
 
 
 async def test_it_follows_the_swarm(home: Home, daemon: Daemon) -> None:
@@ -201,6 +203,8 @@ async def test_leaving_asks_first(home: Home, daemon: Daemon) -> None:
         await pilot.press("l", "y")
         await until(pilot, app, lambda text: "left, up" in text)
         assert [request for request in daemon.asked if request["verb"] == "leave"] == [{"verb": "leave", "now": False}]
+        daemon.status["pid"] = 77
+        await until(pilot, app, lambda text: "live, up" in text)
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c"])

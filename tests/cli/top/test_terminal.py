@@ -23,7 +23,8 @@ from peerd.config.paths import Home
 from tests.cli.top.test_screen import Daemon
 from tests.control.fake_daemon import serving
 
-COMMAND = [sys.executable, "-c", "from peerd.cli.main import main; main()", "top"]
+MAIN = "from peerd.cli.main import main; main()"
+WITH_A_BUG = "import peerd.cli.top.notes as notes; notes.fixed = lambda *_: 1 / 0; " + MAIN
 WITHIN_S = 60.0
 INTO_ALTERNATE, OUT_OF_ALTERNATE, CURSOR_SHOWN = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
 COLOURED = re.compile(rb"\x1b\[(?:[\d;]*;)?(?:3[0-7]|4[0-7]|9[0-7]|38;[\d;]+|48;[\d;]+)m")
@@ -32,13 +33,13 @@ COLOURED = re.compile(rb"\x1b\[(?:[\d;]*;)?(?:3[0-7]|4[0-7]|9[0-7]|38;[\d;]+|48;
 class Terminal:
     """A terminal with `peerd top` on it."""
 
-    def __init__(self, home: Path, **environment: str) -> None:
+    def __init__(self, home: Path, program: str, environment: dict[str, str]) -> None:
         self.master, self.slave = pty.openpty()
         fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.before = termios.tcgetattr(self.slave)
         inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLORTERM")}
         self.process = subprocess.Popen(
-            COMMAND,
+            [sys.executable, "-c", program, "top"],
             stdin=self.slave,
             stdout=self.slave,
             stderr=self.slave,
@@ -68,8 +69,8 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(home: Path, **environment: str) -> Iterator[Terminal]:
-    found = Terminal(home, **environment)
+def terminal(home: Path, program: str = MAIN, **environment: str) -> Iterator[Terminal]:
+    found = Terminal(home, program, environment)
     try:
         yield found
     finally:
@@ -116,3 +117,12 @@ def test_a_terminal_that_cannot_be_drawn_on_is_told_so(short_home: Path) -> None
     with terminal(short_home, TERM="dumb") as shown:
         assert shown.end() == 2
         assert b"needs a terminal" in shown.written
+
+
+def test_a_bug_is_one_line_on_a_terminal_that_is_as_it_was(short_home: Path) -> None:
+    with serving(Home(short_home), Daemon().answer), terminal(short_home, WITH_A_BUG) as shown:
+        assert shown.end() == 1
+        assert termios.tcgetattr(shown.slave) == shown.before
+        after = shown.written[shown.written.rindex(OUT_OF_ALTERNATE) :]
+        assert b"peerd: error: ZeroDivisionError: division by zero; this is a bug in peerd" in after
+        assert b"Traceback" not in shown.written
