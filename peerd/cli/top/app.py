@@ -36,7 +36,7 @@ Screen { background: ansi_default; color: ansi_default; overflow: hidden; paddin
 #speed { width: 2fr; }
 #table { height: 1fr; margin-top: 1; }
 #head { height: 1; margin-right: 1; }
-#swarm { height: 1fr; background: ansi_default; scrollbar-size-vertical: 1; overflow-x: hidden; scrollbar-gutter: stable;
+#swarm { height: 1fr; background: ansi_default; scrollbar-size-vertical: 1; overflow-x: hidden;
     scrollbar-color: ansi_bright_black; scrollbar-background: ansi_default; scrollbar-color-hover: ansi_white;
     scrollbar-color-active: ansi_white; scrollbar-background-hover: ansi_default; scrollbar-background-active: ansi_default; }
 #notes { height: 8; margin-top: 1; }
@@ -115,6 +115,7 @@ class TopApp(App[None]):
     def on_mount(self) -> None:
         self.query_one(SwarmList).focus()
         self.set_interval(1.0, self._tell_time)
+        self.app_resume_signal.subscribe(self, lambda _app: self._paint_all())
         for number in EXITS:
             asyncio.get_running_loop().add_signal_handler(number, self.exit)
         self._feed.start(lambda found: self.post_message(Heard(found)))
@@ -152,6 +153,13 @@ class TopApp(App[None]):
     def _fatal_error(self) -> None:
         """A bug in here is told as any other: `run` raises it once the terminal is as it was."""
         self._close_messages_no_wait()
+
+    def _paint_all(self) -> None:
+        """After Ctrl-Z and `fg` the terminal is empty."""
+        for screen in self.screen_stack:
+            for widget in screen.query("*"):
+                widget.refresh()
+        self.refresh(layout=True)
 
     def _show(self) -> None:
         root = self.screen_stack[0]

@@ -16,6 +16,8 @@ from peerd.cli.top.picture import Picture, StageRow
 from peerd.cli.top.table import Key, Row, key_of, row_line, rows_of
 from peerd.cli.top.views import changed, strip_of
 
+SCROLLBAR_WIDTH = 1
+
 
 class SwarmList(ScrollView, can_focus=True):
     """Keeps its cursor on the same stage or peer while the swarm changes around it."""
@@ -55,7 +57,7 @@ class SwarmList(ScrollView, can_focus=True):
         self.action_mine()
 
     def on_resize(self) -> None:
-        self.virtual_size = Size(self.size.width, len(self._rows))
+        self.virtual_size = Size(self._width, len(self._rows))
         self._repaint()
         self._bring_into_sight()
 
@@ -105,20 +107,25 @@ class SwarmList(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         index = y + self.scroll_offset.y
         if index >= len(self._rows):
-            return Strip.blank(self.size.width)
+            return Strip.blank(self._width)
         line, chosen = self._line(index)
-        return strip_of(line, self.size.width, chosen=chosen)
+        return strip_of(line, self._width, chosen=chosen)
+
+    @property
+    def _width(self) -> int:
+        """One column is the scrollbar's, whether or not there is one."""
+        return max(0, self.outer_size.width - SCROLLBAR_WIDTH)
 
     def _line(self, index: int) -> tuple[Line, bool]:
         row = self._rows[index]
         folded = isinstance(row, StageRow) and row.stage in self._folded
-        return row_line(row, self._picture, self.size.width, folded=folded), index == self._cursor
+        return row_line(row, self._picture, self._width, folded=folded), index == self._cursor
 
     def _lay_out(self) -> None:
         before, in_sight = self.chosen, self._sees(self._cursor)
         self._rows = rows_of(self._picture, self._folded)
         self._cursor = self._whereabouts(before)
-        self.virtual_size = Size(self.size.width, len(self._rows))
+        self.virtual_size = Size(self._width, len(self._rows))
         self._repaint()
         if in_sight:  # whoever has scrolled away stays there
             self.call_after_refresh(self._bring_into_sight)
@@ -151,7 +158,7 @@ class SwarmList(ScrollView, can_focus=True):
         """Repaint those rows in sight that look different now."""
         top = self.scroll_offset.y
         drawn = [self._line(index) for index in range(top, min(top + self.size.height, len(self._rows)))]
-        regions = changed(self._drawn, drawn, self.size.width)
+        regions = changed(self._drawn, drawn, self._width)
         self._drawn = drawn
         if regions:
             self.refresh(*regions)

@@ -96,6 +96,19 @@ def test_it_leaves_the_terminal_as_it_was(short_home: Path, way: bytes | signal.
         assert CURSOR_SHOWN in shown.written[shown.written.rindex(INTO_ALTERNATE) :]
 
 
+def test_after_a_pause_all_is_painted_again(short_home: Path) -> None:
+    with serving(Home(short_home), Daemon().answer), terminal(short_home) as shown:
+        shown.read_until(b"accumulating")
+        os.write(shown.master, b"\x1a")
+        os.waitid(os.P_PID, shown.process.pid, os.WSTOPPED | os.WNOWAIT)
+        shown.written = b""
+        shown.process.send_signal(signal.SIGCONT)
+        for words in (b"stage / peer", b"all stages have 2 queued", b"0 counted twice", b"quit"):
+            shown.read_until(words)
+        os.write(shown.master, b"q")
+        assert shown.end() == 0
+
+
 def test_no_color_is_honoured(short_home: Path) -> None:
     for environment, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
         with serving(Home(short_home), Daemon().answer), terminal(short_home, **environment) as shown:
