@@ -83,6 +83,7 @@ HEAVY: dict[str, set[str]] = {
     "hivemind": {"wire"},
     "grpc": {"wire", "daemon"},
     "rich": {"cli"},
+    "textual": {"cli"},
     "click": {"cli"},
     "matplotlib": {"sim"},
 }

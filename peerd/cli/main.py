@@ -40,7 +40,7 @@ def cli() -> None:
     \b
     See it work here:      peerd demo
     Lend your machine:     peerd join ADDRESS
-    See what it does:      peerd status, peerd peers
+    See what it does:      peerd top, peerd status, peerd peers
     Start a run:           peerd new my-run, then peerd start my-run
     Read more:             peerd help
     """
@@ -51,6 +51,7 @@ for _verb in (
     volunteer.join,
     watch.status,
     watch.peers,
+    watch.top,
     watch.wait,
     volunteer.leave,
     new.new,

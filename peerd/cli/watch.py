@@ -1,8 +1,10 @@
-"""The verbs that look on: status, peers, wait. They change nothing."""
+"""The verbs that look on: status, peers, top, wait. They change nothing, but for the key that leaves in top."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from typing import Any, cast
 
@@ -70,6 +72,32 @@ def peers(context: click.Context, address: str | None, as_json: bool) -> None:
     from peerd.control.protocol import PeersReply
 
     print_peers(cast("PeersReply", reply))
+
+
+@click.command()
+@home_option
+@click.pass_context
+def top(context: click.Context) -> int:
+    """Watch the swarm live on the whole terminal.
+
+    Stages and peers with their queues, steps and phases, the loss, the speed, what your machine gives, its health, and
+    who comes and goes. The keys are on the last line: arrows choose, enter shows a peer, l leaves (it asks first),
+    q quits. NO_COLOR turns colours off.
+
+    \b
+    Example:
+      peerd top
+    """
+    if not (sys.stdin.isatty() and sys.stderr.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
+        raise UsageError("top needs a terminal that it can draw on", "for scripts: peerd status --json, peerd peers --json")
+    from peerd.control.client import ControlClient
+
+    client = ControlClient(chosen_home(context))
+    client.request("status")  # before the libraries that draw are loaded
+    from peerd.cli.top.app import run
+    from peerd.cli.top.feed import Feed
+
+    return run(Feed(client))
 
 
 @click.command()

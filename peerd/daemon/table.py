@@ -10,6 +10,7 @@ from peerd.policy.ledger import missing, stage_step, work_step
 from peerd.swarm.membership import Membership, clock_s
 from peerd.swarm.signed import SignedManifest
 from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
 
 
 class TableReport:
@@ -32,7 +33,7 @@ class TableReport:
         }
 
     def peers(self, tokens_per_second: float) -> Mapping[str, Any]:
-        live, train = self._membership.live(), self._signed.manifest.train
+        live, suspects, train = self._membership.live(), self._suspects(), self._signed.manifest.train
         step = work_step(live, train.num_stages)
         losses = [(record.step, record.last_loss) for record in live.records if record.last_loss is not None]
         return {
@@ -41,10 +42,16 @@ class TableReport:
             "work_step": step,
             "last_loss": max(losses)[1] if losses else None,
             "tokens_per_second": tokens_per_second,
-            "stages": [self.stage(stage, step) for stage in range(train.num_stages)],
+            "stages": [self._stage(stage, step, live, suspects) for stage in range(train.num_stages)],
         }
 
     def peer(self, record: PeerRecord) -> PeerInfo:
+        return self._peer(record, self._suspects())
+
+    def _suspects(self) -> frozenset[PeerId]:
+        return self._membership.view.suspects(clock_s())
+
+    def _peer(self, record: PeerRecord, suspects: frozenset[PeerId]) -> PeerInfo:
         now_s = clock_s()
         seen = self._membership.view.sightings.get(record.peer)
         return {
@@ -53,7 +60,7 @@ class TableReport:
             "step": record.step,
             "phase": record.phase.name.lower(),
             "leaving": record.leaving,
-            "suspect": record.peer in self._membership.view.suspects(now_s),
+            "suspect": record.peer in suspects,
             "queue": record.queue,
             "in_flight": record.in_flight,
             "done": record.done.bit_count(),
@@ -69,12 +76,12 @@ class TableReport:
             "age_s": max(0.0, now_s - seen.risen_at_s) if seen else 0.0,
         }
 
-    def stage(self, stage: int, step: int | None) -> StageInfo:
+    def _stage(self, stage: int, step: int | None, live: LiveView, suspects: frozenset[PeerId]) -> StageInfo:
         """A stage with its live peers and those suspected; `missing` counts only while it works on the step."""
-        live, train = self._membership.live(), self._signed.manifest.train
+        train = self._signed.manifest.train
         newest = stage_step(live, stage)
         at_work = step is not None and newest == step and not any(r.phase is Phase.AVERAGED for r in live.members(stage, step))
-        peers = [self.peer(record) for record in self._shown(stage)]
+        peers = [self._peer(record, suspects) for record in self._shown(stage, live, suspects)]
         return {
             "stage": stage,
             "step": newest or 0,
@@ -84,8 +91,8 @@ class TableReport:
             "peers": peers,
         }
 
-    def _shown(self, stage: int) -> list[PeerRecord]:
-        view = self._membership.view
-        shown: dict[PeerId, PeerRecord] = {r.peer: r for r in self._membership.live().records}
-        shown |= {peer: view.sightings[peer].record for peer in view.suspects(clock_s())}
+    def _shown(self, stage: int, live: LiveView, suspects: frozenset[PeerId]) -> list[PeerRecord]:
+        sightings = self._membership.view.sightings
+        shown: dict[PeerId, PeerRecord] = {r.peer: r for r in live.records}
+        shown |= {peer: sightings[peer].record for peer in suspects}
         return sorted((record for record in shown.values() if record.stage == stage), key=lambda record: record.peer)

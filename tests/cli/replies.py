@@ -60,6 +60,8 @@ def status_reply(**changes: Any) -> StatusReply:
         "peer": peer_info(),
         "counters": counters(accumulated_microbatches=55, bytes_sent=123456789),
         "decision": "accumulating: 9 microbatches of step 3 are missing",
+        "rebalancing": "all stages have 2 queued",
+        "moves": 0,
         "health": [],
         "compute_stand_in_ms": 0.0,
         "slow_factor": 1.0,

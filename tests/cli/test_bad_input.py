@@ -41,6 +41,7 @@ def assert_one_clear_line(done: Outcome, code: int, *words: str) -> None:
         (["join", ""], ["ADDRESS"]),
         (["join"], ["ADDRESS"]),
         (["start", "x", "--home", ""], ["--home"]),
+        (["top"], ["needs a terminal", "peerd status --json"]),
         (["wait"], ["--serving", "--step"]),
         (["wait", "--serving", "--step", "3"], ["exactly one"]),
         (["wait", "--step", "0"], ["--step"]),

@@ -38,6 +38,7 @@ VERBS = {
     "start": _DAEMON_FLAGS,
     "status": {"--home", "--json"},
     "peers": {"--home", "--json"},
+    "top": {"--home"},
     "wait": {"--serving", "--step", "--timeout", "--home", "--json"},
     "leave": {"--now", "--home", "--json"},
     "new": {

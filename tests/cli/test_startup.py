@@ -17,7 +17,7 @@ from tests.control.fake_daemon import answering, line
 COMMAND = "from peerd.cli.main import main; main()"
 # Runs the command and prints, at exit, which of the heavy libraries it has loaded.
 SPY = (
-    "import atexit, sys; heavy = {'torch', 'hivemind', 'grpc', 'pydantic', 'numpy', 'google.protobuf', 'asyncio'};"
+    "import atexit, sys; heavy = {'torch', 'hivemind', 'grpc', 'pydantic', 'numpy', 'google.protobuf', 'asyncio', 'textual'};"
     "atexit.register(lambda: print('LOADED', sorted(heavy & set(sys.modules)), file=sys.stderr));" + COMMAND
 )
 
@@ -57,7 +57,7 @@ def test_peers_loads_nothing_heavy(short_home: Path) -> None:
     assert done.stderr == "LOADED []\n"
 
 
-@pytest.mark.parametrize("verb", ["demo", "join", "status", "peers", "wait", "leave", "new", "start", "export", "reference", "help"])
+@pytest.mark.parametrize("verb", ["demo", "join", "status", "peers", "top", "wait", "leave", "new", "start", "export", "reference", "help"])
 def test_help_of_every_verb_loads_nothing_heavy(verb: str) -> None:
     done = subprocess.run([sys.executable, "-c", SPY, verb, "--help"], check=True, capture_output=True, text=True)
     assert done.stderr == "LOADED []\n"

@@ -1,12 +1,13 @@
-"""A control socket that answers one request with whatever bytes a test wants, well-formed or not."""
+"""Control sockets that answer with whatever a test wants: one request with any bytes, or any number with replies."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import socket
+import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from peerd.config.paths import Home
@@ -44,3 +45,25 @@ def answering(home: Home, *chunks: bytes, then_hang: bool = False) -> Iterator[l
             ended.set()
             thread.join(5)
             home.control_socket.unlink()
+
+
+@contextlib.contextmanager
+def serving(home: Home, answer: Callable[[dict[str, Any]], object]) -> Iterator[None]:
+    """Serve any number of connections until the block ends; `answer` makes each request's message."""
+    home.run_folder.mkdir(parents=True, exist_ok=True)
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                self.wfile.write(line(answer(json.loads(self.rfile.readline()))))
+
+    with socketserver.ThreadingUnixStreamServer(str(home.control_socket), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            home.control_socket.unlink()
+            server.shutdown()
+            thread.join(5)

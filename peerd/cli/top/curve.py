@@ -1,0 +1,54 @@
+"""A curve in braille dots: two by four to a character."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+_BRAILLE = 0x2800
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+
+
+def drawn(values: Sequence[float], width: int, height: int, *, from_zero: bool = False) -> tuple[str, ...]:
+    """`height` strings of `width` characters from top to bottom; the first value at the left end, the last at the right."""
+    cells = [[0] * width for _ in range(height)]
+    courses = resampled([value for value in values if math.isfinite(value)], 2 * width)
+    if courses and height > 0:
+        before: int | None = None
+        for x, y in enumerate(levels(courses, 4 * height, from_zero=from_zero)):
+            start = y if before is None else before
+            for dot in range(min(start, y) + (start < y), max(start, y) + (start <= y)):
+                row = 4 * height - 1 - dot
+                cells[row // 4][x // 2] |= _DOTS[row % 4][x % 2]
+            before = y
+    return tuple("".join(chr(_BRAILLE + cell) if cell else " " for cell in row) for row in cells)
+
+
+def resampled(values: Sequence[float], count: int) -> list[float]:
+    """`count` values that take the same course: means where there are more, straight lines between them where there are fewer."""
+    known = len(values)
+    if known == 0 or count <= 0:
+        return []
+    if known >= count:
+        bounds = [index * known // count for index in range(count + 1)]
+        return [math.fsum(values[low:high]) / (high - low) for low, high in itertools.pairwise(bounds)]
+    if known == 1:
+        return [values[0]] * count
+    found = []
+    for index in range(count):
+        low, part = divmod(index * (known - 1), count - 1)
+        share = part / (count - 1)
+        found.append(values[low] * (1 - share) + values[min(low + 1, known - 1)] * share)
+    return found
+
+
+def levels(values: Sequence[float], count: int, *, from_zero: bool = False) -> list[int]:
+    """Each value's level, 0 to count - 1, between the least, or zero, and the greatest."""
+    low, high = min(values), max(values)
+    if from_zero:
+        low = min(0.0, low)
+    if not high > low:
+        return [count // 2] * len(values)
+    half = high / 2 - low / 2  # halved, so that it cannot overflow
+    return [min(count - 1, max(0, round((value / 2 - low / 2) / half * (count - 1)))) for value in values]

@@ -1,0 +1,91 @@
+"""Asks the daemon over and over, on a thread of its own, and hands on what there is to see. A daemon that ended is asked on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from peerd.cli.top.picture import Picture, picture_of
+from peerd.cli.top.recall import KEPT_STEPS, Reading, Recall
+from peerd.control.client import ControlClient
+from peerd.control.protocol import PeersReply, StatusReply, StepInfo
+from peerd.errors import PeerdError
+
+PERIOD_S = 0.5
+LONGEST_PAUSE_S = 3.0
+REST = 4
+"""Pause so many times as long as the asking took: watching must cost a busy daemon little."""
+SILENCE_S = 3.0
+LEAVE_SILENCE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why there is nothing new to see, in one line."""
+
+    text: str
+
+
+class Feed:
+    """One daemon's picture, again and again."""
+
+    def __init__(self, client: ControlClient) -> None:
+        self._client = client
+        self._recall = Recall()
+        self._stopped = threading.Event()
+
+    def ask(self) -> Picture:
+        """The daemon's picture now. PeerdError where it does not answer, or not so that it can be understood."""
+        try:
+            reading = self._reading()
+            recall = self._recall.after(reading)
+            picture = picture_of(reading, recall)
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            problem = f"the daemon's reply cannot be understood ({type(error).__name__}: {error})"
+            raise PeerdError(problem, "client and daemon may differ in version: restart the daemon") from None
+        self._recall = recall
+        return picture
+
+    def start(self, tell: Callable[[Picture | Trouble], object]) -> None:
+        """`tell` is called from the feed's thread, which ends with the process at the latest."""
+        threading.Thread(target=self._run, args=(tell,), name="top-feed", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def leave(self, tell: Callable[[Trouble | None], object]) -> None:
+        """Ask the daemon to drain and end; `tell` gets None when it has, from a thread."""
+
+        def request() -> None:
+            try:
+                self._client.request("leave", now=False, silence_s=LEAVE_SILENCE_S)
+            except PeerdError as error:
+                tell(Trouble(error.message))
+            else:
+                tell(None)
+
+        threading.Thread(target=request, name="top-leave", daemon=True).start()
+
+    def _run(self, tell: Callable[[Picture | Trouble], object]) -> None:
+        pause_s = PERIOD_S
+        while not self._stopped.wait(pause_s):
+            began_s = time.monotonic()
+            found: Picture | Trouble
+            try:
+                found = self.ask()
+            except PeerdError as error:
+                found = Trouble(error.message)
+            pause_s = min(LONGEST_PAUSE_S, max(PERIOD_S, REST * (time.monotonic() - began_s)))
+            if not self._stopped.is_set():
+                tell(found)
+
+    def _reading(self) -> Reading:
+        status = cast("StatusReply", self._client.request("status", silence_s=SILENCE_S))
+        peers = cast("PeersReply", self._client.request("peers", silence_s=SILENCE_S))
+        since = max(self._recall.ask_since, status["peer"]["step"] - KEPT_STEPS)
+        steps = cast("list[StepInfo]", self._client.request("history", since=since, silence_s=SILENCE_S)["steps"])
+        clock = time.strftime("%H:%M:%S")
+        return Reading(at_s=time.monotonic(), clock=clock, status=status, peers=peers, steps=tuple(steps))

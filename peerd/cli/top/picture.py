@@ -1,0 +1,186 @@
+"""One reading and what is remembered, as the values that the screen shows. Whatever a peer wrote has lost its control characters here."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from peerd.cli.render import exactness, phase_of, plain, short_id
+from peerd.cli.top.ink import amount, duration, fixed
+from peerd.cli.top.recall import Event, Reading, Recall
+from peerd.control.protocol import HealthItem, PeerInfo, StageInfo, StatusReply
+
+UNFOLDED_UP_TO = 60
+"""Peers; in larger swarms only the own stage is unfolded at first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRow:
+    stage: int
+    step: int
+    phase: str
+    done: int
+    queue: int
+    throughput: float
+    num_peers: int
+    num_doubtful: int
+    """Peers that are suspect or leaving."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRow:
+    peer: PeerInfo
+    name: str
+    phase: str
+    mine: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """A stage and its peers, my own first."""
+
+    row: StageRow
+    peers: tuple[PeerRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """What there is to see at one moment."""
+
+    pid: int
+    """Of the daemon that told."""
+    run: str
+    step: int | None
+    """The step that the swarm works on."""
+    last_step: int
+    """Of the run; 0 where it has no end."""
+    num_microbatches: int
+    loss: float | None
+    tokens_per_second: float
+    losses: tuple[float, ...]
+    speeds: tuple[float, ...]
+    step_span: str
+    stages: tuple[StagePart, ...]
+    greatest_queue: int
+    own: tuple[tuple[str, str], ...]
+    health: tuple[HealthItem, ...]
+    events: tuple[Event, ...]
+    uptime: str
+    my_stage: int
+
+    @property
+    def num_peers(self) -> int:
+        return sum(len(stage.peers) for stage in self.stages)
+
+    def folded_at_first(self) -> frozenset[int]:
+        if self.num_peers <= UNFOLDED_UP_TO:
+            return frozenset()
+        return frozenset(part.row.stage for part in self.stages) - {self.my_stage}
+
+    def peer(self, name: str) -> PeerInfo | None:
+        """A peer by its id."""
+        return next((row.peer for part in self.stages for row in part.peers if row.peer["id"] == name), None)
+
+
+def picture_of(reading: Reading, recall: Recall) -> Picture:
+    status, peers, run = reading.status, reading.peers, reading.peers["run"]
+    me = status["peer"]["id"]
+    stages = tuple(_part(stage, run["microbatches_per_step"], me) for stage in peers["stages"])
+    return Picture(
+        pid=status["pid"],
+        run=plain(run["name"], 64),
+        step=peers["work_step"],
+        last_step=run["steps"],
+        num_microbatches=run["microbatches_per_step"],
+        loss=peers["last_loss"],
+        tokens_per_second=peers["tokens_per_second"],
+        losses=tuple(recall.losses.values()),
+        speeds=tuple(recall.speeds.values()),
+        step_span=_span_of(recall),
+        stages=stages,
+        greatest_queue=max((row.peer["queue"] for part in stages for row in part.peers), default=0),
+        own=tuple(_own(reading, recall)),
+        health=tuple(_health(status)),
+        events=recall.events,
+        uptime=duration(status["uptime_s"]),
+        my_stage=status["peer"]["stage"],
+    )
+
+
+def _span_of(recall: Recall) -> str:
+    """From which step to which the losses reach, and from how much to how much."""
+    losses = recall.losses
+    if not losses:
+        return ""
+    low, high = min(losses.values()), max(losses.values())
+    return f"{fixed(low)} to {fixed(high)}, steps {min(losses)}-{max(losses)}"
+
+
+def _part(stage: StageInfo, num_microbatches: int, me: str) -> StagePart:
+    peers = [PeerRow(peer=peer, name=short_id(peer["id"]), phase=phase_of(peer), mine=peer["id"] == me) for peer in stage["peers"]]
+    peers.sort(key=lambda row: not row.mine)
+    row = StageRow(
+        stage=stage["stage"],
+        step=stage["step"],
+        phase=_phase(stage),
+        done=num_microbatches - stage["missing"] if peers else 0,
+        queue=stage["queue"],
+        throughput=stage["throughput"],
+        num_peers=len(peers),
+        num_doubtful=sum(peer["suspect"] or peer["leaving"] for peer in stage["peers"]),
+    )
+    return StagePart(row, tuple(peers))
+
+
+def _phase(stage: StageInfo) -> str:
+    """What most of a stage's peers at its step are doing."""
+    phases = Counter(plain(peer["phase"], 12) for peer in stage["peers"] if peer["step"] == stage["step"] and not peer["suspect"])
+    return phases.most_common(1)[0][0] if phases else "nobody"
+
+
+def _own(reading: Reading, recall: Recall) -> Iterator[tuple[str, str]]:
+    """Name and value of what my daemon did, does and decided."""
+    status = reading.status
+    peer, counters, rates = status["peer"], status["counters"], recall.bytes_per_second()
+    moves = f", moved {status['moves']} times" if status["moves"] else ""
+    yield "you", f"{short_id(peer['id'])}, stage {peer['stage']}, {phase_of(peer)} at step {peer['step']}{moves}"
+    given = f"{amount(peer['tokens'])} tokens{_share(reading)}"
+    yield "gave", f"{given}; traffic {amount(rates[0])}B/s out, {amount(rates[1])}B/s in"
+    yield "exact", f"{exactness(counters)}; relaunched {counters['replayed_microbatches']}, faults {counters['faults_seen']}"
+    yield "decision", plain(status["decision"])
+    yield "rebalance", plain(status["rebalancing"])
+
+
+def _share(reading: Reading) -> str:
+    """My part of the tokens of all who are here."""
+    tokens = [peer["tokens"] for stage in reading.peers["stages"] for peer in stage["peers"]]
+    total = math.fsum(tokens)
+    mine = reading.status["peer"]["tokens"]
+    share = min(1.0, mine / total) if total > 0 else 0.0
+    return f" ({share:.0%} of those here)" if share >= 0.1 else f" ({share:.1%} of those here)"
+
+
+def _health(status: StatusReply) -> Iterator[HealthItem]:
+    for item in status["health"]:
+        yield HealthItem(code=item["code"], title=plain(item["title"]), severity=plain(item["severity"], 12), remedy=plain(item["remedy"]))
+
+
+def details_of(peer: PeerInfo, num_microbatches: int) -> tuple[tuple[str, str], ...]:
+    """Everything that its record tells about a peer."""
+    addresses = [plain(address) for address in peer["addresses"]] or ["none: it cannot be called"]
+    return (
+        ("id", plain(peer["id"])),
+        ("stage", f"{peer['stage']}, at step {peer['step']}"),
+        ("phase", phase_of(peer) if phase_of(peer) == peer["phase"] else f"{phase_of(peer)}, {plain(peer['phase'], 12)}"),
+        ("done", f"{peer['done']} of {num_microbatches} microbatches of its step"),
+        ("queue", f"{peer['queue']} waiting, {peer['in_flight']} in flight"),
+        ("speed", f"{amount(peer['throughput'])} samples/s"),
+        ("gave", f"{amount(peer['tokens'])} tokens"),
+        ("loss", fixed(peer["last_loss"])),
+        ("device", f"{plain(peer['device'], 40)}, {amount(peer['memory_bytes'])}B of memory"),
+        ("software", plain(peer["software"], 60)),
+        ("record", f"{duration(peer['age_s'])} old, incarnation {peer['incarnation']}, {peer['inexact']} steps inexact"),
+        *(("address" if index == 0 else "", address) for index, address in enumerate(addresses)),
+    )

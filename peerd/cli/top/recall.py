@@ -1,0 +1,169 @@
+"""What is remembered from one reading to the next: losses and speeds, traffic, and who came, went, moved or fell silent.
+
+The daemon keeps no account of others' comings and goings; what is told here was seen while `peerd top` ran.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from peerd.cli.render import phase_of, short_id
+from peerd.control.protocol import PeerInfo, PeersReply, StatusReply, StepInfo
+
+KEPT_STEPS = 2000
+KEPT_EVENTS = 200
+TRAFFIC_WINDOW_S = 10.0
+SPEED_WINDOW = 5
+"""Steps over which a speed is taken."""
+MOST_TOLD_APART = 5
+"""Where more peers do the same at once, they are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What the daemon answered at one moment."""
+
+    at_s: float
+    """On the reader's monotonic clock."""
+    clock: str
+    """The time of day."""
+    status: StatusReply
+    peers: PeersReply
+    steps: tuple[StepInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    at_s: float
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a peer was, and whether it was in doubt."""
+
+    stage: int
+    suspect: bool
+    leaving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    clock: str
+    text: str
+
+
+def _nothing() -> Mapping[int, float]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """Everything remembered; `after` gives the next one."""
+
+    pid: int = 0
+    steps: tuple[StepInfo, ...] = ()
+    """What the daemon's own history tells, in order: all of it in the last stage, which knows the losses, little elsewhere."""
+    losses: Mapping[int, float] = field(default_factory=_nothing)
+    """By step, in order; from the history, else as seen while the step was at work."""
+    speeds: Mapping[int, float] = field(default_factory=_nothing)
+    """Tokens per second, likewise."""
+    traffic: tuple[Traffic, ...] = ()
+    places: Mapping[str, Place] = field(default_factory=lambda: MappingProxyType({}))
+    events: tuple[Event, ...] = ()
+    """The latest last."""
+
+    @property
+    def ask_since(self) -> int:
+        """The first step to ask for: a step's loss may be known after the next one has begun."""
+        return max(0, self.steps[-1]["step"] - 8) if self.steps else 0
+
+    def after(self, reading: Reading) -> Recall:
+        status = reading.status
+        if status["pid"] != self.pid:
+            told = [Event(reading.clock, "your daemon was started again")] if self.pid else []
+            return replace(Recall(pid=status["pid"], events=(*self.events, *told)), places=places_of(reading.peers))._measured(reading)
+        places = places_of(reading.peers)
+        happened = tuple(Event(reading.clock, text) for text in changes(self.places, places, status["peer"]["id"]))
+        return replace(self, places=places, events=(*self.events, *happened)[-KEPT_EVENTS:])._measured(reading)
+
+    def _measured(self, reading: Reading) -> Recall:
+        counters = reading.status["counters"]
+        latest = Traffic(reading.at_s, counters["bytes_sent"], counters["bytes_received"])
+        traffic = tuple(entry for entry in self.traffic if reading.at_s - entry.at_s < TRAFFIC_WINDOW_S)
+        by_step = {entry["step"]: entry for entry in (*self.steps, *reading.steps)}
+        steps = tuple(by_step[step] for step in sorted(by_step)[-KEPT_STEPS:])
+        seen, loss, speed = reading.peers["work_step"], reading.peers["last_loss"], reading.peers["tokens_per_second"]
+        losses = {seen: loss} if seen is not None and loss is not None else {}
+        speeds = {seen: speed} if seen is not None and speed > 0 else {}
+        return replace(
+            self,
+            traffic=(*traffic, latest),
+            steps=steps,
+            losses=_course({**self.losses, **losses, **{entry["step"]: entry["loss"] for entry in steps}}),
+            speeds=_course({**self.speeds, **speeds, **dict(speeds_of(steps))}),
+        )
+
+    def bytes_per_second(self) -> tuple[float, float]:
+        """Sent and received, over the last seconds."""
+        if len(self.traffic) < 2 or self.traffic[-1].at_s <= self.traffic[0].at_s:
+            return 0.0, 0.0
+        first, last = self.traffic[0], self.traffic[-1]
+        span_s = last.at_s - first.at_s
+        return (last.sent_bytes - first.sent_bytes) / span_s, (last.received_bytes - first.received_bytes) / span_s
+
+
+def _course(values: Mapping[int, float]) -> Mapping[int, float]:
+    """Finite values of the last steps, in order."""
+    return MappingProxyType({step: values[step] for step in sorted(values)[-KEPT_STEPS:] if math.isfinite(values[step])})
+
+
+def speeds_of(steps: tuple[StepInfo, ...]) -> Iterator[tuple[int, float]]:
+    """Tokens per second up to each step; a step that this daemon did not see end has no time."""
+    timed = [entry for entry in steps if entry["time_s"] > 0]
+    for index in range(1, len(timed)):
+        first, last = timed[max(0, index - SPEED_WINDOW)], timed[index]
+        span_s = last["time_s"] - first["time_s"]
+        if span_s > 0:
+            yield last["step"], (last["step"] - first["step"]) * last["tokens"] / span_s
+
+
+def places_of(peers: PeersReply) -> Mapping[str, Place]:
+    return MappingProxyType({peer["id"]: _place_of(peer) for stage in peers["stages"] for peer in stage["peers"]})
+
+
+def _place_of(peer: PeerInfo) -> Place:
+    return Place(peer["stage"], phase_of(peer) == "suspect", peer["leaving"])
+
+
+def changes(before: Mapping[str, Place], now: Mapping[str, Place], me: str) -> list[str]:
+    """What befell whom, in words."""
+    found: dict[str, list[str]] = {}
+    for peer in sorted(now.keys() | before.keys()):
+        what = _change(before.get(peer), now.get(peer))
+        if what:
+            found.setdefault(what, []).append("you" if peer == me else short_id(peer))
+    return [text for what, who in found.items() for text in _told(what, who)]
+
+
+def _change(before: Place | None, now: Place | None) -> str:
+    if before is None:
+        assert now is not None
+        return f"joined stage {now.stage}"
+    if now is None:
+        return f"left stage {before.stage}" if before.leaving else f"vanished from stage {before.stage}"
+    if now.stage != before.stage:
+        return f"moved from stage {before.stage} to stage {now.stage}"
+    if now.suspect != before.suspect:
+        return f"fell silent in stage {now.stage}: suspect" if now.suspect else f"was heard again in stage {now.stage}"
+    return f"began to leave stage {now.stage}" if now.leaving and not before.leaving else ""
+
+
+def _told(what: str, who: list[str]) -> Iterable[str]:
+    if len(who) > MOST_TOLD_APART:
+        return [f"{len(who)} peers: {what}"]
+    return [f"{name} {what}" for name in who]

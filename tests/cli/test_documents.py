@@ -1,0 +1,117 @@
+"""Every command that a document or a verb's own help shows is one that the command line takes; those that ask or write little are run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from peerd.cli.main import cli
+from peerd.config.paths import Home
+from tests.cli.conftest import Command
+from tests.cli.replies import peers_reply, status_reply
+from tests.cli.test_contract import verbs_of
+from tests.command_line import check
+from tests.control.fake_daemon import serving
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "peerd" / "docs").glob("*.md")))
+SEPARATORS = {"&&", "||", "|", ";", "&"}
+STANDS_FOR = {"N": "3", "S": "2", "SECONDS": "30", "SHARE": "0.1", "VERB": "status", "TOPIC": "volunteer", "FILE.png": "plot.png"}
+REPLIES = {
+    "status": dict(status_reply()),
+    "peers": dict(peers_reply()),
+    "wait": {"schema": 1, "step": 4, "serving": True},
+    "leave": {"schema": 1},
+}
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """The arguments of every `peerd` in a line of shell; a `peerd` without any is a user's or a service's name."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # prose with an apostrophe
+        return
+    for index, word in enumerate(words):
+        if word == "peerd" or word.endswith(("scripts/peerd", "bin/peerd")):
+            rest = words[index + 1 :]
+            end = next((place for place, following in enumerate(rest) if following in SEPARATORS), len(rest))
+            arguments = [STANDS_FOR.get(argument, argument) for argument in rest[:end]]
+            if arguments and (arguments[0] in cli.commands or arguments[0].startswith("--")):
+                yield arguments
+
+
+def lines_of(page: Path) -> Iterator[str]:
+    """Lines of code; a block of output is none."""
+    text = page.read_text(encoding="utf-8")
+    for block in re.findall(r"^```bash[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        yield from block.splitlines()
+    yield from re.findall(r"^    (.*)$", _prose(text), re.MULTILINE)
+
+
+def spans_of(page: Path) -> Iterator[str]:
+    """Code within sentences, where a command may be named without all that it needs."""
+    yield from (re.sub(r"\s+", " ", span) for span in re.findall(r"`([^`]+)`", _prose(page.read_text(encoding="utf-8"))))
+
+
+def _prose(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def shown_by(command: click.Command) -> list[str]:
+    """The examples in a verb's help."""
+    return re.findall(r"^ +(peerd .*)$", command.help or "", re.MULTILINE)
+
+
+FROM_PAGES = [(page.name, arguments) for page in PAGES for line in lines_of(page) for arguments in commands_in(line)]
+FROM_SPANS = [(page.name, arguments) for page in PAGES for line in spans_of(page) for arguments in commands_in(line)]
+NAMED = {(where, tuple(arguments)) for where, arguments in FROM_SPANS}
+FROM_HELP = [(name, arguments) for name, verb in verbs_of(cli) for line in shown_by(verb) for arguments in commands_in(line)]
+SHOWN = sorted({(where, tuple(arguments)) for where, arguments in FROM_PAGES + FROM_SPANS + FROM_HELP})
+
+
+def test_commands_are_found_where_people_look_for_them() -> None:
+    places = {where for where, _ in SHOWN}
+    assert {"README.md", "volunteer.md", "organiser.md", "deploy.md", "simulate.md", "faults.md"} <= places
+    assert {"demo", "join", "status", "top", "new", "start"} <= places
+    assert ["top"] in [arguments for where, arguments in FROM_SPANS if where == "volunteer.md"]
+
+
+@pytest.mark.parametrize(("where", "arguments"), SHOWN, ids=lambda value: value if isinstance(value, str) else " ".join(value))
+def test_a_command_that_is_shown_exists(where: str, arguments: tuple[str, ...]) -> None:
+    try:
+        check(list(arguments))
+    except click.exceptions.Exit as found:  # --help and --version
+        assert found.exit_code == 0
+    except (click.MissingParameter, click.exceptions.NoArgsIsHelpError):
+        assert (where, arguments) in NAMED
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    sorted({arguments for _, arguments in SHOWN if arguments[0] in {"new", "help", *REPLIES} and "--help" not in arguments}),
+    ids=" ".join,
+)
+def test_a_command_that_only_asks_or_writes_a_run_does_so(
+    peerd: Command, short_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    if arguments[:1] == ("peers",) and len(arguments) > 1 and not arguments[1].startswith("--"):
+        pytest.skip("asks a peer over the network")
+    monkeypatch.chdir(tmp_path)
+    folder = Path("DIR" if "DIR" in arguments else "my-run")
+    with serving(Home(short_home), lambda request: {"ok": REPLIES[request["verb"]]}):
+        done = peerd(*arguments)
+    assert done.code == 0, done.err
+    assert done.out
+    if arguments[0] == "new":
+        assert (tmp_path / folder / "run.toml").exists()
+
+
+@pytest.mark.parametrize("wrong", ["peerd stat", "peerd status --jsn", "peerd wait --step x", "peerd peers A B"])
+def test_a_command_that_does_not_exist_would_be_noticed(wrong: str) -> None:
+    with pytest.raises(click.UsageError):
+        check(shlex.split(wrong)[1:])

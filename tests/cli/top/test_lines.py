@@ -1,0 +1,186 @@
+"""What `peerd top` draws fits the columns it has, whatever the daemon answers, and cannot hurt a terminal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from peerd.cli.top import table
+from peerd.cli.top.curve import drawn, levels, resampled
+from peerd.cli.top.ink import Ink, Line, bar, fitted, line_fitted, width_of
+from peerd.cli.top.notes import entry, heading, loss_title, notes, speed_title
+from peerd.cli.top.picture import StageRow, details_of, picture_of
+from peerd.cli.top.recall import Reading, Recall
+from tests.cli.replies import peer_info, peers_reply, run_info, status_reply
+from tests.cli.top.strategies import readings
+
+WIDTHS = st.integers(0, 220)
+INKS = st.sampled_from(Ink)
+
+
+def text_of(line: Line) -> str:
+    return "".join(text for text, _ in line)
+
+
+def assert_fits(line: Line, width: int) -> None:
+    assert width_of(line) == width
+    assert text_of(line).isprintable()
+
+
+@settings(max_examples=25)
+@given(st.lists(readings(), min_size=1, max_size=3), st.integers(40, 220), st.integers(0, 40))
+def test_every_line_fits_and_is_printable_for_any_replies(seen: list[Reading], width: int, height: int) -> None:
+    recall = Recall()
+    for reading in seen:
+        recall = recall.after(reading)
+        picture = picture_of(reading, recall)
+    for line in (*heading(picture, "live", width), loss_title(picture, width), speed_title(picture, width), table.head_line(width)):
+        assert_fits(line, width)
+    found = notes(picture, width, height)
+    assert len(found) <= height
+    for line in found:
+        assert_fits(line, width)
+    rows = table.rows_of(picture, frozenset())
+    for row in (*rows[:40], *rows[-10:]):
+        assert_fits(table.row_line(row, picture, width), width)
+    for part in picture.stages:
+        for peer in part.peers[:3]:
+            for name, value in details_of(peer.peer, picture.num_microbatches):
+                for line in entry(name, value, width, most=3):
+                    assert_fits(line, width)
+
+
+@given(st.text(), WIDTHS, st.booleans())
+def test_a_fitted_text_has_the_width_asked_for(text: str, width: int, right: bool) -> None:
+    assert cell_len(fitted(text, width, right=right)) == width
+
+
+@given(st.lists(st.tuples(st.text(max_size=20), INKS), max_size=6), WIDTHS)
+def test_a_fitted_line_has_the_width_asked_for(spans: list[tuple[str, Ink]], width: int) -> None:
+    assert width_of(line_fitted(spans, width)) == width
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True), st.integers(0, 50))
+def test_a_bar_stays_within_its_width_and_shows_anything_above_nothing(share: float, width: int) -> None:
+    assert len(bar(share, width)) <= width
+    assert (bar(share, width) != "") == (share > 0 and width > 0)
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_a_longer_bar_means_more(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert len(bar(low, 20)) <= len(bar(high, 20))
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=300), st.integers(0, 90), st.integers(0, 12), st.booleans())
+def test_a_curve_has_its_size_and_nothing_but_dots(values: list[float], width: int, height: int, from_zero: bool) -> None:
+    rows = drawn(values, width, height, from_zero=from_zero)
+    assert [len(row) for row in rows] == [width] * height
+    assert all(character == " " or 0x2800 < ord(character) <= 0x28FF for row in rows for character in row)
+
+
+def test_a_falling_series_is_drawn_from_the_top_left_to_the_bottom_right() -> None:
+    assert drawn([3.0, 2.0, 1.0, 0.0], 2, 1) == ("\u2811\u2884",)
+    rows = drawn([5.0, 4.0, 3.0, 2.0, 1.0], 10, 5)
+    assert rows[0][0] != " "
+    assert rows[0][-1] == " "
+    assert rows[-1][-1] != " "
+    assert rows[-1][0] == " "
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(2, 200))
+def test_a_resampled_series_keeps_within_its_bounds(values: list[float], count: int) -> None:
+    found = resampled(values, count)
+    assert len(found) == count
+    assert min(values) - 1e-6 <= min(found)
+    assert max(found) <= max(values) + 1e-6
+    if len(values) <= count and len(values) > 1:
+        assert found[0] == values[0]
+        assert found[-1] == pytest.approx(values[-1])
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, max_size=50), st.integers(2, 60))
+def test_levels_keep_the_order_of_the_values(values: list[float], count: int) -> None:
+    found = levels(values, count)
+    assert all(0 <= level < count for level in found)
+    pairs = sorted(zip(values, found, strict=True))
+    assert [level for _, level in pairs] == sorted(found)
+
+
+def test_speeds_are_drawn_from_zero_so_that_a_steady_one_looks_steady() -> None:
+    assert levels([90.0, 100.0], 20, from_zero=True) == [17, 19]
+    assert levels([90.0, 100.0], 20) == [0, 19]
+
+
+def picture_from(**fields: object) -> tuple[Reading, Recall]:
+    reading = Reading(at_s=1.0, clock="12:00:00", **{"status": status_reply(), "peers": peers_reply(), "steps": (), **fields})  # type: ignore[arg-type]
+    return reading, Recall().after(reading)
+
+
+def test_doubtful_peers_and_empty_stages_are_told_in_words_not_by_colour_alone() -> None:
+    reply = peers_reply(num_stages=3)
+    reply["stages"][0]["peers"][0]["suspect"] = True
+    reply["stages"][1]["peers"][0]["leaving"] = True
+    reply["stages"][2]["peers"] = []
+    picture = picture_of(*picture_from(peers=reply))
+    shown = [text_of(table.row_line(row, picture, 77)) for row in table.rows_of(picture, frozenset())]
+    assert any("! suspect" in line for line in shown)
+    assert any("! leaving" in line for line in shown)
+    assert any("stage 2 (0)" in line and "! nobody" in line for line in shown)
+    stage = next(row for row in table.rows_of(picture, frozenset({0})) if isinstance(row, StageRow))
+    assert "! 1 in doubt" in text_of(table.row_line(stage, picture, 77, folded=True))
+
+
+def test_my_own_row_comes_first_in_its_stage_and_is_marked() -> None:
+    reply = peers_reply()
+    me = reply["stages"][1]["peers"][1]
+    picture = picture_of(*picture_from(peers=reply, status=status_reply(peer=me)))
+    row = table.rows_of(picture, frozenset())[4]
+    assert "you" in text_of(table.row_line(row, picture, 77))
+
+
+def test_longer_queues_have_longer_bars_on_a_scale_that_does_not_jump() -> None:
+    reply = peers_reply(num_stages=1, peers_per_stage=3)
+    for peer, queue in zip(reply["stages"][0]["peers"], (0, 3, 6), strict=True):
+        peer["queue"] = queue
+    picture = picture_of(*picture_from(peers=reply))
+    lines = [text_of(table.row_line(row, picture, 100)) for row in table.rows_of(picture, frozenset())[1:]]
+    lengths = [line.count("\u2588") for line in lines]
+    assert lengths[0] == 0 < lengths[1] < lengths[2]
+    reply["stages"][0]["peers"][2]["queue"] = 7
+    again = picture_of(*picture_from(peers=reply))
+    assert text_of(table.row_line(table.rows_of(again, frozenset())[2], again, 100)) == lines[1]
+
+
+def test_eighty_columns_show_every_column_that_matters() -> None:
+    head = text_of(table.head_line(77))
+    assert [title for title in ("stage / peer", "step", "phase", "done", "queue", "samples/s") if title not in head] == []
+    wide = text_of(table.head_line(180))
+    assert [column.title for column in table.COLUMNS if column.title not in wide] == []
+
+
+def test_problems_come_before_everything_and_events_keep_their_room() -> None:
+    status = status_reply(health=[{"code": "x", "title": "nobody serves stage 1", "severity": "problem", "remedy": "more peers"}])
+    reading, recall = picture_from(status=status)
+    smaller = peers_reply(num_stages=1)
+    recall = recall.after(Reading(at_s=2.0, clock="12:00:01", status=status, peers=smaller, steps=()))
+    lines = [text_of(line) for line in notes(picture_of(reading, recall), 78, 8)]
+    assert lines[0].startswith("problem:   nobody serves stage 1; more peers")
+    assert "vanished from stage 1" in lines[-1]
+    assert len(lines) == 8
+
+
+def test_a_share_tells_what_part_of_the_swarms_tokens_is_mine() -> None:
+    reply = peers_reply(num_stages=1, peers_per_stage=4)
+    me = reply["stages"][0]["peers"][0]
+    picture = picture_of(*picture_from(peers=reply, status=status_reply(peer=me)))
+    assert "41K tokens (25% of those here)" in dict(picture.own)["gave"]
+
+
+def test_only_the_own_stage_of_a_large_swarm_is_unfolded_at_first() -> None:
+    reply = peers_reply(num_stages=4, peers_per_stage=100)
+    picture = picture_of(*picture_from(peers=reply, status=status_reply(peer=peer_info(stage=2), run=run_info(num_stages=4))))
+    assert picture.folded_at_first() == {0, 1, 3}
+    assert len(table.rows_of(picture, picture.folded_at_first())) == 104
