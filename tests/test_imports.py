@@ -65,6 +65,12 @@ ALLOWED: dict[str, dict[str, str]] = {
         "swarm": "the view is what it shows",
         "table": "the view is what it shows",
     },
+    "observe": {
+        "config": "where the history lies",
+        "control": "the words of what it shows",
+        "policy": "rosters say who computed what",
+        "table": "the view is what it watches",
+    },
     "sim": {"policy": "it drives the daemon's own decisions", "table": "they decide on views and records"},
     "cli": {
         "config": "homes, settings, run files",

@@ -85,6 +85,8 @@ class Rounds:
         """The last average applied, until it is on disk."""
         self.own_record: Callable[[], RawRecord] = lambda: (b"", b"")
         self.on_change: Callable[[], None] = lambda: None
+        self.on_applied: Callable[[Roster], None] = lambda _roster: None
+        """An average was applied to the parameters, also while catching up."""
         self.on_failure: Callable[[PeerId], None] = lambda _peer: None
 
     # As leader
@@ -314,6 +316,7 @@ class Rounds:
         """Log an average for mates that missed it, when the torch thread has nothing better to do."""
         self.missed.clear()
         self._latest = held
+        self.on_applied(held.roster)
         if len(held.roster.entries) > 1:  # alone, there is no mate that could have missed it
             self._in_background(self._write_log(held))
 

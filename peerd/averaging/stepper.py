@@ -54,6 +54,8 @@ class Stepper:
         """May begin the run alone: the organiser's daemon."""
         self.most_state_bytes = 1 << 40
         self.decision = Decision(Act.WAIT, "just begun")
+        self.resumed_at: int | None = None
+        """Step of the checkpoint this peer took over."""
         self.reloads = 0
         self.resets = 0
         self.duplicates = 0
@@ -136,6 +138,7 @@ class Stepper:
         LOG.info("resuming from disk" if found else "the checkpoint is gone", step=step, reason=decision.reason)
         if found is not None:
             await self._executor.run(Priority.CONTROL, lambda: self._state.load(found.tensors, step, found.lineage, found.history))
+            self.resumed_at = step
         await self._executor.run(Priority.CONTROL, lambda: self._state.offer_checkpoints(()))
 
     async def _apply_fence(self) -> None:

@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from peerd import __version__
-from peerd.cli import demo, guide, organise, simulate, volunteer, watch
+from peerd.cli import demo, guide, organise, past, simulate, volunteer, watch
 from peerd.cli.options import home_option
 from peerd.errors import ExitCode, PeerdError
 
@@ -52,6 +52,8 @@ for _verb in (
     watch.status,
     watch.peers,
     watch.wait,
+    past.history,
+    past.contributions,
     volunteer.leave,
     organise.new,
     organise.start,

@@ -47,6 +47,10 @@ class Home:
         """The last few steps of this peer's stage, by run."""
         return self.folder / "checkpoints" / run
 
+    def history(self, run: str) -> Path:
+        """What this home's daemons saw of a run: steps, samples, events, contributions."""
+        return self.folder / "history" / f"{run}.sqlite"
+
     @property
     def run_folder(self) -> Path:
         """Sockets; removed when the daemon ends. Falls back to /tmp where the path would be too long for a socket."""

@@ -33,6 +33,8 @@ class Settings:
     """Sleep this long per microbatch and peer in place of real work (benchmarks only); 0 is off."""
     slow_factor: float = 1.0
     """Take this many times as long per microbatch (tests and benchmarks); 1 is off."""
+    observe: bool = True
+    """Keep a history of the run in the home."""
     allow_faults: bool = False
     """Accept the control verb `fault` (tests and the demo's chaos only): anyone with the control socket may then harm this daemon."""
     follow_parent: bool = False

@@ -13,6 +13,7 @@ from peerd.control.protocol import SCHEMA, Counters, HealthItem, PeerInfo
 from peerd.control.server import Say, Verb
 from peerd.daemon.export import export_run
 from peerd.daemon.node import Node
+from peerd.daemon.past import number_in
 from peerd.daemon.table import TableReport
 from peerd.errors import TimedOutError, UsageError
 from peerd.table.record import Phase
@@ -28,7 +29,7 @@ class Answers:
         self._node = node
         self._leave = leave
         self._started_s: float = before._started_s if before else time.monotonic()
-        self._earlier: Mapping[str, int] = dict(before._counters()) if before else {}  # type: ignore[arg-type]
+        self._earlier: Mapping[str, int] = dict(before.counters()) if before else {}  # type: ignore[arg-type]
         self.moves: int = before.moves + 1 if before else 0
         self._table = TableReport(node.place.signed, node.membership)
 
@@ -36,7 +37,6 @@ class Answers:
         return {
             "status": self.status,
             "peers": self.peers,
-            "history": self.history,
             "wait": self.wait,
             "leave": self.leave,
             "export": self.export,
@@ -52,30 +52,20 @@ class Answers:
             "uptime_s": time.monotonic() - self._started_s,
             "run": self._table.run(),
             "peer": self._own_row(),
-            "counters": self._counters(),
+            "counters": self.counters(),
             "decision": f"{decision.act.value}: {decision.reason}",
             "rebalancing": node.rebalance_reason,
             "moves": self.moves,
-            "health": self._health(),
+            "health": self.health(),
             "compute_stand_in_ms": node.settings.compute_stand_in_ms,
             "slow_factor": node.service.pace.slow_factor,
         }
 
     async def peers(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-        return self._table.peers(self._tokens_per_second())
-
-    async def history(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-        since = _number(request, "since", 0)
-        times = self._node.commit_times_s
-        steps = [
-            {"step": entry.step, "loss": entry.loss, "tokens": entry.tokens, "time_s": times.get(entry.step, 0.0)}
-            for entry in self._node.state.history
-            if entry.step >= since
-        ]
-        return {"schema": SCHEMA, "steps": steps}
+        return self._table.peers(self.tokens_per_second())
 
     async def wait(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-        step = _number(request, "step", -1)
+        step = number_in(request, "step", 0)
         deadline_s = time.monotonic() + min(MAX_WAIT_S, max(0.0, float(request.get("timeout_s", 60.0))))
         while True:
             record = self._node.state.record
@@ -105,15 +95,17 @@ class Answers:
         measured = {entry.name: getattr(vitals, entry.name) for entry in fields(vitals)}
         return self._table.peer(replace(exact, version=published.version if published else 0, **measured))
 
-    def _tokens_per_second(self) -> float:
+    def tokens_per_second(self) -> float:
         """Over the last few committed steps, as this daemon saw them."""
         times = sorted(self._node.commit_times_s.items())[-10:]
         if len(times) < 2:
             return 0.0
         (first, began_s), (last, ended_s) = times[0], times[-1]
+        step_s = (ended_s - began_s) / (last - first)
+        ended_s = max(ended_s, time.time() - 2 * step_s)  # a run that stands still gets slower and slower
         return (last - first) * self._node.place.manifest.tokens_per_step / max(ended_s - began_s, 1e-9)
 
-    def _counters(self) -> Counters:
+    def counters(self) -> Counters:
         total = {name: count + self._earlier.get(name, 0) for name, count in self._counters_of_stage().items()}  # type: ignore[operator]
         total["inexact_steps"] = self._node.state.record.lineage.inexact
         return cast("Counters", total)
@@ -139,7 +131,7 @@ class Answers:
             "messages_refused": node.door.refused + node.membership.messages_refused,
         }
 
-    def _health(self) -> list[HealthItem]:
+    def health(self) -> list[HealthItem]:
         """What the user should know, most serious first."""
         node = self._node
         live, record, num_stages = node.membership.live(), node.state.record, node.place.manifest.train.num_stages
@@ -169,12 +161,3 @@ def join_line(node: Node) -> str:
 
 def _health(code: str, title: str, severity: str, remedy: str) -> HealthItem:
     return {"code": code, "title": title, "severity": severity, "remedy": remedy}
-
-
-def _number(request: Mapping[str, Any], name: str, default: int) -> int:
-    value = request.get(name, default)
-    if value is None:
-        return default
-    if type(value) is not int:
-        raise UsageError(f"{name} must be a whole number")
-    return value

@@ -26,8 +26,11 @@ from peerd.daemon.enter import enter
 from peerd.daemon.log import configure
 from peerd.daemon.mover import Mover
 from peerd.daemon.node import Node
+from peerd.daemon.observer import Observer
+from peerd.daemon.past import Past
 from peerd.daemon.supervisor import Supervisor
 from peerd.errors import ExitCode, PeerdError
+from peerd.observe.archive import Archive
 from peerd.swarm.identity import lock_home
 from peerd.train.data import STDLIB
 
@@ -80,7 +83,7 @@ async def _serve_one_stage(settings: Settings, home: Home, service: ControlServi
         await service.serve(node, departure)
         destination: int | None = None
         try:
-            await _run(node, departure)
+            await _run(node, departure, service.observer)
         except* Left:
             LOG.info("left", step=node.state.record.step)
         except* Moved as group:
@@ -104,6 +107,8 @@ class ControlService:
         self._stack = contextlib.AsyncExitStack()
         self._verbs: dict[str, Verb] = {}
         self._answers: Answers | None = None
+        self._archive: Archive | None = None
+        self.observer: Observer | None = None
         self._departure: Departure | None = None
         self._following: asyncio.Task[None] | None = None
         self.data_source = ""
@@ -119,7 +124,7 @@ class ControlService:
     async def serve(self, node: Node, departure: Departure) -> None:
         self._departure = departure
         first, self._answers = self._answers is None, Answers(node, departure.leave, self._answers)
-        self._verbs.update(_verbs(node, self._answers))
+        self._verbs.update({**_verbs(node, self._answers), **self._watch(node, self._answers)})
         self.data_source = node.place.data_source if node.place.data_source != STDLIB else ""
         if self._following is not None and self._following.done():
             departure.ask_now()  # the parent went while this daemon moved
@@ -128,6 +133,16 @@ class ControlService:
             if node.settings.follow_parent:
                 self._following = asyncio.get_running_loop().create_task(self._follow_parent())
             _say_ready(node)
+
+    def _watch(self, node: Node, answers: Answers) -> dict[str, Verb]:
+        """The history goes on where this daemon's last stage, or its last life, left it."""
+        if self._archive is None:
+            self._archive = Archive(self._home.history(node.place.signed.run))
+            self._stack.push_async_callback(self._archive.close)
+            self.observer = Observer(self._archive) if node.settings.observe else None
+        if self.observer is not None:
+            self.observer.attach(node, answers)
+        return Past(node, self._archive).verbs()
 
     async def _follow_parent(self) -> None:
         """Leave at once when standard input closes: whoever started this daemon is gone."""
@@ -151,7 +166,7 @@ def _verbs(node: Node, answers: Answers) -> dict[str, Verb]:
     return verbs
 
 
-async def _run(node: Node, departure: Departure) -> None:
+async def _run(node: Node, departure: Departure, observer: Observer | None) -> None:
     with _signals(departure.ask):
         async with asyncio.TaskGroup() as group:
             group.create_task(node.gossip.run())
@@ -163,6 +178,8 @@ async def _run(node: Node, departure: Departure) -> None:
             group.create_task(Supervisor(node).run())
             group.create_task(departure.run())
             group.create_task(Mover(node, departure).run())
+            if observer is not None:
+                group.create_task(observer.run())
 
 
 @contextlib.contextmanager

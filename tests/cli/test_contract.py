@@ -12,7 +12,7 @@ from peerd.cli.main import cli
 from peerd.config.paths import Home
 from peerd.errors import ExitCode
 from tests.cli.conftest import Command
-from tests.cli.replies import peers_reply, status_reply
+from tests.cli.replies import contributions_reply, history_reply, peers_reply, status_reply
 from tests.control.fake_daemon import answering, line
 
 _DAEMON_FLAGS = {"--stage", "--device", "--data", "--host", "--port", "--detach", "--compute-stand-in", "--slow", "--home", "--json"}
@@ -39,6 +39,8 @@ VERBS = {
     "status": {"--home", "--json"},
     "peers": {"--home", "--json"},
     "wait": {"--serving", "--step", "--timeout", "--home", "--json"},
+    "history": {"--since", "--events", "--home", "--json"},
+    "contributions": {"--share", "--home", "--json"},
     "leave": {"--now", "--home", "--json"},
     "new": {
         *("--name", "--stages", "--layers", "--d-model", "--heads", "--d-ff", "--sequence-length", "--microbatch-size", "--microbatches"),
@@ -108,7 +110,8 @@ def test_every_exit_code_is_explained_in_help_and_on_its_page(peerd: Command) ->
 
 
 def test_reading_verbs_print_one_json_object_with_the_schema(peerd: Command, short_home: Path) -> None:
-    for verb, reply in (("status", status_reply()), ("peers", peers_reply())):
+    past = (("history", history_reply()), ("contributions", contributions_reply()))
+    for verb, reply in (("status", status_reply()), ("peers", peers_reply()), *past):
         with answering(Home(short_home), line({"ok": reply})):
             done = peerd(verb, "--json")
         assert done.code == 0

@@ -57,7 +57,9 @@ def test_peers_loads_nothing_heavy(short_home: Path) -> None:
     assert done.stderr == "LOADED []\n"
 
 
-@pytest.mark.parametrize("verb", ["demo", "join", "status", "peers", "wait", "leave", "new", "start", "export", "reference", "help"])
+@pytest.mark.parametrize(
+    "verb", ["demo", "join", "status", "peers", "wait", "history", "contributions", "leave", "new", "start", "export", "reference", "help"]
+)
 def test_help_of_every_verb_loads_nothing_heavy(verb: str) -> None:
     done = subprocess.run([sys.executable, "-c", SPY, verb, "--help"], check=True, capture_output=True, text=True)
     assert done.stderr == "LOADED []\n"
