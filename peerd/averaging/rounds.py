@@ -79,6 +79,7 @@ class Rounds:
         self._background: set[asyncio.Task[None]] = set()
         self.open: Round | None = None
         self.failed = 0
+        self.num_applied = 0
         self.missed: Counter[PeerId] = Counter()
         """Rounds of this step that I led and that failed for want of a member."""
         self._latest: HeldAverage | None = None
@@ -316,6 +317,7 @@ class Rounds:
         """Log an average for mates that missed it, when the torch thread has nothing better to do."""
         self.missed.clear()
         self._latest = held
+        self.num_applied += 1
         self.on_applied(held.roster)
         if len(held.roster.entries) > 1:  # alone, there is no mate that could have missed it
             self._in_background(self._write_log(held))

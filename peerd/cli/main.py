@@ -52,6 +52,7 @@ for _verb in (
     watch.status,
     watch.peers,
     watch.wait,
+    watch.dashboard,
     past.history,
     past.contributions,
     volunteer.leave,

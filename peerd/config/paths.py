@@ -47,6 +47,11 @@ class Home:
         """The last few steps of this peer's stage, by run."""
         return self.folder / "checkpoints" / run
 
+    @property
+    def dashboard(self) -> Path:
+        """The dashboard's port of last time and its token; for this user's eyes only."""
+        return self.folder / "dashboard.json"
+
     def history(self, run: str) -> Path:
         """What this home's daemons saw of a run: steps, samples, events, contributions."""
         return self.folder / "history" / f"{run}.sqlite"

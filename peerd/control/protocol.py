@@ -10,6 +10,7 @@ history   since (int), events (bool), after    HistoryReply: finished steps numb
 contributions  -                               ContributionsReply: who computed what, by stage
 wait      serving (bool) or step, timeout_s    {"schema", "step", "serving"}
 leave     now (bool)                           {"schema"}; drains first unless `now`
+dashboard -                                    {"schema", "address"}: with the token
 export    folder (absolute path)               {"schema", "step", "folder", "files", "num_parameters"}; with progress lines
 fault     kind, then for_s, factor, at or seed {"schema"}; only where Settings.allow_faults: this daemon does as daemon/faults.py says
 """
@@ -99,6 +100,7 @@ class StatusReply(TypedDict):
     health: list[HealthItem]
     compute_stand_in_ms: float
     slow_factor: float
+    dashboard: str  # its address, without the token; empty where it is off
 
 
 class StageInfo(TypedDict):

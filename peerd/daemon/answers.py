@@ -9,8 +9,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from peerd.control.protocol import SCHEMA, Counters, HealthItem, PeerInfo
+from peerd.control.protocol import SCHEMA, Counters, HealthItem, PeerInfo, PeersReply, RunInfo
 from peerd.control.server import Say, Verb
+from peerd.daemon.departure import Departure
 from peerd.daemon.export import export_run
 from peerd.daemon.node import Node
 from peerd.daemon.past import number_in
@@ -22,14 +23,15 @@ MAX_WAIT_S = 7 * 24 * 3600.0
 
 
 class Answers:
-    """One method per verb. `leave` is the daemon's own way out."""
+    """One method per verb."""
 
-    def __init__(self, node: Node, leave: Any, before: Answers | None = None) -> None:
+    def __init__(self, node: Node, departure: Departure, before: Answers | None = None) -> None:
         """`before` answered for the stage that this daemon served until now: its totals go on."""
         self._node = node
-        self._leave = leave
+        self._departure = departure
         self._started_s: float = before._started_s if before else time.monotonic()
         self._earlier: Mapping[str, int] = dict(before.counters()) if before else {}  # type: ignore[arg-type]
+        self.dashboard_address: str = before.dashboard_address if before else ""
         self.moves: int = before.moves + 1 if before else 0
         self._table = TableReport(node.place.signed, node.membership)
 
@@ -49,7 +51,7 @@ class Answers:
             "schema": SCHEMA,
             "join": join_line(node),
             "pid": os.getpid(),
-            "uptime_s": time.monotonic() - self._started_s,
+            "uptime_s": self.uptime_s,
             "run": self._table.run(),
             "peer": self._own_row(),
             "counters": self.counters(),
@@ -59,9 +61,28 @@ class Answers:
             "health": self.health(),
             "compute_stand_in_ms": node.settings.compute_stand_in_ms,
             "slow_factor": node.service.pace.slow_factor,
+            "dashboard": self.dashboard_address,
         }
 
+    @property
+    def uptime_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def last_loss(self) -> float | None:
+        return self._table.last_loss()
+
     async def peers(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+        return self.table()
+
+    def run_info(self) -> RunInfo:
+        return self._table.run()
+
+    def ask_to_leave(self) -> None:
+        """Drain and go; returns at once."""
+        self._departure.ask_to_leave()
+
+    def table(self) -> PeersReply:
+        """The whole swarm, in the words of the verb peers."""
         return self._table.peers(self.tokens_per_second())
 
     async def wait(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
@@ -79,7 +100,7 @@ class Answers:
             await self._node.membership.changed(min(left_s, 1.0))
 
     async def leave(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-        await self._leave(bool(request.get("now", False)))
+        await self._departure.leave(bool(request.get("now", False)))
         return {"schema": SCHEMA}
 
     async def export(self, request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from peerd.control.server import Say, Verb
 from peerd.daemon.node import Node
 from peerd.errors import RemoteError, UsageError
 from peerd.observe.archive import Archive
-from peerd.observe.values import Event, FinishedStep
+from peerd.observe.values import Event
 from peerd.policy.contributions import Report, StageTally, merge, why_impossible
 from peerd.swarm.membership import clock_s
 from peerd.table.record import PeerId
@@ -40,16 +40,15 @@ class Past:
 
     async def history(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         since = number_in(request, "since", 0)
-        events: list[Event] = []
+        events: list[Event] | None = []
         if request.get("events"):
             after = number_in(request, "after", 0)
-            events = await self._archive.read(lambda store: store.events(after, MAX_EVENTS_TOLD), [])
-        return {"schema": SCHEMA, "steps": await self.steps(since), "events": [event_info(event) for event in events]}
+            events = await self._archive.read(lambda store: store.events(after, MAX_EVENTS_TOLD))
+        return {"schema": SCHEMA, "steps": await self.steps(since), "events": [event_info(event) for event in events or []]}
 
     async def steps(self, since: int) -> list[StepInfo]:
         """Finished steps whose loss is known: of the file, and what this stage's own state remembers."""
-        nothing: list[FinishedStep] = []
-        stored = await self._archive.read(lambda store: store.steps(since, MAX_STEPS_TOLD), nothing)
+        stored = await self._archive.read(lambda store: store.steps(since, MAX_STEPS_TOLD)) or []
         times = {entry.step: entry.time_s for entry in stored if entry.time_s is not None} | self._node.commit_times_s
         known = {entry.step: (entry.loss, entry.tokens) for entry in stored if entry.loss is not None}
         known |= {entry.step: (entry.loss, entry.tokens) for entry in self._node.state.history[-MAX_STEPS_TOLD:] if entry.step >= since}
@@ -85,8 +84,7 @@ class Past:
         """What this daemon counted itself."""
         told_s, tallies = self._told
         if clock_s() - told_s > TOLD_AGAIN_WITHIN_S:
-            nothing: list[StageTally] = []
-            tallies = await self._archive.read(lambda store: store.tallies(), nothing)
+            tallies = await self._archive.read(lambda store: store.tallies()) or ()
             self._told = (clock_s(), tallies)
         return tallies
 

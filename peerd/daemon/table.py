@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from peerd.control.protocol import SCHEMA, PeerInfo, RunInfo, StageInfo
+from peerd.control.protocol import SCHEMA, PeerInfo, PeersReply, RunInfo, StageInfo
 from peerd.policy.ledger import missing, stage_step, work_step
 from peerd.swarm.membership import Membership, clock_s
 from peerd.swarm.signed import SignedManifest
 from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
 
 
 class TableReport:
@@ -31,20 +29,39 @@ class TableReport:
             "boundary_bytes": manifest.boundary_bytes,
         }
 
-    def peers(self, tokens_per_second: float) -> Mapping[str, Any]:
+    def peers(self, tokens_per_second: float) -> PeersReply:
         live, train = self._membership.live(), self._signed.manifest.train
         step = work_step(live, train.num_stages)
-        losses = [(record.step, record.last_loss) for record in live.records if record.last_loss is not None]
         return {
             "schema": SCHEMA,
             "run": self.run(),
             "work_step": step,
-            "last_loss": max(losses)[1] if losses else None,
+            "last_loss": self.last_loss(),
             "tokens_per_second": tokens_per_second,
-            "stages": [self.stage(stage, step) for stage in range(train.num_stages)],
+            "stages": self.stages(step),
         }
 
+    def last_loss(self) -> float | None:
+        """Of the newest step that anybody tells of."""
+        losses = [(record.step, record.last_loss) for record in self._membership.live().records if record.last_loss is not None]
+        return max(losses)[1] if losses else None
+
+    def stages(self, step: int | None) -> list[StageInfo]:
+        """All stages, from one look at the table."""
+        now_s, view, live = clock_s(), self._membership.view, self._membership.live()
+        suspects = view.suspects(now_s)
+        shown: dict[PeerId, PeerRecord] = {record.peer: record for record in live.records}
+        shown |= {peer: view.sightings[peer].record for peer in suspects}
+        by_stage: dict[int, list[PeerRecord]] = {}
+        for record in sorted(shown.values(), key=lambda record: record.peer):
+            by_stage.setdefault(record.stage, []).append(record)
+        num_stages = self._signed.manifest.train.num_stages
+        return [self._stage(stage, step, live, [self._peer(r, suspects) for r in by_stage.get(stage, [])]) for stage in range(num_stages)]
+
     def peer(self, record: PeerRecord) -> PeerInfo:
+        return self._peer(record, self._membership.view.suspects(clock_s()))
+
+    def _peer(self, record: PeerRecord, suspects: frozenset[PeerId]) -> PeerInfo:
         now_s = clock_s()
         seen = self._membership.view.sightings.get(record.peer)
         return {
@@ -53,7 +70,7 @@ class TableReport:
             "step": record.step,
             "phase": record.phase.name.lower(),
             "leaving": record.leaving,
-            "suspect": record.peer in self._membership.view.suspects(now_s),
+            "suspect": record.peer in suspects,
             "queue": record.queue,
             "in_flight": record.in_flight,
             "done": record.done.bit_count(),
@@ -69,12 +86,11 @@ class TableReport:
             "age_s": max(0.0, now_s - seen.risen_at_s) if seen else 0.0,
         }
 
-    def stage(self, stage: int, step: int | None) -> StageInfo:
+    def _stage(self, stage: int, step: int | None, live: LiveView, peers: list[PeerInfo]) -> StageInfo:
         """A stage with its live peers and those suspected; `missing` counts only while it works on the step."""
-        live, train = self._membership.live(), self._signed.manifest.train
+        train = self._signed.manifest.train
         newest = stage_step(live, stage)
         at_work = step is not None and newest == step and not any(r.phase is Phase.AVERAGED for r in live.members(stage, step))
-        peers = [self.peer(record) for record in self._shown(stage)]
         return {
             "stage": stage,
             "step": newest or 0,
@@ -83,9 +99,3 @@ class TableReport:
             "throughput": sum(peer["throughput"] for peer in peers),
             "peers": peers,
         }
-
-    def _shown(self, stage: int) -> list[PeerRecord]:
-        view = self._membership.view
-        shown: dict[PeerId, PeerRecord] = {r.peer: r for r in self._membership.live().records}
-        shown |= {peer: view.sightings[peer].record for peer in view.suspects(clock_s())}
-        return sorted((record for record in shown.values() if record.stage == stage), key=lambda record: record.peer)

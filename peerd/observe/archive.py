@@ -54,22 +54,22 @@ class Archive:
 
     async def write(self) -> None:
         """Put what was noted on disk; returns when it is there, or could not be."""
-        await self._run(lambda _store: None, None)
+        await self._run(lambda _store: None)
 
-    async def read(self, query: Callable[[HistoryStore], Found], otherwise: Found) -> Found:
-        """The answer of a query, or `otherwise` where the history cannot be read."""
-        return await self._run(query, otherwise)
+    async def read(self, query: Callable[[HistoryStore], Found]) -> Found | None:
+        """The answer of a query, or None where the history cannot be read."""
+        return await self._run(query)
 
     async def close(self) -> None:
         await self.write()
         await asyncio.get_running_loop().run_in_executor(self._pool, self._close)
         self._pool.shutdown(wait=False)
 
-    async def _run(self, query: Callable[[HistoryStore], Found], otherwise: Found) -> Found:
+    async def _run(self, query: Callable[[HistoryStore], Found]) -> Found | None:
         pending = (self._steps, self._samples, self._events, self._rosters)
         self._steps, self._samples, self._events, self._rosters = [], [], [], []
 
-        def work() -> Found:
+        def work() -> Found | None:
             try:
                 store = self._store = self._store or HistoryStore(self._path)
                 _put(store, *pending)
@@ -77,7 +77,7 @@ class Archive:
                 found = query(store)
             except (sqlite3.Error, OSError) as error:
                 self._complain(error)
-                return otherwise
+                return None
             self._complained = False
             return found
 

@@ -62,6 +62,7 @@ def status_reply(**changes: Any) -> StatusReply:
         "health": [],
         "compute_stand_in_ms": 0.0,
         "slow_factor": 1.0,
+        "dashboard": "http://127.0.0.1:8642/",
     }
     return cast("StatusReply", {**fields, **changes})
 

@@ -15,7 +15,10 @@ from tests.cli.conftest import Command
 from tests.cli.replies import contributions_reply, history_reply, peers_reply, status_reply
 from tests.control.fake_daemon import answering, line
 
-_DAEMON_FLAGS = {"--stage", "--device", "--data", "--host", "--port", "--detach", "--compute-stand-in", "--slow", "--home", "--json"}
+_DAEMON_FLAGS = {
+    *("--stage", "--device", "--data", "--host", "--port", "--detach", "--compute-stand-in", "--slow", "--home", "--json"),
+    *("--dashboard-port", "--dashboard-host", "--dashboard-public", "--no-dashboard"),
+}
 
 VERBS = {
     "demo": {
@@ -39,6 +42,7 @@ VERBS = {
     "status": {"--home", "--json"},
     "peers": {"--home", "--json"},
     "wait": {"--serving", "--step", "--timeout", "--home", "--json"},
+    "dashboard": {"--open", "--home", "--json"},
     "history": {"--since", "--events", "--home", "--json"},
     "contributions": {"--share", "--home", "--json"},
     "leave": {"--now", "--home", "--json"},

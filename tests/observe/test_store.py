@@ -101,7 +101,7 @@ async def test_a_folder_that_cannot_be_written_costs_the_history_and_nothing_els
     (tmp_path / "file").write_text("in the way")
     archive = Archive(tmp_path / "file" / "run.sqlite")
     archive.note_step(finished(0))
-    assert await archive.read(lambda store: store.steps(), [finished(9)]) == [finished(9)]
+    assert await archive.read(lambda store: store.steps()) is None
     await archive.close()
 
 
@@ -109,8 +109,8 @@ async def test_a_query_sees_what_was_noted_before_it(tmp_path: Path) -> None:
     archive = Archive(tmp_path / "run.sqlite")
     archive.note_step(finished(3))
     archive.note_average(roster(3, a=1))
-    assert await archive.read(lambda store: store.steps()[0].step, -1) == 3
-    assert await archive.read(lambda store: len(store.tallies()), 0) == 1
+    assert await archive.read(lambda store: store.steps()[0].step) == 3
+    assert await archive.read(lambda store: len(store.tallies())) == 1
     await archive.close()
 
 
