@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -25,6 +26,7 @@ REQUESTS_PER_S = 10.0
 BURST = 60.0
 MAX_ADDRESSES = 4096
 LOOPBACK_NAMES = frozenset({"localhost"})
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(?::\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +85,14 @@ def has_token(asked: Asked, access: Access) -> bool:
 
 def _is_ours(host: str, access: Access) -> bool:
     """An address as numbers cannot be rebound; of names only localhost is ours, and whatever the dashboard was told to listen on."""
-    name = host if host.endswith("]") else host.partition(":")[0] if host.count(":") == 1 else host.rpartition(":")[0]
+    parts = _HOST.fullmatch(host)
+    if parts is None:
+        return False
+    name = parts[1].strip("[]")
     if name in LOOPBACK_NAMES:
         return True
     try:
-        address = ipaddress.ip_address(name.strip("[]"))
+        address = ipaddress.ip_address(name)
     except ValueError:
         return False
     return address.is_loopback or not access.on_loopback

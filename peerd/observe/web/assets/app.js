@@ -82,13 +82,13 @@ function showCharts() {
   if (key === charted) return;
   charted = key;
   const loss = steps.map((row) => [row[0], row[1]]);
-  charts.loss.show([{ name: "each step", points: loss, faint: true }, { name: "loss, smoothed", points: smoothed(loss, loss.length > 40 ? 0.15 : 0.5) }]);
-  charts.rate.show([{ name: "tokens per second", points: gapped(samples, (row) => row[1]) }]);
-  charts.traffic.show([{ name: "sent", points: gapped(samples, (row) => row[2]) }, { name: "received", points: gapped(samples, (row) => row[3]), colour: 1, dashed: true }]);
+  charts.loss.show([{ name: "each step", points: loss, faint: true }, { name: "loss, smoothed", points: smoothed(loss.filter(([, y]) => y !== null), Math.min(12, Math.floor(loss.length / 12))) }]);
+  charts.rate.show([{ name: "tokens per second", points: gapped(samples, (row) => row[1] || null) }]);
+  charts.traffic.show([{ name: "sent", points: smoothed(gapped(samples, (row) => row[2]), 3) }, { name: "received", points: smoothed(gapped(samples, (row) => row[3]), 3), colour: 1, dashed: true }]);
   const count = past.run.num_stages;
   charts.queue.show(count <= MOST_LINES
-    ? Array.from({ length: count }, (_, stage) => ({ name: count > 3 ? `${stage}` : `stage ${stage}`, points: gapped(samples, (row) => row[5][stage] ?? 0), colour: stage, dashed: stage % 2 === 1 }))
-    : [{ name: "all stages", points: gapped(samples, (row) => row[5].reduce((sum, value) => sum + value, 0)) }]);
+    ? Array.from({ length: count }, (_, stage) => ({ name: count > 3 ? `${stage}` : `stage ${stage}`, points: smoothed(gapped(samples, (row) => row[5][stage] ?? 0), 5), colour: stage, dashed: stage % 2 === 1 }))
+    : [{ name: "all stages", points: smoothed(gapped(samples, (row) => row[5].reduce((sum, value) => sum + value, 0)), 5) }]);
 }
 
 // Where the daemon did not run there is no line.

@@ -2,7 +2,7 @@
 
 import { draw, set } from "/assets/format.js";
 
-const LEFT = 4, RIGHT = 4, TOP = 16, BOTTOM = 20;
+const LEFT = 38, RIGHT = 6, TOP = 18, BOTTOM = 20;
 
 export class Chart {
   // options: x and y format numbers; fromZero starts the y axis at 0; area fills below the first series.
@@ -49,10 +49,10 @@ export class Chart {
   paintGround(ticks, x0, x1) {
     const { width, height } = this.box, { x, y } = this.options, parts = [];
     for (const tick of ticks) {
-      parts.push(draw("line", { class: "rule", x1: 0, x2: width, y1: this.Y(tick), y2: this.Y(tick) }));
-      parts.push(draw("text", { x: 0, y: this.Y(tick) - 4 }, y(tick)));
+      parts.push(draw("line", { class: "rule", x1: LEFT, x2: width, y1: this.Y(tick), y2: this.Y(tick) }));
+      parts.push(draw("text", { x: LEFT - 7, y: this.Y(tick) + 4, "text-anchor": "end" }, y(tick)));
     }
-    parts.push(draw("text", { x: 0, y: height - 4 }, x(x0)), draw("text", { x: width, y: height - 4, "text-anchor": "end" }, x(x1)));
+    parts.push(draw("text", { x: LEFT, y: height - 3 }, x(x0)), draw("text", { x: width, y: height - 3, "text-anchor": "end" }, x(x1)));
     this.ground.replaceChildren(...parts);
   }
 
@@ -136,7 +136,17 @@ function nearest(points, wanted) {
   return best;
 }
 
-export function smoothed(points, weight = 0.15) {
-  let mean = null;
-  return points.filter(([, y]) => y !== null).map(([x, y]) => { mean = mean === null ? y : mean + weight * (y - mean); return [x, mean]; });
+// The mean of each point and up to `reach` neighbours on both sides: it lags behind nothing. A gap stays a gap.
+export function smoothed(points, reach) {
+  return points.map(([x, y], index) => {
+    if (y === null) return [x, null];
+    let sum = y, count = 1;
+    for (let by = 1; by <= Math.min(reach, index, points.length - 1 - index); by += 1) {
+      const before = points[index - by][1], after = points[index + by][1];
+      if (before === null || after === null) break;
+      sum += before + after;
+      count += 2;
+    }
+    return [x, sum / count];
+  });
 }

@@ -73,6 +73,7 @@ export class SwarmMap {
     if (!this.stages.length) return;
     this.upright = width < NARROW;
     const places = this.upright ? this.rows(width) : this.columns(width);
+    this.svg.toggleAttribute("data-dense", !places.few);
     set(this.svg, { viewBox: `0 0 ${width} ${places.height}`, "aria-label": this.summary() });
     this.drawHeads(places);
     this.drawPeers(places);
@@ -83,10 +84,10 @@ export class SwarmMap {
     const count = this.stages.length, gap = width / count;
     const most = Math.max(1, ...this.stages.map((stage) => stage.peers.length));
     const few = most <= FEW && gap >= 110;
-    const room = Math.max(40, gap * 0.62), pitch = few ? 62 : Math.max(6, Math.min(24, Math.sqrt((room * 330) / most)));
+    const room = Math.max(40, gap * 0.62), pitch = few ? 94 : Math.max(6, Math.min(24, Math.sqrt((room * 330) / most)));
     const perRow = few ? 1 : Math.max(1, Math.floor(room / pitch));
-    const rows = Math.ceil(most / perRow), bodyHeight = Math.max(few ? 150 : 120, rows * pitch);
-    const places = { few, radius: few ? 17 : pitch * 0.36, height: HEAD + bodyHeight + 14, heads: [], spots: new Map(), centers: [], bodyHeight };
+    const rows = Math.ceil(most / perRow), bodyHeight = Math.max(few ? 2 * pitch : 160, rows * pitch);
+    const places = { few, tight: gap < 190, radius: few ? 23 : pitch * 0.36, height: HEAD + bodyHeight + 14, heads: [], spots: new Map(), centers: [], bodyHeight };
     this.stages.forEach((stage, index) => {
       const x = gap * (index + 0.5), used = Math.ceil(stage.peers.length / perRow);
       const top = HEAD + (bodyHeight - used * pitch) / 2;
@@ -94,29 +95,29 @@ export class SwarmMap {
       places.centers.push({ x, y: HEAD + bodyHeight / 2, half: few ? 22 : (perRow * pitch) / 2 });
       stage.peers.forEach((peer, at) => {
         const row = Math.floor(at / perRow), inRow = Math.min(perRow, stage.peers.length - row * perRow);
-        places.spots.set(peer.id, { x: x + ((at % perRow) - (inRow - 1) / 2) * pitch, y: top + (row + 0.5) * pitch });
+        places.spots.set(peer.id, { x: x + ((at % perRow) - (inRow - 1) / 2) * pitch, y: top + (row + 0.5) * pitch - (few ? 14 : 0) });
       });
     });
     return places;
   }
 
   rows(width) {
-    const most = Math.max(1, ...this.stages.map((stage) => stage.peers.length));
-    const few = most <= 4, pitch = few ? width / 4 : Math.max(7, Math.min(26, Math.sqrt((width * 120) / most)));
-    const perRow = few ? 4 : Math.max(1, Math.floor(width / pitch));
-    const places = { few, radius: few ? 16 : pitch * 0.36, heads: [], spots: new Map(), centers: [] };
+    const left = 104, room = width - left, most = Math.max(1, ...this.stages.map((stage) => stage.peers.length));
+    const few = most <= 4, pitch = few ? room / 4 : Math.max(7, Math.min(26, Math.sqrt((room * 160) / most)));
+    const perRow = few ? 4 : Math.max(1, Math.floor(room / pitch));
+    const places = { few, crowded: most > 2, radius: few ? 19 : pitch * 0.36, heads: [], spots: new Map(), centers: [] };
     let top = 0;
     this.stages.forEach((stage) => {
-      const used = Math.max(1, Math.ceil(stage.peers.length / perRow)), body = few ? 74 : used * pitch + 8;
-      places.heads.push({ x: 0, y: top + 14, anchor: "start" });
-      places.centers.push({ x: width / 2, y: top + 40 + body / 2, half: body / 2 });
+      const used = Math.max(1, Math.ceil(stage.peers.length / perRow)), body = few ? 84 : Math.max(48, used * pitch);
+      places.heads.push({ x: 0, y: top + (few ? 22 : 16), anchor: "start" });
+      places.centers.push({ x: left + room / 2, y: top + body / 2, half: body / 2 });
       stage.peers.forEach((peer, at) => {
-        const row = Math.floor(at / perRow), inRow = few ? stage.peers.length : Math.min(perRow, stage.peers.length - row * perRow);
-        places.spots.set(peer.id, { x: few ? (width * ((at % perRow) + 0.5)) / inRow : ((at % perRow) + 0.5) * pitch, y: top + (few ? 62 : 44 + (row + 0.5) * pitch) });
+        const row = Math.floor(at / perRow), inRow = few ? stage.peers.length : perRow;
+        places.spots.set(peer.id, { x: left + (few ? (room * (at + 0.5)) / inRow : ((at % perRow) + 0.5) * pitch), y: top + (few ? 24 : (row + 0.5) * pitch) });
       });
-      top += 44 + body + 18;
+      top += body + 34;
     });
-    places.height = top - 8;
+    places.height = top - 30;
     return places;
   }
 
@@ -128,10 +129,12 @@ export class SwarmMap {
       set(name, { x, y, "text-anchor": anchor, class: "stage-name" });
       say(name, `Stage ${stage.stage}`);
       set(note, { x, y: y + 16, "text-anchor": anchor, class: "stage-note" });
-      say(note, stage.peers.length ? `${stage.peers.length} ${stage.peers.length === 1 ? "peer" : "peers"}, ${amount(stage.throughput)} samples/s, ${stage.queue} held` : "");
-      const center = places.centers[index];
-      set(empty, { x: this.upright ? 0 : x, y: center.y, "text-anchor": anchor, class: "empty" });
-      say(empty, stage.peers.length ? "" : "nobody serves it");
+      const count = `${stage.peers.length} ${stage.peers.length === 1 ? "peer" : "peers"}`;
+      const speed = `${amount(stage.throughput)} samples/s`;
+      say(note, this.upright || places.tight ? (nobodyIn(stage) ? "" : count) : stage.peers.length ? `${count}, ${speed}, ${stage.queue} held` : "");
+      const center = places.centers[index], nobody = nobodyIn(stage);
+      set(empty, { x: this.upright ? 0 : x, y: this.upright ? y + 32 : center.y, "text-anchor": anchor, class: nobody ? "empty" : "stage-note" });
+      say(empty, nobody ? "nobody serves it" : this.upright ? speed : "");
     });
   }
 
@@ -166,14 +169,14 @@ export class SwarmMap {
     set(mark.group, { transform: `translate(${spot.x.toFixed(1)} ${spot.y.toFixed(1)})`, "data-phase": peer.phase });
     set(mark.body, { r });
     set(mark.halo, { r: r + (places.few ? 4 : 2) });
-    set(mark.arc, { r, "stroke-width": places.few ? 3 : Math.max(1, r * 0.28), "stroke-dasharray": `${(share * round).toFixed(1)} ${round.toFixed(1)}`, transform: "rotate(-90)", "stroke-opacity": share ? 1 : 0 });
-    set(mark.glyph, { "font-size": places.few ? 15 : Math.max(6, r * 1.2) });
-    say(mark.glyph, r >= 5 ? GLYPHS[peer.phase] ?? (mine && !places.few ? "\u2022" : "") : "");
-    const below = this.upright;
-    set(mark.name, { x: below ? 0 : r + 10, y: below ? r + 16 : -2, "text-anchor": below ? "middle" : "start", class: mine ? "mine" : "" });
-    set(mark.note, { x: below ? 0 : r + 10, y: below ? r + 30 : 13, "text-anchor": below ? "middle" : "start" });
-    say(mark.name, places.few ? (mine ? "this machine" : shortId(peer.id)) : "");
-    say(mark.note, places.few ? (peer.phase === "suspect" ? "no answer" : `${peer.queue} held`) : "");
+    set(mark.arc, { r, "stroke-width": places.few ? 3.5 : Math.max(1, r * 0.28), "stroke-dasharray": `${(share * round).toFixed(1)} ${round.toFixed(1)}`, transform: "rotate(-90)", "stroke-opacity": share ? 1 : 0 });
+    const glyph = r >= 5 ? GLYPHS[peer.phase] ?? (mine && !places.few ? "\u2022" : "") : "";
+    set(mark.glyph, { "font-size": places.few ? 18 : Math.max(6, r * 1.2) });
+    say(mark.glyph, glyph);
+    set(mark.name, { y: r + 18, "text-anchor": "middle", class: mine ? "mine" : "" });
+    set(mark.note, { y: r + 32, "text-anchor": "middle" });
+    say(mark.name, places.few ? (mine ? (places.crowded ? "this one" : "this machine") : shortId(peer.id)) : "");
+    say(mark.note, places.few ? (peer.phase === "suspect" ? "no answer" : places.crowded ? `${peer.queue} held` : `${peer.done}/${this.microbatches}, ${peer.queue} held`) : "");
     if (places.few && mark.title === undefined) { mark.title = draw("title"); mark.group.prepend(mark.title); }
     if (mark.title) say(mark.title, `${peer.id}, ${peer.phase}`);
   }
@@ -187,11 +190,11 @@ export class SwarmMap {
       if (places.few) {
         for (const [a, shareA] of from) for (const [b, shareB] of to) {
           const start = places.spots.get(a.id), end = places.spots.get(b.id), share = shareA * shareB;
-          lines.push([this.curve(start, end, places.radius + 5, a.id === this.me), 1 + 5 * share, 0.14 + 0.3 * share]);
+          lines.push([this.curve(start, end, places.radius + 6, places.radius + 6), 1 + 6 * share, 0.16 + 0.3 * share]);
         }
       } else {
         const start = places.centers[at], end = places.centers[at + 1];
-        lines.push([this.curve(start, end, 0, false, start.half + 6, end.half + 6), 10, 0.16]);
+        lines.push([this.curve(start, end, start.half + 6, end.half + 6), 10, 0.16]);
       }
     }
     while (this.edges.childElementCount > lines.length) this.edges.lastChild.remove();
@@ -199,13 +202,14 @@ export class SwarmMap {
     lines.forEach(([d, width, opacity], index) => set(this.edges.children[index], { d, "stroke-width": width.toFixed(2), "stroke-opacity": opacity.toFixed(2) }));
   }
 
-  curve(start, end, radius, named, before = radius, after = radius) {
+  curve(start, end, before, after) {
+    const points = (x1, y1, x2, y2, x3, y3, x4, y4) => `M${x1.toFixed(1)} ${y1.toFixed(1)}C${x2.toFixed(1)} ${y2.toFixed(1)} ${x3.toFixed(1)} ${y3.toFixed(1)} ${x4.toFixed(1)} ${y4.toFixed(1)}`;
     if (this.upright) {
-      const y1 = start.y + (before === radius ? radius + 30 : before), y2 = end.y - after, bend = (y2 - y1) / 2;
-      return `M${start.x.toFixed(1)} ${y1.toFixed(1)}C${start.x.toFixed(1)} ${(y1 + bend).toFixed(1)} ${end.x.toFixed(1)} ${(y2 - bend).toFixed(1)} ${end.x.toFixed(1)} ${y2.toFixed(1)}`;
+      const y1 = start.y + before + (before > 40 ? 0 : 36), y2 = end.y - after, middle = (y1 + y2) / 2;
+      return points(start.x, y1, start.x, middle, end.x, middle, end.x, y2);
     }
-    const x1 = start.x + before + (before === radius ? (named ? 84 : 56) : 0), x2 = end.x - after, bend = (x2 - x1) / 2;
-    return `M${x1.toFixed(1)} ${start.y.toFixed(1)}C${(x1 + bend).toFixed(1)} ${start.y.toFixed(1)} ${(x2 - bend).toFixed(1)} ${end.y.toFixed(1)} ${x2.toFixed(1)} ${end.y.toFixed(1)}`;
+    const x1 = start.x + before, x2 = end.x - after, middle = (x1 + x2) / 2;
+    return points(x1, start.y, middle, start.y, middle, end.y, x2, end.y);
   }
 
   summary() {
@@ -216,6 +220,8 @@ export class SwarmMap {
     return `Pipeline of ${this.stages.length} stages. ${told.join("; ")}.`;
   }
 }
+
+const nobodyIn = (stage) => stage.peers.length === 0;
 
 // Those of a stage that take work, each with its share of the stage's speed.
 function flowing(stage) {

@@ -72,11 +72,11 @@ export function showChosen(host, peer, me, microbatches) {
 export function showOwn(host, own) {
   const { peer, counters } = own, exact = counters.duplicate_microbatches + counters.lost_microbatches + counters.inexact_steps;
   facts(host, [
+    ["Now", own.decision],
     ["Stage", String(peer.stage)], ["Phase", peer.leaving ? "leaving" : peer.phase], ["Queue", `${peer.queue} held`], ["Speed", `${amount(peer.throughput)} samples/s`],
     ["Microbatches", whole(counters.accumulated_microbatches)], ["Given", `${amount(peer.tokens)} tokens`],
     ["Sent", bytes(counters.bytes_sent)], ["Received", bytes(counters.bytes_received)],
     ["Exactness", exact ? `${exact} faults counted` : "every step exact"], ["Up", duration(own.uptime_s)],
-    ["Doing", ""], [" ", own.decision, "prose"],
   ]);
 }
 
