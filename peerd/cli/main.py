@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from peerd import __version__
-from peerd.cli import demo, guide, organise, past, simulate, volunteer, watch
+from peerd.cli import demo, guide, logs, organise, past, simulate, volunteer, watch
 from peerd.cli.options import home_option
 from peerd.errors import ExitCode, PeerdError
 
@@ -55,6 +55,7 @@ for _verb in (
     watch.dashboard,
     past.history,
     past.contributions,
+    logs.logs,
     volunteer.leave,
     organise.new,
     organise.start,

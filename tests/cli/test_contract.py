@@ -43,6 +43,7 @@ VERBS = {
     "peers": {"--home", "--json"},
     "wait": {"--serving", "--step", "--timeout", "--home", "--json"},
     "dashboard": {"--open", "--home", "--json"},
+    "logs": {"--follow", "-f", "--lines", "-n", "--json", "--home"},
     "history": {"--since", "--events", "--home", "--json"},
     "contributions": {"--share", "--home", "--json"},
     "leave": {"--now", "--home", "--json"},
