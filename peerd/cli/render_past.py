@@ -15,6 +15,7 @@ from peerd.control.protocol import ContributionsReply, EventInfo, HistoryReply, 
 
 DAY_S = 86400.0
 SHOWN_CONTRIBUTORS = 30
+SHOWN_EVENTS = 200
 _STYLES = {"suspect": "yellow", "gone": "red", "raised": "yellow", "cleared": "green"}
 
 
@@ -59,7 +60,7 @@ def _steps_table(shown: list[StepInfo], steps: list[StepInfo]) -> Table:
 
 def _print_events(out: Console, events: list[EventInfo]) -> None:
     table = _table(("when", "what", "peer", "stage", ""), right=0)
-    for event in events:
+    for event in events[-SHOWN_EVENTS:]:
         stage = "" if event["stage"] is None else str(event["stage"])
         kind = plain(event["kind"], 12)
         peer = short_id(event["peer"]) if event["peer"] else "this daemon"

@@ -42,6 +42,7 @@ SHOWN_STEPS = 2000
 SHOWN_EVENTS = 100
 PAST_S = 24 * 3600.0
 RECENT_STEPS = 50
+OWN_FIELDS = ("counters", "decision", "rebalancing", "moves", "health", "uptime_s")
 RECENT_S = 10.0
 CONTRIBUTIONS_KEPT_S = 15.0
 BACKLOG = 64
@@ -182,7 +183,7 @@ class Dashboard:
             "tokens_per_second": table["tokens_per_second"],
             "num_peers": sum(len(stage["peers"]) for stage in table["stages"]),
             "stages": [{**stage, "peers": [_peer(peer) for peer in stage["peers"]]} for stage in table["stages"]],
-            "own": {name: own[name] for name in ("peer", "counters", "decision", "rebalancing", "moves", "health", "uptime_s")},
+            "own": {name: own[name] for name in OWN_FIELDS} | {"peer": {**own["peer"], "addresses": []}},
             "steps": [_step(entry) for entry in steps],
             "samples": [_sample(sample) for sample in samples],
             "events": [event_info(event) for event in events],

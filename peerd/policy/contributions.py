@@ -1,13 +1,15 @@
 """Who computed what: tallies taken from rosters of applied averages, and what several peers' tallies amount to.
 
 A roster is agreed on by all its members before anything is averaged, so a tally is what others recorded, not what a peer
-says of itself. Where a peer's own row is told by others too, theirs counts.
+says of itself. Where a peer's own row is told by others too, who counted about as many steps, theirs counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+ABOUT_AS_LONG = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +78,17 @@ def why_impossible(tally: StageTally, num_stages: int, microbatches_per_step: in
 
 
 def merge(reports: Sequence[Report]) -> list[StageContributions]:
-    """By stage. Each row is from the reporter who counted most steps, and not the peer itself where another tells of it."""
+    """By stage. Each row is from the reporter who counted most steps; not the peer itself where another counted about as long."""
     merged = []
     for stage in sorted({report.tally.stage for report in reports}):
         told = sorted((r for r in reports if r.tally.stage == stage), key=lambda r: (-r.tally.steps, r.reporter))
         rows: dict[str, Contribution] = {}
+        counted: dict[str, int] = {}
         for report in told:
             for tally in report.tally.tallies:
                 known = rows.get(tally.peer)
-                if known is None or (known.reporter == tally.peer != report.reporter):
+                if known is None or (known.reporter == tally.peer and report.tally.steps >= ABOUT_AS_LONG * counted[tally.peer]):
+                    counted.setdefault(tally.peer, report.tally.steps)
                     rows[tally.peer] = Contribution(
                         peer=tally.peer, stage=stage, steps=tally.steps, microbatches=tally.microbatches, reporter=report.reporter
                     )

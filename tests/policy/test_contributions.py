@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.contributions import Report, StageTally, Tally, merge, why_impossible
+from peerd.policy.contributions import ABOUT_AS_LONG, Report, StageTally, Tally, merge, why_impossible
 
 NAMES = st.sampled_from("abcd")
 TALLIES = st.lists(st.builds(Tally, peer=NAMES, steps=st.integers(1, 9), microbatches=st.integers(0, 99)), unique_by=lambda t: t.peer)
@@ -49,15 +49,22 @@ def test_who_counted_longest_is_believed() -> None:
     assert (stage.steps, stage.rows[0].microbatches) == (90, 300)
 
 
+def test_a_newcomers_short_count_does_not_belittle_who_was_there_before() -> None:
+    (stage,) = merge([report("old", steps=90, old=700), report("new", steps=3, old=20, new=4)])
+    assert {row.peer: (row.microbatches, row.reporter) for row in stage.rows} == {"old": (700, "old"), "new": (4, "new")}
+
+
 @given(REPORTS)
-def test_everybody_who_is_told_of_has_one_row_and_no_own_word_where_another_tells(reports: list[Report]) -> None:
+def test_everybody_who_is_told_of_has_one_row_by_whoever_counted_longest(reports: list[Report]) -> None:
     for stage in merge(reports):
         of_stage = [r for r in reports if r.tally.stage == stage.stage]
-        told_by = {name: {r.reporter for r in of_stage if any(t.peer == name for t in r.tally.tallies)} for name in "abcd"}
+        told_by = {name: {r.reporter: r.tally.steps for r in of_stage if any(t.peer == name for t in r.tally.tallies)} for name in "abcd"}
         assert sorted(row.peer for row in stage.rows) == sorted(name for name, reporters in told_by.items() if reporters)
         for row in stage.rows:
-            assert row.reporter in told_by[row.peer]
-            assert row.reporter != row.peer or told_by[row.peer] == {row.peer}
+            longest, others = max(told_by[row.peer].values()), {k: v for k, v in told_by[row.peer].items() if k != row.peer}
+            assert told_by[row.peer][row.reporter] >= ABOUT_AS_LONG * longest
+            if row.reporter == row.peer:
+                assert all(steps < ABOUT_AS_LONG * longest for steps in others.values())
 
 
 SOUND = report("a", a=40, b=40).tally

@@ -105,10 +105,11 @@ class Pages:
         may_leave = not self._access.public and has_token(_asked(request, self._access), self._access)
         return JSONResponse({"may_leave": may_leave, "public": self._access.public})
 
-    async def live(self, _request: Request) -> Response:
-        if self._stream.is_full:
+    async def live(self, request: Request) -> Response:
+        address = request.client.host if request.client else ""
+        if self._stream.is_full(address):
             return PlainTextResponse("too many look at once\n", HTTPStatus.SERVICE_UNAVAILABLE)
-        return StreamingResponse(self._stream.watch(), media_type="text/event-stream")
+        return StreamingResponse(self._stream.watch(address), media_type="text/event-stream")
 
     async def contributions(self, _request: Request) -> Response:
         return JSONResponse(await self._source.contributions())

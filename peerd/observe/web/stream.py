@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
@@ -13,6 +12,7 @@ TICK_S = 0.5
 LARGE_TICK_S = 1.0
 WAITING_PER_VIEWER = 4
 MAX_VIEWERS = 64
+MAX_PER_ADDRESS = 8
 KEEP_ALIVE_S = 15.0
 
 
@@ -39,14 +39,14 @@ class Stream:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._viewers: set[asyncio.Queue[bytes | None]] = set()
+        self._viewers: dict[asyncio.Queue[bytes | None], str] = {}
         self._ticking: asyncio.Task[None] | None = None
         self._seen: dict[str, int] = {}
 
-    async def watch(self) -> AsyncIterator[bytes]:
+    async def watch(self, address: str) -> AsyncIterator[bytes]:
         """Server-sent events for one viewer, until it goes or the daemon does."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(WAITING_PER_VIEWER)
-        self._viewers.add(queue)
+        self._viewers[queue] = address
         try:
             yield b"retry: 1000\n\n" + _message("past", await self._source.past())
             if self._ticking is None or self._ticking.done():
@@ -61,30 +61,38 @@ class Stream:
                     return
                 yield message
         finally:
-            self._viewers.discard(queue)
+            del self._viewers[queue]
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._viewers) >= MAX_VIEWERS
+    def is_full(self, address: str) -> bool:
+        """Whether one more from this address would be too many."""
+        return len(self._viewers) >= MAX_VIEWERS or list(self._viewers.values()).count(address) >= MAX_PER_ADDRESS
 
     def close(self) -> None:
         if self._ticking is not None:
             self._ticking.cancel()
-        for queue in self._viewers:
-            with contextlib.suppress(asyncio.QueueEmpty):
-                queue.get_nowait()
-            queue.put_nowait(None)
+        self._send_away()
 
     async def _tick(self) -> None:
-        while self._viewers:
-            now = await self._source.now(self._seen)
-            self._seen = dict(now["seen"])
-            message = _message("now", now)
-            for queue in self._viewers:
-                if queue.full():
-                    queue.get_nowait()
-                queue.put_nowait(message)
-            await asyncio.sleep(TICK_S if now["num_peers"] <= SMALL_SWARM else LARGE_TICK_S)
+        try:
+            while self._viewers:
+                now = await self._source.now(self._seen)
+                self._seen = dict(now["seen"])
+                message = _message("now", now)
+                for queue in self._viewers:
+                    _put(queue, message)
+                await asyncio.sleep(TICK_S if now["num_peers"] <= SMALL_SWARM else LARGE_TICK_S)
+        finally:
+            self._send_away()  # whoever still looks comes back, and this begins anew
+
+    def _send_away(self) -> None:
+        for queue in self._viewers:
+            _put(queue, None)
+
+
+def _put(queue: asyncio.Queue[bytes | None], message: bytes | None) -> None:
+    if queue.full():
+        queue.get_nowait()
+    queue.put_nowait(message)
 
 
 def _message(kind: str, content: Mapping[str, Any]) -> bytes:
