@@ -91,6 +91,10 @@ HEAVY: dict[str, set[str]] = {
     "rich": {"cli"},
     "click": {"cli"},
     "matplotlib": {"sim"},
+    "prometheus_client": {"observe"},
+    "starlette": {"observe"},
+    "uvicorn": {"observe"},
+    "sqlite3": {"observe"},
 }
 
 STDLIB_ONLY = {"table", "policy"}

@@ -144,8 +144,8 @@ class Dashboard:
             async with server.dashboard(self.place.listener, self, access):
                 LOG.info("dashboard", address=self.place.address)
                 await asyncio.Event().wait()
-        except ImportError as error:
-            LOG.warning("no dashboard: a library is missing", error=str(error))
+        except Exception as error:  # the edge of what only shows: training goes on without it
+            LOG.warning("no dashboard", error=repr(error))
         finally:
             self.place.listener.close()
 

@@ -10,6 +10,8 @@ import time
 from collections import deque
 from itertools import takewhile
 
+import structlog
+
 from peerd.daemon.answers import Answers
 from peerd.daemon.node import Node
 from peerd.observe.archive import Archive
@@ -24,6 +26,7 @@ LOOK_PERIOD_S = 1.0
 LOOKS_PER_SAMPLE = 2
 MAX_LOSSES = 64
 LAGS_KEPT = 60
+LOG = structlog.get_logger()
 
 
 class Observer:
@@ -56,10 +59,14 @@ class Observer:
             wake_s = clock_s() + LOOK_PERIOD_S
             await asyncio.sleep(LOOK_PERIOD_S)
             self.lags_s.append(max(0.0, clock_s() - wake_s))
-            self.look(time.time())
             looks += 1
+            try:
+                self.look(time.time())
+                if looks % LOOKS_PER_SAMPLE == 0:
+                    self._sample(time.time())
+            except Exception as error:  # the edge of what only looks: it must never end what trains
+                LOG.warning("the observer stumbled", error=repr(error))
             if looks % LOOKS_PER_SAMPLE == 0:
-                self._sample(time.time())
                 await self.archive.write()
 
     def look(self, now_s: float) -> None:

@@ -75,7 +75,7 @@ class Archive:
                 _put(store, *pending)
                 self._prune(store)
                 found = query(store)
-            except (sqlite3.Error, OSError) as error:
+            except Exception as error:  # a thread's edge: whatever is wrong with the history, the run goes on
                 self._complain(error)
                 return None
             self._complained = False
