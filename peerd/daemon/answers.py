@@ -68,9 +68,6 @@ class Answers:
     def uptime_s(self) -> float:
         return time.monotonic() - self._started_s
 
-    def last_loss(self) -> float | None:
-        return self._table.last_loss()
-
     async def peers(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         return self.table()
 
@@ -83,7 +80,7 @@ class Answers:
 
     def table(self) -> PeersReply:
         """The whole swarm, in the words of the verb peers."""
-        return self._table.peers(self.tokens_per_second())
+        return cast("PeersReply", self._table.peers(self.tokens_per_second()))
 
     async def wait(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         step = number_in(request, "step", 0)

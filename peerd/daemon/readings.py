@@ -17,7 +17,7 @@ from peerd.swarm.membership import clock_s
 
 def readings(node: Node, answers: Answers, observer: Observer | None) -> dict[str, Reading]:
     """By the metric's name, as METRICS lists them."""
-    counters, record, loss = answers.counters(), node.state.record, answers.last_loss()
+    counters, record, loss = answers.counters(), node.state.record, answers.table()["last_loss"]
     values: dict[str, Reading] = {
         **_of_table(node),
         "peerd_info": {(__version__, record.peer, node.place.signed.run, node.place.manifest.name, describe(node.place.device)): 1.0},

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from peerd.control.protocol import SCHEMA, PeerInfo, PeersReply, RunInfo, StageInfo
+from collections.abc import Mapping
+from typing import Any
+
+from peerd.control.protocol import SCHEMA, PeerInfo, RunInfo, StageInfo
 from peerd.policy.ledger import missing, stage_step, work_step
 from peerd.swarm.membership import Membership, clock_s
 from peerd.swarm.signed import SignedManifest
@@ -29,37 +32,24 @@ class TableReport:
             "boundary_bytes": manifest.boundary_bytes,
         }
 
-    def peers(self, tokens_per_second: float) -> PeersReply:
-        live, train = self._membership.live(), self._signed.manifest.train
+    def peers(self, tokens_per_second: float) -> Mapping[str, Any]:
+        live, suspects, train = self._membership.live(), self._suspects(), self._signed.manifest.train
         step = work_step(live, train.num_stages)
+        losses = [(record.step, record.last_loss) for record in live.records if record.last_loss is not None]
         return {
             "schema": SCHEMA,
             "run": self.run(),
             "work_step": step,
-            "last_loss": self.last_loss(),
+            "last_loss": max(losses)[1] if losses else None,
             "tokens_per_second": tokens_per_second,
-            "stages": self.stages(step),
+            "stages": [self._stage(stage, step, live, suspects) for stage in range(train.num_stages)],
         }
 
-    def last_loss(self) -> float | None:
-        """Of the newest step that anybody tells of."""
-        losses = [(record.step, record.last_loss) for record in self._membership.live().records if record.last_loss is not None]
-        return max(losses)[1] if losses else None
-
-    def stages(self, step: int | None) -> list[StageInfo]:
-        """All stages, from one look at the table."""
-        now_s, view, live = clock_s(), self._membership.view, self._membership.live()
-        suspects = view.suspects(now_s)
-        shown: dict[PeerId, PeerRecord] = {record.peer: record for record in live.records}
-        shown |= {peer: view.sightings[peer].record for peer in suspects}
-        by_stage: dict[int, list[PeerRecord]] = {}
-        for record in sorted(shown.values(), key=lambda record: record.peer):
-            by_stage.setdefault(record.stage, []).append(record)
-        num_stages = self._signed.manifest.train.num_stages
-        return [self._stage(stage, step, live, [self._peer(r, suspects) for r in by_stage.get(stage, [])]) for stage in range(num_stages)]
-
     def peer(self, record: PeerRecord) -> PeerInfo:
-        return self._peer(record, self._membership.view.suspects(clock_s()))
+        return self._peer(record, self._suspects())
+
+    def _suspects(self) -> frozenset[PeerId]:
+        return self._membership.view.suspects(clock_s())
 
     def _peer(self, record: PeerRecord, suspects: frozenset[PeerId]) -> PeerInfo:
         now_s = clock_s()
@@ -86,11 +76,12 @@ class TableReport:
             "age_s": max(0.0, now_s - seen.risen_at_s) if seen else 0.0,
         }
 
-    def _stage(self, stage: int, step: int | None, live: LiveView, peers: list[PeerInfo]) -> StageInfo:
+    def _stage(self, stage: int, step: int | None, live: LiveView, suspects: frozenset[PeerId]) -> StageInfo:
         """A stage with its live peers and those suspected; `missing` counts only while it works on the step."""
         train = self._signed.manifest.train
         newest = stage_step(live, stage)
         at_work = step is not None and newest == step and not any(r.phase is Phase.AVERAGED for r in live.members(stage, step))
+        peers = [self._peer(record, suspects) for record in self._shown(stage, live, suspects)]
         return {
             "stage": stage,
             "step": newest or 0,
@@ -99,3 +90,9 @@ class TableReport:
             "throughput": sum(peer["throughput"] for peer in peers),
             "peers": peers,
         }
+
+    def _shown(self, stage: int, live: LiveView, suspects: frozenset[PeerId]) -> list[PeerRecord]:
+        sightings = self._membership.view.sightings
+        shown: dict[PeerId, PeerRecord] = {r.peer: r for r in live.records}
+        shown |= {peer: sightings[peer].record for peer in suspects}
+        return sorted((record for record in shown.values() if record.stage == stage), key=lambda record: record.peer)
