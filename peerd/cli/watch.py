@@ -85,7 +85,7 @@ def dashboard(context: click.Context, opens: bool, as_json: bool) -> None:
     \b
     Examples:
       peerd dashboard --open
-      ssh -L 8642:127.0.0.1:8642 HOST    (after `peerd join ADDRESS --dashboard-port 8642` there)
+      ssh -L 8642:127.0.0.1:8642 HOST    (with --dashboard-port 8642 there)
     """
     from peerd.control.client import ControlClient
 
