@@ -65,6 +65,12 @@ ALLOWED: dict[str, dict[str, str]] = {
         "swarm": "the view is what it shows",
         "table": "the view is what it shows",
     },
+    "observe": {
+        "config": "where the history lies",
+        "control": "the words of what it shows",
+        "policy": "rosters say who computed what",
+        "table": "the view is what it watches",
+    },
     "sim": {"policy": "it drives the daemon's own decisions", "table": "they decide on views and records"},
     "cli": {
         "config": "homes, settings, run files",
@@ -86,6 +92,10 @@ HEAVY: dict[str, set[str]] = {
     "textual": {"cli"},
     "click": {"cli"},
     "matplotlib": {"sim"},
+    "prometheus_client": {"observe"},
+    "starlette": {"observe"},
+    "uvicorn": {"observe"},
+    "sqlite3": {"observe"},
 }
 
 STDLIB_ONLY = {"table", "policy"}

@@ -79,12 +79,15 @@ class Rounds:
         self._background: set[asyncio.Task[None]] = set()
         self.open: Round | None = None
         self.failed = 0
+        self.num_applied = 0
         self.missed: Counter[PeerId] = Counter()
         """Rounds of this step that I led and that failed for want of a member."""
         self._latest: HeldAverage | None = None
         """The last average applied, until it is on disk."""
         self.own_record: Callable[[], RawRecord] = lambda: (b"", b"")
         self.on_change: Callable[[], None] = lambda: None
+        self.on_applied: Callable[[Roster], None] = lambda _roster: None
+        """An average was applied to the parameters, also while catching up."""
         self.on_failure: Callable[[PeerId], None] = lambda _peer: None
 
     # As leader
@@ -314,6 +317,8 @@ class Rounds:
         """Log an average for mates that missed it, when the torch thread has nothing better to do."""
         self.missed.clear()
         self._latest = held
+        self.num_applied += 1
+        self.on_applied(held.roster)
         if len(held.roster.entries) > 1:  # alone, there is no mate that could have missed it
             self._in_background(self._write_log(held))
 

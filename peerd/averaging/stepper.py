@@ -56,6 +56,8 @@ class Stepper:
         """Gives the state that the run begins from; None where it begins with first weights, or once that state is loaded."""
         self.most_state_bytes = 1 << 40
         self.decision = Decision(Act.WAIT, "just begun")
+        self.resumed_at: int | None = None
+        """Step of the checkpoint this peer took over."""
         self.reloads = 0
         self.resets = 0
         self.duplicates = 0
@@ -157,6 +159,7 @@ class Stepper:
         try:
             if found is not None:
                 await self._take_over(found)
+                self.resumed_at = step
         except BadMessageError as error:  # of a run that the organiser has changed since
             LOG.warning("the checkpoint does not fit the run", step=step, error=error.message)
         await self._executor.run(Priority.CONTROL, lambda: self._state.offer_checkpoints(()))

@@ -76,6 +76,9 @@ def demo(out: Path | None, as_json: bool, **flags: Any) -> None:
         with view_of(as_json=as_json) as view, DemoSwarm(plan, view.say) as swarm:
             _say_what_comes(plan, view)
             swarm.start()
+            swarm.poll()
+            if status := swarm.daemons[0].status:
+                view.say(f"watch it at {status['dashboard']}")
             _train(swarm, view)
             seen = swarm.observed()
             if out is not None:

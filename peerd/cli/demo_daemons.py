@@ -205,6 +205,7 @@ class DemoSwarm:
             compute_stand_in_ms=self.plan.stand_in_ms,
             slow_factor=self.plan.slow.get(peer, 1.0),
             allow_faults=self.plan.chaos is not None,
+            dashboard=peer == 0,
             follow_parent=True,
             ephemeral=True,
             **purpose,

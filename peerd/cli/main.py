@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from peerd import __version__
-from peerd.cli import demo, guide, new, organise, simulate, volunteer, watch
+from peerd.cli import demo, guide, logs, new, organise, past, simulate, volunteer, watch
 from peerd.cli.options import home_option
 from peerd.errors import ExitCode, PeerdError
 
@@ -53,6 +53,10 @@ for _verb in (
     watch.peers,
     watch.top,
     watch.wait,
+    watch.dashboard,
+    past.history,
+    past.contributions,
+    logs.logs,
     volunteer.leave,
     new.new,
     organise.start,

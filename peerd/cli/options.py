@@ -77,6 +77,20 @@ def home_option(command: Decorated) -> Decorated:
     )(command)
 
 
+def dashboard_options(command: Decorated) -> Decorated:
+    """Where a daemon serves its dashboard and metrics."""
+    port = click.IntRange(0, 65535)
+    options = (
+        click.option("--dashboard-port", type=port, default=0, show_default=True, help="Port of the dashboard; 0: any free one."),
+        click.option("--dashboard-host", default="127.0.0.1", show_default=True, help="IP address it listens on."),
+        click.option("--dashboard-public", is_flag=True, help="Anybody may look at it, nobody may act in it."),
+        click.option("--no-dashboard", is_flag=True, help="No dashboard and no metrics."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def json_option(command: Decorated) -> Decorated:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(command)
 

@@ -15,6 +15,7 @@ from peerd.cli.options import (
     STEPS,
     chosen_home,
     create_folder,
+    dashboard_options,
     existing_source,
     home_option,
     json_option,
@@ -37,6 +38,7 @@ EXPORT_SILENCE_S = 600.0
 @click.option("--detach", is_flag=True, help="Return once others can join; the daemon goes on in the background.")
 @click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", hidden=True)
 @click.option("--slow", "slow_factor", type=FACTOR, default=1.0, metavar="FACTOR", hidden=True)
+@dashboard_options
 @home_option
 @json_option
 @click.pass_context
@@ -91,6 +93,10 @@ def settings_of(context: click.Context, flags: dict[str, Any], *, run_file: str 
             data=existing_source(flags["data"], "--data") if flags["data"] else "",
             compute_stand_in_ms=flags["stand_in_ms"],
             slow_factor=flags["slow_factor"],
+            dashboard=not flags["no_dashboard"],
+            dashboard_host=_address(flags["dashboard_host"]),
+            dashboard_port=flags["dashboard_port"],
+            dashboard_public=flags["dashboard_public"],
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
@@ -109,6 +115,15 @@ def _ipv4(host: str) -> str:
         return str(ipaddress.IPv4Address("127.0.0.1" if host == "localhost" else host))
     except ValueError:
         raise UsageError(f"--host {host}: not an IPv4 address", "name one of this machine's, or 0.0.0.0 for all") from None
+
+
+def _address(host: str) -> str:
+    import ipaddress
+
+    try:
+        return str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
+    except ValueError:
+        raise UsageError(f"--dashboard-host {host}: not an IP address", "name one of this machine's, or 0.0.0.0 for all") from None
 
 
 def launch(context: click.Context, settings: Settings, *, detach: bool, as_json: bool) -> None:

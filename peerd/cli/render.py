@@ -120,6 +120,8 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         ("traffic", traffic),
         ("decision", plain(reply["decision"])),
     ]
+    if reply.get("dashboard"):
+        rows.append(("dashboard", f"{plain(reply['dashboard'])} (`peerd dashboard --open`)"))
     if reply["compute_stand_in_ms"] or reply["slow_factor"] != 1:
         rows.append(
             ("stand-in", f"{reply['compute_stand_in_ms']:g} ms per microbatch, {reply['slow_factor']:g}x slow: speeds are not real")

@@ -101,6 +101,32 @@ def top(context: click.Context) -> int:
 
 
 @click.command()
+@click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
+@home_option
+@json_option
+@click.pass_context
+def dashboard(context: click.Context, opens: bool, as_json: bool) -> None:
+    """Print the address of this daemon's dashboard, a page to watch the swarm in.
+
+    The address holds a token: whoever has it may let this daemon leave. Looking needs none on this machine.
+
+    \b
+    Examples:
+      peerd dashboard --open
+      ssh -L 8642:127.0.0.1:8642 HOST    (with --dashboard-port 8642 there)
+    """
+    from peerd.control.client import ControlClient
+
+    reply = ControlClient(chosen_home(context)).request("dashboard")
+    click.echo(json.dumps(reply) if as_json else reply["address"])
+    if opens:
+        import webbrowser
+
+        if not webbrowser.open(reply["address"]):
+            raise UsageError("no browser can be opened here", "open the address yourself")
+
+
+@click.command()
 @click.option("--serving", is_flag=True, help="Until this daemon serves a stage.")
 @click.option("--step", type=STEPS, help="Until this daemon has reached step N.", metavar="N")
 @click.option("--timeout", "timeout_s", type=TIMEOUT_S, default=60.0, show_default=True, metavar="S", help="Seconds to wait at most.")

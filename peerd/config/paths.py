@@ -48,6 +48,15 @@ class Home:
         return self.folder / "checkpoints" / run
 
     @property
+    def dashboard(self) -> Path:
+        """The dashboard's port of last time and its token; for this user's eyes only."""
+        return self.folder / "dashboard.json"
+
+    def history(self, run: str) -> Path:
+        """What this home's daemons saw of a run: steps, samples, events, contributions."""
+        return self.folder / "history" / f"{run}.sqlite"
+
+    @property
     def run_folder(self) -> Path:
         """Sockets; removed when the daemon ends. Falls back to /tmp where the path would be too long for a socket."""
         inside = self.folder / "run"

@@ -33,6 +33,16 @@ class Settings:
     """Sleep this long per microbatch and peer in place of real work (benchmarks only); 0 is off."""
     slow_factor: float = 1.0
     """Take this many times as long per microbatch (tests and benchmarks); 1 is off."""
+    dashboard: bool = True
+    """Serve the dashboard and /metrics."""
+    dashboard_host: str = "127.0.0.1"
+    """IP address the dashboard listens on."""
+    dashboard_port: int = 0
+    """0: the port of last time where it is free, else any."""
+    dashboard_public: bool = False
+    """Anybody may look, nobody may act."""
+    observe: bool = True
+    """Keep a history of the run in the home."""
     allow_faults: bool = False
     """Accept the control verb `fault` (tests and the demo's chaos only): anyone with the control socket may then harm this daemon."""
     follow_parent: bool = False
@@ -43,8 +53,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.run_file and self.join:
             raise ValueError("settings need at most one of run_file and join")
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"port is {self.port}; it must be between 0 and 65535")
+        for name, port in (("port", self.port), ("dashboard_port", self.dashboard_port)):
+            if not 0 <= port <= 65535:
+                raise ValueError(f"{name} is {port}; it must be between 0 and 65535")
         if self.compute_stand_in_ms < 0:
             raise ValueError("compute_stand_in_ms must not be negative")
         if self.slow_factor < 1:

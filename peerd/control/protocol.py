@@ -6,9 +6,11 @@ The client sends one request line, `{"verb": "status", ...arguments}`. The daemo
 verb      arguments                            what `ok` holds
 status    -                                    StatusReply: this daemon
 peers     -                                    PeersReply: the whole swarm as this daemon's table has it
-history   since (int)                          HistoryReply: finished steps numbered `since` and later
+history   since (int), events (bool), after    HistoryReply: finished steps numbered `since` and later, events numbered above `after`
+contributions  -                               ContributionsReply: who computed what, by stage
 wait      serving (bool) or step, timeout_s    {"schema", "step", "serving"}
 leave     now (bool)                           {"schema"}; drains first unless `now`
+dashboard -                                    {"schema", "address"}: with the token
 export    folder (absolute path)               {"schema", "step", "folder", "files", "num_parameters"}; with progress lines
 fault     kind, then for_s, factor, at or seed {"schema"}; only where Settings.allow_faults: this daemon does as daemon/faults.py says
 """
@@ -99,6 +101,7 @@ class StatusReply(TypedDict):
     health: list[HealthItem]
     compute_stand_in_ms: float
     slow_factor: float
+    dashboard: str  # its address, without the token; empty where it is off
 
 
 class StageInfo(TypedDict):
@@ -126,9 +129,43 @@ class StepInfo(TypedDict):
     time_s: float  # wall clock of the commit, seconds since the epoch
 
 
+class EventInfo(TypedDict):
+    number: int
+    time_s: float
+    kind: str  # started, joined, suspect, back, leaving, left, gone, moved, rebalancing, resumed, raised, cleared
+    peer: str  # empty: this daemon
+    stage: int | None
+    text: str
+
+
 class HistoryReply(TypedDict):
     schema: int
-    steps: list[StepInfo]
+    steps: list[StepInfo]  # those whose loss is known here
+    events: list[EventInfo]  # empty unless asked for
+
+
+class ContributionInfo(TypedDict):
+    peer: str
+    steps: int  # averages it took part in
+    microbatches: int
+    tokens: int
+    reporter: str  # whose count this is; the peer itself only where nobody else has one
+
+
+class StageContributionsInfo(TypedDict):
+    stage: int
+    first_step: int
+    last_step: int
+    steps: int  # so many of those were counted
+    peers: list[ContributionInfo]
+
+
+class ContributionsReply(TypedDict):
+    schema: int
+    me: str
+    run: str
+    num_stages: int
+    stages: list[StageContributionsInfo]  # those that somebody could tell of
 
 
 Reply = dict[str, Any]

@@ -10,10 +10,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from peerd.control.protocol import SCHEMA, Counters, HealthItem, PeerInfo
+from peerd.control.protocol import SCHEMA, Counters, HealthItem, PeerInfo, PeersReply, RunInfo
 from peerd.control.server import Say, Verb
+from peerd.daemon.departure import Departure
 from peerd.daemon.export import export_run
 from peerd.daemon.node import Node
+from peerd.daemon.past import number_in
 from peerd.daemon.table import TableReport
 from peerd.errors import TimedOutError, UsageError
 from peerd.policy.health import health
@@ -23,14 +25,15 @@ MAX_WAIT_S = 7 * 24 * 3600.0
 
 
 class Answers:
-    """One method per verb. `leave` is the daemon's own way out."""
+    """One method per verb."""
 
-    def __init__(self, node: Node, leave: Any, before: Answers | None = None) -> None:
+    def __init__(self, node: Node, departure: Departure, before: Answers | None = None) -> None:
         """`before` answered for the stage that this daemon served until now: its totals go on."""
         self._node = node
-        self._leave = leave
+        self._departure = departure
         self._started_s: float = before._started_s if before else time.monotonic()
-        self._earlier: Mapping[str, int] = dict(before._counters()) if before else {}  # type: ignore[arg-type]
+        self._earlier: Mapping[str, int] = dict(before.counters()) if before else {}  # type: ignore[arg-type]
+        self.dashboard_address: str = before.dashboard_address if before else ""
         self.moves: int = before.moves + 1 if before else 0
         self._table = TableReport(node.place.signed, node.membership)
 
@@ -38,7 +41,6 @@ class Answers:
         return {
             "status": self.status,
             "peers": self.peers,
-            "history": self.history,
             "wait": self.wait,
             "leave": self.leave,
             "export": self.export,
@@ -51,34 +53,40 @@ class Answers:
             "schema": SCHEMA,
             "join": join_line(node),
             "pid": os.getpid(),
-            "uptime_s": time.monotonic() - self._started_s,
+            "uptime_s": self.uptime_s,
             "tasks": len(asyncio.all_tasks()),
             "run": self._table.run(),
             "peer": self._own_row(),
-            "counters": self._counters(),
+            "counters": self.counters(),
             "decision": f"{decision.act.value}: {decision.reason}",
             "rebalancing": node.rebalance_reason,
             "moves": self.moves,
-            "health": self._health(),
+            "health": self.health(),
             "compute_stand_in_ms": node.settings.compute_stand_in_ms,
             "slow_factor": node.service.pace.slow_factor,
+            "dashboard": self.dashboard_address,
         }
 
-    async def peers(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-        return self._table.peers(self._tokens_per_second())
+    @property
+    def uptime_s(self) -> float:
+        return time.monotonic() - self._started_s
 
-    async def history(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-        since = _number(request, "since", 0)
-        times = self._node.commit_times_s
-        steps = [
-            {"step": entry.step, "loss": entry.loss, "tokens": entry.tokens, "time_s": times.get(entry.step, 0.0)}
-            for entry in self._node.state.history
-            if entry.step >= since
-        ]
-        return {"schema": SCHEMA, "steps": steps}
+    async def peers(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+        return self.table()
+
+    def run_info(self) -> RunInfo:
+        return self._table.run()
+
+    def ask_to_leave(self) -> None:
+        """Drain and go; returns at once."""
+        self._departure.ask_to_leave()
+
+    def table(self) -> PeersReply:
+        """The whole swarm, in the words of the verb peers."""
+        return cast("PeersReply", self._table.peers(self.tokens_per_second()))
 
     async def wait(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-        step = _number(request, "step", -1)
+        step = number_in(request, "step", 0)
         deadline_s = time.monotonic() + min(MAX_WAIT_S, max(0.0, float(request.get("timeout_s", 60.0))))
         while True:
             record = self._node.state.record
@@ -92,7 +100,7 @@ class Answers:
             await self._node.membership.changed(min(left_s, 1.0))
 
     async def leave(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-        await self._leave(bool(request.get("now", False)))
+        await self._departure.leave(bool(request.get("now", False)))
         return {"schema": SCHEMA}
 
     async def export(self, request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
@@ -108,15 +116,17 @@ class Answers:
         measured = {entry.name: getattr(vitals, entry.name) for entry in fields(vitals)}
         return self._table.peer(replace(exact, version=published.version if published else 0, **measured))
 
-    def _tokens_per_second(self) -> float:
+    def tokens_per_second(self) -> float:
         """Over the last few committed steps, as this daemon saw them."""
         times = sorted(self._node.commit_times_s.items())[-10:]
         if len(times) < 2:
             return 0.0
         (first, began_s), (last, ended_s) = times[0], times[-1]
+        step_s = (ended_s - began_s) / (last - first)
+        ended_s = max(ended_s, time.time() - 2 * step_s)  # a run that stands still gets slower and slower
         return (last - first) * self._node.place.manifest.tokens_per_step / max(ended_s - began_s, 1e-9)
 
-    def _counters(self) -> Counters:
+    def counters(self) -> Counters:
         total = {name: count + self._earlier.get(name, 0) for name, count in self._counters_of_stage().items()}  # type: ignore[operator]
         total["inexact_steps"] = self._node.state.record.lineage.inexact
         return cast("Counters", total)
@@ -142,7 +152,7 @@ class Answers:
             "messages_refused": node.door.refused + node.membership.messages_refused,
         }
 
-    def _health(self) -> list[HealthItem]:
+    def health(self) -> list[HealthItem]:
         """What the user should know, most serious first."""
         node = self._node
         items = [_item(item.code, item.title, item.severity, item.remedy) for item in health(node.facts())]
@@ -161,12 +171,3 @@ def join_line(node: Node) -> str:
 
 def _item(code: str, title: str, severity: str, remedy: str) -> HealthItem:
     return {"code": code, "title": title, "severity": severity, "remedy": remedy}
-
-
-def _number(request: Mapping[str, Any], name: str, default: int) -> int:
-    value = request.get(name, default)
-    if value is None:
-        return default
-    if type(value) is not int:
-        raise UsageError(f"{name} must be a whole number")
-    return value

@@ -55,10 +55,14 @@ class Departure:
         self._at_once.set()
         self._asked.set()
 
-    async def leave(self, now: bool) -> None:
-        """The control verb: returns when the daemon is about to end."""
+    def ask_to_leave(self) -> None:
+        """Drain and leave, however often it is asked."""
         self._destination = None
         self._asked.set()
+
+    async def leave(self, now: bool) -> None:
+        """The control verb: returns when the daemon is about to end."""
+        self.ask_to_leave()
         if now:
             self._at_once.set()
         await self._gone.wait()

@@ -1,13 +1,16 @@
-"""Logging: events with fields, readable on a terminal, JSON otherwise; always on standard error."""
+"""Logging: events with fields, readable on a terminal, JSON otherwise; always on standard error. Secrets are hidden by the writer."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+from collections.abc import MutableMapping
 from typing import Any
 
 import structlog
+
+from peerd.config.secret import redacted_field
 
 
 def configure(**bound: Any) -> None:
@@ -20,6 +23,7 @@ def configure(**bound: Any) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S" if human else "iso", utc=not human),
+            _hide_secrets,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -28,3 +32,7 @@ def configure(**bound: Any) -> None:
     )
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**bound)
+
+
+def _hide_secrets(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    return {name: redacted_field(name, value) for name, value in event.items()}

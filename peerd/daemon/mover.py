@@ -59,7 +59,7 @@ class Mover:
             needed_bytes=self._needed,
         )
         found = plan(node.membership.live(), node.place.manifest.train.num_stages, seed_at(now_s, params), params)
-        node.rebalance_reason = found.reason
+        node.rebalance_reason, node.rebalance_moves = found.reason, found.moves
         move = move_of(found, node.state.record)
         if move is not None and not node.settings.stay:
             LOG.info("rebalancing", to_stage=move.to_stage, reason=move.reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -19,8 +19,10 @@ from peerd.config.settings import Settings
 from peerd.daemon.device import describe
 from peerd.daemon.network import Network, describe_self
 from peerd.errors import BadMessageError
+from peerd.policy.contributions import StageTally
 from peerd.policy.health import Facts, Progress, advance
 from peerd.policy.ledger import work_step
+from peerd.policy.rebalance import Move
 from peerd.policy.recovery import Beginning
 from peerd.policy.stepping import StepRules
 from peerd.stage.checkpoints import CheckpointStore
@@ -40,7 +42,7 @@ from peerd.train.data import Corpus
 from peerd.train.trainer import Trainer
 from peerd.wire.clients import AveragingClient, StageClient, StateClient, SwarmClient
 from peerd.wire.dispatch import Dispatcher
-from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer
+from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer, Tallies
 
 AVERAGING_SHARE_OF_TTL = 0.6
 MICROBATCH_TOTAL_S = 600.0
@@ -105,6 +107,11 @@ class Node:
         self.p2pd_restarts = 0
         self.rebalance_reason = "not considered yet"
         self.progress: Progress | None = None
+        self.rebalance_moves: tuple[Move, ...] = ()
+        """Those of the last plan, anybody's."""
+        self.tallies: Tallies = _no_tallies
+        self.on_news: Callable[[], None] = lambda: None
+        """My phase, step or ledger changed."""
         self._entered_s = clock_s()
         self.join_took_s = 0.0
         """Measured: from having chosen the stage to serving it."""
@@ -138,13 +145,13 @@ class Node:
         self.gossip: Gossip
         self.directory: Directory
         self._trains_from = 0
-        self._swarm_client = swarm_client
+        self.swarm_client = swarm_client
 
     def attach(self, directory: Directory, corpus: Corpus | None) -> None:
         """The parts that need the DHT or the data, and every callback."""
         period_s = self.place.manifest.swarm.announce_period_s
         self.directory = directory
-        self.gossip = Gossip(self.membership, self._swarm_client, directory, self.liveness, period_s)
+        self.gossip = Gossip(self.membership, self.swarm_client, directory, self.liveness, period_s)
         others = [r for r in self.membership.live().records if r.trains and r.peer != self.membership.me]
         begun = work_step(self.membership.live(), self.place.manifest.train.num_stages)
         self._trains_from = (begun or 0) + 1 if others else 0
@@ -175,7 +182,7 @@ class Node:
     @property
     def servicers(self) -> Sequence[object]:
         return (
-            SwarmServicer(self.door, self.gossip),
+            SwarmServicer(self.door, self.gossip, lambda: self.tallies()),
             StageServicer(self.door, self.service),
             AveragingServicer(self.door, self.rounds),
             StateServicer(self.door, self.snapshots),
@@ -231,6 +238,7 @@ class Node:
             self.join_took_s = clock_s() - self._entered_s
         self.membership.publish()
         self.gossip.push(everybody=True)
+        self.on_news()
 
     def _ledger_grew(self) -> None:
         """The reply carries my ledger up the path; my stage's peers hear of it when I have nothing better to do."""
@@ -316,3 +324,7 @@ class Node:
             LOG.warning("suspect: no answer to a re-dial", suspect=peer)
             self.faults_seen += 1
         self.announce()
+
+
+async def _no_tallies() -> Sequence[StageTally]:
+    return ()

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,13 +22,17 @@ from peerd.config.settings import Settings
 from peerd.control.protocol import SCHEMA
 from peerd.control.server import Verb, control_server
 from peerd.daemon.answers import Answers, join_line
+from peerd.daemon.dashboard import Dashboard, no_dashboard, take_place
 from peerd.daemon.departure import Departure, Left, Moved
 from peerd.daemon.enter import enter
 from peerd.daemon.log import configure
 from peerd.daemon.mover import Mover
 from peerd.daemon.node import Node
+from peerd.daemon.observer import Observer
+from peerd.daemon.past import Past
 from peerd.daemon.supervisor import Supervisor
 from peerd.errors import ExitCode, PeerdError
+from peerd.observe.archive import Archive
 from peerd.swarm.identity import lock_home
 from peerd.train.data import STDLIB
 
@@ -80,7 +85,7 @@ async def _serve_one_stage(settings: Settings, home: Home, service: ControlServi
         await service.serve(node, departure)
         destination: int | None = None
         try:
-            await _run(node, departure)
+            await _run(node, departure, service.observer)
         except* Left:
             LOG.info("left", step=node.state.record.step)
         except* Moved as group:
@@ -97,7 +102,7 @@ async def _serve_one_stage(settings: Settings, home: Home, service: ControlServi
 
 
 class ControlService:
-    """The control socket, which outlives a move. It opens, and the ready line is printed, with the first stage served."""
+    """The control socket, history and dashboard, which outlive a move. The ready line is printed with the first stage served."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -105,29 +110,67 @@ class ControlService:
         self._verbs: dict[str, Verb] = {}
         self._answers: Answers | None = None
         self._departure: Departure | None = None
+        self._background: list[asyncio.Task[None]] = []
         self._following: asyncio.Task[None] | None = None
+        self._archive: Archive | None = None
+        self._dashboard: Dashboard | None = None
+        self.observer: Observer | None = None
         self.data_source = ""
 
     async def __aenter__(self) -> ControlService:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        if self._following is not None:
-            self._following.cancel()
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         await self._stack.aclose()
 
     async def serve(self, node: Node, departure: Departure) -> None:
         self._departure = departure
-        first, self._answers = self._answers is None, Answers(node, departure.leave, self._answers)
+        first, self._answers = self._answers is None, Answers(node, departure, self._answers)
+        if first:
+            self._open(node)
         self._verbs.update(_verbs(node, self._answers))
+        self._watch(node, self._answers)
         self.data_source = node.place.data_source if node.place.data_source != STDLIB else ""
         if self._following is not None and self._following.done():
             departure.ask_now()  # the parent went while this daemon moved
         if first:
             await self._stack.enter_async_context(control_server(self._home.control_socket, self._verbs))
             if node.settings.follow_parent:
-                self._following = asyncio.get_running_loop().create_task(self._follow_parent())
+                self._following = self._in_background(self._follow_parent())
             _say_ready(node)
+            if self._dashboard is not None:
+                self._in_background(self._dashboard.run())
+
+    def _open(self, node: Node) -> None:
+        """The history goes on where this home's last daemon left it."""
+        settings = node.settings
+        self._archive = Archive(self._home.history(node.place.signed.run))
+        self._stack.push_async_callback(self._archive.close)
+        if settings.observe:
+            self.observer = Observer(self._archive)
+        if settings.dashboard:
+            self._dashboard = Dashboard(take_place(settings, self._home), self._archive, settings.dashboard_public)
+            self._verbs["dashboard"] = self._dashboard.tell
+        else:
+            self._verbs["dashboard"] = no_dashboard
+
+    def _watch(self, node: Node, answers: Answers) -> None:
+        """What looks on looks at this stage from here on."""
+        assert self._archive is not None
+        past = Past(node, self._archive)
+        self._verbs.update(past.verbs())
+        if self.observer is not None:
+            self.observer.attach(node, answers)
+        if self._dashboard is not None:
+            self._dashboard.attach(node, answers, past, self.observer)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.append(task)
+        return task
 
     async def _follow_parent(self) -> None:
         """Leave at once when standard input closes: whoever started this daemon is gone."""
@@ -151,7 +194,7 @@ def _verbs(node: Node, answers: Answers) -> dict[str, Verb]:
     return verbs
 
 
-async def _run(node: Node, departure: Departure) -> None:
+async def _run(node: Node, departure: Departure, observer: Observer | None) -> None:
     with _signals(departure.ask):
         async with asyncio.TaskGroup() as group:
             group.create_task(node.gossip.run())
@@ -164,6 +207,8 @@ async def _run(node: Node, departure: Departure) -> None:
             group.create_task(Supervisor(node).run())
             group.create_task(departure.run())
             group.create_task(Mover(node, departure).run())
+            if observer is not None:
+                group.create_task(observer.run())
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from peerd.errors import BadMessageError, PeerGoneError, UnheardError
+from peerd.policy.contributions import StageTally
 from peerd.policy.roster import Roster
 from peerd.table.record import AverageId, Lineage, PeerId, RawRecord, RunId
 from peerd.wire import convert
@@ -50,6 +51,12 @@ class SwarmClient:
         reply = await _unary(stub.Describe(swarm_pb2.DescribeRequest(), timeout=timeout_s, wait_for_ready=True))
         manifests = tuple(RawManifest(m.body, m.organiser_key, m.signature) for m in reply.manifests)
         return Description(manifests, reply.software, reply.clock_s)
+
+    async def contributions(self, peer: PeerId, timeout_s: float) -> tuple[StageTally, ...]:
+        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
+        reply = await _unary(stub.Contributions(swarm_pb2.ContributionsRequest(run=self._run), timeout=timeout_s))
+        self._links.traffic.received_bytes += reply.ByteSize()
+        return convert.tallies_from(reply.stages)
 
 
 class StageClient:

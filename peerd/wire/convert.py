@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BadMessageError
+from peerd.policy.contributions import StageTally, Tally
 from peerd.policy.roster import Roster, RosterEntry
 from peerd.table.record import PeerId, RawRecord
 from peerd.wire.generated import averaging_pb2, stage_pb2, swarm_pb2
@@ -14,6 +15,9 @@ from peerd.wire.values import ITEM_BYTES, Call, TensorBytes
 MAX_RECORDS = 64
 MAX_STAGES = 4096
 MAX_ROSTER = 1024
+MAX_TALLIES = 20_000
+MAX_COUNT = 1 << 62
+MAX_PEER_CHARS = 64
 ID_BYTES = 16
 
 
@@ -105,3 +109,38 @@ def bitmap_from(raw: bytes) -> int:
     if len(raw) > MAX_MICROBATCHES_PER_STEP // 8:
         raise BadMessageError("a ledger longer than a step can be")
     return int.from_bytes(raw, "little")
+
+
+def tallies_to(stages: Iterable[StageTally]) -> list[swarm_pb2.StageTally]:
+    return [
+        swarm_pb2.StageTally(
+            stage=s.stage,
+            first_step=s.first_step,
+            last_step=s.last_step,
+            steps=s.steps,
+            tallies=[swarm_pb2.Tally(peer=t.peer, steps=t.steps, microbatches=t.microbatches) for t in s.tallies],
+        )
+        for s in stages
+    ]
+
+
+def tallies_from(messages: Iterable[swarm_pb2.StageTally]) -> tuple[StageTally, ...]:
+    """Sound in form; whether they can be true is policy's affair."""
+    stages = tuple(
+        StageTally(
+            stage=m.stage,
+            first_step=m.first_step,
+            last_step=m.last_step,
+            steps=m.steps,
+            tallies=tuple(Tally(peer=t.peer, steps=t.steps, microbatches=t.microbatches) for t in m.tallies),
+        )
+        for m in messages
+    )
+    rows = [row for stage in stages for row in stage.tallies]
+    if len(stages) > MAX_STAGES or len(rows) > MAX_TALLIES:
+        raise BadMessageError(f"{len(rows)} tallies of {len(stages)} stages")
+    if any(max(s.stage, s.first_step, s.last_step, s.steps) > MAX_COUNT for s in stages):
+        raise BadMessageError("a tally's step out of range")
+    if any(max(row.steps, row.microbatches) > MAX_COUNT or len(row.peer) > MAX_PEER_CHARS or not row.peer.isalnum() for row in rows):
+        raise BadMessageError("a tally out of range")
+    return stages

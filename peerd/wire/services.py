@@ -17,6 +17,7 @@ import grpc
 import structlog
 
 from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError, WrongStateError
+from peerd.policy.contributions import StageTally
 from peerd.policy.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
 from peerd.wire import convert
@@ -44,6 +45,7 @@ _STATUS: dict[type[PeerdError], grpc.StatusCode] = {
 }
 Receive = Callable[[], Awaitable[tuple[bytes, ...]]]
 Progress = Callable[[int, PeerId], None]
+Tallies = Callable[[], Awaitable[Sequence[StageTally]]]
 
 
 class SwarmHandler(Protocol):
@@ -144,9 +146,10 @@ class Door:
 
 
 class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
-    def __init__(self, door: Door, handler: SwarmHandler) -> None:
+    def __init__(self, door: Door, handler: SwarmHandler, tallies: Tallies) -> None:
         self._door = door
         self._handler = handler
+        self._tallies = tallies
 
     async def Gossip(self, request: swarm_pb2.GossipRequest, context: Any) -> swarm_pb2.GossipReply:
         caller = await self._door.caller(context)
@@ -164,6 +167,17 @@ class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
             swarm_pb2.SignedManifest(body=m.body, organiser_key=m.organiser_key, signature=m.signature) for m in description.manifests
         ]
         return swarm_pb2.DescribeReply(manifests=manifests, software=description.software, clock_s=description.clock_s)
+
+    async def Contributions(self, request: swarm_pb2.ContributionsRequest, context: Any) -> swarm_pb2.ContributionsReply:
+        caller = await self._door.caller(context)
+        try:
+            self._door.check_run(request.run)
+            tallies = await self._tallies()
+        except PeerdError as error:
+            await self._door.refuse(context, caller, error)
+        reply = swarm_pb2.ContributionsReply(stages=convert.tallies_to(tallies))
+        self._door.traffic.sent_bytes += reply.ByteSize()
+        return reply
 
 
 class StageServicer(stage_pb2_grpc.StageServicer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from peerd.control.protocol import Counters, PeerInfo, PeersReply, RunInfo, StatusReply
+from peerd.control.protocol import ContributionsReply, Counters, HistoryReply, PeerInfo, PeersReply, RunInfo, StatusReply
 
 
 def run_info(**changes: Any) -> RunInfo:
@@ -65,6 +65,7 @@ def status_reply(**changes: Any) -> StatusReply:
         "health": [],
         "compute_stand_in_ms": 0.0,
         "slow_factor": 1.0,
+        "dashboard": "http://127.0.0.1:8642/",
     }
     return cast("StatusReply", {**fields, **changes})
 
@@ -90,3 +91,28 @@ def peers_reply(*, num_stages: int = 2, peers_per_stage: int = 2) -> PeersReply:
         "stages": stages,
     }
     return cast("PeersReply", fields)
+
+
+ME = "12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F"
+OTHER = "12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X"
+
+
+def history_reply(num_steps: int = 30) -> HistoryReply:
+    steps = [{"step": step, "loss": 5.5 - step / 20, "tokens": 8192, "time_s": 1.8e9 + 2 * step} for step in range(num_steps)]
+    events = [
+        {"number": 1, "time_s": 1.8e9, "kind": "joined", "peer": OTHER, "stage": 1, "text": ""},
+        {"number": 2, "time_s": 1.8e9, "kind": "raised", "peer": "", "stage": None, "text": "stage-empty: nobody serves stage 0"},
+    ]
+    return cast("HistoryReply", {"schema": 1, "steps": steps, "events": events})
+
+
+def contributions_reply(**changes: Any) -> ContributionsReply:
+    def row(peer: str, microbatches: int, reporter: str) -> dict[str, Any]:
+        return {"peer": peer, "steps": 9, "microbatches": microbatches, "tokens": 512 * microbatches, "reporter": reporter}
+
+    stages = [
+        {"stage": 0, "first_step": 0, "last_step": 9, "steps": 10, "peers": [row(ME, 100, ME), row(OTHER, 60, ME)]},
+        {"stage": 1, "first_step": 2, "last_step": 9, "steps": 8, "peers": [row(OTHER, 128, OTHER)]},
+    ]
+    fields: dict[str, Any] = {"schema": 1, "me": ME, "run": "demo", "num_stages": 3, "stages": stages}
+    return cast("ContributionsReply", {**fields, **changes})

@@ -12,10 +12,13 @@ from peerd.cli.main import cli
 from peerd.config.paths import Home
 from peerd.errors import ExitCode
 from tests.cli.conftest import Command
-from tests.cli.replies import peers_reply, status_reply
+from tests.cli.replies import contributions_reply, history_reply, peers_reply, status_reply
 from tests.control.fake_daemon import answering, line
 
-_DAEMON_FLAGS = {"--stage", "--device", "--data", "--host", "--port", "--detach", "--compute-stand-in", "--slow", "--home", "--json"}
+_DAEMON_FLAGS = {
+    *("--stage", "--device", "--data", "--host", "--port", "--detach", "--compute-stand-in", "--slow", "--home", "--json"),
+    *("--dashboard-port", "--dashboard-host", "--dashboard-public", "--no-dashboard"),
+}
 
 VERBS = {
     "demo": {
@@ -40,6 +43,10 @@ VERBS = {
     "peers": {"--home", "--json"},
     "top": {"--home"},
     "wait": {"--serving", "--step", "--timeout", "--home", "--json"},
+    "dashboard": {"--open", "--home", "--json"},
+    "logs": {"--follow", "-f", "--lines", "-n", "--json", "--home"},
+    "history": {"--since", "--events", "--home", "--json"},
+    "contributions": {"--share", "--home", "--json"},
     "leave": {"--now", "--home", "--json"},
     "new": {
         *("--name", "--stages", "--layers", "--d-model", "--heads", "--d-ff", "--sequence-length", "--microbatch-size", "--microbatches"),
@@ -109,7 +116,8 @@ def test_every_exit_code_is_explained_in_help_and_on_its_page(peerd: Command) ->
 
 
 def test_reading_verbs_print_one_json_object_with_the_schema(peerd: Command, short_home: Path) -> None:
-    for verb, reply in (("status", status_reply()), ("peers", peers_reply())):
+    past = (("history", history_reply()), ("contributions", contributions_reply()))
+    for verb, reply in (("status", status_reply()), ("peers", peers_reply()), *past):
         with answering(Home(short_home), line({"ok": reply})):
             done = peerd(verb, "--json")
         assert done.code == 0

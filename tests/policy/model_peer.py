@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from peerd.policy.admission import donors
 from peerd.policy.leaving import has_successors, owes_nothing
-from peerd.policy.recovery import Beginning, plan
 from peerd.policy.roster import lineage_after, lineage_skipped
 from peerd.policy.stepping import KEPT_AVERAGES, Act, Decision, OwnState, decide, looks_lost
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, Suspicion, check_transition
 from peerd.table.view import LiveView, Sighting, SwarmView
 from tests.policy.model_calls import Calls
+from tests.policy.model_recovery import Recovery
 from tests.policy.model_rounds import Rounds, Snapshot
 from tests.policy.model_theta import Average, Gradient, ThetaId
 
@@ -61,11 +61,9 @@ class ModelPeer:
         self._push_pending = False
         self._poked = False
         self._to_stage: int | None = None
-        self.recovering = False
-        """Back from a blackout without parameters."""
-        self._resumable: tuple[int, float] = (-1, 0.0)
         self.rounds = Rounds(self)
         self.calls = Calls(self)
+        self.recovery = Recovery(self)
 
     @property
     def now(self) -> float:
@@ -93,15 +91,15 @@ class ModelPeer:
         """Serve the first step of a new run."""
         self.has_state = True
         self.change(phase=Phase.ACCUMULATING)
-        self._start()
+        self.start()
 
     def join(self, stage: int) -> None:
         self.change(stage=stage, phase=Phase.JOINING)
         self.downloading = True
         self.theta = self.world.thetas.first(stage)
-        self._start()
+        self.start()
         self.world.counts["joins"] += 1
-        self._download(frozenset())
+        self.download(frozenset())
 
     def leave(self, to_stage: int | None = None) -> None:
         """Refuse new work, and go once nobody waits for anything I have; then on to another stage, if one is named."""
@@ -121,34 +119,7 @@ class ModelPeer:
         if self._to_stage is not None:
             self.world.enter(self.name, self._to_stage)
 
-    def come_back(self, stage: int) -> None:
-        """After a blackout: I say what I have on disk, and resume where everybody can."""
-        self.recovering = True
-        kept = self.world.checkpoints.get(self.name, ())
-        self.change(stage=stage, checkpoints=tuple(found.step for found in kept if found.stage == stage))
-        self._start()
-
-    def _recover(self) -> None:
-        """As the daemon's stepper does while nobody serves my stage."""
-        live = self.live()
-        if live.serving(self.record.stage):
-            self._download(frozenset())
-            return
-        seen = [sighting.record.step for peer, sighting in self.view.sightings.items() if peer != self.name]
-        beginning = Beginning(founder=False)
-        found = plan(self.record, live, self.world.scenario.num_stages, beginning=beginning, newest_seen=max(seen, default=0))
-        assert not found.begin, "a run under way must not begin anew"
-        if found.load != self._resumable[0]:
-            self._resumable = (found.load if found.load is not None else -1, self.now)
-        if found.load is None or self.now - self._resumable[1] < TTL_S:
-            return
-        kept = next(each for each in self.world.checkpoints[self.name] if (each.stage, each.step) == (self.record.stage, found.load))
-        self.recovering, self.has_state = False, True
-        self.theta, self.previous = kept.theta, kept.previous
-        self.world.counts["resumed"] += 1
-        self.change(step=kept.step, lineage=kept.lineage, checkpoints=())
-
-    def _start(self) -> None:
+    def start(self) -> None:
         self._announce_forever()
         self._tick_forever()
 
@@ -277,8 +248,8 @@ class ModelPeer:
         self._fence_if_late()
         if self.fenced or self.downloading:
             return
-        if self.recovering:
-            self._recover()
+        if self.recovery.going_on:
+            self.recovery.tick()
             return
         if self.view.accuses_me(self.record.incarnation, self.now):
             self.fence("I am suspected")
@@ -382,23 +353,23 @@ class ModelPeer:
         self.average = None
         self.rounds.drop()
         self.change(phase=Phase.JOINING, done=0, ledger_no=self.record.ledger_no + 1, average_id=NO_AVERAGE)
-        self._download(frozenset())
+        self.download(frozenset())
 
-    def _download(self, tried: frozenset[PeerId]) -> None:
+    def download(self, tried: frozenset[PeerId]) -> None:
         self.downloading = True
         able = [r for r in donors(self.live(), self.record.stage, tried) if r.peer not in tried]
         if not able:
-            self.downloading = not self.has_state and not self.recovering
+            self.downloading = not self.has_state and not self.recovery.going_on
             if self.downloading:
-                self.after(1.0, lambda: self._download(frozenset()))
+                self.after(1.0, lambda: self.download(frozenset()))
             return
         donor = able[0].peer
 
         def arrived(snapshot: Snapshot | None) -> None:
             if snapshot is None or snapshot.stage != self.record.stage:
-                self._download(tried | {donor})
+                self.download(tried | {donor})
                 return
-            self.downloading, self.has_state, self.recovering = False, True, False
+            self.downloading, self.has_state, self.recovery.going_on = False, True, False
             self.theta, self.previous = snapshot.theta, snapshot.previous
             if self.record.phase is Phase.JOINING:
                 self.change(step=snapshot.step, lineage=snapshot.lineage)

@@ -286,7 +286,7 @@ class World:
             peer = self._add(name, stage)
             peer.record = replace(peer.record, trains=trains)
             peer.receive(tuple(self.directory.values()))
-            peer.come_back(stage)
+            peer.recovery.begin(stage)
 
     def enter(self, name: PeerId, stage: int) -> None:
         """A mover goes on in another stage, with what it knew."""

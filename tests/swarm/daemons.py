@@ -192,7 +192,8 @@ class Swarm:
 
     def spawn(self, **settings: Any) -> Daemon:
         """Returns at once; `ready` waits."""
-        known: dict[str, Any] = {"home": str(self.new_home().folder), "device": "cpu", "follow_parent": True, "ephemeral": True}
+        usual = {"device": "cpu", "dashboard": False, "follow_parent": True, "ephemeral": True}
+        known: dict[str, Any] = {"home": str(self.new_home().folder), **usual}
         return self.spawn_with(Settings(**{**known, **settings}))
 
     def spawn_with(self, settings: Settings, most_file_bytes: int | None = None, clock_off_s: float = 0.0) -> Daemon:

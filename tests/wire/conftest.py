@@ -12,6 +12,7 @@ import torch
 
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
+from peerd.policy.contributions import StageTally, Tally
 from peerd.stage.executor import Executor, Pace, Priority
 from peerd.stage.service import StageService
 from peerd.stage.snapshots import SnapshotServer
@@ -45,8 +46,12 @@ async def callee(tmp_path: Path) -> AsyncIterator[Callee]:
     door = Door(RUN, PATIENCE_S, Traffic())
     service = StageService(MANIFEST, state, executor, Nowhere(), Pace())
     service.on_records = lambda _caller, records: membership.absorb(records)
+
+    async def tallies() -> list[StageTally]:
+        return [StageTally(stage=1, first_step=0, last_step=4, steps=5, tallies=(Tally(peer="abc", steps=5, microbatches=40),))]
+
     servicers = [
-        SwarmServicer(door, Listener(membership)),
+        SwarmServicer(door, Listener(membership), tallies),
         StageServicer(door, service),
         StateServicer(door, SnapshotServer(state, executor)),
     ]

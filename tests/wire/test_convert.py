@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BadMessageError
+from peerd.policy.contributions import StageTally, Tally
 from peerd.policy.roster import Roster
 from peerd.table.record import PeerId
 from peerd.wire import convert
@@ -108,3 +109,30 @@ def test_a_path_keeps_the_last_peer_of_a_stage() -> None:
     for tensor in (header.inputs, header.labels):
         tensor.CopyFrom(stage_pb2.TensorHeader(shape=[1], dtype="int32", num_bytes=4))
     assert convert.call_from(header).path == {1: PeerId("b")}
+
+
+def tally_message(**changes: object) -> swarm_pb2.StageTally:
+    fields: dict[str, object] = {"stage": 1, "first_step": 2, "last_step": 9, "steps": 5, "tallies": []}
+    return swarm_pb2.StageTally(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_tallies_come_back_as_they_were() -> None:
+    tally = StageTally(stage=1, first_step=2, last_step=9, steps=5, tallies=(Tally(peer="abc", steps=3, microbatches=7),))
+    assert convert.tallies_from(convert.tallies_to([tally])) == (tally,)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [tally_message(steps=1 << 63)],
+        [tally_message(tallies=[swarm_pb2.Tally(peer="a" * 65)])],
+        [tally_message(tallies=[swarm_pb2.Tally(peer="a/../b")])],
+        [tally_message(tallies=[swarm_pb2.Tally(peer="")])],
+        [tally_message(tallies=[swarm_pb2.Tally(peer="a", microbatches=1 << 63)])],
+        [tally_message(tallies=[swarm_pb2.Tally(peer="a")] * 20_001)],
+        [tally_message()] * 4097,
+    ],
+)
+def test_tallies_out_of_range_are_refused(messages: list[swarm_pb2.StageTally]) -> None:
+    with pytest.raises(BadMessageError):
+        convert.tallies_from(messages)

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP
+from peerd.errors import WrongStateError
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import sign_record
 from peerd.table.record import PeerRecord, RunId
+from peerd.wire.clients import SwarmClient
 from peerd.wire.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
@@ -68,3 +70,14 @@ async def test_too_many_records_at_once_are_refused(callee: Callee) -> None:
 
 async def test_gossip_of_another_run_is_refused(callee: Callee) -> None:
     await assert_refused(callee, await gossip(callee, run="b" * 32), STATE, "I serve run")
+
+
+async def test_contributions_travel_as_they_were_counted(callee: Callee) -> None:
+    (stage,) = await SwarmClient(callee.links(), RUN).contributions(callee.caller.peer, 5.0)
+    assert (stage.stage, stage.first_step, stage.last_step, stage.steps) == (1, 0, 4, 5)
+    assert [(row.peer, row.steps, row.microbatches) for row in stage.tallies] == [("abc", 5, 40)]
+
+
+async def test_contributions_of_another_run_are_not_told(callee: Callee) -> None:
+    with pytest.raises(WrongStateError, match="I serve run"):
+        await SwarmClient(callee.links(), RunId("b" * 32)).contributions(callee.caller.peer, 5.0)

@@ -44,6 +44,11 @@ class SwarmStub:
                 request_serializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.DescribeReply.FromString,
                 _registered_method=True)
+        self.Contributions = channel.unary_unary(
+                '/peerd.Swarm/Contributions',
+                request_serializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.ContributionsRequest.SerializeToString,
+                response_deserializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.ContributionsReply.FromString,
+                _registered_method=True)
 
 
 class SwarmServicer:
@@ -63,6 +68,13 @@ class SwarmServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Contributions(self, request, context):
+        """Who computed what, as the callee counted it from the rosters of the averages it applied.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SwarmServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_SwarmServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.DescribeRequest.FromString,
                     response_serializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.DescribeReply.SerializeToString,
+            ),
+            'Contributions': grpc.unary_unary_rpc_method_handler(
+                    servicer.Contributions,
+                    request_deserializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.ContributionsRequest.FromString,
+                    response_serializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.ContributionsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +148,33 @@ class Swarm:
             '/peerd.Swarm/Describe',
             peerd_dot_wire_dot_generated_dot_swarm__pb2.DescribeRequest.SerializeToString,
             peerd_dot_wire_dot_generated_dot_swarm__pb2.DescribeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Contributions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/peerd.Swarm/Contributions',
+            peerd_dot_wire_dot_generated_dot_swarm__pb2.ContributionsRequest.SerializeToString,
+            peerd_dot_wire_dot_generated_dot_swarm__pb2.ContributionsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ class SwarmStub:
     """Push records; the reply brings records the callee holds that the caller may lack. Also serves as the liveness probe."""
     Describe: _grpc.UnaryUnaryMultiCallable[_swarm_pb2.DescribeRequest, _swarm_pb2.DescribeReply]
     """Which runs this peer serves. Needs no membership: it is what `join ADDRESS` asks first."""
+    Contributions: _grpc.UnaryUnaryMultiCallable[_swarm_pb2.ContributionsRequest, _swarm_pb2.ContributionsReply]
+    """Who computed what, as the callee counted it from the rosters of the averages it applied."""
 
 @_typing.type_check_only
 class SwarmAsyncStub(SwarmStub):
@@ -43,6 +45,8 @@ class SwarmAsyncStub(SwarmStub):
     """Push records; the reply brings records the callee holds that the caller may lack. Also serves as the liveness probe."""
     Describe: _aio.UnaryUnaryMultiCallable[_swarm_pb2.DescribeRequest, _swarm_pb2.DescribeReply]  # type: ignore[assignment]
     """Which runs this peer serves. Needs no membership: it is what `join ADDRESS` asks first."""
+    Contributions: _aio.UnaryUnaryMultiCallable[_swarm_pb2.ContributionsRequest, _swarm_pb2.ContributionsReply]  # type: ignore[assignment]
+    """Who computed what, as the callee counted it from the rosters of the averages it applied."""
 
 class SwarmServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -60,5 +64,13 @@ class SwarmServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_swarm_pb2.DescribeReply, _abc.Awaitable[_swarm_pb2.DescribeReply]]:
         """Which runs this peer serves. Needs no membership: it is what `join ADDRESS` asks first."""
+
+    @_abc_1.abstractmethod
+    def Contributions(
+        self,
+        request: _swarm_pb2.ContributionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_swarm_pb2.ContributionsReply, _abc.Awaitable[_swarm_pb2.ContributionsReply]]:
+        """Who computed what, as the callee counted it from the rosters of the averages it applied."""
 
 def add_SwarmServicer_to_server(servicer: SwarmServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

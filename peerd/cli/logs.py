@@ -1,0 +1,120 @@
+"""The verb logs: what a daemon in the background has written. It reads the file, so it works when the daemon is gone too."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import click
+
+from peerd.cli.options import chosen_home, home_option
+from peerd.errors import DiskError, NoDaemonError
+
+POLL_S = 0.2
+TAIL_BYTES = 4 << 20
+"""Of a longer log only this much is looked through for its last lines."""
+MAX_LINE_CHARS = 4000
+_STYLES = {"debug": "dim", "warning": "yellow", "error": "red", "critical": "red"}
+
+
+@click.command()
+@click.option("--follow", "-f", is_flag=True, help="Go on with what is written, until Ctrl-C.")
+@click.option("--lines", "-n", "most", type=click.IntRange(0, 100_000), default=50, show_default=True, metavar="N", help="The last N.")
+@click.option("--json", "as_json", is_flag=True, help="Print the lines as JSON also on a terminal.")
+@home_option
+@click.pass_context
+def logs(context: click.Context, follow: bool, most: int, as_json: bool) -> None:
+    """Show the log of this home's daemon, where it runs in the background.
+
+    One JSON object a line where the output is not a terminal, for people otherwise. Secrets are hidden.
+
+    \b
+    Examples:
+      peerd logs -f
+      peerd logs -n 1000 | jq 'select(.level == "warning")'
+    """
+    home = chosen_home(context)
+    if not home.log.exists():
+        raise NoDaemonError(f"no daemon of {home.folder} has run in the background", "one started without --detach writes to its terminal")
+    show = _show_raw if as_json or not sys.stdout.isatty() else _show_readable
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            for line in lines_of(home.log, most, follow=follow):
+                show(line)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise DiskError(f"cannot read {home.log}: {error.strerror}", "check its permissions") from None
+
+
+def lines_of(path: Path, most: int, *, follow: bool) -> Iterator[str]:
+    """The last lines, then those that come. A log that is cut short or replaced is read anew from its beginning."""
+    stream = path.open("rb")
+    try:
+        start = max(0, path.stat().st_size - TAIL_BYTES)
+        stream.seek(start)
+        last = deque((line for line in stream.read().split(b"\n")), maxlen=most + 1)
+        rest = last.pop() if last else b""
+        yield from (text_of(line) for line in last)
+        while follow:
+            chunk = stream.read()
+            if chunk:
+                *whole, rest = (rest + chunk).split(b"\n")
+                yield from (text_of(line) for line in whole)
+            elif _is_another(path, stream):
+                stream.close()
+                stream, rest = path.open("rb"), b""
+            else:
+                time.sleep(POLL_S)
+        if rest:
+            yield text_of(rest)
+    finally:
+        stream.close()
+
+
+def text_of(line: bytes) -> str:
+    """One line, safe to print: no secret and no control character."""
+    from peerd.config.secret import redacted
+
+    text = redacted(line.decode(errors="replace"))[:MAX_LINE_CHARS]
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _is_another(path: Path, stream: IO[bytes]) -> bool:
+    import os
+
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False  # until it comes back
+    return there.st_ino != os.fstat(stream.fileno()).st_ino or there.st_size < stream.tell()
+
+
+def _show_raw(line: str) -> None:
+    click.echo(line)
+    sys.stdout.flush()
+
+
+def _show_readable(line: str) -> None:
+    from rich.text import Text
+
+    from peerd.cli.render import console
+
+    console().print(Text.assemble(*readable(line)), soft_wrap=True)
+
+
+def readable(line: str) -> list[tuple[str, str]]:
+    """A JSON line as time, level, event and fields, each with its style; anything else as it is."""
+    try:
+        fields = json.loads(line)
+        event, level, stamp = str(fields.pop("event")), str(fields.pop("level", "")), str(fields.pop("timestamp", ""))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return [(line, "")]
+    told = " ".join(f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in fields.items())
+    return [(f"{stamp[11:19]} ", "dim"), (f"{level:<8}", _STYLES.get(level, "")), (event, "bold"), (f"  {told}" if told else "", "dim")]

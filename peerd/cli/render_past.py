@@ -1,0 +1,166 @@
+"""How the past looks on a terminal of 80 columns: steps, events, contributions."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from peerd.cli.render import amount, console, plain, short_id, sparkline
+from peerd.control.protocol import ContributionsReply, EventInfo, HistoryReply, StepInfo
+
+DAY_S = 86400.0
+SHOWN_CONTRIBUTORS = 30
+SHOWN_EVENTS = 200
+_STYLES = {"suspect": "yellow", "gone": "red", "raised": "yellow", "cleared": "green"}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one peer gave to the run, all stages together."""
+
+    peer: str
+    tokens: int
+    microbatches: int
+    steps: int
+    stages: tuple[int, ...]
+    own_word: bool
+    """Nobody else tells of it."""
+    part: float
+    """Of all that is known."""
+
+
+def print_history(reply: HistoryReply, *, most_steps: int | None, with_events: bool) -> None:
+    out = console()
+    steps = reply["steps"]
+    if not steps:
+        out.print(Text("no step is finished yet"))
+    else:
+        losses = [step["loss"] for step in steps]
+        first, last = steps[0], steps[-1]
+        out.print(Text(f"steps {first['step']} to {last['step']}, loss {losses[0]:.4f} to {losses[-1]:.4f}  {sparkline(losses)}"))
+        out.print(_steps_table(steps if most_steps is None else steps[-most_steps:], steps))
+    if with_events:
+        _print_events(out, reply["events"])
+
+
+def _steps_table(shown: list[StepInfo], steps: list[StepInfo]) -> Table:
+    table = _table(("step", "loss", "tokens", "took", "finished"), right=4)
+    before = {step["step"] + 1: step["time_s"] for step in steps}
+    for step in shown:
+        began_s = before.get(step["step"], 0.0)
+        took = f"{step['time_s'] - began_s:.1f}s" if began_s and step["time_s"] >= began_s else "-"
+        table.add_row(str(step["step"]), f"{step['loss']:.4f}", amount(step["tokens"]), took, when(step["time_s"]))
+    return table
+
+
+def _print_events(out: Console, events: list[EventInfo]) -> None:
+    table = _table(("when", "what", "peer", "stage", ""), right=0)
+    for event in events[-SHOWN_EVENTS:]:
+        stage = "" if event["stage"] is None else str(event["stage"])
+        kind = plain(event["kind"], 12)
+        peer = short_id(event["peer"]) if event["peer"] else "this daemon"
+        table.add_row(when(event["time_s"]), Text(kind, style=_STYLES.get(kind, "")), peer, stage, plain(event["text"]))
+    out.print(table if events else Text("no events yet"))
+
+
+def when(time_s: float) -> str:
+    """The time of day, with the date where it is not today; a dash for what was before this daemon."""
+    if not time_s:
+        return "-"
+    local = time.localtime(time_s)
+    return time.strftime("%H:%M:%S" if time.time() - time_s < DAY_S / 2 else "%Y-%m-%d %H:%M", local)
+
+
+def print_contributions(reply: ContributionsReply) -> None:
+    out = console()
+    shares = shares_of(reply)
+    if not shares:
+        out.print(Text("nothing is counted yet: the first average is still to come"))
+        return
+    table = _table(("peer", "tokens", "share", "microbatches", "averages", "stages"), right=5, first_right=1)
+    for share in shares[:SHOWN_CONTRIBUTORS]:
+        name = short_id(share.peer) + (" (you)" if share.peer == reply["me"] else "") + (" *" if share.own_word else "")
+        stages = ",".join(map(str, share.stages))
+        table.add_row(name, amount(share.tokens), f"{share.part:.1%}", amount(share.microbatches), amount(share.steps), stages)
+    out.print(table)
+    if len(shares) > SHOWN_CONTRIBUTORS:
+        out.print(Text(f"and {len(shares) - SHOWN_CONTRIBUTORS} more (--json has all)"))
+    for line in coverage(reply):
+        out.print(Text(line))
+    if any(share.own_word for share in shares):
+        out.print(Text("* by that peer's own count: nobody else who knows could be asked"))
+
+
+def shares_of(reply: ContributionsReply) -> list[Share]:
+    """By peer, the largest first."""
+    rows: dict[str, list[tuple[int, int, int, int, bool]]] = {}
+    for stage in reply["stages"]:
+        for row in stage["peers"]:
+            own_word = row["reporter"] == row["peer"] != reply["me"]
+            rows.setdefault(row["peer"], []).append((stage["stage"], row["tokens"], row["microbatches"], row["steps"], own_word))
+    total = sum(tokens for each in rows.values() for _, tokens, *_ in each)
+    shares = [
+        Share(
+            peer=peer,
+            tokens=(tokens := sum(row[1] for row in each)),
+            microbatches=sum(row[2] for row in each),
+            steps=sum(row[3] for row in each),
+            stages=tuple(sorted({row[0] for row in each})),
+            own_word=any(row[4] for row in each),
+            part=tokens / total if total else 0.0,
+        )
+        for peer, each in rows.items()
+    ]
+    return sorted(shares, key=lambda share: (-share.tokens, share.peer))
+
+
+def coverage(reply: ContributionsReply) -> list[str]:
+    """Of which steps this is the count, stage by stage where they differ."""
+    lines = []
+    told = {stage["stage"] for stage in reply["stages"]}
+    ranges = {(s["first_step"], s["last_step"], s["steps"]) for s in reply["stages"]}
+    for first, last, steps in sorted(ranges):
+        stages = [str(s["stage"]) for s in reply["stages"] if (s["first_step"], s["last_step"], s["steps"]) == (first, last, steps)]
+        which = "all stages" if len(stages) == reply["num_stages"] else _stages(stages)
+        lines.append(f"{which}: {steps} averages counted, of steps {first} to {last}")
+    unknown = [str(stage) for stage in range(reply["num_stages"]) if stage not in told]
+    if unknown:
+        lines.append(f"{_stages(unknown)}: nobody who knows could be asked")
+    return lines
+
+
+def _stages(stages: list[str]) -> str:
+    return ("stage " if len(stages) == 1 else "stages ") + ", ".join(stages)
+
+
+def shared_text(reply: ContributionsReply) -> str:
+    """What a volunteer may paste elsewhere: own share and rank, no addresses."""
+    shares = shares_of(reply)
+    mine = next((share for share in shares if share.peer == reply["me"]), None)
+    run = plain(reply["run"], 64)
+    if mine is None:
+        return f"My machine has joined the run **{run}** and will have its first share of it soon."
+    rank = shares.index(mine) + 1
+    stages = _stages([str(stage) for stage in mine.stages])
+    lines = [
+        f"My machine helps to train **{run}** together with {len(shares) - 1} others.",
+        "",
+        f"- {mine.tokens:,} tokens in {mine.microbatches:,} microbatches, {stages}",
+        f"- {mine.part:.1%} of all the work that was counted (rank {rank} of {len(shares)})",
+        f"- part of {mine.steps:,} averages",
+        "",
+        f"Counted by its peers with peerd; {'; '.join(coverage(reply))}.",
+    ]
+    return "\n".join(lines)
+
+
+def _table(headings: tuple[str, ...], right: int, first_right: int = 0) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if first_right <= number < right else "left", no_wrap=number < len(headings) - 1)
+    return table

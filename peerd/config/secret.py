@@ -1,0 +1,22 @@
+"""What must never be read in a log: tokens, passwords and private keys, by the name that stands before them."""
+
+from __future__ import annotations
+
+import re
+
+HIDDEN = "[hidden]"
+NAMES = frozenset({"token", "password", "passwd", "secret", "private_key", "organiser_private_key", "authorization", "cookie", "api_key"})
+_NAMED = re.compile(rf"""(?i)\b({"|".join(sorted(NAMES))})\b(["']?\s*[=:]\s*["']?)([^\s"'&;,}}]+)""")
+_PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL)
+
+
+def redacted(text: str) -> str:
+    """The same text with every named secret hidden."""
+    return _NAMED.sub(rf"\1\2{HIDDEN}", _PEM.sub(HIDDEN, text))
+
+
+def redacted_field(name: str, value: object) -> object:
+    """A log field's value, hidden where its name says so or its text holds one."""
+    if name.lower() in NAMES:
+        return HIDDEN
+    return redacted(value) if isinstance(value, str) else value

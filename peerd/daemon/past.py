@@ -1,0 +1,128 @@
+"""What the daemon answers about the past: the verbs history and contributions, and what it tells other peers of who computed what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from peerd.control.protocol import SCHEMA, ContributionInfo, EventInfo, StageContributionsInfo, StepInfo
+from peerd.control.server import Say, Verb
+from peerd.daemon.node import Node
+from peerd.errors import RemoteError, UsageError
+from peerd.observe.archive import Archive
+from peerd.observe.values import Event
+from peerd.policy.contributions import Report, StageTally, merge, why_impossible
+from peerd.swarm.membership import clock_s
+from peerd.table.record import PeerId
+from peerd.table.view import LiveView
+
+MAX_STEPS_TOLD = 20_000
+MAX_EVENTS_TOLD = 5_000
+ASKED_PER_STAGE = 3
+MAX_ASKED = 48
+ASK_TIMEOUT_S = 3.0
+TOLD_AGAIN_WITHIN_S = 2.0
+"""Whoever asks within this time gets what the last one got."""
+
+
+class Past:
+    """One daemon's past, of the run it is in."""
+
+    def __init__(self, node: Node, archive: Archive) -> None:
+        self._node = node
+        self._archive = archive
+        self._told: tuple[float, Sequence[StageTally]] = (float("-inf"), ())
+        node.tallies = self.tallies
+
+    def verbs(self) -> dict[str, Verb]:
+        return {"history": self.history, "contributions": self.contributions}
+
+    async def history(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+        since = number_in(request, "since", 0)
+        events: list[Event] | None = []
+        if request.get("events"):
+            after = number_in(request, "after", 0)
+            events = await self._archive.read(lambda store: store.events(after, MAX_EVENTS_TOLD))
+        return {"schema": SCHEMA, "steps": await self.steps(since), "events": [event_info(event) for event in events or []]}
+
+    async def steps(self, since: int) -> list[StepInfo]:
+        """Finished steps whose loss is known: of the file, and what this stage's own state remembers."""
+        stored = await self._archive.read(lambda store: store.steps(since, MAX_STEPS_TOLD)) or []
+        times = {entry.step: entry.time_s for entry in stored if entry.time_s is not None} | self._node.commit_times_s
+        known = {entry.step: (entry.loss, entry.tokens) for entry in stored if entry.loss is not None}
+        known |= {entry.step: (entry.loss, entry.tokens) for entry in self._node.state.history[-MAX_STEPS_TOLD:] if entry.step >= since}
+        newest = sorted(known)[-MAX_STEPS_TOLD:]
+        return [{"step": step, "loss": known[step][0], "tokens": known[step][1], "time_s": times.get(step, 0.0)} for step in newest]
+
+    async def contributions(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+        manifest = self._node.place.manifest
+        num_stages, per_step = manifest.train.num_stages, manifest.train.microbatches_per_step
+        live = self._node.membership.live()
+        asked = _whom_to_ask(live, num_stages)
+        answers = await asyncio.gather(*(self._ask(peer) for peer in asked))
+        told = [(self._node.membership.me, await self.tallies()), *zip(asked, answers, strict=True)]
+        reports = [
+            Report(reporter=reporter, tally=tally)
+            for reporter, tallies in told
+            for tally in tallies
+            if why_impossible(tally, num_stages, per_step) is None
+        ]
+        stages: list[StageContributionsInfo] = [
+            {
+                "stage": found.stage,
+                "first_step": found.first_step,
+                "last_step": found.last_step,
+                "steps": found.steps,
+                "peers": [self._row(row.peer, row.steps, row.microbatches, row.reporter) for row in found.rows],
+            }
+            for found in merge(reports)
+        ]
+        return {"schema": SCHEMA, "me": self._node.membership.me, "run": manifest.name, "num_stages": num_stages, "stages": stages}
+
+    async def tallies(self) -> Sequence[StageTally]:
+        """What this daemon counted itself."""
+        told_s, tallies = self._told
+        if clock_s() - told_s > TOLD_AGAIN_WITHIN_S:
+            tallies = await self._archive.read(lambda store: store.tallies()) or ()
+            self._told = (clock_s(), tallies)
+        return tallies
+
+    async def _ask(self, peer: PeerId) -> Sequence[StageTally]:
+        try:
+            return await self._node.swarm_client.contributions(peer, ASK_TIMEOUT_S)
+        except RemoteError:
+            return ()
+
+    def _row(self, peer: str, steps: int, microbatches: int, reporter: str) -> ContributionInfo:
+        tokens = microbatches * self._node.place.manifest.tokens_per_microbatch
+        return {"peer": peer, "steps": steps, "microbatches": microbatches, "tokens": tokens, "reporter": reporter}
+
+
+def _whom_to_ask(live: LiveView, num_stages: int) -> list[PeerId]:
+    """Of each stage those who have been there for longest, as far as that can be told: who computed most."""
+    chosen: list[PeerId] = []
+    for stage in range(num_stages):
+        others = [record for record in live.serving(stage) if record.peer != live.me]
+        chosen += [record.peer for record in sorted(others, key=lambda record: (-record.tokens, record.peer))[:ASKED_PER_STAGE]]
+    return chosen[:MAX_ASKED]
+
+
+def event_info(event: Event) -> EventInfo:
+    return {
+        "number": event.number,
+        "time_s": event.time_s,
+        "kind": event.kind,
+        "peer": event.peer,
+        "stage": event.stage,
+        "text": event.text,
+    }
+
+
+def number_in(request: Mapping[str, Any], name: str, default: int) -> int:
+    value = request.get(name, default)
+    if value is None:
+        return default
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise UsageError(f"{name} must be a whole number")
+    return value

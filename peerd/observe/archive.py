@@ -1,0 +1,109 @@
+"""The history's door for the event loop: rows are noted at once and written by a thread of its own.
+
+A history that cannot be kept (a full disk, a home on a broken one) costs the history, never the run: it is said once in
+the log and tried again with the next rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from peerd.observe.store import HistoryStore
+from peerd.observe.values import Event, FinishedStep, Sample
+from peerd.policy.roster import Roster
+
+PRUNE_PERIOD_S = 600.0
+LOG = structlog.get_logger()
+Found = TypeVar("Found")
+
+
+class Archive:
+    """One run's history. Contract: only the event loop calls `note_*`; nothing of it raises; `read` sees all that was noted before."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="history")
+        self._store: HistoryStore | None = None
+        self._complained = False
+        self._pruned_s = 0.0
+        self._steps: list[FinishedStep] = []
+        self._samples: list[Sample] = []
+        self._events: list[Event] = []
+        self._rosters: list[Roster] = []
+
+    def note_step(self, step: FinishedStep) -> None:
+        self._steps.append(step)
+
+    def note_sample(self, sample: Sample) -> None:
+        self._samples.append(sample)
+
+    def note_event(self, event: Event) -> None:
+        self._events.append(event)
+
+    def note_average(self, roster: Roster) -> None:
+        self._rosters.append(roster)
+
+    async def write(self) -> None:
+        """Put what was noted on disk; returns when it is there, or could not be."""
+        await self._run(lambda _store: None)
+
+    async def read(self, query: Callable[[HistoryStore], Found]) -> Found | None:
+        """The answer of a query, or None where the history cannot be read."""
+        return await self._run(query)
+
+    async def close(self) -> None:
+        await self.write()
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._close)
+        self._pool.shutdown(wait=False)
+
+    async def _run(self, query: Callable[[HistoryStore], Found]) -> Found | None:
+        pending = (self._steps, self._samples, self._events, self._rosters)
+        self._steps, self._samples, self._events, self._rosters = [], [], [], []
+
+        def work() -> Found | None:
+            try:
+                store = self._store = self._store or HistoryStore(self._path)
+                _put(store, *pending)
+                self._prune(store)
+                found = query(store)
+            except Exception as error:  # a thread's edge: whatever is wrong with the history, the run goes on
+                self._complain(error)
+                return None
+            self._complained = False
+            return found
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _prune(self, store: HistoryStore) -> None:
+        now_s = time.time()
+        if now_s - self._pruned_s > PRUNE_PERIOD_S:
+            self._pruned_s = now_s
+            store.prune(now_s)
+
+    def _complain(self, error: Exception) -> None:
+        if not self._complained:
+            LOG.warning("the history cannot be kept", file=str(self._path), error=str(error))
+        self._complained = True
+        self._close()  # opened anew next time, which sets a damaged file aside
+
+    def _close(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            with contextlib.suppress(sqlite3.Error):
+                store.close()
+
+
+def _put(store: HistoryStore, steps: list[FinishedStep], samples: list[Sample], events: list[Event], rosters: list[Roster]) -> None:
+    if steps or samples or events:
+        store.add(steps, samples, events)
+    if rosters:
+        store.count(rosters)

@@ -1,0 +1,76 @@
+"""What has happened between two looks at the swarm. Pure: two snapshots in, events out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from peerd.observe.values import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a peer stands in the table."""
+
+    stage: int
+    leaving: bool = False
+    suspect: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What one look found. A peer that is leaving and does not answer any more is not in it: it has left."""
+
+    time_s: float
+    peers: Mapping[str, Standing] = field(default_factory=dict)
+    health: Mapping[str, str] = field(default_factory=dict)
+    """Title by code."""
+    moves: frozenset[tuple[str, int, str]] = frozenset()
+    """Peer, stage to go to and reason of the last rebalancing plan."""
+    resumed_at: int | None = None
+    """The step of the checkpoint this daemon took over."""
+
+
+def changes(before: Snapshot, after: Snapshot) -> list[Event]:
+    """Peers first, then decisions, then health; within each in a fixed order."""
+    return [*_of_peers(before, after), *_of_decisions(before, after), *_of_health(before, after)]
+
+
+def _of_peers(before: Snapshot, after: Snapshot) -> Iterator[Event]:
+    for peer in sorted(before.peers.keys() | after.peers.keys()):
+        old, new = before.peers.get(peer), after.peers.get(peer)
+        if old == new:
+            continue
+        if new is None:
+            assert old is not None
+            kind = "left" if old.leaving else "gone"
+            yield Event(time_s=after.time_s, kind=kind, peer=peer, stage=old.stage)
+        elif old is None:
+            yield Event(time_s=after.time_s, kind="joined", peer=peer, stage=new.stage)
+            yield from _of_one(peer, Standing(new.stage), new, after.time_s)
+        else:
+            yield from _of_one(peer, old, new, after.time_s)
+
+
+def _of_one(peer: str, old: Standing, new: Standing, time_s: float) -> Iterator[Event]:
+    if old.stage != new.stage:
+        yield Event(time_s=time_s, kind="moved", peer=peer, stage=new.stage, text=f"from stage {old.stage}")
+    if old.suspect != new.suspect:
+        yield Event(time_s=time_s, kind="suspect" if new.suspect else "back", peer=peer, stage=new.stage)
+    if new.leaving and not old.leaving:
+        yield Event(time_s=time_s, kind="leaving", peer=peer, stage=new.stage)
+
+
+def _of_decisions(before: Snapshot, after: Snapshot) -> Iterator[Event]:
+    for peer, stage, reason in sorted(after.moves - before.moves):
+        yield Event(time_s=after.time_s, kind="rebalancing", peer=peer, stage=stage, text=reason)
+    if after.resumed_at is not None and after.resumed_at != before.resumed_at:
+        yield Event(time_s=after.time_s, kind="resumed", text=f"from the checkpoint of step {after.resumed_at}")
+
+
+def _of_health(before: Snapshot, after: Snapshot) -> Iterator[Event]:
+    for code in sorted(before.health.keys() | after.health.keys()):
+        if code not in before.health:
+            yield Event(time_s=after.time_s, kind="raised", text=f"{code}: {after.health[code]}")
+        elif code not in after.health:
+            yield Event(time_s=after.time_s, kind="cleared", text=f"{code}: {before.health[code]}")

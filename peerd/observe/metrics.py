@@ -1,0 +1,102 @@
+"""The metrics of one daemon: what each is called, what it means, and the text that Prometheus scrapes.
+
+Nothing is counted for their sake: `read` is asked when somebody scrapes, and takes the values from the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+Reading = float | Mapping[str | tuple[str, ...], float]
+"""One value, or one for each value of the labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A metric's name, its kind, what it says, and its labels. Counters are read with `_total` at their end."""
+
+    name: str
+    kind: str
+    text: str
+    labels: tuple[str, ...] = ()
+
+
+METRICS = (
+    Described("peerd_info", "gauge", "Always 1; who this is", ("version", "peer", "run", "run_name", "device")),
+    Described("peerd_uptime_seconds", "gauge", "Since this daemon started"),
+    Described("peerd_stage", "gauge", "Stage this daemon serves"),
+    Described("peerd_step", "gauge", "Step this daemon is at"),
+    Described("peerd_loss", "gauge", "Mean loss of the last finished step, nats per token; absent until one is known"),
+    Described("peerd_swarm_tokens_per_second", "gauge", "Tokens the whole swarm trained on per second, over the last ten steps"),
+    Described("peerd_samples_per_second", "gauge", "What this daemon computes while it has work, moving average"),
+    Described("peerd_contributed_tokens_total", "counter", "Tokens of microbatches this daemon accumulated"),
+    Described("peerd_queue_microbatches", "gauge", "Microbatches this daemon holds"),
+    Described("peerd_in_flight_microbatches", "gauge", "Microbatches this daemon has launched that are not back"),
+    Described("peerd_stage_peers", "gauge", "Live peers that serve a stage", ("stage",)),
+    Described("peerd_stage_queue_microbatches", "gauge", "Microbatches that the peers of a stage hold", ("stage",)),
+    Described("peerd_stage_missing_microbatches", "gauge", "Microbatches of the step that no live peer of a stage holds", ("stage",)),
+    Described("peerd_suspects", "gauge", "Peers that do not answer and whose record has not expired"),
+    Described("peerd_phase_seconds_total", "counter", "Time in each phase of a step; averaging is the all-reduce", ("phase",)),
+    Described("peerd_executor_busy_seconds_total", "counter", "Time the compute thread spent on forward and backward passes"),
+    Described("peerd_averages_total", "counter", "Averages this daemon applied"),
+    Described("peerd_rounds_failed_total", "counter", "Averaging rounds that did not come together"),
+    Described("peerd_bytes_total", "counter", "RPC payload, tensors and messages alike", ("direction",)),
+    Described("peerd_boundary_bytes_total", "counter", "RPC payload sent over stage boundaries"),
+    Described("peerd_boundary_crossings_total", "counter", "Activations sent over a stage boundary"),
+    Described("peerd_microbatches_accumulated_total", "counter", "Microbatches added to this daemon's accumulator"),
+    Described("peerd_microbatches_replayed_total", "counter", "Microbatches sent again after a first try failed"),
+    Described("peerd_microbatches_suppressed_total", "counter", "Microbatches recognised as already held and not added"),
+    Described("peerd_microbatches_duplicate_total", "counter", "Microbatches counted twice in an applied average; must stay 0"),
+    Described("peerd_microbatches_lost_total", "counter", "Microbatches missing from an applied average; must stay 0"),
+    Described("peerd_inexact_steps_total", "counter", "Steps of this stage that were given up"),
+    Described("peerd_ledger_resets_total", "counter", "Times this daemon dropped its ledger"),
+    Described("peerd_reloads_total", "counter", "Times this daemon downloaded its stage's state again"),
+    Described("peerd_faults_seen_total", "counter", "Peers this daemon came to suspect"),
+    Described("peerd_messages_refused_total", "counter", "Broken messages from other peers"),
+    Described("peerd_moves_total", "counter", "Times rebalancing took this daemon to another stage"),
+    Described("peerd_p2pd_restarts_total", "counter", "Times the networking process was rebuilt"),
+    Described("peerd_join_seconds", "gauge", "From having chosen the stage to serving it, download included; 0 until it serves"),
+    Described("peerd_memory_resident_bytes", "gauge", "Memory of the daemon's process"),
+    Described("peerd_memory_device_bytes", "gauge", "Memory of the GPU held by the daemon; 0 on a CPU"),
+    Described("peerd_memory_available_bytes", "gauge", "What the device had to give when the daemon started"),
+    Described("peerd_event_loop_lag_seconds", "gauge", "By how much the event loop was late at worst in the last minute"),
+    Described("peerd_health_items", "gauge", "What the user should know, by how serious it is", ("severity",)),
+)
+
+
+class _Readings(Collector):
+    def __init__(self, read: Callable[[], Mapping[str, Reading]]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: asking for names must not read the parts."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        values = self._read()
+        for metric in METRICS:
+            if metric.name in values:
+                yield _family(metric, values[metric.name])
+
+
+def _family(metric: Described, reading: Reading) -> Metric:
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.name, metric.text, labels=metric.labels)
+    if not isinstance(reading, Mapping):
+        reading = {(): reading}
+    for labels, value in reading.items():
+        family.add_metric([labels] if isinstance(labels, str) else list(labels), value)
+    return family
+
+
+def scraper(read: Callable[[], Mapping[str, Reading]]) -> Callable[[], bytes]:
+    """A function that gives the text of a scrape, from a registry of its own."""
+    registry = CollectorRegistry()
+    registry.register(_Readings(read))
+    return lambda: generate_latest(registry)

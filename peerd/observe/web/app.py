@@ -1,0 +1,140 @@
+"""The dashboard's HTTP: routes, and the guard before all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from peerd.observe.metrics import CONTENT_TYPE
+from peerd.observe.web.guard import SECURITY_HEADERS, Access, Asked, RateLimit, has_token, why_refuse
+from peerd.observe.web.stream import Source, Stream
+
+ASSETS = Path(__file__).with_name("assets")
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+COOKIE_AGE_S = 30 * 24 * 3600
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Guard:
+    """Refuses before anything else is done, and puts the security headers on every answer."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+        self._limit = RateLimit()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        refused = why_refuse(_asked(Request(scope), self._access), self._access)
+        client = scope["client"][0] if scope.get("client") else ""
+        if refused is None and self._access.public and not self._limit.allows(client, time.monotonic()):
+            refused = HTTPStatus.TOO_MANY_REQUESTS, "too many requests; wait a moment"
+        if refused is None:
+            await self._app(scope, receive, send_guarded)
+        else:
+            status, reason = refused
+            await PlainTextResponse(reason + "\n", status)(scope, receive, send_guarded)
+
+
+def _asked(request: Request, access: Access) -> Asked:
+    headers: Headers = request.headers
+    tokens = (request.cookies.get(access.cookie), request.query_params.get("token"), headers.get("x-peerd-token"))
+    return Asked(
+        method=request.method,
+        path=request.url.path,
+        host=headers.get("host", ""),
+        origin=headers.get("origin", ""),
+        tokens=tuple(token for token in tokens if token),
+    )
+
+
+class Pages:
+    """The endpoints. Assets are read once."""
+
+    def __init__(self, source: Source, stream: Stream, access: Access) -> None:
+        self._source = source
+        self._stream = stream
+        self._access = access
+        self._assets = {path.name: path.read_bytes() for path in ASSETS.iterdir() if path.suffix in TYPES}
+
+    async def page(self, request: Request) -> Response:
+        """With the token in its address: keep it in a cookie that no script can read, and take it out of the address."""
+        if "token" in request.query_params:
+            answer = RedirectResponse("/", HTTPStatus.SEE_OTHER)
+            if has_token(_asked(request, self._access), self._access):
+                answer.set_cookie(self._access.cookie, self._access.token, max_age=COOKIE_AGE_S, httponly=True, samesite="strict")
+            return answer
+        return self._asset("index.html")
+
+    async def asset(self, request: Request) -> Response:
+        return self._asset(request.path_params["name"])
+
+    def _asset(self, name: str) -> Response:
+        content = self._assets.get(name)
+        if content is None:
+            return PlainTextResponse("no such page\n", HTTPStatus.NOT_FOUND)
+        return Response(content, media_type=TYPES[Path(name).suffix])
+
+    async def session(self, request: Request) -> Response:
+        """What whoever asks may do."""
+        may_leave = not self._access.public and has_token(_asked(request, self._access), self._access)
+        return JSONResponse({"may_leave": may_leave, "public": self._access.public})
+
+    async def live(self, request: Request) -> Response:
+        address = request.client.host if request.client else ""
+        if self._stream.is_full(address):
+            return PlainTextResponse("too many look at once\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        return StreamingResponse(self._stream.watch(address), media_type="text/event-stream")
+
+    async def contributions(self, _request: Request) -> Response:
+        return JSONResponse(await self._source.contributions())
+
+    async def leave(self, _request: Request) -> Response:
+        await self._source.leave()
+        return JSONResponse({"leaving": True})
+
+    async def metrics(self, _request: Request) -> Response:
+        return Response(self._source.metrics(), headers={"content-type": CONTENT_TYPE})
+
+    async def healthz(self, _request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+
+def build(source: Source, stream: Stream, access: Access) -> ASGIApp:
+    pages = Pages(source, stream, access)
+    routes = [
+        Route("/", pages.page),
+        Route("/assets/{name}", pages.asset),
+        Route("/api/session", pages.session),
+        Route("/api/live", pages.live),
+        Route("/api/contributions", pages.contributions),
+        Route("/api/leave", pages.leave, methods=["POST"]),
+        Route("/metrics", pages.metrics),
+        Route("/healthz", pages.healthz),
+    ]
+    return Guard(Starlette(routes=routes), access)

@@ -1,0 +1,147 @@
+// The page: listens to the daemon's stream and hands what it says to the parts. It keeps the past that the charts draw.
+
+import { Chart, smoothed } from "/assets/chart.js";
+import { amount, bytes, clock, duration, minutes, say, whole } from "/assets/format.js";
+import { SwarmMap, peerOf } from "/assets/map.js";
+import { Events, showChosen, showHealth, showOwn, showRows, showShares } from "/assets/panels.js";
+
+const $ = (id) => document.getElementById(id);
+const RETRY_MS = 1000, SILENT_MS = 6000, SHARES_MS = 20000, MOST_STEPS = 4000, MOST_SAMPLES = 1200, MOST_LINES = 6;
+
+const past = { run: null, me: "", steps: new Map(), samples: new Map() };
+let latest = null, heardAt = 0, charted = "";
+
+const map = new SwarmMap($("map"), (peer) => showChosen($("chosen"), peer, past.me, past.run.microbatches_per_step));
+const events = new Events($("events"));
+const charts = {
+  loss: new Chart($("loss-chart"), { title: "Loss by step", x: (step) => `step ${whole(step)}`, y: (loss) => loss.toFixed(2) }),
+  rate: new Chart($("rate-chart"), { title: "Tokens per second", x: minutes, y: amount, fromZero: true, area: true }),
+  queue: new Chart($("queue-chart"), { title: "Microbatches held", x: minutes, y: amount, fromZero: true }),
+  traffic: new Chart($("traffic-chart"), { title: "Bytes per second", x: minutes, y: bytes, fromZero: true }),
+};
+
+function takePast(told) {
+  past.run = told.run;
+  past.me = told.me;
+  past.steps = new Map(told.steps.map((row) => [row[0], row]));
+  past.samples = new Map(told.samples.map((row) => [row[0], row]));
+  events.clear();
+  events.add(told.events, told.me);
+  say($("run"), told.run.name);
+  document.title = `${told.run.name} - peerd`;
+  $("progress").hidden = !told.run.steps;
+  charted = "";
+  fetchSession();
+  fetchShares();
+}
+
+function takeNow(now) {
+  if (!past.run) return;
+  const began = performance.now();
+  latest = now;
+  for (const row of now.steps) past.steps.set(row[0], row);
+  for (const row of now.samples) past.samples.set(row[0], row);
+  trim(past.steps, MOST_STEPS);
+  trim(past.samples, MOST_SAMPLES);
+  events.add(now.events, past.me);
+  const stages = now.stages.map((stage) => ({ ...stage, peers: stage.peers.map((row) => peerOf(row, stage.stage)) }));
+  showFigures(now, stages);
+  map.show(stages, past.run.microbatches_per_step, past.me);
+  showChosen($("chosen"), map.find(map.chosen), past.me, past.run.microbatches_per_step);
+  if ($("as-table").open) showRows($("rows"), stages);
+  showOwn($("own"), now.own);
+  showHealth($("health"), $("notes"), now.own.health);
+  showCharts();
+  document.documentElement.dataset.updateMs = (performance.now() - began).toFixed(1);
+}
+
+function trim(kept, most) {
+  for (const key of kept.keys()) { if (kept.size <= most) return; kept.delete(key); }
+}
+
+function showFigures(now, stages) {
+  const { run } = past, losses = [...past.steps.values()].filter((row) => row[1] !== null).sort((a, b) => a[0] - b[0]);
+  const step = now.step ?? now.own.peer.step, peers = stages.reduce((sum, stage) => sum + stage.peers.length, 0);
+  const left = run.steps && now.tokens_per_second ? ((run.steps - step) * run.tokens_per_step) / now.tokens_per_second : 0;
+  say($("step"), whole(step));
+  say($("step-note"), run.steps ? `of ${whole(run.steps)}${left > 0 ? `, ${duration(left)} left` : ""}` : "");
+  $("progress").value = run.steps ? step / run.steps : 0;
+  say($("loss"), now.loss === null ? "-" : now.loss.toFixed(3));
+  const before = losses.at(-11);
+  const change = before && now.loss !== null ? now.loss - before[1] : null;
+  say($("loss-note"), change === null ? "" : `${change > 0 ? "up" : "down"} ${Math.abs(change).toFixed(3)} in 10 steps`);
+  say($("rate"), now.tokens_per_second ? amount(now.tokens_per_second) : "-");
+  say($("peers"), whole(peers));
+  const suspects = stages.reduce((sum, stage) => sum + stage.peers.filter((peer) => peer.phase === "suspect").length, 0);
+  say($("peers-note"), `in ${stages.length} ${stages.length === 1 ? "stage" : "stages"}${suspects ? `, ${suspects} suspect` : ""}`);
+}
+
+function showCharts() {
+  const steps = [...past.steps.values()].sort((a, b) => a[0] - b[0]), samples = [...past.samples.values()].sort((a, b) => a[0] - b[0]);
+  const key = `${steps.at(-1)?.[0]} ${steps.at(-1)?.[1]} ${samples.at(-1)?.[0]}`;
+  if (key === charted) return;
+  charted = key;
+  const loss = steps.map((row) => [row[0], row[1]]);
+  charts.loss.show([{ name: "each step", points: loss, faint: true }, { name: "loss, smoothed", points: smoothed(loss.filter(([, y]) => y !== null), Math.min(12, Math.floor(loss.length / 12))) }]);
+  charts.rate.show([{ name: "tokens per second", points: gapped(samples, (row) => row[1] || null) }]);
+  charts.traffic.show([{ name: "sent", points: smoothed(gapped(samples, (row) => row[2]), 3) }, { name: "received", points: smoothed(gapped(samples, (row) => row[3]), 3), colour: 1, dashed: true }]);
+  const count = past.run.num_stages;
+  charts.queue.show(count <= MOST_LINES
+    ? Array.from({ length: count }, (_, stage) => ({ name: count > 3 ? `${stage}` : `stage ${stage}`, points: smoothed(gapped(samples, (row) => row[5][stage] ?? 0), 5), colour: stage, dashed: stage % 2 === 1 }))
+    : [{ name: "all stages", points: smoothed(gapped(samples, (row) => row[5].reduce((sum, value) => sum + value, 0)), 5) }]);
+}
+
+// Where the daemon did not run there is no line.
+function gapped(samples, read) {
+  const points = [];
+  let usual = Infinity;
+  samples.forEach((row, index) => {
+    const gap = index ? row[0] - samples[index - 1][0] : 0;
+    if (index && gap > Math.max(30, 5 * usual)) points.push([row[0] - gap / 2, null]);
+    else if (index) usual = gap;
+    points.push([row[0], read(row)]);
+  });
+  return points;
+}
+
+async function fetchSession() {
+  try {
+    const session = await (await fetch("/api/session")).json();
+    $("leave").hidden = !session.may_leave;
+  } catch { /* the stream says that the connection is lost */ }
+}
+
+async function fetchShares() {
+  try {
+    const answer = await fetch("/api/contributions");
+    if (answer.ok) showShares($("shares"), $("coverage"), await answer.json());
+  } catch { /* as above */ }
+}
+
+function connect() {
+  const stream = new EventSource("/api/live");
+  stream.addEventListener("past", (event) => takePast(JSON.parse(event.data)));
+  stream.addEventListener("now", (event) => { heardAt = Date.now(); state("live"); takeNow(JSON.parse(event.data)); });
+  stream.onerror = () => {
+    state("lost");
+    if (stream.readyState === EventSource.CLOSED) setTimeout(connect, RETRY_MS);
+  };
+}
+
+function state(name) {
+  if ($("connection").dataset.state === name) return;
+  $("connection").dataset.state = name;
+  say($("connection-text"), name === "live" ? "live" : latest ? `no connection since ${clock(Date.now() / 1000)}; trying again` : "no connection; trying again");
+}
+
+$("as-table").addEventListener("toggle", () => latest && takeNow({ ...latest, events: [] }));
+$("leave").addEventListener("click", () => $("sure").showModal());
+$("sure").addEventListener("close", async () => {
+  if ($("sure").returnValue !== "leave") return;
+  $("leave").disabled = true;
+  const answer = await fetch("/api/leave", { method: "POST" });
+  say($("leave"), answer.ok ? "Leaving" : "Refused");
+});
+setInterval(fetchShares, SHARES_MS);
+setInterval(() => { if (heardAt && Date.now() - heardAt > SILENT_MS) state("lost"); }, 1000);
+connect();

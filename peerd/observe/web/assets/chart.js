@@ -1,0 +1,152 @@
+// Line charts: a few series over one axis, with the last value written at its end and a crosshair for the rest.
+
+import { draw, set } from "/assets/format.js";
+
+const LEFT = 38, RIGHT = 6, TOP = 18, BOTTOM = 20;
+
+export class Chart {
+  // options: x and y format numbers; fromZero starts the y axis at 0; area fills below the first series.
+  constructor(host, options) {
+    this.host = host;
+    this.options = options;
+    this.svg = draw("svg", { role: "img", "aria-label": options.title });
+    this.svg.append((this.ground = draw("g")), (this.lines = draw("g")), (this.cross = draw("g")));
+    host.append(this.svg);
+    this.series = [];
+    new ResizeObserver(() => this.paint()).observe(host);
+    host.addEventListener("pointermove", (event) => this.point(event.clientX - host.getBoundingClientRect().left));
+    host.addEventListener("pointerleave", () => this.cross.replaceChildren());
+  }
+
+  // series: [{name, points: [[x, y]], faint}], points in order of x; a y of null is a gap.
+  show(series) {
+    this.series = series.filter((one) => one.points.some(([, y]) => y !== null));
+    this.paint();
+  }
+
+  paint() {
+    const width = this.host.clientWidth, height = this.host.clientHeight;
+    if (!width || !height) return;
+    set(this.svg, { viewBox: `0 0 ${width} ${height}` });
+    this.cross.replaceChildren();
+    const all = this.series.flatMap((one) => one.points).filter(([, y]) => y !== null);
+    if (!all.length) {
+      this.lines.replaceChildren();
+      this.ground.replaceChildren(draw("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "nothing yet"));
+      return;
+    }
+    const xs = all.map(([x]) => x), ys = all.map(([, y]) => y);
+    const x0 = min(xs), x1 = Math.max(max(xs), x0 + 1);
+    const [y0, y1, ticks] = scale(this.options.fromZero ? 0 : min(ys), max(ys));
+    this.box = { width, height, x0, x1 };
+    this.X = (x) => LEFT + ((x - x0) / (x1 - x0)) * (width - LEFT - RIGHT);
+    this.Y = (y) => height - BOTTOM - ((y - y0) / (y1 - y0)) * (height - TOP - BOTTOM);
+    this.paintGround(ticks, x0, x1);
+    this.paintLines();
+    set(this.svg, { "aria-label": this.summary() });
+  }
+
+  paintGround(ticks, x0, x1) {
+    const { width, height } = this.box, { x, y } = this.options, parts = [];
+    for (const tick of ticks) {
+      parts.push(draw("line", { class: "rule", x1: LEFT, x2: width, y1: this.Y(tick), y2: this.Y(tick) }));
+      parts.push(draw("text", { x: LEFT - 7, y: this.Y(tick) + 4, "text-anchor": "end" }, y(tick)));
+    }
+    parts.push(draw("text", { x: LEFT, y: height - 3 }, x(x0)), draw("text", { x: width, y: height - 3, "text-anchor": "end" }, x(x1)));
+    this.ground.replaceChildren(...parts);
+  }
+
+  paintLines() {
+    const parts = [], { height, width } = this.box;
+    const shown = this.series.filter((one) => !one.faint);
+    this.series.forEach((one) => {
+      const colour = one.colour ?? 0, path = pathOf(one.points, this.X, this.Y);
+      if (this.options.area && !one.faint) {
+        const known = one.points.filter(([, v]) => v !== null);
+        parts.push(draw("path", { class: `area f${colour}`, d: `${pathOf(known, this.X, this.Y)}L${this.X(known.at(-1)[0]).toFixed(1)} ${height - BOTTOM}L${this.X(known[0][0]).toFixed(1)} ${height - BOTTOM}Z` }));
+      }
+      parts.push(draw("path", { class: `line s${colour}${one.faint ? " faint" : ""}`, d: path, "stroke-dasharray": one.dashed ? "5 4" : "none" }));
+    });
+    if (shown.length > 1) {
+      let x = width;
+      for (const one of [...shown].reverse()) {
+        const text = draw("text", { x, y: 9, "text-anchor": "end", class: `tag f${one.colour ?? 0}` }, `${one.dashed ? "\u2504 " : "\u2500 "}${one.name}`);
+        parts.push(text);
+        x -= 12 + 7 * (one.name.length + 2);
+      }
+    }
+    this.lines.replaceChildren(...parts);
+  }
+
+  point(pixel) {
+    if (!this.box || !this.series.length) return;
+    const { width, height, x0, x1 } = this.box;
+    const wanted = x0 + ((pixel - LEFT) / (width - LEFT - RIGHT)) * (x1 - x0);
+    const shown = this.series.filter((one) => !one.faint);
+    const near = nearest(shown[0].points, wanted);
+    if (!near) return;
+    const words = shown.map((one) => [one, nearest(one.points, near[0])]).filter(([, found]) => found);
+    const text = `${this.options.x(near[0])}: ${words.map(([one, [, y]]) => (shown.length > 1 ? `${one.name} ` : "") + this.options.y(y)).join(", ")}`;
+    const at = this.X(near[0]), end = at > width / 2;
+    const label = draw("text", { x: end ? at - 6 : at + 6, y: TOP + 12, "text-anchor": end ? "end" : "start", class: "tag" }, text);
+    const long = 6.4 * text.length;
+    this.cross.replaceChildren(
+      draw("line", { class: "cross", x1: at, x2: at, y1: TOP, y2: height - BOTTOM }),
+      draw("rect", { class: "paper", x: end ? at - 10 - long : at + 2, y: TOP, width: long + 8, height: 17, rx: 4 }),
+      ...words.map(([one, [x, y]]) => draw("circle", { cx: this.X(x), cy: this.Y(y), r: 3.5, class: `f${one.colour ?? 0}` })),
+      label,
+    );
+  }
+
+  summary() {
+    const told = this.series.filter((one) => !one.faint).map((one) => {
+      const known = one.points.filter(([, y]) => y !== null), [first, last] = [known[0], known.at(-1)];
+      return `${one.name}: ${this.options.y(first[1])} at ${this.options.x(first[0])}, ${this.options.y(last[1])} at ${this.options.x(last[0])}`;
+    });
+    return `${this.options.title}. ${told.join("; ")}`;
+  }
+}
+
+const min = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
+const max = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
+
+function pathOf(points, X, Y) {
+  let pen = "M", path = "";
+  for (const [x, y] of points) {
+    if (y === null) { pen = "M"; continue; }
+    path += `${pen}${X(x).toFixed(1)} ${Y(y).toFixed(1)}`;
+    pen = "L";
+  }
+  return path;
+}
+
+// Round numbers for the axis, and where it begins and ends.
+export function scale(low, high) {
+  if (high - low < 1e-9) { high += Math.abs(high) * 0.1 || 1; low -= low ? Math.abs(low) * 0.1 : 0; }
+  const rough = (high - low) / 3, power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((m) => m >= rough);
+  const begin = Math.floor(low / step) * step, ticks = [];
+  for (let tick = begin; tick <= high + step * 0.999; tick += step) ticks.push(tick);
+  return [begin, ticks.at(-1), ticks];
+}
+
+function nearest(points, wanted) {
+  let best = null;
+  for (const point of points) if (point[1] !== null && (!best || Math.abs(point[0] - wanted) < Math.abs(best[0] - wanted))) best = point;
+  return best;
+}
+
+// The mean of each point and up to `reach` neighbours on both sides: it lags behind nothing. A gap stays a gap.
+export function smoothed(points, reach) {
+  return points.map(([x, y], index) => {
+    if (y === null) return [x, null];
+    let sum = y, count = 1;
+    for (let by = 1; by <= Math.min(reach, index, points.length - 1 - index); by += 1) {
+      const before = points[index - by][1], after = points[index + by][1];
+      if (before === null || after === null) break;
+      sum += before + after;
+      count += 2;
+    }
+    return [x, sum / count];
+  });
+}

@@ -1,0 +1,58 @@
+// How numbers, times and names are written. A peer's own words go into the page as text only.
+
+const UNITS = ["", "K", "M", "G", "T", "P"];
+
+export function amount(value) {
+  let unit = 0;
+  while (Math.abs(value) >= 999.5 && unit < UNITS.length - 1) { value /= 1000; unit += 1; }
+  if (unit === 0) return Number.isInteger(value) || Math.abs(value) >= 100 ? value.toFixed(0) : value.toFixed(1);
+  return `${Number(value.toPrecision(3))}${UNITS[unit]}`;
+}
+
+export const bytes = (value) => `${amount(value)}B`;
+
+export const whole = (value) => Math.round(value).toLocaleString("en");
+
+export const shortId = (peer) => (peer.length > 10 ? peer.slice(-6) : peer);
+
+export function duration(seconds) {
+  const s = Math.max(0, Math.floor(seconds));
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+}
+
+const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const MINUTES = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
+
+export const clock = (seconds) => CLOCK.format(seconds * 1000);
+
+export const minutes = (seconds) => MINUTES.format(seconds * 1000);
+
+// An element with attributes and children; strings become text, never markup.
+export function make(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) if (value !== undefined) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+export function draw(name, attributes = {}, text) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  set(element, attributes);
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+// Touches only what differs: with a thousand peers that is what keeps an update short.
+export function set(element, attributes) {
+  for (const [key, value] of Object.entries(attributes)) {
+    const text = String(value);
+    if (element.getAttribute(key) !== text) element.setAttribute(key, text);
+  }
+}
+
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}

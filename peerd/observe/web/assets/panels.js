@@ -1,0 +1,123 @@
+// The panels around the map: facts, events, contributions, health. All text goes in as text.
+
+import { amount, bytes, clock, duration, make, say, shortId, whole } from "/assets/format.js";
+
+const TELL = {
+  started: ["\u25b6", "good", (e, who) => `${who} began to serve stage ${e.stage}`],
+  joined: ["+", "good", (e, who) => `${who} joined stage ${e.stage}`],
+  suspect: ["?", "warn", (e, who) => `${who} does not answer (stage ${e.stage})`],
+  back: ["+", "good", (e, who) => `${who} answers again (stage ${e.stage})`],
+  leaving: ["\u2192", "", (e, who) => `${who} is about to leave stage ${e.stage}`],
+  left: ["\u2212", "", (e, who) => `${who} left stage ${e.stage}`],
+  gone: ["\u2212", "bad", (e, who) => `${who} is gone (stage ${e.stage})`],
+  moved: ["\u21c6", "", (e, who) => `${who} moved to stage ${e.stage} ${e.text}`],
+  rebalancing: ["\u21c6", "", (e, who) => `Rebalancing: ${who} to stage ${e.stage}`, (e) => e.text],
+  resumed: ["\u21ba", "good", (e) => `Resumed ${e.text}`],
+  raised: ["!", "warn", (e) => titled(e.text)],
+  cleared: ["\u2713", "good", (e) => `No longer: ${titled(e.text)}`],
+};
+
+const titled = (text) => text.slice(text.indexOf(": ") + 2);
+
+export class Events {
+  constructor(host) {
+    this.host = host;
+    this.newest = 0;
+  }
+
+  clear() {
+    this.host.replaceChildren();
+    this.newest = 0;
+  }
+
+  add(events, me, most = 200) {
+    for (const event of events) {
+      if (event.number <= this.newest) continue;
+      this.newest = event.number;
+      this.host.prepend(line(event, me));
+    }
+    while (this.host.childElementCount > most) this.host.lastChild.remove();
+  }
+}
+
+function line(event, me) {
+  const [sign, tone, tell, why] = TELL[event.kind] ?? ["\u00b7", "", (e) => `${e.kind} ${e.text}`];
+  const who = event.peer === me || !event.peer ? "This machine" : `Peer ${shortId(event.peer)}`;
+  const text = make("span", {}, tell(event, who));
+  if (why) text.append(make("span", { class: "why" }, why(event)));
+  return make("li", { "data-tone": tone }, make("time", { datetime: new Date(event.time_s * 1000).toISOString() }, clock(event.time_s)), make("span", { class: "sign", "aria-hidden": "true" }, sign), text);
+}
+
+// Names and values; only what differs is touched, so that a reader of the screen is not told the same again.
+function facts(host, pairs, wrapped) {
+  const key = pairs.map(([name]) => name).join("|");
+  if (host.dataset.key !== key) {
+    host.dataset.key = key;
+    const rows = pairs.map(([name, , kind]) => [make("dt", {}, name), make("dd", { class: kind })]);
+    host.replaceChildren(...(wrapped ? rows.map((row) => make("div", {}, ...row)) : rows.flat()));
+  }
+  const values = host.querySelectorAll("dd");
+  pairs.forEach(([, value], index) => say(values[index], value));
+}
+
+export function showChosen(host, peer, me, microbatches) {
+  if (!peer) { facts(host, [["Peer", "none chosen"]], true); return; }
+  const name = peer.id === me ? `${shortId(peer.id)} (this machine)` : shortId(peer.id);
+  facts(host, [
+    ["Peer", name], ["Stage", String(peer.stage)], ["Step", whole(peer.step)], ["Phase", peer.phase], ["Holds", `${peer.done} of ${microbatches}`],
+    ["Queue", String(peer.queue)], ["Speed", `${amount(peer.throughput)} samples/s`], ["Given", `${amount(peer.tokens)} tokens`], ["Device", peer.device || "unknown"],
+  ], true);
+}
+
+export function showOwn(host, own) {
+  const { peer, counters } = own, exact = counters.duplicate_microbatches + counters.lost_microbatches + counters.inexact_steps;
+  facts(host, [
+    ["Now", own.decision],
+    ["Stage", String(peer.stage)], ["Phase", peer.leaving ? "leaving" : peer.phase], ["Queue", `${peer.queue} held`], ["Speed", `${amount(peer.throughput)} samples/s`],
+    ["Microbatches", whole(counters.accumulated_microbatches)], ["Given", `${amount(peer.tokens)} tokens`],
+    ["Sent", bytes(counters.bytes_sent)], ["Received", bytes(counters.bytes_received)],
+    ["Exactness", exact ? `${exact} faults counted` : "every step exact"], ["Up", duration(own.uptime_s)],
+  ]);
+}
+
+export function showHealth(alerts, notes, items) {
+  const serious = items.filter((item) => item.severity !== "info"), info = items.filter((item) => item.severity === "info");
+  lines(alerts, serious, (item) => make("li", { "data-severity": item.severity }, make("strong", {}, `${item.severity === "problem" ? "Problem" : "Warning"}: ${item.title}. `), item.remedy));
+  lines(notes, info, (item) => make("li", {}, `${item.title}; ${item.remedy}`));
+}
+
+function lines(host, items, tell) {
+  const key = JSON.stringify(items);
+  if (host.dataset.key === key) return;
+  host.dataset.key = key;
+  host.replaceChildren(...items.map(tell));
+}
+
+export function showShares(host, note, told) {
+  const sums = new Map();
+  for (const stage of told.stages) for (const row of stage.peers) {
+    const sum = sums.get(row.peer) ?? { tokens: 0, stages: [] };
+    sum.tokens += row.tokens;
+    sum.stages.push(stage.stage);
+    sums.set(row.peer, sum);
+  }
+  const total = [...sums.values()].reduce((all, one) => all + one.tokens, 0);
+  const order = [...sums].sort((a, b) => b[1].tokens - a[1].tokens);
+  const shown = order.slice(0, 12), mine = order.findIndex(([peer]) => peer === told.me);
+  if (mine >= 12) shown[11] = order[mine];
+  host.replaceChildren(...shown.map(([peer, sum]) => {
+    const part = total ? sum.tokens / total : 0, bar = make("i");
+    bar.style.width = `${(100 * part).toFixed(1)}%`;
+    const name = peer === told.me ? "This machine" : shortId(peer), where = `stage ${sum.stages.join(", ")}`;
+    return make("li", { class: peer === told.me ? "is-me" : undefined }, make("span", {}, `${name} \u00b7 ${where}`), make("span", {}, `${amount(sum.tokens)} tokens, ${(100 * part).toFixed(1)}%`), make("span", { class: "share", "aria-hidden": "true" }, bar));
+  }));
+  const ranges = told.stages.map((stage) => `stage ${stage.stage}: ${whole(stage.steps)} averages`);
+  say(note, order.length ? `${order.length} peers. ${ranges.length <= 4 ? ranges.join("; ") : `${ranges.length} stages`}.` : "Nothing is counted before the first average.");
+}
+
+export function showRows(host, stages) {
+  const rows = stages.flatMap((stage) => stage.peers).map((peer) => [peer.stage, peer.id, peer.step, peer.phase, peer.done, peer.queue, amount(peer.throughput), peer.device]);
+  while (host.childElementCount > rows.length) host.lastChild.remove();
+  while (host.childElementCount < rows.length) host.append(make("tr", {}, ...Array.from({ length: 8 }, () => make("td"))));
+  rows.forEach((row, index) => row.forEach((value, column) => say(host.children[index].children[column], String(value))));
+}

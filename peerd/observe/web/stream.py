@@ -1,0 +1,99 @@
+"""The live stream: while somebody looks, one message a tick is made and sent to all who look."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
+
+SMALL_SWARM = 100
+TICK_S = 0.5
+LARGE_TICK_S = 1.0
+WAITING_PER_VIEWER = 4
+MAX_VIEWERS = 64
+MAX_PER_ADDRESS = 8
+KEEP_ALIVE_S = 15.0
+
+
+class Source(Protocol):
+    """Where the dashboard gets what it shows."""
+
+    async def past(self) -> Mapping[str, Any]:
+        """All there is to know at first: steps, samples, events."""
+        ...
+
+    async def now(self, seen: Mapping[str, int]) -> Mapping[str, Any]:
+        """The swarm of this moment, and what of the past is newer than `seen`."""
+        ...
+
+    async def contributions(self) -> Mapping[str, Any]: ...
+
+    async def leave(self) -> None: ...
+
+    def metrics(self) -> bytes: ...
+
+
+class Stream:
+    """One for all viewers. Contract: nothing is computed while nobody looks; a slow viewer misses messages, and delays nobody."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._viewers: dict[asyncio.Queue[bytes | None], str] = {}
+        self._ticking: asyncio.Task[None] | None = None
+        self._seen: dict[str, int] = {}
+
+    async def watch(self, address: str) -> AsyncIterator[bytes]:
+        """Server-sent events for one viewer, until it goes or the daemon does."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(WAITING_PER_VIEWER)
+        self._viewers[queue] = address
+        try:
+            yield b"retry: 1000\n\n" + _message("past", await self._source.past())
+            if self._ticking is None or self._ticking.done():
+                self._ticking = asyncio.get_running_loop().create_task(self._tick())
+            while True:
+                try:
+                    async with asyncio.timeout(KEEP_ALIVE_S):
+                        message = await queue.get()
+                except TimeoutError:
+                    message = b": still here\n\n"
+                if message is None:
+                    return
+                yield message
+        finally:
+            del self._viewers[queue]
+
+    def is_full(self, address: str) -> bool:
+        """Whether one more from this address would be too many."""
+        return len(self._viewers) >= MAX_VIEWERS or list(self._viewers.values()).count(address) >= MAX_PER_ADDRESS
+
+    def close(self) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+        self._send_away()
+
+    async def _tick(self) -> None:
+        try:
+            while self._viewers:
+                now = await self._source.now(self._seen)
+                self._seen = dict(now["seen"])
+                message = _message("now", now)
+                for queue in self._viewers:
+                    _put(queue, message)
+                await asyncio.sleep(TICK_S if now["num_peers"] <= SMALL_SWARM else LARGE_TICK_S)
+        finally:
+            self._send_away()  # whoever still looks comes back, and this begins anew
+
+    def _send_away(self) -> None:
+        for queue in self._viewers:
+            _put(queue, None)
+
+
+def _put(queue: asyncio.Queue[bytes | None], message: bytes | None) -> None:
+    if queue.full():
+        queue.get_nowait()
+    queue.put_nowait(message)
+
+
+def _message(kind: str, content: Mapping[str, Any]) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps(content, separators=(',', ':'), allow_nan=False)}\n\n".encode()

@@ -1,0 +1,100 @@
+"""Who computed what: tallies taken from rosters of applied averages, and what several peers' tallies amount to.
+
+A roster is agreed on by all its members before anything is averaged, so a tally is what others recorded, not what a peer
+says of itself. Where a peer's own row is told by others too, who counted about as many steps, theirs counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ABOUT_AS_LONG = 0.75
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What one peer gave to one stage: averages it took part in, and its microbatches in them."""
+
+    peer: str
+    steps: int
+    microbatches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTally:
+    """The tallies of one stage's averages that were counted: `steps` of those from `first_step` to `last_step`."""
+
+    stage: int
+    first_step: int
+    last_step: int
+    steps: int
+    tallies: tuple[Tally, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One reporter's word about one stage."""
+
+    reporter: str
+    tally: StageTally
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """One peer's share of one stage, by the word of `reporter`."""
+
+    peer: str
+    stage: int
+    steps: int
+    microbatches: int
+    reporter: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageContributions:
+    """What is known of one stage: the widest range counted by anybody, and a row per peer."""
+
+    stage: int
+    first_step: int
+    last_step: int
+    steps: int
+    rows: tuple[Contribution, ...]
+
+
+def why_impossible(tally: StageTally, num_stages: int, microbatches_per_step: int) -> str | None:
+    """None where a report may be true, else what is wrong with it."""
+    if not 0 <= tally.stage < num_stages:
+        return "there is no such stage"
+    if not 0 < tally.steps <= tally.last_step - tally.first_step + 1 or tally.first_step < 0:
+        return "it counts more steps than it covers"
+    if any(not 0 < row.steps <= tally.steps or row.microbatches < 0 for row in tally.tallies):
+        return "a peer took part more often than there were averages"
+    if len({row.peer for row in tally.tallies}) < len(tally.tallies):
+        return "it names a peer twice"
+    if sum(row.microbatches for row in tally.tallies) > tally.steps * microbatches_per_step:
+        return "it counts more microbatches than the steps had"
+    return None
+
+
+def merge(reports: Sequence[Report]) -> list[StageContributions]:
+    """By stage. Each row is from the reporter who counted most steps; not the peer itself where another counted about as long."""
+    merged = []
+    for stage in sorted({report.tally.stage for report in reports}):
+        told = sorted((r for r in reports if r.tally.stage == stage), key=lambda r: (-r.tally.steps, r.reporter))
+        rows: dict[str, Contribution] = {}
+        counted: dict[str, int] = {}
+        for report in told:
+            for tally in report.tally.tallies:
+                known = rows.get(tally.peer)
+                if known is None or (known.reporter == tally.peer and report.tally.steps >= ABOUT_AS_LONG * counted[tally.peer]):
+                    counted.setdefault(tally.peer, report.tally.steps)
+                    rows[tally.peer] = Contribution(
+                        peer=tally.peer, stage=stage, steps=tally.steps, microbatches=tally.microbatches, reporter=report.reporter
+                    )
+        widest = told[0].tally
+        ordered = tuple(sorted(rows.values(), key=lambda row: (-row.microbatches, row.peer)))
+        merged.append(
+            StageContributions(stage=stage, first_step=widest.first_step, last_step=widest.last_step, steps=widest.steps, rows=ordered)
+        )
+    return merged

@@ -1,0 +1,78 @@
+"""The log of a daemon in the background: its last lines, those that come, and never a secret."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.cli.logs import lines_of, readable, text_of
+from peerd.config.secret import HIDDEN, NAMES, redacted, redacted_field
+from tests.cli.conftest import Command
+
+
+def test_the_last_lines_come_as_they_are_where_the_output_is_no_terminal(peerd: Command, short_home: Path) -> None:
+    (short_home / "daemon.log").write_text("".join(json.dumps({"event": "step finished", "step": n}) + "\n" for n in range(100)))
+    done = peerd("logs", "-n", 3)
+    assert done.code == 0
+    assert [json.loads(line)["step"] for line in done.out.splitlines()] == [97, 98, 99]
+
+
+def test_without_a_log_it_says_so(peerd: Command) -> None:
+    done = peerd("logs")
+    assert done.code == 11
+    assert done.err.count("\n") == 1
+    assert "in the background" in done.err
+
+
+def test_following_goes_on_over_a_line_in_two_parts_and_a_log_that_is_replaced(tmp_path: Path) -> None:
+    log = tmp_path / "daemon.log"
+    log.write_text("old\nlast\n")
+    lines = lines_of(log, 1, follow=True)
+    assert next(lines) == "last"
+    with log.open("a") as stream:
+        stream.write("in two ")
+        stream.flush()
+        found: list[str] = []
+        waiting = threading.Thread(target=lambda: found.append(next(lines)))
+        waiting.start()
+        stream.write("parts\n")
+    waiting.join(10)
+    assert found == ["in two parts"]
+    log.unlink()
+    log.write_text("a new one\n")
+    assert next(lines) == "a new one"
+    log.write_text("cut\n")
+    assert next(lines) == "cut"
+
+
+@given(
+    st.sampled_from(sorted(NAMES)),
+    st.text("abcdef0123456789", min_size=8),
+    st.sampled_from(["{}={}", "{}: {}", '"{}": "{}"', "?{}={}&x=1"]),
+)
+def test_no_named_secret_is_ever_shown(name: str, secret: str, form: str) -> None:
+    line = f"http://127.0.0.1/ {form.format(name, secret)} and more"
+    assert secret not in redacted(line)
+    assert secret not in text_of(line.encode())
+    assert redacted_field(name, secret) == HIDDEN
+
+
+@given(st.text())
+def test_a_line_without_secrets_stays_and_never_moves_the_cursor(text: str) -> None:
+    shown = text_of(text.encode(errors="replace"))
+    assert all(character.isprintable() for character in shown)
+    assert "".join(part for part, _ in readable("no json: " + shown)) == "no json: " + shown
+
+
+def test_a_line_is_readable_on_a_terminal() -> None:
+    line = json.dumps({"event": "step finished", "level": "info", "timestamp": "2026-01-02T10:20:30Z", "step": 7, "loss": 2.5})
+    assert "".join(part for part, _ in readable(line)) == "10:20:30 info    step finished  step=7 loss=2.5"
+
+
+def test_json_that_is_no_log_line_is_shown_as_it_is() -> None:
+    for line in ("[1]", "7", '{"a": 1}', '"x"', ""):
+        assert readable(line) == [(line, "")]

@@ -1,0 +1,63 @@
+"""History and contributions on a terminal: 80 columns, no control characters, and sums that are right."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.cli.render_past import coverage, print_contributions, print_history, shared_text, shares_of
+from peerd.control.protocol import ContributionsReply
+from tests.cli.replies import ME, OTHER, contributions_reply, history_reply
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_history_shows_the_last_steps_and_their_times(capsys: pytest.CaptureFixture[str]) -> None:
+    print_history(history_reply(30), most_steps=5, with_events=True)
+    lines = lines_of(capsys)
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("steps 0 to 29, loss 5.5000 to 4.0500")
+    shown = [line.split()[0] for line in lines if line.lstrip()[:1].isdigit() and "8.19K" in line]
+    assert shown == ["25", "26", "27", "28", "29"]
+    assert "2.0s" in "\n".join(lines)
+    assert "nobody serves stage 0" in "\n".join(lines)
+
+
+def test_an_empty_history_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    print_history({"schema": 1, "steps": [], "events": []}, most_steps=5, with_events=True)
+    assert lines_of(capsys) == ["no step is finished yet", "no events yet"]
+
+
+def test_contributions_add_up_over_stages() -> None:
+    other, mine = shares_of(contributions_reply())
+    assert (mine.peer, mine.microbatches, mine.stages, mine.own_word) == (ME, 100, (0,), False)
+    assert (other.peer, other.microbatches, other.stages, other.own_word) == (OTHER, 188, (0, 1), True)
+    assert mine.part + other.part == pytest.approx(1)
+
+
+def test_contributions_say_of_which_steps_they_are_and_what_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    print_contributions(contributions_reply())
+    lines = lines_of(capsys)
+    assert max(map(len, lines)) <= 80
+    assert "stage 2: nobody who knows could be asked" in lines
+    assert coverage(contributions_reply())[0] == "stage 0: 10 averages counted, of steps 0 to 9"
+
+
+def test_the_text_to_share_names_no_peer() -> None:
+    text = shared_text(contributions_reply())
+    assert "51,200 tokens in 100 microbatches" in text
+    assert "rank 2 of 2" in text
+    assert ME not in text
+    assert OTHER not in text
+    assert "first share" in shared_text(contributions_reply(stages=[]))
+
+
+@given(st.text(min_size=1), st.integers(0, 2**62))
+def test_whatever_peers_call_themselves_the_terminal_stays_whole(name: str, count: int) -> None:
+    reply: ContributionsReply = contributions_reply(run=name)
+    reply["stages"][0]["peers"][0] = {"peer": name, "steps": count, "microbatches": count, "tokens": count, "reporter": name}
+    text = shared_text({**reply, "me": name})
+    assert all(character.isprintable() or character == "\n" for character in text)

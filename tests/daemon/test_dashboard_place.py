@@ -1,0 +1,60 @@
+"""Where the dashboard is served: the port asked for, that of last time, or any; and its token, which stays."""
+
+from __future__ import annotations
+
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from peerd.config.paths import Home
+from peerd.config.settings import Settings
+from peerd.daemon.dashboard import take_place
+from peerd.errors import PortTakenError, UsageError
+
+
+def settings(home: Path, **changes: object) -> Settings:
+    return Settings(home=str(home), **changes)  # type: ignore[arg-type]
+
+
+def test_the_next_daemon_has_the_same_address_and_token(tmp_path: Path) -> None:
+    first = take_place(settings(tmp_path), Home(tmp_path))
+    first.listener.close()
+    second = take_place(settings(tmp_path), Home(tmp_path))
+    second.listener.close()
+    assert second.address_with_token == first.address_with_token
+    assert first.address == f"http://127.0.0.1:{first.port}/"
+    assert stat.S_IMODE(Home(tmp_path).dashboard.stat().st_mode) == 0o600
+
+
+def test_where_the_port_of_last_time_is_taken_any_will_do(tmp_path: Path) -> None:
+    first = take_place(settings(tmp_path), Home(tmp_path))
+    second = take_place(settings(tmp_path), Home(tmp_path))
+    assert second.port != first.port
+    assert second.token == first.token
+    for place in (first, second):
+        place.listener.close()
+
+
+def test_a_port_that_was_asked_for_and_is_taken_is_an_error(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(PortTakenError, match=f"port {port}.*--dashboard-port"):
+            take_place(settings(tmp_path, dashboard_port=port), Home(tmp_path))
+
+
+@pytest.mark.parametrize("host", ["nowhere.example", "1.2.3", ""])
+def test_a_host_is_an_address(tmp_path: Path, host: str) -> None:
+    with pytest.raises(UsageError, match="not an IP address"):
+        take_place(settings(tmp_path, dashboard_host=host), Home(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"port": "80", "token": 1}', '{"port": 99999, "token": "x"}', "\x00"])
+def test_what_is_broken_on_disk_is_made_anew(tmp_path: Path, content: str) -> None:
+    Home(tmp_path).dashboard.write_text(content)
+    place = take_place(settings(tmp_path), Home(tmp_path))
+    place.listener.close()
+    assert len(place.token) == 48

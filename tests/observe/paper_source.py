@@ -1,0 +1,80 @@
+"""A dashboard's source of paper: a swarm that stands still, and notes what it is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from peerd.observe.metrics import scraper
+from peerd.observe.web.guard import Access
+from peerd.observe.web.server import dashboard
+
+ME = "12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F"
+TOKEN = "5" * 48
+
+
+class PaperSource:
+    def __init__(self, num_stages: int = 2, num_peers: int = 3) -> None:
+        self.left = 0
+        self.looks = 0
+        self.num_stages = num_stages
+        self.num_peers = num_peers
+        self.health: list[dict[str, str]] = []
+        self.name = "paper"
+
+    async def past(self) -> Mapping[str, Any]:
+        run = {"id": "a" * 32, "name": self.name, "num_stages": self.num_stages, "microbatches_per_step": 16, "steps": 100}
+        return {
+            "run": {**run, "tokens_per_step": 8192, "boundary_bytes": 262144},
+            "me": ME,
+            "steps": [[step, 5.5 - step / 20, 1.8e9 + step] for step in range(20)],
+            "samples": [[1.8e9 + 2 * n, 5000.0, 1000, 900, [2] * self.num_stages, [3] * self.num_stages, 0] for n in range(30)],
+            "events": [{"number": 1, "time_s": 1.8e9, "kind": "joined", "peer": ME, "stage": 0, "text": ""}],
+        }
+
+    async def now(self, seen: Mapping[str, int]) -> Mapping[str, Any]:
+        self.looks += 1
+        peers = [[ME if n == 0 else f"{ME[:-6]}{n:06}", "accumulating", 20, 7, 2, 12.5, 40960, "CPU", 1] for n in range(self.num_peers)]
+        stages = [
+            {"stage": stage, "step": 20, "missing": 9, "queue": 2, "throughput": 12.5, "peers": peers[stage :: self.num_stages]}
+            for stage in range(self.num_stages)
+        ]
+        names = ("accumulated_microbatches", "bytes_sent", "bytes_received", "duplicate_microbatches", "lost_microbatches", "inexact_steps")
+        own = {
+            "peer": {"stage": 0, "phase": "accumulating", "leaving": False, "queue": 2, "throughput": 12.5, "tokens": 40960, "step": 20},
+            "counters": dict.fromkeys(names, 0),
+            "decision": "wait: microbatches are still missing",
+            "rebalancing": "",
+            "moves": 0,
+            "health": self.health,
+            "uptime_s": 4000.0,
+        }
+        moment = {"time_s": 1.8e9, "step": 20, "loss": 4.5, "tokens_per_second": 5120.0, "num_peers": self.num_peers}
+        return {**moment, "stages": stages, "own": own, "steps": [], "samples": [], "events": [], "seen": {"step": 20, "event": 1}}
+
+    async def contributions(self) -> Mapping[str, Any]:
+        row = {"peer": ME, "steps": 9, "microbatches": 80, "tokens": 40960, "reporter": ME}
+        stage = {"stage": 0, "first_step": 0, "last_step": 9, "steps": 10, "peers": [row]}
+        return {"schema": 1, "me": ME, "run": "paper", "num_stages": self.num_stages, "stages": [stage]}
+
+    async def leave(self) -> None:
+        self.left += 1
+
+    def metrics(self) -> bytes:
+        return scraper(lambda: {"peerd_step": 20})()
+
+
+@contextlib.asynccontextmanager
+async def served(source: PaperSource, host: str = "127.0.0.1", port: int = 0, *, public: bool = False) -> AsyncIterator[int]:
+    """The real server on a free port, which it gives."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    listener.listen()
+    listener.setblocking(False)
+    with contextlib.closing(listener):
+        port = listener.getsockname()[1]
+        async with dashboard(listener, source, Access(host=host, port=port, token=TOKEN, public=public)):
+            yield port

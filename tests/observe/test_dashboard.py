@@ -1,0 +1,178 @@
+"""The dashboard over real HTTP, without a browser: who gets what, and what the stream says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peerd.observe.web import app
+from tests.observe.paper_source import ME, TOKEN, PaperSource, served
+
+TIMEOUT_S = 20.0
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - what is tested
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+async def ask(port: int, path: str = "/", method: str = "GET", **headers: str) -> Answer:
+    """One request, as rude as a test wants it."""
+    async with asyncio.timeout(TIMEOUT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        sent = {"host": f"127.0.0.1:{port}", "connection": "close", **{name.replace("_", "-"): value for name, value in headers.items()}}
+        writer.write(f"{method} {path} HTTP/1.1\r\n".encode() + "".join(f"{k}: {v}\r\n" for k, v in sent.items()).encode() + b"\r\n")
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+    first, *rest = head.decode().split("\r\n")
+    return Answer(int(first.split()[1]), {k.lower(): v for k, _, v in (line.partition(": ") for line in rest)}, body)
+
+
+async def messages(port: int, count: int) -> list[tuple[str, Any]]:
+    """The first messages of the live stream."""
+    found: list[tuple[str, Any]] = []
+    async with asyncio.timeout(TIMEOUT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
+        writer.write(f"GET /api/live HTTP/1.1\r\nhost: localhost:{port}\r\n\r\n".encode())
+        kind = ""
+        while len(found) < count:
+            line = (await reader.readline()).decode().strip()
+            assert line or not reader.at_eof()
+            if line.startswith("event: "):
+                kind = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                found.append((kind, json.loads(line.removeprefix("data: "))))
+        writer.close()
+    return found
+
+
+async def test_the_page_and_all_it_names_are_served_from_here_alone() -> None:
+    async with served(PaperSource()) as port:
+        page = await ask(port)
+        assert page.status == 200
+        named = set(re.findall(r'(?:src|href)="([^"]+)"', page.body.decode()))
+        assert named
+        for path in named:
+            assert path.startswith("/assets/")
+            assert (await ask(port, path)).status == 200
+    for script in app.ASSETS.glob("*.js"):
+        imported = re.findall(r'from "([^"]+)"', script.read_text())
+        assert [name for name in imported if not (app.ASSETS / Path(name).name).exists() or not name.startswith("/assets/")] == []
+    everything = b"".join(path.read_bytes() for path in app.ASSETS.iterdir())
+    assert set(re.findall(rb"https?://[^\"' )]+", everything)) <= {b"http://www.w3.org/2000/svg"}
+
+
+async def test_every_answer_carries_the_security_headers_and_no_inline_script_is_allowed() -> None:
+    async with served(PaperSource()) as port:
+        for path in ("/", "/assets/app.js", "/metrics", "/nowhere", "/api/session"):
+            answer = await ask(port, path)
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["cache-control"] == "no-store"
+        assert b"<script>" not in (await ask(port)).body
+        assert b" style=" not in (await ask(port)).body
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil", "", "10.0.0.9"])
+async def test_another_name_for_this_machine_is_refused(host: str) -> None:
+    """DNS rebinding: a site's own name leads to 127.0.0.1, and its scripts ask us as if we were it."""
+    async with served(PaperSource()) as port:
+        for path in ("/", "/api/live", "/api/contributions", "/metrics"):
+            assert (await ask(port, path, host=host)).status in (400, 421)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.1:9", "localhost:8080", "[::1]", "[::1]:8642"])
+async def test_this_machines_own_names_are_served_through_any_tunnel(host: str) -> None:
+    async with served(PaperSource()) as port:
+        assert (await ask(port, host=host)).status == 200
+
+
+async def test_leaving_needs_the_token_and_our_own_page() -> None:
+    source = PaperSource()
+    async with served(source) as port:
+        ours, cookie = f"http://127.0.0.1:{port}", f"peerd-token-{port}={TOKEN}"
+        for headers in (
+            {},
+            {"origin": ours},
+            {"cookie": cookie},
+            {"origin": "https://evil.example", "cookie": cookie},
+            {"origin": ours, "cookie": f"peerd-token-{port}={'6' * 48}"},
+        ):
+            assert (await ask(port, "/api/leave", "POST", **headers)).status == 403
+        assert source.left == 0
+        assert (await ask(port, "/api/leave", "GET", origin=ours, cookie=cookie)).status == 405
+        assert (await ask(port, "/api/leave", "POST", origin=ours, cookie=cookie)).status == 200
+        assert source.left == 1
+
+
+async def test_the_token_goes_from_the_address_into_a_cookie_that_scripts_cannot_read() -> None:
+    async with served(PaperSource()) as port:
+        right, wrong = await ask(port, f"/?token={TOKEN}"), await ask(port, "/?token=guess")
+        assert (right.status, right.headers["location"]) == (303, "/")
+        assert {"HttpOnly", "SameSite=strict"} <= set(right.headers["set-cookie"].split("; "))
+        assert wrong.status == 303
+        assert "set-cookie" not in wrong.headers
+        session = await ask(port, "/api/session", cookie=f"peerd-token-{port}={TOKEN}")
+        assert json.loads(session.body) == {"may_leave": True, "public": False}
+        assert json.loads((await ask(port, "/api/session")).body)["may_leave"] is False
+
+
+async def test_a_public_dashboard_shows_everybody_and_obeys_nobody() -> None:
+    source = PaperSource()
+    async with served(source, host=EVERYWHERE, public=True) as port:
+        assert (await ask(port)).status == 200
+        headers = {"origin": f"http://127.0.0.1:{port}", "cookie": f"peerd-token-{port}={TOKEN}"}
+        assert (await ask(port, "/api/leave", "POST", **headers)).status == 403
+        assert json.loads((await ask(port, "/api/session", **headers)).body) == {"may_leave": False, "public": True}
+        statuses = [(await ask(port, "/api/session")).status for _ in range(100)]
+        assert 429 in statuses
+    assert source.left == 0
+
+
+async def test_on_other_interfaces_looking_needs_the_token_and_scraping_does_not() -> None:
+    async with served(PaperSource(), host=EVERYWHERE) as port:
+        for path in ("/", "/assets/app.js", "/api/live", "/api/contributions"):
+            assert (await ask(port, path)).status == 401
+        assert (await ask(port, "/", cookie=f"peerd-token-{port}={TOKEN}")).status == 200
+        assert b"peerd_step 20.0" in (await ask(port, "/metrics", host="peer-1:9464")).body
+
+
+async def test_the_stream_begins_with_the_past_and_goes_on_with_the_present() -> None:
+    async with served(PaperSource()) as port:
+        (first, past), (second, now), (third, _) = await messages(port, 3)
+    assert (first, second, third) == ("past", "now", "now")
+    assert (past["me"], past["run"]["name"], len(past["steps"])) == (ME, "paper", 20)
+    assert [len(stage["peers"]) for stage in now["stages"]] == [2, 1]
+
+
+async def test_nothing_is_computed_while_nobody_looks() -> None:
+    source = PaperSource()
+    async with served(source) as port:
+        assert (await ask(port)).status == 200
+        assert source.looks == 0
+        await messages(port, 2)
+        seen = source.looks
+        async with asyncio.timeout(TIMEOUT_S):
+            await asyncio.gather(*(task for task in asyncio.all_tasks() if "_tick" in str(task.get_coro())))
+        assert source.looks <= seen + 2
+
+
+async def test_a_viewer_that_looks_on_does_not_keep_the_server_from_ending() -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        async with served(PaperSource()) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET /api/live HTTP/1.1\r\nhost: localhost:{port}\r\n\r\n".encode())
+            assert b"200" in await reader.readline()
+        await reader.read()
+        writer.close()

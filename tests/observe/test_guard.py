@@ -1,0 +1,54 @@
+"""The guard's decisions, for any request."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.observe.web.guard import Access, Asked, RateLimit, why_refuse
+
+TOKEN = "t" * 48
+NAMES = st.text(st.characters(codec="ascii", categories=("L", "N", "P")), max_size=30)
+REQUESTS = st.builds(
+    Asked,
+    method=st.sampled_from(["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"]),
+    path=st.sampled_from(["/", "/api/leave", "/api/live", "/metrics", "/assets/app.js"]),
+    host=st.sampled_from(["localhost:5", "127.0.0.1", "evil.example", "[::1]:5"]) | NAMES,
+    origin=st.sampled_from(["", "http://localhost:5", "https://evil.example", "null"]),
+    tokens=st.sampled_from([(), ("guess",), (TOKEN,), ("guess", TOKEN)]),
+)
+
+
+def access(host: str = "127.0.0.1", *, public: bool = False) -> Access:
+    return Access(host=host, port=5, token=TOKEN, public=public)
+
+
+@given(REQUESTS, st.sampled_from(["127.0.0.1", "192.0.2.7", "::1"]), st.booleans())
+def test_nobody_acts_without_token_and_own_origin_nor_on_a_public_page(asked: Asked, host: str, public: bool) -> None:
+    if asked.method in ("GET", "HEAD") or why_refuse(asked, access(host, public=public)) is not None:
+        return
+    assert not public
+    assert TOKEN in asked.tokens
+    assert asked.origin in (f"http://{asked.host}", f"https://{asked.host}")
+
+
+@given(REQUESTS)
+def test_on_loopback_a_foreign_name_gets_nothing(asked: Asked) -> None:
+    if why_refuse(asked, access()) is None:
+        name = asked.host.rpartition(":")[0] if asked.host.count(":") == 1 else asked.host
+        assert name == "localhost" or name.startswith(("127.", "[::1]")) or name in ("::1", "[::1]"), asked.host
+
+
+def test_a_burst_is_allowed_and_then_so_many_a_second() -> None:
+    limit = RateLimit(per_s=2, burst=5)
+    assert [limit.allows("a", 0.0) for _ in range(7)] == [True] * 5 + [False] * 2
+    assert limit.allows("b", 0.0)
+    assert limit.allows("a", 0.6)
+    assert not limit.allows("a", 0.6)
+
+
+def test_the_rate_limit_forgets_the_oldest_and_stays_small() -> None:
+    limit = RateLimit()
+    for number in range(10_000):
+        limit.allows(str(number), 0.0)
+    assert len(limit._left) <= 4096
