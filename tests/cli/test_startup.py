@@ -23,12 +23,21 @@ SPY = (
 )
 
 
-def quickest(*arguments: str) -> float:
+USUAL_CLICK_S = 0.1
+"""What Python takes to start and import click, on a machine about which promises in seconds are made."""
+
+
+def slowness() -> float:
+    """How many times slower than that this machine is at the moment; at least 1."""
+    return max(1.0, quickest(code="import click") / USUAL_CLICK_S)
+
+
+def quickest(*arguments: str, code: str = COMMAND) -> float:
     """The best of five: what is measured is the command, not the machine's other work."""
     best = float("inf")
     for _ in range(5):
         began = time.perf_counter()
-        subprocess.run([sys.executable, "-c", COMMAND, *arguments], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
         best = min(best, time.perf_counter() - began)
     return best
 
@@ -39,7 +48,7 @@ def _cpu_time_of_children_s() -> float:
 
 
 def test_help_answers_within_a_fifth_of_a_second() -> None:
-    assert quickest("--help") < 0.2
+    assert quickest("--help") < 0.2 * slowness()
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
@@ -49,7 +58,7 @@ def test_status_answers_within_a_third_of_a_second_and_loads_nothing_heavy(short
         done = subprocess.run([sys.executable, "-c", SPY, "status", *form], check=True, capture_output=True, text=True)
         took_s = _cpu_time_of_children_s() - began_s  # what it costs; the machine's other work is not its fault
     assert done.stderr == "LOADED []\n"
-    assert took_s < 0.3
+    assert took_s < 0.3 * slowness()
 
 
 def test_peers_loads_nothing_heavy(short_home: Path) -> None:
