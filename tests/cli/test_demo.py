@@ -140,7 +140,7 @@ def test_a_signal_ends_the_demo_and_all_it_started(leaves_nothing_behind: Path, 
             if shown.startswith("step   3/"):
                 break
         process.send_signal(number)
-        assert process.wait(30) == code
+        assert process.wait(60) == code
         assert process.stderr.read().strip() == ""
     deadline = time.monotonic() + 10
     while processes_with(f"TMPDIR={leaves_nothing_behind}".encode()) and time.monotonic() < deadline:

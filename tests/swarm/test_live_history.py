@@ -58,6 +58,7 @@ def scrape(address: str) -> dict[tuple[str, tuple[str, ...]], float]:
     return {(sample.name, tuple(sample.labels.values())): sample.value for family in families for sample in family.samples}
 
 
+@pytest.mark.slow
 def test_the_past_survives_sigkill_and_nothing_is_counted_twice() -> None:
     with Swarm(swarm_manifest(num_stages=1)) as swarm:
         first = swarm.start(ephemeral=False, compute_stand_in_ms=PACE_MS)
@@ -76,6 +77,7 @@ def test_the_past_survives_sigkill_and_nothing_is_counted_twice() -> None:
         assert stage["steps"] <= stage["last_step"] + 1
 
 
+@pytest.mark.slow
 def test_who_comes_and_who_is_killed_is_in_the_history() -> None:
     with Swarm(swarm_manifest(num_stages=1)) as swarm:
         first = swarm.start(compute_stand_in_ms=PACE_MS)

@@ -226,6 +226,7 @@ async def test_it_quits(home: Home, daemon: Daemon, key: str) -> None:
     assert app.return_code == 0
 
 
+@pytest.mark.slow
 async def test_it_can_be_resized_to_anything(home: Home, daemon: Daemon) -> None:
     app = app_of(home)
     async with app.run_test(size=(80, 24)) as pilot:
