@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -267,16 +267,26 @@ class DemoSwarm:
         first_unknown = 0
         while first_unknown in self._history:
             first_unknown += 1
-        list(self._pool.map(lambda daemon: self._ask(daemon, first_unknown), self.living))
+        living = self.living
+        self.ask(living, POLL_SILENCE_S)
+        list(self._pool.map(lambda daemon: self._ask_for_steps(daemon, first_unknown), living))
         self._note_faults()
 
-    def _ask(self, daemon: DemoDaemon, since: int) -> None:
+    def ask(self, daemons: Sequence[DemoDaemon], silence_s: float) -> None:
+        """Their status; of one that does not answer in time what was last heard stands."""
+        list(self._pool.map(lambda daemon: self._ask_one(daemon, silence_s), daemons))
+
+    def _ask_one(self, daemon: DemoDaemon, silence_s: float) -> None:
         daemon.answers = False
-        if daemon.stands_still:
+        if not daemon.stands_still:
+            with contextlib.suppress(PeerdError):  # busy or just gone
+                daemon.status = cast(StatusReply, daemon.client.request("status", silence_s=silence_s))
+                daemon.answers = True
+
+    def _ask_for_steps(self, daemon: DemoDaemon, since: int) -> None:
+        if not daemon.answers:
             return
-        with contextlib.suppress(PeerdError):  # busy or just gone: what was last heard stands, and the next poll tells
-            daemon.status = cast(StatusReply, daemon.client.request("status", silence_s=POLL_SILENCE_S))
-            daemon.answers = True
+        with contextlib.suppress(PeerdError):
             for step in daemon.client.request("history", since=since, silence_s=POLL_SILENCE_S)["steps"]:
                 if not self._history.setdefault(step["step"], step)["time_s"]:
                     self._history[step["step"]] = step  # a joiner knows the losses of steps before it came, not their times

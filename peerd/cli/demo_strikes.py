@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from peerd.cli.demo_daemons import DemoDaemon, DemoSwarm
 
 ORDER_SILENCE_S = 3.0
+LAST_LOOK_SILENCE_S = 0.5
+MAX_CONTACTS = 3
+"""Addresses that a replacement is given: chaos may take the first of them the next moment."""
 WAKE = 'sleep "$1"; kill -CONT "$2"'
 
 
@@ -80,15 +83,23 @@ class Strikes:
         if self.over or now_s < self._next.at_s + self._late_s:
             return
         self._swarm.poll()
-        able = may_fall([self._standing(daemon) for daemon in self._swarm.living])
         spared = self._spared if self._next.kind is Kind.KILL else frozenset()
-        victim = self._next.victim([peer for peer in able if peer not in spared])
+        victim = self._next.victim([peer for peer in self._able(self._swarm.living) if peer not in spared])
         self._nobody_left = victim is None and not self._chaos.respawn
-        if victim is None:
+        if victim is None or not self._still_may_fall(self._swarm.daemons[victim]):
             return
         self._late_s = max(self._late_s, now_s - self._next.at_s)
         self._strike(self._swarm.daemons[victim], self._next.kind)
         self._next = next(self._schedule)
+
+    def _able(self, daemons: Sequence[DemoDaemon]) -> list[int]:
+        return may_fall([self._standing(daemon) for daemon in daemons])
+
+    def _still_may_fall(self, victim: DemoDaemon) -> bool:
+        """Asked of its stage anew: while a poll waited for a daemon that is slow to answer, the victim may have gone a step ahead alone."""
+        stage = [daemon for daemon in self._swarm.living if daemon.stage == victim.stage]
+        self._swarm.ask(stage, LAST_LOOK_SILENCE_S)
+        return victim.peer in self._able(stage)
 
     def _standing(self, daemon: DemoDaemon) -> Standing:
         return Standing(
@@ -140,14 +151,14 @@ class Strikes:
         daemon.client.request("fault", silence_s=ORDER_SILENCE_S, **fault)
 
     def _replace_the_dead(self) -> None:
-        """A fresh daemon for each dead one, at any sound peer's address; also for one that could not join."""
+        """A fresh daemon for each dead one, at some sound peers' addresses; also for one that could not join."""
         for daemon in [each for each in self._swarm.daemons if each.noted and not each.replaced]:
-            contacts = [each for each in self._swarm.living if each.ready is not None and each.answers and not each.disturbed]
-            if contacts:
+            sound = [each for each in self._swarm.living if each.answers and not each.disturbed]
+            addresses = [each.ready.join for each in sound if each.ready is not None]
+            if addresses:
                 daemon.replaced = True
-                contact = contacts[int(self._next.chance * len(contacts))]
-                assert contact.ready is not None
-                self._swarm.spawn_another(daemon.stage, contact.ready.join)
+                first = int(self._next.chance * len(addresses))
+                self._swarm.spawn_another(daemon.stage, " ".join((addresses[first:] + addresses[:first])[:MAX_CONTACTS]))
 
 
 def _p2pd_of(pid: int) -> int:

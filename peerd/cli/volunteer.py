@@ -16,7 +16,7 @@ LEAVE_SILENCE_S = 120.0
 
 
 @click.command()
-@click.argument("address", metavar="[ADDRESS]", required=False, default="")
+@click.argument("addresses", metavar="[ADDRESS]...", nargs=-1)
 @click.option("--stage", type=click.IntRange(0, 4095), help="Stage to serve.  [default: the one that needs help most]")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
 @click.option("--data", metavar="PATH", help="The run's text, where the run trains on its organiser's own.")
@@ -29,8 +29,8 @@ LEAVE_SILENCE_S = 120.0
 @home_option
 @json_option
 @click.pass_context
-def join(context: click.Context, /, address: str, detach: bool, as_json: bool, **flags: Any) -> None:
-    """Join a run: ADDRESS is the line its organiser gave you.
+def join(context: click.Context, /, addresses: tuple[str, ...], detach: bool, as_json: bool, **flags: Any) -> None:
+    """Join a run: ADDRESS is the line its organiser gave you, or that of any peer; of several the first that answers counts.
 
     The daemon checks the organiser's signature, measures this machine, takes the stage that needs help most and
     trains with the others until you leave. Runs in the foreground unless --detach: Ctrl-C leaves gracefully, a second
@@ -42,9 +42,10 @@ def join(context: click.Context, /, address: str, detach: bool, as_json: bool, *
       peerd join
       peerd join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...#9f2c...
     """
-    if not address:
+    join = " ".join(addresses).strip()
+    if not join:
         _check_was_in_a_run(chosen_home(context))
-    launch(context, settings_of(context, flags, join=address), detach=detach, as_json=as_json)
+    launch(context, settings_of(context, flags, join=join), detach=detach, as_json=as_json)
 
 
 def _check_was_in_a_run(home: Home) -> None:

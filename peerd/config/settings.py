@@ -16,7 +16,8 @@ class Settings:
     run_file: str = ""
     """Path of a run.toml to start as its organiser; empty when joining."""
     join: str = ""
-    """Address to join: `multiaddr/p2p/PEER[#RUN-ID]`; empty when starting. Both empty: the run this home was last in."""
+    """Addresses to join at, tried in turn: `multiaddr/p2p/PEER[#RUN-ID]`, with spaces between them; empty when starting.
+    Both empty: the run this home was last in."""
     host: str = ""
     """IPv4 address to listen on; 0.0.0.0 for all. Empty: loopback when starting or joining there, else all."""
     port: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -17,7 +18,7 @@ from peerd.daemon.device import choose_device, free_memory_bytes
 from peerd.daemon.network import Network, ask_for_run, open_network
 from peerd.daemon.node import Node, Place, Stage, Swarm
 from peerd.daemon.text import Run, organise, start_for, text_for
-from peerd.errors import PortTakenError, RemoteError, StageError, UnreachableError, UsageError
+from peerd.errors import PeerdError, PortTakenError, RemoteError, StageError, UnreachableError, UsageError
 from peerd.models.stages import estimate_stage_memory_bytes, keeps_graphs
 from peerd.policy.admission import choose_stage
 from peerd.policy.ledger import stage_step
@@ -35,6 +36,7 @@ from peerd.wire.clients import SwarmClient
 from peerd.wire.p2pd import check_port_free
 
 FIRST_LOOK_TIMEOUT_S = 5.0
+MAX_BOOTSTRAP_PEERS = 4
 LOG = structlog.get_logger()
 
 
@@ -42,35 +44,36 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     """A node that serves its services and is in the DHT. What it opened is closed by `stack`."""
     identity, local = Identity.load_or_create(home.identity), LocalState(home)
     device = choose_device(settings.device)
-    address = parse_address(settings.join) if settings.join else None
-    run = await asyncio.to_thread(_known_run, settings, local) if address is None else None
-    book = _address_book(local, run.signed if run else None, address)
+    contacts = tuple(parse_address(each) for each in settings.join.split())
+    run = None if contacts else await asyncio.to_thread(_known_run, settings, local)
+    book = _address_book(local, run.signed if run else None, contacts)
     membership: Membership | None = None
 
     def addresses_of(peer: PeerId) -> tuple[str, ...]:
         known = membership.addresses_of(peer) if membership is not None else ()
         return known or book.get(peer, ())
 
-    settings = replace(settings, host=settings.host or _host(settings, address, book), port=settings.port or _free_port(settings, local))
-    network = await open_network(settings, home, (address.multiaddr,) if address else (), addresses_of)
+    settings = replace(settings, host=settings.host or _host(settings, contacts, book), port=settings.port or _free_port(settings, local))
+    network = await open_network(settings, home, tuple(each.multiaddr for each in contacts), addresses_of)
     stack.push_async_callback(network.close)
-    if address is not None:
-        signed = await ask_for_run(network, address)
+    if contacts:
+        contact, signed = await _first_to_answer(network, contacts)
         if local.pin(signed.run, signed.organiser_key):
             LOG.info("organiser pinned", run=signed.run, organiser=signed.organiser_key.hex())
+        membership = _membership(identity, signed, book)
+        await first_look(network, membership, signed, contact.peer)
         run = Run(signed, await asyncio.to_thread(text_for, signed.manifest, settings))
-    assert run is not None
-    signed = run.signed
-    membership = Membership(identity, signed.run, TTL_PERIODS * signed.manifest.swarm.announce_period_s)
-    membership.book = book
-    reached = (address.multiaddr,) if address else await _reach(network, book)
-    directory = await Directory.join(network.p2pd.p2p, signed, reached, must_answer=address is not None)
+        await _look_again(network, membership, signed, contact)
+        reached = (contact.multiaddr, *_addresses_in(membership))
+    else:
+        assert run is not None
+        signed = run.signed
+        membership = _membership(identity, signed, book)
+        reached = await _reach(network, book)
+        await _look_around(network, membership, signed, reached)
+    directory = await Directory.join(network.p2pd.p2p, signed, reached, must_answer=bool(contacts))
     stack.push_async_callback(directory.close)
     directory.store_manifest_soon(signed)
-    if address is not None:
-        await first_look(network, membership, signed, address.peer)
-    else:
-        await _look_around(network, membership, signed, reached)
     local.remember(signed.run, pack_manifest(signed), _port_of(network), start=str(run.start.path) if run.start else "")
     node = await _build(settings, _Found(run, device), network, Swarm(membership, local), stack)
     node.attach(directory, run.text.corpus)
@@ -89,19 +92,53 @@ def _known_run(settings: Settings, local: LocalState) -> Run:
     return Run(signed, text_for(signed.manifest, settings), start_for(signed.manifest, local.start))
 
 
-def _address_book(local: LocalState, signed: SignedManifest | None, address: Address | None) -> dict[PeerId, tuple[str, ...]]:
-    """Peers to try: the one at the address, else those this home met when it was last in the run."""
-    if address is not None:
-        return {address.peer: (address.multiaddr,)}
+def _membership(identity: Identity, signed: SignedManifest, book: dict[PeerId, tuple[str, ...]]) -> Membership:
+    membership = Membership(identity, signed.run, TTL_PERIODS * signed.manifest.swarm.announce_period_s)
+    membership.book = book
+    return membership
+
+
+async def _first_to_answer(network: Network, contacts: Sequence[Address]) -> tuple[Address, SignedManifest]:
+    """The run, and who told it. Raises as the first of them failed where none answers."""
+    failures: list[PeerdError] = []
+    for contact in contacts:
+        try:
+            return contact, await ask_for_run(network, contact)
+        except UnreachableError as error:
+            failures.append(error)
+    raise failures[0]
+
+
+async def _look_again(network: Network, membership: Membership, signed: SignedManifest, contact: Address) -> None:
+    """Getting the text may have taken minutes: the table as it is now, from the contact or whoever else was there."""
+    others = [peer for peer in membership.view.sightings if peer not in (membership.me, contact.peer)]
+    for peer in (contact.peer, *others[:MAX_BOOTSTRAP_PEERS]):
+        try:
+            return await first_look(network, membership, signed, peer)
+        except UnreachableError as error:
+            last = error
+    raise last
+
+
+def _addresses_in(membership: Membership) -> tuple[str, ...]:
+    """A few peers' addresses beside the contact's, which may be gone the next moment."""
+    live = membership.live().records
+    return tuple(r.addresses[0] for r in live if r.addresses and r.peer != membership.me)[:MAX_BOOTSTRAP_PEERS]
+
+
+def _address_book(local: LocalState, signed: SignedManifest | None, contacts: Sequence[Address]) -> dict[PeerId, tuple[str, ...]]:
+    """Peers to try: those at the addresses, else those this home met when it was last in the run."""
+    if contacts:
+        return {each.peer: (each.multiaddr,) for each in contacts}
     if signed is None or local.run != signed.run:
         return {}
     known = [parse_address(each) for each in local.peers]
     return {each.peer: (each.multiaddr,) for each in known}
 
 
-def _host(settings: Settings, address: Address | None, book: dict[PeerId, tuple[str, ...]]) -> str:
+def _host(settings: Settings, contacts: Sequence[Address], book: dict[PeerId, tuple[str, ...]]) -> str:
     """Loopback when starting or where the others are on it too; otherwise everywhere, for volunteers serve others."""
-    others = [address.multiaddr] if address else [each for addresses in book.values() for each in addresses]
+    others = [each.multiaddr for each in contacts] or [each for addresses in book.values() for each in addresses]
     open_to_all = bool(others) and not all(each.startswith("/ip4/127.") for each in others)
     return "0.0.0.0" if open_to_all and not settings.run_file else "127.0.0.1"  # noqa: S104
 

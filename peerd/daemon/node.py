@@ -197,6 +197,7 @@ class Node:
             forgotten_s = clock_s() - FORGET_AFTER_TTLS * self.membership.view.ttl_s
             for peer, seen in list(self.membership.view.sightings.items()):
                 if seen.risen_at_s < forgotten_s and peer != self.membership.me:
+                    self.membership.forget(peer)
                     await self.network.links.drop(peer)
 
     async def keep_address_book(self) -> None:

@@ -122,6 +122,10 @@ class Membership:
             except BadMessageError:
                 continue
 
+    def forget(self, peer: PeerId) -> None:
+        """It is gone for good. The view keeps its tombstone, so that an old record does not bring it back."""
+        self.raws.pop(peer, None)
+
     def suspect(self, record: PeerRecord) -> None:
         """This peer did not answer a re-dial at its present pair."""
         self._suspects[record.peer] = record.pair

@@ -114,7 +114,7 @@ def test_a_fresh_peer_that_knows_only_the_address_serves_within_15_s_and_equals_
     swarm: Swarm, trains_on: None, record_property: Callable[[str, object], None]
 ) -> None:
     slower = slowdown()
-    newcomer = swarm.spawn(join=swarm.address.partition("#")[0], compute_stand_in_ms=PACE_MS)
+    newcomer = swarm.spawn(join=f"/ip4/127.0.0.1/tcp/9/p2p/{NOBODY} {swarm.address.partition('#')[0]}", compute_stand_in_ms=PACE_MS)
     serves_after_s = newcomer.wait_until_serving(60)
     record_property("serves_after_s", serves_after_s)
     record_property("slowdown", slower)
