@@ -17,6 +17,7 @@ from peerd.averaging.stepper import Stepper
 from peerd.config.manifest import Manifest
 from peerd.config.settings import Settings
 from peerd.daemon.device import describe
+from peerd.daemon.heap import give_back_free_memory
 from peerd.daemon.network import Network, describe_self
 from peerd.errors import BadMessageError
 from peerd.policy.contributions import StageTally
@@ -48,6 +49,7 @@ AVERAGING_SHARE_OF_TTL = 0.6
 MICROBATCH_TOTAL_S = 600.0
 MIN_PATIENCE_S = 5.0
 SWEEP_PERIOD_S = 5.0
+TRIM_PERIOD_S = 60.0
 ADDRESS_BOOK_PERIOD_S = 1.0
 PROGRESS_PERIOD_S = 1.0
 FORGET_AFTER_TTLS = 10
@@ -191,9 +193,13 @@ class Node:
     # News of myself
 
     async def sweep(self) -> None:
-        """Close what leads to peers that are gone for good."""
+        """Close what leads to peers that are gone for good, and give memory back."""
+        trimmed_s = clock_s()
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
+            if clock_s() - trimmed_s > TRIM_PERIOD_S:
+                trimmed_s = clock_s()
+                await asyncio.to_thread(give_back_free_memory)
             forgotten_s = clock_s() - FORGET_AFTER_TTLS * self.membership.view.ttl_s
             for peer, seen in list(self.membership.view.sightings.items()):
                 if seen.risen_at_s < forgotten_s and peer != self.membership.me:
