@@ -134,5 +134,6 @@ class UnheardError(PeerGoneError):
 
 def exit_code_of(code: int) -> type[PeerdError]:
     """The error class a child's exit code stands for (PeerdError where none does)."""
-    known = {kind.exit_code: kind for kind in PeerdError.__subclasses__() if kind is not RemoteError}
-    return known.get(ExitCode(code), PeerdError) if code in list(ExitCode) else PeerdError
+    known: dict[int, type[PeerdError]] = {kind.exit_code: kind for kind in PeerdError.__subclasses__()}
+    known[ExitCode.FAILURE] = PeerdError
+    return known.get(code, PeerdError)

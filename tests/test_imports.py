@@ -21,7 +21,7 @@ COMPOSITION_ROOTS = {"daemon", "reference", "repartition"}
 ALLOWED: dict[str, dict[str, str]] = {
     "table": {},
     "policy": {"table": "decisions are functions of the view"},
-    "config": {},
+    "config": {"policy": "what the owner allows is what the governor judges by"},
     "models": {"config": "a model is built from its manifest"},
     "wire": {
         "config": "bounds of messages follow from the manifest",

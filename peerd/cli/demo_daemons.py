@@ -7,25 +7,25 @@ its own home; its log is a file without a name, so that not even a killed demo l
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, cast
+from typing import Any, cast
 
 from peerd.cli.demo_figures import Fault, Observed
 from peerd.cli.demo_plan import DemoPlan, Kill
-from peerd.cli.demo_strikes import Suspended
-from peerd.cli.launch import DaemonFailedError, Ready, describe_exit, module_command, tail_of, wait_until_ready
+from peerd.cli.demo_process import DemoDaemon
+from peerd.cli.launch import DaemonFailedError, Ready, describe_exit, module_command, wait_until_ready
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
-from peerd.control.client import ControlClient
 from peerd.control.protocol import PeersReply, StatusReply, StepInfo
 from peerd.errors import DiskError, PeerdError
 
@@ -36,89 +36,6 @@ LEAVE_GRACE_S = 15.0
 TERMINATE_GRACE_S = 5.0
 MAX_THREADS = 256
 EXPORT_SILENCE_S = 600.0
-
-
-@dataclass(slots=True)
-class DemoDaemon:
-    """One daemon and what was last heard of it."""
-
-    peer: int
-    stage: int
-    home: Home
-    process: subprocess.Popen[bytes]
-    log: IO[bytes]
-    ready: Ready | None = None
-    status: StatusReply | None = None
-    answers: bool = False
-    """It did when last asked."""
-    killed: bool = False
-    noted: bool = False
-    """Its end is among the faults."""
-    replaced: bool = False
-    suspended: Suspended | None = None
-    cut_off: Suspended | None = None
-    """Its p2pd, stopped."""
-    disturbed_until: float = 0.0
-    """Chaos is upon it until then."""
-
-    @property
-    def client(self) -> ControlClient:
-        return ControlClient(self.home)
-
-    @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
-
-    @property
-    def step(self) -> int:
-        return self.status["peer"]["step"] if self.status is not None else 0
-
-    @property
-    def done(self) -> tuple[int, int]:
-        """Steps and microbatches behind it."""
-        return (self.step, self.status["counters"]["accumulated_microbatches"]) if self.status is not None else (0, 0)
-
-    @property
-    def phase(self) -> str:
-        return self.status["peer"]["phase"] if self.status is not None else "starting"
-
-    @property
-    def stands_still(self) -> bool:
-        return self.suspended is not None and not self.suspended.over
-
-    @property
-    def disturbed(self) -> bool:
-        cut_off = self.cut_off is not None and not self.cut_off.over
-        return self.stands_still or cut_off or time.monotonic() < self.disturbed_until
-
-    def kill(self) -> None:
-        self.killed = True
-        self.process.kill()
-        self.process.wait()
-        self.wake()
-
-    def wake(self) -> None:
-        for still in (self.suspended, self.cut_off):
-            if still is not None:
-                still.wake()
-
-    def close_stdin(self) -> None:
-        """Which tells the daemon to leave."""
-        with contextlib.suppress(OSError):
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-
-    def close(self) -> None:
-        """Let go of an ended daemon's pipes and log."""
-        self.close_stdin()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        self.log.close()
-
-    def log_tail(self) -> str:
-        """Read past the descriptor's own offset, which the daemon writes at."""
-        size = os.fstat(self.log.fileno()).st_size
-        return tail_of(os.pread(self.log.fileno(), size, max(0, size - 16 * 1024)))
 
 
 @dataclass(slots=True)
@@ -264,11 +181,8 @@ class DemoSwarm:
     def poll(self) -> None:
         """Ask every living daemon how it does; note who has ended."""
         self._note_faults()
-        first_unknown = 0
-        while first_unknown in self._history:
-            first_unknown += 1
-        living = self.living
-        self.ask(living, POLL_SILENCE_S)
+        first_unknown = next(step for step in itertools.count() if step not in self._history)
+        self.ask(living := self.living, POLL_SILENCE_S)
         list(self._pool.map(lambda daemon: self._ask_for_steps(daemon, first_unknown), living))
         self._note_faults()
 
@@ -304,8 +218,16 @@ class DemoSwarm:
 
     def note(self, daemon: DemoDaemon, kind: str, detail: str) -> None:
         """Something befell a daemon now."""
-        t_s = round(time.monotonic() - self.began, 3)
-        self.faults.append(Fault(t_s=t_s, peer=daemon.peer, stage=daemon.stage, phase=daemon.phase, kind=kind, detail=detail))
+        self.faults.append(
+            Fault(
+                t_s=round(time.monotonic() - self.began, 3),
+                peer=daemon.peer,
+                stage=daemon.stage,
+                phase=daemon.phase,
+                kind=kind,
+                detail=detail,
+            )
+        )
         self.say(f"peer {daemon.peer} (stage {daemon.stage}) {detail} in step {daemon.step}, {daemon.phase}")
 
     def _note_faults(self) -> None:
@@ -396,12 +318,8 @@ def _ask_to_leave(daemon: DemoDaemon) -> None:
 
 
 def _still_alive_after(daemons: list[DemoDaemon], grace_s: float) -> list[DemoDaemon]:
-    return list(_waited(daemons, time.monotonic() + grace_s))
-
-
-def _waited(daemons: list[DemoDaemon], deadline: float) -> Iterator[DemoDaemon]:
+    deadline = time.monotonic() + grace_s
     for daemon in daemons:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             daemon.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            yield daemon
+    return [daemon for daemon in daemons if daemon.alive]

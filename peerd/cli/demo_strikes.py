@@ -18,7 +18,8 @@ from peerd.cli.demo_chaos import MIN_FAULTS, Chaos, Kind, Standing, Strike, may_
 from peerd.errors import PeerdError
 
 if TYPE_CHECKING:
-    from peerd.cli.demo_daemons import DemoDaemon, DemoSwarm
+    from peerd.cli.demo_daemons import DemoSwarm
+    from peerd.cli.demo_process import DemoDaemon
 
 ORDER_SILENCE_S = 3.0
 LAST_LOOK_SILENCE_S = 0.5

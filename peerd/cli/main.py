@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from peerd import __version__
-from peerd.cli import demo, guide, logs, new, organise, past, simulate, volunteer, watch
+from peerd.cli import demo, guide, logs, new, organise, owner, past, simulate, volunteer, watch
 from peerd.cli.options import home_option
 from peerd.errors import ExitCode, PeerdError
 
@@ -58,6 +58,9 @@ for _verb in (
     past.contributions,
     logs.logs,
     volunteer.leave,
+    owner.pause,
+    owner.resume,
+    owner.limits,
     new.new,
     organise.start,
     organise.export,

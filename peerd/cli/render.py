@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Mapping
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -118,7 +119,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         ("microbatches", work),
         ("exactness", exactness(counters)),
         ("traffic", traffic),
-        ("decision", plain(reply["decision"])),
+        ("decision", pause_line(reply["owner"]) or plain(reply["decision"])),
     ]
     if reply.get("dashboard"):
         rows.append(("dashboard", f"{plain(reply['dashboard'])} (`peerd dashboard --open`)"))
@@ -127,6 +128,48 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
             ("stand-in", f"{reply['compute_stand_in_ms']:g} ms per microbatch, {reply['slow_factor']:g}x slow: speeds are not real")
         )
     return rows
+
+
+def print_limits(reply: Mapping[str, Any]) -> None:
+    """What the owner allows, as `peerd limits` shows it."""
+    limits, used = reply["limits"], f"{amount(reply['today'])}B today, {amount(reply['this_month'])}B this month"
+    rows = [
+        ("upload", _rate(limits["upload"])),
+        ("download", _rate(limits["download"])),
+        ("daily", _size(limits["daily"])),
+        ("monthly", _size(limits["monthly"])),
+        ("data used", used),
+        ("memory", _size(limits["memory"])),
+        ("duty", f"{limits['duty']:.0%} of the time"),
+        ("hours", limits["hours"] or "all day"),
+        ("max temperature", f"{limits['max_temperature']:g} degrees" if limits["max_temperature"] else "no limit"),
+        ("while used", _run_or_pause(limits["while_used"])),
+        ("on battery", _run_or_pause(limits["on_battery"])),
+        ("metered", _run_or_pause(limits["on_metered"])),
+        ("now", pause_line(reply) or "works"),
+    ]
+    print_rows(console(), rows)
+
+
+def pause_line(owner: Mapping[str, Any]) -> str:
+    """Why a peer pauses and when it goes on; empty when it works."""
+    if not owner["paused"]:
+        return ""
+    what = "paused" if owner["resting"] else "pausing, finishing what it holds"
+    until = f"; it goes on {plain(owner['until'])}" if owner["until"] else ""
+    return f"{what}: {plain(owner['paused'])}{until}"
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{amount(8 * bytes_per_s)}bit/s" if bytes_per_s else "no limit"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{amount(num_bytes)}B" if num_bytes else "no limit"
+
+
+def _run_or_pause(run: bool) -> str:
+    return "run" if run else "pause"
 
 
 def print_peers(reply: PeersReply) -> None:

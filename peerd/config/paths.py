@@ -34,6 +34,16 @@ class Home:
         return self.folder / "state.json"
 
     @property
+    def limits(self) -> Path:
+        """What the owner allows, and whether this peer was told to pause."""
+        return self.folder / "limits.json"
+
+    @property
+    def usage(self) -> Path:
+        """Bytes moved today and this month, for quotas."""
+        return self.folder / "usage.json"
+
+    @property
     def log(self) -> Path:
         """Where a detached daemon writes its log."""
         return self.folder / "daemon.log"

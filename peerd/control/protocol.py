@@ -10,6 +10,9 @@ history   since (int), events (bool), after    HistoryReply: finished steps numb
 contributions  -                               ContributionsReply: who computed what, by stage
 wait      serving (bool) or step, timeout_s    {"schema", "step", "serving"}
 leave     now (bool)                           {"schema"}; drains first unless `now`
+pause     for_s (0: until resume), wait        {"schema", OwnerInfo's fields}; returns when what it held is handed on
+resume    -                                    {"schema", OwnerInfo's fields}
+limits    change (some of the limits)          {"schema", OwnerInfo's fields}
 dashboard -                                    {"schema", "address"}: with the token
 export    folder (absolute path)               {"schema", "step", "folder", "files", "num_parameters"}; with progress lines
 fault     kind, then for_s, factor, at or seed {"schema"}; only where Settings.allow_faults: this daemon does as daemon/faults.py says
@@ -86,6 +89,17 @@ class Counters(TypedDict):
     messages_refused: int
 
 
+class OwnerInfo(TypedDict):
+    """What this machine's owner allows, and what came of it."""
+
+    limits: dict[str, Any]  # as peerd/policy/governor.py names them
+    today: int  # bytes moved since midnight
+    this_month: int
+    paused: str  # the reason; empty: it works
+    until: str  # when it goes on
+    resting: bool  # it has left its stage
+
+
 class StatusReply(TypedDict):
     schema: int
     join: str  # the address others paste, with #RUN-ID
@@ -102,6 +116,7 @@ class StatusReply(TypedDict):
     compute_stand_in_ms: float
     slow_factor: float
     dashboard: str  # its address, without the token; empty where it is off
+    owner: OwnerInfo
 
 
 class StageInfo(TypedDict):

@@ -10,14 +10,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from peerd.control.protocol import SCHEMA, Counters, HealthItem, PeerInfo, PeersReply, RunInfo
+from peerd.control.protocol import SCHEMA, Counters, HealthItem, OwnerInfo, PeerInfo, PeersReply, RunInfo
 from peerd.control.server import Say, Verb
 from peerd.daemon.departure import Departure
 from peerd.daemon.export import export_run
+from peerd.daemon.governor import Governor
 from peerd.daemon.node import Node
 from peerd.daemon.past import number_in
 from peerd.daemon.table import TableReport
-from peerd.errors import TimedOutError, UsageError
+from peerd.errors import PeerdError, TimedOutError, UsageError
 from peerd.policy.health import health
 from peerd.table.record import Phase
 
@@ -27,10 +28,11 @@ MAX_WAIT_S = 7 * 24 * 3600.0
 class Answers:
     """One method per verb."""
 
-    def __init__(self, node: Node, departure: Departure, before: Answers | None = None) -> None:
+    def __init__(self, node: Node, departure: Departure, governor: Governor, before: Answers | None = None) -> None:
         """`before` answered for the stage that this daemon served until now: its totals go on."""
         self._node = node
         self._departure = departure
+        self._governor = governor
         self._started_s: float = before._started_s if before else time.monotonic()
         self._earlier: Mapping[str, int] = dict(before.counters()) if before else {}  # type: ignore[arg-type]
         self.dashboard_address: str = before.dashboard_address if before else ""
@@ -44,7 +46,25 @@ class Answers:
             "wait": self.wait,
             "leave": self.leave,
             "export": self.export,
+            "pause": self._governor.pause_verb,
+            "resume": self._governor.resume_verb,
+            "limits": self._governor.limits_verb,
         }
+
+    def resting_verbs(self, left: asyncio.Event) -> dict[str, Verb]:
+        """What is answered otherwise while this peer rests."""
+
+        async def not_now(_request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+            pause = self._governor.pause
+            raise PeerdError(
+                f"this peer is paused: {pause.reason if pause else 'it is about to go on'}", "`peerd resume` ends its owner's pause"
+            )
+
+        async def leave(_request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+            left.set()
+            return {"schema": SCHEMA}
+
+        return {"wait": not_now, "export": not_now, "leave": leave}
 
     async def status(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         node = self._node
@@ -65,6 +85,7 @@ class Answers:
             "compute_stand_in_ms": node.settings.compute_stand_in_ms,
             "slow_factor": node.service.pace.slow_factor,
             "dashboard": self.dashboard_address,
+            "owner": cast("OwnerInfo", self._governor.fields()),
         }
 
     @property
@@ -154,7 +175,9 @@ class Answers:
 
     def health(self) -> list[HealthItem]:
         """What the user should know, most serious first."""
-        node = self._node
+        node, pause = self._node, self._governor.pause
+        if pause is not None:
+            return [_item("paused", f"paused: {pause.reason}", "info", f"goes on {pause.until}")]
         items = [_item(item.code, item.title, item.severity, item.remedy) for item in health(node.facts())]
         if node.p2pd_restarts:
             items.append(_item("p2pd-restarted", f"p2pd was rebuilt {node.p2pd_restarts} times", "info", "nothing to do"))

@@ -9,7 +9,9 @@ from typing import Any
 import structlog
 
 from peerd.daemon.node import Node
+from peerd.errors import PeerdError
 from peerd.policy.leaving import has_successors, owes_nothing
+from peerd.table.record import Phase
 
 DRAIN_TIMEOUT_S = 60.0
 FAREWELL_S = 1.0
@@ -31,6 +33,10 @@ class Moved(Exception):  # noqa: N818 - it is no error
         self.stage = stage
 
 
+class Paused(Exception):  # noqa: N818 - it is no error
+    """Raised inside the TaskGroup to rest for a while."""
+
+
 class Departure:
     """The way out: drain first, or at once when asked a second time."""
 
@@ -40,11 +46,12 @@ class Departure:
         self._at_once = asyncio.Event()
         self._gone = asyncio.Event()
         self._destination: int | None = None
+        self._pausing = False
 
     def ask(self) -> None:
         """A signal: the first drains, the second leaves now."""
-        if self._destination is not None:
-            self._destination = None  # already draining
+        if self._destination is not None or self._pausing:
+            self._destination, self._pausing = None, False  # already draining
         elif self._asked.is_set():
             self._at_once.set()
         else:
@@ -57,7 +64,7 @@ class Departure:
 
     def ask_to_leave(self) -> None:
         """Drain and leave, however often it is asked."""
-        self._destination = None
+        self._destination, self._pausing = None, False
         self._asked.set()
 
     async def leave(self, now: bool) -> None:
@@ -73,11 +80,21 @@ class Departure:
             self._destination = stage
             self._asked.set()
 
+    def pause(self) -> None:
+        """Leave this stage at a step boundary and come back later."""
+        if self._destination is not None or not self._asked.is_set():
+            self._destination, self._pausing = None, True
+            self._asked.set()
+
     async def run(self) -> None:
-        """Ends with Left or Moved; a move that would leave the stage without anybody is called off."""
+        """Ends with Left, Moved or Paused; a move that would leave the stage without anybody is called off."""
         while True:
             await self._asked.wait()
             drained = await self._leave_stage()
+            if self._pausing and not self._at_once.is_set():
+                await self._keep_state()
+                await self._say_farewell()
+                raise Paused
             to_stage = None if self._at_once.is_set() else self._destination
             goes = to_stage is None or (drained and self._has_successors())
             if goes and drained:
@@ -91,6 +108,15 @@ class Departure:
             self._stay()
             self._destination = None
             self._asked.clear()
+
+    async def _keep_state(self) -> None:
+        """On disk: a stage that nobody else serves goes on from it."""
+        if self._node.state.record.phase is Phase.JOINING or not self._node.place.manifest.swarm.checkpoint_every_steps:
+            return
+        try:
+            await self._node.save_checkpoint()
+        except PeerdError as error:
+            LOG.warning("the state could not be kept", error=str(error))
 
     async def _say_farewell(self) -> None:
         """Everybody hears that this stage has one peer less before it is gone, and nobody proposes a round to it."""

@@ -35,6 +35,15 @@ def free_memory_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
+def memory_for(device: torch.device, allowed_bytes: int) -> int:
+    """What a stage may take here: free memory, or what the owner allows (0: all) where that is less."""
+    free = free_memory_bytes(device)
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed_bytes / total) if allowed_bytes else 1.0, device)
+    return min(free, allowed_bytes or free)
+
+
 def describe(device: torch.device) -> str:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))[:64]

@@ -14,7 +14,8 @@ from peerd.config.manifest import Manifest
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.address import Address, parse_address
-from peerd.daemon.device import choose_device, free_memory_bytes
+from peerd.daemon.device import choose_device, memory_for
+from peerd.daemon.governor import Governor
 from peerd.daemon.network import Network, ask_for_run, open_network
 from peerd.daemon.node import Node, Place, Stage, Swarm
 from peerd.daemon.text import Run, organise, start_for, text_for
@@ -40,7 +41,7 @@ MAX_BOOTSTRAP_PEERS = 4
 LOG = structlog.get_logger()
 
 
-async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack) -> Node:
+async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack, governor: Governor) -> Node:
     """A node that serves its services and is in the DHT. What it opened is closed by `stack`."""
     identity, local = Identity.load_or_create(home.identity), LocalState(home)
     device = choose_device(settings.device)
@@ -54,7 +55,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         return known or book.get(peer, ())
 
     settings = replace(settings, host=settings.host or _host(settings, contacts, book), port=settings.port or _free_port(settings, local))
-    network = await open_network(settings, home, tuple(each.multiaddr for each in contacts), addresses_of)
+    network = await open_network(settings, home, tuple(each.multiaddr for each in contacts), addresses_of, governor.throttles)
     stack.push_async_callback(network.close)
     if contacts:
         contact, signed = await _first_to_answer(network, contacts)
@@ -75,7 +76,8 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     stack.push_async_callback(directory.close)
     directory.store_manifest_soon(signed)
     local.remember(signed.run, pack_manifest(signed), _port_of(network), start=str(run.start.path) if run.start else "")
-    node = await _build(settings, _Found(run, device), network, Swarm(membership, local), stack)
+    found = _Found(run, device, memory_for(device, governor.limits.memory))
+    node = await _build(settings, found, network, Swarm(membership, local), stack)
     node.attach(directory, run.text.corpus)
     await network.serve(node.servicers)
     stack.push_async_callback(network.stop_serving)
@@ -192,6 +194,7 @@ class _Found:
 
     run: Run
     device: torch.device
+    memory_bytes: int
 
 
 async def _build(settings: Settings, found: _Found, network: Network, swarm: Swarm, stack: contextlib.AsyncExitStack) -> Node:
@@ -199,7 +202,7 @@ async def _build(settings: Settings, found: _Found, network: Network, swarm: Swa
     manifest = signed.manifest
     store = CheckpointStore(network.home.checkpoints(signed.run), manifest.train.num_stages)
     checkpoints = await asyncio.to_thread(store.scan)
-    memory_bytes = free_memory_bytes(found.device)
+    memory_bytes = found.memory_bytes
     stage = _stage_to_serve(settings, manifest, swarm.membership, memory_bytes, checkpoints)
     place = Place(signed=signed, stage=stage, device=found.device, memory_bytes=memory_bytes, data_source=found.run.text.source)
     executor = Executor()
@@ -237,8 +240,8 @@ def _stage_to_serve(
     if settings.stage >= 0:
         if needed[settings.stage] > memory_bytes:
             raise StageError(
-                f"stage {settings.stage} needs {needed[settings.stage] / 1e9:.2f} GB of memory and {memory_bytes / 1e9:.2f} GB is free",
-                "leave --stage out, or free some memory",
+                f"stage {settings.stage} needs {needed[settings.stage] / 1e9:.2f} GB of memory; {memory_bytes / 1e9:.2f} GB may be had",
+                "leave --stage out, free some memory, or allow more with `peerd limits --memory`",
             )
         return settings.stage
     live = membership.live()

@@ -25,7 +25,6 @@ from peerd.averaging.rounds import Rounds
 from peerd.control.protocol import SCHEMA
 from peerd.control.server import Say
 from peerd.errors import UsageError
-from peerd.stage.executor import Pace
 from peerd.stage.service import StageService
 from peerd.stage.snapshots import SnapshotServer
 from peerd.stage.state import StageState
@@ -159,7 +158,7 @@ class Faults:
         if self._back_to_usual is not None:
             self._back_to_usual.cancel()
         usual = self._usual_pace
-        self._service.pace = Pace(usual.stand_in_s, usual.slow_factor * max(1.0, factor))
+        self._service.pace = replace(usual, slow_factor=usual.slow_factor * max(1.0, factor))
         self._back_to_usual = asyncio.get_running_loop().call_later(for_s, self._at_usual_pace)
 
     def _at_usual_pace(self) -> None:

@@ -22,6 +22,7 @@ from peerd.wire.clients import SwarmClient
 from peerd.wire.links import Links
 from peerd.wire.p2pd import P2pd, P2pdConfig, make_private_folder, start_p2pd
 from peerd.wire.services import start_server
+from peerd.wire.throttle import Throttles
 from peerd.wire.tunnel import Tunnel
 from peerd.wire.values import Description
 
@@ -69,7 +70,11 @@ class Network:
 
 
 async def open_network(
-    settings: Settings, home: Home, bootstrap: tuple[str, ...], addresses_of: Callable[[PeerId], tuple[str, ...]]
+    settings: Settings,
+    home: Home,
+    bootstrap: tuple[str, ...],
+    addresses_of: Callable[[PeerId], tuple[str, ...]],
+    throttles: Throttles | None = None,
 ) -> Network:
     """Start p2pd and attach. PortTakenError, DiskError and the like say what is in the way."""
     config = P2pdConfig(
@@ -87,7 +92,7 @@ async def open_network(
     except BaseException:
         shutil.rmtree(home.run_folder, ignore_errors=True)  # no keeper is there to do it
         raise
-    tunnel = Tunnel(p2pd, home.run_folder, grpc_socket(home), addresses_of)
+    tunnel = Tunnel(p2pd, home.run_folder, grpc_socket(home), addresses_of, throttles)
     return Network(home, p2pd, tunnel, Links(tunnel), config, await p2pd.addresses())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 import torch
@@ -21,6 +21,7 @@ from peerd.daemon.heap import give_back_free_memory
 from peerd.daemon.network import Network, describe_self
 from peerd.errors import BadMessageError
 from peerd.policy.contributions import StageTally
+from peerd.policy.governor import Limits
 from peerd.policy.health import Facts, Progress, advance
 from peerd.policy.ledger import work_step
 from peerd.policy.rebalance import Move
@@ -259,7 +260,7 @@ class Node:
         self.commit_times_s.pop(step - MAX_COMMIT_TIMES, None)
         loss = self.state.history[-1].loss if self.state.history else None
         if self._checkpoint_due(step + 1):
-            self._saving = asyncio.get_running_loop().create_task(self._save_checkpoint())
+            self._saving = asyncio.get_running_loop().create_task(self.save_checkpoint())
         LOG.info("step finished", step=step, loss=loss, accumulated=self.service.counters.accumulated)
 
     def _checkpoint_due(self, step: int) -> bool:
@@ -269,9 +270,18 @@ class Node:
         due = every > 0 and (step % every == 0 or step == manifest.train.steps)
         return due and (self._saving is None or self._saving.done())
 
-    async def _save_checkpoint(self) -> None:
+    async def save_checkpoint(self) -> None:
+        """My stage as it is, on disk."""
         state = await self.snapshots.own()
         await asyncio.to_thread(self.store.save, self.place.stage, state)
+
+    def keep_limits(self, limits: Limits) -> None:
+        """Those of the owner's limits that the stage has to do with."""
+        self.service.pace = replace(self.service.pace, duty=limits.duty)
+
+    def release(self) -> None:
+        """The stage's memory is free again; what was counted and the last record stay for those who ask. Closed for good."""
+        self.state.release()
 
     @property
     def start_path(self) -> str:

@@ -23,8 +23,11 @@ from peerd.control.protocol import SCHEMA
 from peerd.control.server import Verb, control_server
 from peerd.daemon.answers import Answers, join_line
 from peerd.daemon.dashboard import Dashboard, no_dashboard, take_place
-from peerd.daemon.departure import Departure, Left, Moved
+from peerd.daemon.departure import Departure, Left, Moved, Paused
+from peerd.daemon.device import choose_device
 from peerd.daemon.enter import enter
+from peerd.daemon.governor import Governor
+from peerd.daemon.heap import give_back_free_memory
 from peerd.daemon.log import configure
 from peerd.daemon.mover import Mover
 from peerd.daemon.node import Node
@@ -36,6 +39,7 @@ from peerd.observe.archive import Archive
 from peerd.swarm.identity import lock_home
 from peerd.train.data import STDLIB
 
+ANY_STAGE = -1
 LOG = structlog.get_logger()
 Raised = TypeVar("Raised", bound=BaseException)
 
@@ -61,20 +65,36 @@ def _unretrieved(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
 
 
 async def _live(settings: Settings, home: Home) -> int:
-    """One stage after another until the daemon leaves; a move is leaving one stage and entering another."""
-    service = ControlService(home)
+    """One stage after another until the daemon leaves; a move is leaving one stage and entering another, a pause has a rest between."""
+    service = ControlService(home, Governor(home, choose_device(settings.device)))
     async with service:
         while True:
             stage = await _serve_one_stage(settings, home, service)
-            if stage is None:
+            if stage is None or (stage == ANY_STAGE and not await _rest(service)):
                 return ExitCode.OK
+            if stage == ANY_STAGE and settings.stay:
+                stage = settings.stage
             settings = replace(settings, run_file="", join="", stage=stage, data=service.data_source)
 
 
+async def _rest(service: ControlService) -> bool:
+    """Out of the swarm until this peer may go on. False when it was told to leave meanwhile."""
+    service.rest()
+    with _signals(service.left.set):
+        going_on = asyncio.ensure_future(service.governor.until_free())
+        leaving = asyncio.ensure_future(service.left.wait())
+        try:
+            await asyncio.wait({going_on, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            going_on.cancel()
+            leaving.cancel()
+        return not service.left.is_set()
+
+
 async def _serve_one_stage(settings: Settings, home: Home, service: ControlService) -> int | None:
-    """The stage to go on in, or None when the daemon has left."""
+    """The stage to go on in (ANY_STAGE after a rest), or None when the daemon has left."""
     async with contextlib.AsyncExitStack() as stack:
-        entering = asyncio.ensure_future(enter(settings, home, stack))
+        entering = asyncio.ensure_future(enter(settings, home, stack, service.governor))
         with _signals(entering.cancel):
             try:
                 node = await entering
@@ -85,7 +105,7 @@ async def _serve_one_stage(settings: Settings, home: Home, service: ControlServi
         await service.serve(node, departure)
         destination: int | None = None
         try:
-            await _run(node, departure, service.observer)
+            await _run(node, departure, service)
         except* Left:
             LOG.info("left", step=node.state.record.step)
         except* Moved as group:
@@ -93,19 +113,30 @@ async def _serve_one_stage(settings: Settings, home: Home, service: ControlServi
             LOG.info("moving", to_stage=destination, step=node.state.record.step)
             await asyncio.to_thread(node.remember_peers)
             node.network.keep_folders = True
+        except* Paused:
+            destination = ANY_STAGE
+            LOG.info("paused", step=node.state.record.step)
+            await asyncio.to_thread(node.remember_peers)
+            node.network.keep_folders = True
         except* PeerdError as group:
             raise _first(group) from None
         finally:
             node.liveness.close()
             node.rounds.shut()
+    if destination == ANY_STAGE:
+        node.release()
+        give_back_free_memory()
     return destination
 
 
 class ControlService:
     """The control socket, history and dashboard, which outlive a move. The ready line is printed with the first stage served."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, governor: Governor) -> None:
         self._home = home
+        self.governor = governor
+        self.left = asyncio.Event()
+        """Told to leave while at rest."""
         self._stack = contextlib.AsyncExitStack()
         self._verbs: dict[str, Verb] = {}
         self._answers: Answers | None = None
@@ -118,6 +149,7 @@ class ControlService:
         self.data_source = ""
 
     async def __aenter__(self) -> ControlService:
+        self._in_background(self.governor.run())
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -126,9 +158,19 @@ class ControlService:
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._stack.aclose()
 
+    def rest(self) -> None:
+        """Until the next stage is served, the control socket says what cannot be had now."""
+        assert self._answers is not None
+        if self._following is not None and self._following.done():
+            self.left.set()
+        self._verbs.update(self._answers.resting_verbs(self.left))
+        self.governor.rest(True)
+
     async def serve(self, node: Node, departure: Departure) -> None:
         self._departure = departure
-        first, self._answers = self._answers is None, Answers(node, departure, self._answers)
+        first, self._answers = self._answers is None, Answers(node, departure, self.governor, self._answers)
+        self.governor.on_limits = node.keep_limits
+        node.keep_limits(self.governor.limits)
         if first:
             self._open(node)
         self._verbs.update(_verbs(node, self._answers))
@@ -136,6 +178,9 @@ class ControlService:
         self.data_source = node.place.data_source if node.place.data_source != STDLIB else ""
         if self._following is not None and self._following.done():
             departure.ask_now()  # the parent went while this daemon moved
+        if self.left.is_set():
+            departure.ask_to_leave()
+        self.governor.rest(False)
         if first:
             await self._stack.enter_async_context(control_server(self._home.control_socket, self._verbs))
             if node.settings.follow_parent:
@@ -180,6 +225,7 @@ class ControlService:
             pass
         assert self._departure is not None
         self._departure.ask_now()
+        self.left.set()
 
 
 def _verbs(node: Node, answers: Answers) -> dict[str, Verb]:
@@ -194,7 +240,13 @@ def _verbs(node: Node, answers: Answers) -> dict[str, Verb]:
     return verbs
 
 
-async def _run(node: Node, departure: Departure, observer: Observer | None) -> None:
+async def _mind(governor: Governor, departure: Departure) -> None:
+    """Leave the stage when the owner's limits say so."""
+    await governor.until_paused()
+    departure.pause()
+
+
+async def _run(node: Node, departure: Departure, service: ControlService) -> None:
     with _signals(departure.ask):
         async with asyncio.TaskGroup() as group:
             group.create_task(node.gossip.run())
@@ -207,8 +259,9 @@ async def _run(node: Node, departure: Departure, observer: Observer | None) -> N
             group.create_task(Supervisor(node).run())
             group.create_task(departure.run())
             group.create_task(Mover(node, departure).run())
-            if observer is not None:
-                group.create_task(observer.run())
+            group.create_task(_mind(service.governor, departure))
+            if service.observer is not None:
+                group.create_task(service.observer.run())
 
 
 @contextlib.contextmanager

@@ -37,15 +37,18 @@ class Priority(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Makes this peer slower on purpose, for benchmarks and tests. Never reaches the arithmetic."""
+    """Makes this peer slower on purpose, for its owner's sake, benchmarks and tests. Never reaches the arithmetic."""
 
     stand_in_s: float = 0.0
     slow_factor: float = 1.0
+    duty: float = 1.0
+    """Share of the time that the device may compute; the owner's limit."""
 
     def hold(self, started_s: float, share: float) -> None:
         """Sleep so that work begun at `started_s` takes its share of the stand-in, or slow_factor times as long."""
         spent = time.monotonic() - started_s
-        wanted = self.stand_in_s * share * self.slow_factor if self.stand_in_s else spent * self.slow_factor
+        factor = self.slow_factor / self.duty
+        wanted = self.stand_in_s * share * factor if self.stand_in_s else spent * factor
         if wanted > spent:
             time.sleep(wanted - spent)
 

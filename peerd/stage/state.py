@@ -283,6 +283,10 @@ class StageState:
         self.history.append(entry)
         del self.history[:-MAX_HISTORY]
 
+    def release(self) -> None:
+        """Let go of all tensors; the record and the history stay. The last job of this stage."""
+        del self.module, self.previous, self.optimizer, self.accumulator, self.average
+
     # Snapshots
 
     def tensors(self, parameters_only: bool) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from peerd.errors import PeerdError
 from peerd.table.record import PeerId
 from peerd.wire.libp2p import PeerID
 from peerd.wire.p2pd import P2pd
+from peerd.wire.throttle import Throttle, Throttles
 
 PROTOCOL = "/peerd/grpc/1"
 DIAL_TIMEOUT_S = 10.0
@@ -31,11 +32,19 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Tunnel:
     """Both ends of the tunnel of one daemon."""
 
-    def __init__(self, p2pd: P2pd, folder: Path, grpc_socket: Path, addresses_of: Callable[[PeerId], tuple[str, ...]]) -> None:
+    def __init__(
+        self,
+        p2pd: P2pd,
+        folder: Path,
+        grpc_socket: Path,
+        addresses_of: Callable[[PeerId], tuple[str, ...]],
+        throttles: Throttles | None = None,
+    ) -> None:
         self._p2pd = p2pd
         self._folder = folder
         self._grpc_socket = grpc_socket
         self._addresses_of = addresses_of
+        self._throttles = throttles or Throttles()
         self._me = PeerId(p2pd.p2p.peer_id.to_base58())
         self._servers: dict[PeerId, asyncio.Server] = {}
         self._numbers = itertools.count()
@@ -89,7 +98,7 @@ class Tunnel:
             except (PeerdError, TimeoutError, OSError):
                 return
             with contextlib.closing(remote[1]):
-                ended_by_remote = await _splice((reader, writer), remote)
+                ended_by_remote = await _splice((reader, writer), remote, Throttles() if peer == self._me else self._throttles)
         if ended_by_remote:
             self.on_broken(peer)
 
@@ -113,7 +122,7 @@ class Tunnel:
             async with asyncio.timeout(LOCAL_TIMEOUT_S):
                 local = await self._connect_as(peer)
             with contextlib.closing(local[1]):
-                await _splice(local, (reader, writer))
+                await _splice(local, (reader, writer), self._throttles)
 
     async def _connect_as(self, peer: PeerId) -> Stream:
         name = self._folder / f"{_CALLER_PREFIX}{peer}.{next(self._numbers) % 100_000}"  # config/paths.py counts its characters
@@ -138,10 +147,10 @@ def caller_of(grpc_peer: str) -> PeerId | None:
     return PeerId(name.removeprefix(_CALLER_PREFIX).partition(".")[0])
 
 
-async def _splice(local: Stream, remote: Stream) -> bool:
+async def _splice(local: Stream, remote: Stream, throttles: Throttles) -> bool:
     """Copy both ways until either side ends. True when the remote side ended first."""
-    outward = asyncio.ensure_future(_copy(local[0], remote[1]))
-    inward = asyncio.ensure_future(_copy(remote[0], local[1]))
+    outward = asyncio.ensure_future(_copy(local[0], remote[1], throttles.upload))
+    inward = asyncio.ensure_future(_copy(remote[0], local[1], throttles.download))
     try:
         done, _ = await asyncio.wait({outward, inward}, return_when=asyncio.FIRST_COMPLETED)
         return inward in done
@@ -151,7 +160,8 @@ async def _splice(local: Stream, remote: Stream) -> bool:
         await asyncio.gather(outward, inward, return_exceptions=True)
 
 
-async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    while data := await source.read(CHUNK_BYTES):
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, throttle: Throttle) -> None:
+    while data := await source.read(throttle.chunk(CHUNK_BYTES)):
+        await throttle.let_pass(len(data))
         sink.write(data)
         await sink.drain()

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 import psutil
 
 from peerd.cli.demo_chaos import Chaos, Kind
-from peerd.cli.demo_daemons import DemoDaemon, DemoSwarm
+from peerd.cli.demo_daemons import DemoSwarm
 from peerd.cli.demo_plan import DemoPlan
+from peerd.cli.demo_process import DemoDaemon
 from peerd.cli.demo_strikes import Strikes
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
 from peerd.errors import ExitCode, PeerdError, TimedOutError

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from peerd.control.protocol import ContributionsReply, Counters, HistoryReply, PeerInfo, PeersReply, RunInfo, StatusReply
+from peerd.config.limits import to_fields
+from peerd.control.protocol import ContributionsReply, Counters, HistoryReply, OwnerInfo, PeerInfo, PeersReply, RunInfo, StatusReply
+from peerd.policy.governor import Limits
 
 
 def run_info(**changes: Any) -> RunInfo:
@@ -49,6 +51,11 @@ def counters(**changes: int) -> Counters:
     return cast("Counters", {**dict.fromkeys(Counters.__annotations__, 0), **changes})
 
 
+def owner_info(**changes: Any) -> OwnerInfo:
+    fields = {"limits": to_fields(Limits()), "today": 0, "this_month": 0, "paused": "", "until": "", "resting": False}
+    return cast("OwnerInfo", {**fields, **changes})
+
+
 def status_reply(**changes: Any) -> StatusReply:
     fields: dict[str, Any] = {
         "schema": 1,
@@ -66,6 +73,7 @@ def status_reply(**changes: Any) -> StatusReply:
         "compute_stand_in_ms": 0.0,
         "slow_factor": 1.0,
         "dashboard": "http://127.0.0.1:8642/",
+        "owner": owner_info(),
     }
     return cast("StatusReply", {**fields, **changes})
 

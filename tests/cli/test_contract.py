@@ -48,6 +48,12 @@ VERBS = {
     "history": {"--since", "--events", "--home", "--json"},
     "contributions": {"--share", "--home", "--json"},
     "leave": {"--now", "--home", "--json"},
+    "pause": {"--for", "--home", "--json"},
+    "resume": {"--home", "--json"},
+    "limits": {
+        *("--upload", "--download", "--daily", "--monthly", "--memory", "--duty", "--hours", "--max-temperature", "--while-used"),
+        *("--on-battery", "--metered", "--home", "--json"),
+    },
     "new": {
         *("--name", "--stages", "--layers", "--d-model", "--heads", "--d-ff", "--sequence-length", "--microbatch-size", "--microbatches"),
         *("--data", "--steps", "--learning-rate", "--seed", "--accumulate", "--from", "--force", "--home", "--json"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from peerd.cli.demo_view import summary_rows
 from peerd.cli.render import amount, duration, plain, print_peers, print_status, sparkline
 from peerd.control.protocol import HealthItem
-from tests.cli.replies import peer_info, peers_reply, run_info, status_reply
+from tests.cli.replies import owner_info, peer_info, peers_reply, run_info, status_reply
 
 HUGE = 10**15
 
@@ -47,6 +47,11 @@ def test_status_names_every_problem_with_its_remedy(capsys: pytest.CaptureFixtur
 def test_status_says_that_a_stand_ins_speed_is_not_real(capsys: pytest.CaptureFixture[str]) -> None:
     print_status(status_reply(compute_stand_in_ms=50.0, slow_factor=3.0))
     assert "50 ms per microbatch, 3x slow: speeds are not real" in capsys.readouterr().out
+
+
+def test_status_says_why_a_peer_pauses_and_when_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    print_status(status_reply(owner=owner_info(paused="the machine runs on battery", until="when it is plugged in", resting=True)))
+    assert "paused: the machine runs on battery; it goes on when it is plugged in" in " ".join(capsys.readouterr().out.split())
 
 
 def test_peers_shows_every_stage_and_who_is_in_doubt(capsys: pytest.CaptureFixture[str]) -> None:

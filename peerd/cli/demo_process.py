@@ -1,0 +1,99 @@
+"""One of the demo's daemons: its process, its home, and what was last heard of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import IO
+
+from peerd.cli.demo_strikes import Suspended
+from peerd.cli.launch import Ready, tail_of
+from peerd.config.paths import Home
+from peerd.control.client import ControlClient
+from peerd.control.protocol import StatusReply
+
+
+@dataclass(slots=True)
+class DemoDaemon:
+    """One daemon and what was last heard of it."""
+
+    peer: int
+    stage: int
+    home: Home
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+    ready: Ready | None = None
+    status: StatusReply | None = None
+    answers: bool = False
+    """It did when last asked."""
+    killed: bool = False
+    noted: bool = False
+    """Its end is among the faults."""
+    replaced: bool = False
+    suspended: Suspended | None = None
+    cut_off: Suspended | None = None
+    """Its p2pd, stopped."""
+    disturbed_until: float = 0.0
+    """Chaos is upon it until then."""
+
+    @property
+    def client(self) -> ControlClient:
+        return ControlClient(self.home)
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def step(self) -> int:
+        return self.status["peer"]["step"] if self.status is not None else 0
+
+    @property
+    def done(self) -> tuple[int, int]:
+        """Steps and microbatches behind it."""
+        return (self.step, self.status["counters"]["accumulated_microbatches"]) if self.status is not None else (0, 0)
+
+    @property
+    def phase(self) -> str:
+        return self.status["peer"]["phase"] if self.status is not None else "starting"
+
+    @property
+    def stands_still(self) -> bool:
+        return self.suspended is not None and not self.suspended.over
+
+    @property
+    def disturbed(self) -> bool:
+        cut_off = self.cut_off is not None and not self.cut_off.over
+        return self.stands_still or cut_off or time.monotonic() < self.disturbed_until
+
+    def kill(self) -> None:
+        self.killed = True
+        self.process.kill()
+        self.process.wait()
+        self.wake()
+
+    def wake(self) -> None:
+        for still in (self.suspended, self.cut_off):
+            if still is not None:
+                still.wake()
+
+    def close_stdin(self) -> None:
+        """Which tells the daemon to leave."""
+        with contextlib.suppress(OSError):
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+
+    def close(self) -> None:
+        """Let go of an ended daemon's pipes and log."""
+        self.close_stdin()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.log.close()
+
+    def log_tail(self) -> str:
+        """Read past the descriptor's own offset, which the daemon writes at."""
+        size = os.fstat(self.log.fileno()).st_size
+        return tail_of(os.pread(self.log.fileno(), size, max(0, size - 16 * 1024)))

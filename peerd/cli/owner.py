@@ -1,0 +1,189 @@
+"""The verbs of the machine's owner: pause, resume, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peerd.cli.options import chosen_home, home_option, json_option
+from peerd.errors import NoDaemonError, UsageError
+
+if TYPE_CHECKING:
+    from peerd.config.paths import Home
+
+PAUSE_SILENCE_S = 120.0
+SILENCE_S = 10.0
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_RUN_OR_PAUSE = click.Choice(["run", "pause"])
+
+
+@click.command()
+@click.option(
+    "--for", "for_text", metavar="TIME", default="", help="Go on by itself after so long, like 90m or 2h.  [default: until `peerd resume`]"
+)
+@home_option
+@json_option
+@click.pass_context
+def pause(context: click.Context, for_text: str, as_json: bool) -> None:
+    """Let this home's daemon pause: it hands on what it holds, leaves its stage and gives the memory back.
+
+    The daemon goes on running and answers `peerd status`; no work is lost. A pause outlives a restart of the daemon.
+
+    \b
+    Examples:
+      peerd pause
+      peerd pause --for 2h
+    """
+    import time
+
+    home, for_s = chosen_home(context), _seconds(for_text)
+
+    def keep(wishes: Any) -> Any:
+        from dataclasses import replace
+
+        return replace(wishes, paused=True, paused_until_s=time.time() + for_s if for_s else 0.0)
+
+    reply = _tell(home, "pause", keep, PAUSE_SILENCE_S, for_s=for_s)
+    _say(reply, as_json, f"paused; it goes on {reply['until']}" if reply["until"] else "the next daemon of this home starts paused")
+
+
+@click.command()
+@home_option
+@json_option
+@click.pass_context
+def resume(context: click.Context, as_json: bool) -> None:
+    """Take `peerd pause` back. Limits that speak against working go on to count."""
+    from dataclasses import replace
+
+    reply = _tell(chosen_home(context), "resume", lambda wishes: replace(wishes, paused=False, paused_until_s=0.0), SILENCE_S)
+    still = f"still paused: {reply['paused']}; it goes on {reply['until']}"
+    _say(reply, as_json, still if reply["paused"] else "it goes on")
+
+
+@click.command()
+@click.option("--upload", metavar="RATE", help="Most to send, like 20Mbit or 2.5MB/s.")
+@click.option("--download", metavar="RATE", help="Most to receive.")
+@click.option("--daily", metavar="SIZE", help="Data quota per day, both ways, like 20GB; the peer pauses when it is used up.")
+@click.option("--monthly", metavar="SIZE", help="Data quota per month.")
+@click.option("--memory", metavar="SIZE", help="Most memory for a stage, on the device that computes; counts from the next join or resume.")
+@click.option("--duty", metavar="SHARE", help="Share of the time to compute, like 50%.")
+@click.option("--hours", metavar="FROM-TO", help="Work only within these hours of the day, like 22:00-07:00.")
+@click.option("--max-temperature", metavar="DEGREES", help="Pause while the hottest sensor is above, in degrees Celsius.")
+@click.option("--while-used", type=_RUN_OR_PAUSE, help="While somebody works at this machine, or other programs keep it or its GPU busy.")
+@click.option("--on-battery", type=_RUN_OR_PAUSE, help="Without mains power.")
+@click.option("--metered", type=_RUN_OR_PAUSE, help="On a network connection that is paid by use.")
+@home_option
+@json_option
+@click.pass_context
+def limits(context: click.Context, /, as_json: bool, **given: str | None) -> None:
+    """Show or set what this machine gives, at any time; kept across restarts.
+
+    Without flags it shows the limits, the data used, and whether the peer pauses now. `none` takes a limit away. A peer that has to pause
+    hands on what it holds first, so nothing is lost, and goes on by itself.
+
+    \b
+    Examples:
+      peerd limits --upload 20Mbit --download 50Mbit --memory 6GB
+      peerd limits --hours 22:00-07:00 --while-used pause
+      peerd limits --upload none
+    """
+    change = _change(given)
+    reply = _tell(chosen_home(context), "limits", lambda wishes: _changed(wishes, change), SILENCE_S, change=change)
+    if as_json:
+        _say(reply, as_json, "")
+    else:
+        from peerd.cli.render import print_limits
+
+        print_limits(reply)
+
+
+def _tell(home: Home, verb: str, keep: Callable[[Any], Any], silence_s: float, **arguments: Any) -> Mapping[str, Any]:
+    """The daemon's answer; without a daemon the wish is kept in the home for the next one."""
+    from peerd.config.limits import load_wishes, save_wishes, to_fields
+    from peerd.control.client import ControlClient
+
+    try:
+        return ControlClient(home).request(verb, silence_s=silence_s, **arguments)
+    except NoDaemonError:
+        wishes = load_wishes(home)
+        wanted = keep(wishes)
+        if wanted != wishes:
+            save_wishes(home, wanted)
+        return {
+            "schema": 1,
+            "limits": to_fields(wanted.limits),
+            "today": 0,
+            "this_month": 0,
+            "paused": "its owner paused it" if wanted.paused else "",
+            "until": "",
+            "resting": False,
+        }
+
+
+def _say(reply: Mapping[str, Any], as_json: bool, line: str) -> None:
+    import json
+
+    click.echo(json.dumps(reply) if as_json else line)
+
+
+def _changed(wishes: Any, change: Mapping[str, Any]) -> Any:
+    from dataclasses import replace
+
+    from peerd.config.limits import from_fields, to_fields
+
+    try:
+        return replace(wishes, limits=from_fields({**to_fields(wishes.limits), **change}))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _change(given: Mapping[str, str | None]) -> dict[str, Any]:
+    """The limits that were named on the command line, as plain values."""
+    from peerd.config.limits import hours_text, parse_hours, parse_rate, parse_share, parse_size
+
+    readers: dict[str, tuple[str, Callable[[str], Any]]] = {
+        "upload": ("upload", parse_rate),
+        "download": ("download", parse_rate),
+        "daily": ("daily", parse_size),
+        "monthly": ("monthly", parse_size),
+        "memory": ("memory", parse_size),
+        "duty": ("duty", parse_share),
+        "hours": ("hours", lambda text: hours_text(parse_hours(text))),
+        "max_temperature": ("max_temperature", _degrees),
+        "while_used": ("while_used", lambda text: text == "run"),
+        "on_battery": ("on_battery", lambda text: text == "run"),
+        "metered": ("on_metered", lambda text: text == "run"),
+    }
+    change: dict[str, Any] = {}
+    for flag, text in given.items():
+        if text is not None:
+            name, read = readers[flag]
+            try:
+                change[name] = read(text)
+            except ValueError as error:
+                raise UsageError(f"--{flag.replace('_', '-')}: {error}") from None
+    return change
+
+
+def _degrees(text: str) -> float:
+    try:
+        degrees = 0.0 if text.lower() == "none" else float(text)
+    except ValueError:
+        degrees = -1.0
+    if degrees and not 30 <= degrees <= 150:
+        raise ValueError(f"{text}: not a temperature between 30 and 150 degrees")
+    return degrees
+
+
+def _seconds(text: str) -> float:
+    if not text:
+        return 0.0
+    try:
+        seconds = float(text[:-1]) * _SECONDS[text[-1]]
+    except (ValueError, KeyError):
+        seconds = -1.0
+    if not 1 <= seconds <= 365 * 86400:
+        raise UsageError(f"--for {text}: not a time like 90m or 2h")
+    return seconds

@@ -1,0 +1,128 @@
+"""The owner's limits as text and as a file in the home: what `peerd limits` reads and writes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from peerd.config.atomic import commit, draft
+from peerd.config.paths import Home
+from peerd.errors import DiskError, UsageError
+from peerd.policy.governor import MINUTES_A_DAY, Hours, Limits, clock
+
+NONE = "none"
+_POWERS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtKMGT]?)(bit(?:/s)?|bps|B(?:/s)?)", re.ASCII)
+_TIME = re.compile(r"(\d{1,2}):(\d{2})", re.ASCII)
+
+
+def parse_rate(text: str) -> float:
+    """Bytes per second of `20Mbit` or `2.5MB/s`. ValueError says what is wrong."""
+    if text.lower() == NONE:
+        return 0.0
+    rate = _quantity(text, "20Mbit or 2.5MB/s")
+    if rate < 1000:
+        raise ValueError(f"{text}: that is too little to take part; allow at least 8kbit")
+    return rate
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `6GB`; ValueError says what is wrong."""
+    return 0 if text.lower() == NONE else int(_quantity(text, "6GB"))
+
+
+def parse_share(text: str) -> float:
+    """0.5 of `50%`."""
+    if text.lower() == NONE:
+        return 1.0
+    try:
+        return float(text.removesuffix("%")) / 100
+    except ValueError:
+        raise ValueError(f"{text}: not a share like 50%") from None
+
+
+def parse_hours(text: str) -> Hours | None:
+    """Of `22:00-07:00`."""
+    if text.lower() == NONE:
+        return None
+    start, _, end = text.partition("-")
+    return Hours(_minute(start, text), _minute(end, text))
+
+
+def _minute(text: str, whole: str) -> int:
+    found = _TIME.fullmatch(text.strip())
+    minute = 60 * int(found[1]) + int(found[2]) if found and int(found[2]) < 60 else MINUTES_A_DAY
+    if minute >= MINUTES_A_DAY:
+        raise ValueError(f"{whole}: not hours like 22:00-07:00")
+    return minute
+
+
+def _quantity(text: str, example: str) -> float:
+    found = _QUANTITY.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text}: not an amount like {example}")
+    return float(found[1]) * _POWERS[found[2].lower()] / (1 if found[3].startswith("B") else 8)
+
+
+def to_fields(limits: Limits) -> dict[str, Any]:
+    """Plain values, for JSON."""
+    return dataclasses.asdict(limits) | {"hours": hours_text(limits.hours)}
+
+
+def hours_text(hours: Hours | None) -> str:
+    return f"{clock(hours.start)}-{clock(hours.end)}" if hours else ""
+
+
+def from_fields(fields: Mapping[str, Any]) -> Limits:
+    """What `to_fields` gave. ValueError or TypeError for anything else."""
+    known = {field.name: field.type for field in dataclasses.fields(Limits)}
+    if set(fields) - set(known):
+        raise ValueError(f"unknown limit {min(set(fields) - set(known))!r}")
+    values = dict(fields)
+    for name, value in fields.items():
+        switch = name in ("while_used", "on_battery", "on_metered")
+        wanted: type | tuple[type, ...] = bool if switch else str if name == "hours" else (int, float)
+        if not isinstance(value, wanted) or (not switch and isinstance(value, bool)):
+            raise ValueError(f"{name} cannot be {value!r}")
+    values["hours"] = parse_hours(values["hours"]) if values.get("hours") else None
+    return Limits(**values)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the owner said last, kept across restarts."""
+
+    limits: Limits = dataclasses.field(default_factory=Limits)
+    paused: bool = False
+    paused_until_s: float = 0.0
+    """Wall clock; 0: until `peerd resume`."""
+
+
+def load_wishes(home: Home) -> Wishes:
+    """UsageError for a damaged file: limits somebody relies on must not be passed over in silence."""
+    try:
+        document = json.loads(home.limits.read_text())
+        paused, until_s = document.get("paused", False), document.get("paused_until_s", 0.0)
+        if not isinstance(paused, bool) or not isinstance(until_s, int | float):
+            raise ValueError("paused is not yes or no")
+        return Wishes(limits=from_fields(document["limits"]), paused=paused, paused_until_s=float(until_s))
+    except FileNotFoundError:
+        return Wishes()
+    except OSError as error:
+        raise DiskError(f"{home.limits}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"{home.limits} is damaged ({error})", "delete it and set the limits anew with `peerd limits`") from None
+
+
+def save_wishes(home: Home, wishes: Wishes) -> None:
+    """DiskError where that cannot be."""
+    with contextlib.suppress(OSError):  # which the draft then meets too, and says
+        home.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with draft(home.folder) as path:
+        document = {"limits": to_fields(wishes.limits), "paused": wishes.paused, "paused_until_s": wishes.paused_until_s}
+        path.write_text(json.dumps(document))
+        commit(path, home.limits)

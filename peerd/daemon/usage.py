@@ -1,0 +1,42 @@
+"""Bytes moved today and this month, kept in the home so that a quota outlives the daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+
+from peerd.config.atomic import commit, draft
+from peerd.config.paths import Home
+from peerd.errors import PeerdError
+
+
+class Usage:
+    """By the owner's own calendar. What a killed daemon moved since its last note is not counted."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._day, self._month = "", ""
+        self.today = 0
+        self.this_month = 0
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # a damaged file counts as none
+            known = json.loads(home.usage.read_text())
+            today, this_month = int(known["today"]), int(known["this_month"])
+            self._day, self._month, self.today, self.this_month = str(known["day"]), str(known["month"]), today, this_month
+        self.add(0)
+
+    def add(self, num_bytes: int) -> None:
+        now = datetime.datetime.now()  # noqa: DTZ005 - the owner's own day
+        day, month = now.strftime("%Y-%m-%d"), now.strftime("%Y-%m")
+        if day != self._day:
+            self._day, self.today = day, 0
+        if month != self._month:
+            self._month, self.this_month = month, 0
+        self.today += num_bytes
+        self.this_month += num_bytes
+
+    def save(self) -> None:
+        """A full disk costs the count, not the daemon."""
+        with contextlib.suppress(PeerdError), draft(self._home.folder) as path:
+            path.write_text(json.dumps({"day": self._day, "month": self._month, "today": self.today, "this_month": self.this_month}))
+            commit(path, self._home.usage)

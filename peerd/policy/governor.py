@@ -1,0 +1,133 @@
+"""When a machine that its owner also uses may work for the swarm: limits, what was measured, and the verdict with its reason."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+MINUTES_A_DAY = 24 * 60
+BUSY_SHARE = 0.25
+"""Of all cores: what other programs take before the machine counts as in use."""
+QUIET_SHARE = 0.6
+"""A paused peer goes on only below this share of the threshold that paused it, so that it does not come and go."""
+COOL_DOWN_C = 8.0
+QUIET_S = 60.0
+"""For how long nothing may speak against it before a paused peer goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """A daily span of local time, [start, end) in minutes after midnight; it may run over midnight."""
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.start < MINUTES_A_DAY and 0 <= self.end < MINUTES_A_DAY and self.start != self.end):
+            raise ValueError("hours are two different times of day, like 22:00-07:00")
+
+    def holds(self, minute: int) -> bool:
+        if self.start < self.end:
+            return self.start <= minute < self.end
+        return minute >= self.start or minute < self.end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What this machine's owner allows. Zero and empty: no limit."""
+
+    upload: float = 0.0
+    """Bytes per second, all RPC together."""
+    download: float = 0.0
+    daily: int = 0
+    """Bytes up and down per calendar day."""
+    monthly: int = 0
+    memory: int = 0
+    """Bytes a stage may take on the device."""
+    duty: float = 1.0
+    """Share of the time that the device computes, above 0 and up to 1."""
+    hours: Hours | None = None
+    max_temperature: float = 0.0
+    """Of the hottest sensor, degrees Celsius."""
+    while_used: bool = True
+    """Go on while somebody works at the machine or other programs keep it busy."""
+    on_battery: bool = True
+    on_metered: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("upload", "download", "daily", "monthly", "memory", "max_temperature"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must not be negative")
+        if not 0.01 <= self.duty <= 1.0:
+            raise ValueError("duty must be between 1% and 100%")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """What was measured; None where this machine does not tell."""
+
+    minute: int
+    """Of the day, local time."""
+    today: int = 0
+    """Bytes moved since midnight."""
+    this_month: int = 0
+    others_share: float | None = None
+    """Of all cores, taken by other programs."""
+    gpu_shared: bool | None = None
+    """Another program computes on the device."""
+    input_idle: bool | None = None
+    """Nobody touched keyboard or mouse for a while."""
+    on_battery: bool | None = None
+    on_metered: bool | None = None
+    temperature: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Why this peer does not work, and when it goes on as far as that is known."""
+
+    reason: str
+    until: str
+    sensed: bool = False
+    """By a sensor that may change its mind: going on waits until it has been quiet for a while."""
+
+
+def why_pause(limits: Limits, readings: Readings, paused: bool = False) -> Pause | None:
+    """The first limit that speaks against working now. One that is `paused` needs a clearer case to go on."""
+    if limits.hours is not None and not limits.hours.holds(readings.minute):
+        return Pause("it is outside the hours allowed", f"at {clock(limits.hours.start)}")
+    if limits.monthly and readings.this_month >= limits.monthly:
+        return Pause("this month's data quota is used up", "on the first of next month")
+    if limits.daily and readings.today >= limits.daily:
+        return Pause("today's data quota is used up", "at midnight")
+    if not limits.on_battery and readings.on_battery:
+        return Pause("the machine runs on battery", "when it is plugged in")
+    if not limits.on_metered and readings.on_metered:
+        return Pause("the network connection is metered", "on another connection")
+    return _too_hot(limits, readings, paused) or _in_use(limits, readings, paused)
+
+
+def _too_hot(limits: Limits, readings: Readings, paused: bool) -> Pause | None:
+    allowed = limits.max_temperature - (COOL_DOWN_C if paused else 0.0)
+    if not limits.max_temperature or readings.temperature is None or readings.temperature <= allowed:
+        return None
+    return Pause(f"the machine is at {readings.temperature:.0f} degrees", f"below {limits.max_temperature - COOL_DOWN_C:.0f} degrees", True)
+
+
+def _in_use(limits: Limits, readings: Readings, paused: bool) -> Pause | None:
+    if limits.while_used:
+        return None
+    until = "when it is free again"
+    if readings.gpu_shared:
+        return Pause("another program uses the GPU", until, True)
+    share = BUSY_SHARE * (QUIET_SHARE if paused else 1.0)
+    if readings.others_share is not None and readings.others_share > share:
+        return Pause(f"other programs use {readings.others_share:.0%} of the processor", until, True)
+    if readings.input_idle is False:
+        return Pause("somebody works at this machine", until, True)
+    return None
+
+
+def clock(minute: int) -> str:
+    return f"{minute // 60:02d}:{minute % 60:02d}"

@@ -1,0 +1,47 @@
+"""Keeps one direction of all RPC traffic below a rate."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+BURST_S = 0.1
+"""What may pass at once, in seconds of the rate."""
+SMALLEST_CHUNK_BYTES = 2 * 1024
+
+
+class Throttle:
+    """A token bucket whose debt is paid by waiting. A rate of 0 lets everything pass; bytes are counted either way."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.rate = 0.0
+        """Bytes per second."""
+        self.total = 0
+        """Bytes that passed."""
+        self._paid_s = float("-inf")
+        """When what has passed so far is paid for."""
+
+    def chunk(self, largest: int) -> int:
+        """How much to take at once, so that small messages do not queue for long behind tensors."""
+        return largest if not self.rate else max(SMALLEST_CHUNK_BYTES, min(largest, int(self.rate * BURST_S / 2)))
+
+    async def let_pass(self, num_bytes: int) -> None:
+        """Returns when these may be sent on."""
+        self.total += num_bytes
+        if not self.rate:
+            return
+        now_s = self._clock()
+        self._paid_s = max(self._paid_s, now_s - BURST_S) + num_bytes / self.rate
+        if self._paid_s > now_s:
+            await asyncio.sleep(self._paid_s - now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Throttles:
+    """Both directions of one daemon."""
+
+    upload: Throttle = field(default_factory=Throttle)
+    download: Throttle = field(default_factory=Throttle)
