@@ -81,7 +81,7 @@ def train_reference(
         loss, gradients = mean_gradients(manifest, corpus, stages, step)
         for optimizer, of_stage in zip(optimizers, gradients, strict=True):
             optimizer.update(step, of_stage)
-        history.append(HistoryEntry(step=step, loss=loss, tokens=manifest.tokens_per_step))
+        history.append(HistoryEntry(step=step, loss=loss, tokens=manifest.tokens_per_step_at(step)))
         if report is not None:
             report(history[-1])
     parameters = {name: parameter.detach() for stage in stages for name, parameter in stage.named_parameters()}
@@ -153,7 +153,7 @@ def run(request: ReferenceRequest) -> dict[str, Any]:
         "steps": len(result.history),
         "loss_first": result.history[0].loss,
         "loss_last": result.history[-1].loss,
-        "tokens_per_second": round((len(result.history) - manifest.start.step) * manifest.tokens_per_step / elapsed_s, 1),
+        "tokens_per_second": round(sum(entry.tokens for entry in result.history[manifest.start.step :]) / elapsed_s, 1),
     }
 
 

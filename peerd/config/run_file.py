@@ -18,7 +18,7 @@ _HEAD = """\
 _DERIVED = {("data", "blake3"), ("data", "num_tokens"), ("start", "step"), ("start", "blake3")}
 
 _SECTIONS = {
-    "model": "The built-in decoder. Its layers are split evenly into stages.",
+    "model": "The built-in decoder.",
     "data": "The text to train on.",
     "start": "What the run begins from.",
     "train": "How it is trained. One step is one update of the whole model.",
@@ -32,12 +32,18 @@ _FIELDS = {
     "model.num_heads": "2 x num_heads must divide d_model.",
     "model.d_ff": "Width of the gated hidden layer.",
     "model.vocab_size": "256 for the byte tokenizer.",
+    "model.layers_per_group": "So many layers in a row share one set of weights; 1: each has its own.",
+    "model.boundary": 'Between stages: "none", or narrowed by "bottleneck" or "maxout", which costs some quality.',
+    "model.boundary_factor": "So many times narrower.",
+    "model.boundary_layers": "Layers before which it is narrowed; []: wherever the run is cut into stages.",
     "data.source": "\"stdlib\": the Python standard library's sources on the organiser's machine; or a text file or folder.",
     "start.state": "Empty: first weights. Or a file that `peerd new --from` wrote: the state that an earlier run reached.",
     "train.num_stages": "Parts the model is cut into; each needs at least one peer. At most model.num_layers.",
+    "train.cut": 'Layers of each stage: "even", "cost" (about equal work), or a list such as [3, 2].',
     "train.microbatches_per_step": "The unit of work that travels through the stages. More of them keep more peers busy.",
     "train.microbatch_size": "Sequences per microbatch.",
     "train.sequence_length": "Tokens per sequence.",
+    "train.first_sequence_length": "Sequences begin so short and grow to sequence_length by step sequence_length_steps; 0: no ramp.",
     "train.steps": "The run ends after so many steps, those before its start included; 0 goes on for ever.",
     "train.warmup_steps": "Steps over which the learning rate rises from zero.",
     "train.accumulate": '"float64" makes the sum of gradients independent of its order (exact comparisons); "float32" is faster.',

@@ -111,11 +111,11 @@ class StageService:
             raise WrongStateError(reason)
         if call.index >= train.microbatches_per_step:
             raise BadMessageError(f"microbatch {call.index} of a step of {train.microbatches_per_step}")
-        rows = (train.microbatch_size, train.sequence_length)
+        rows = (train.microbatch_size, self._manifest.sequence_length_at(call.step))
         if record.stage == 0:
             call.inputs.check("int32", rows)
         else:
-            call.inputs.check("float32", (*rows, self._manifest.model.d_model))
+            call.inputs.check("float32", (*rows, self._manifest.model.boundary_width))
         call.labels.check("int32", rows)
         reserved = 1 if call.step == record.step - 1 else 0
         if len(self._held) >= self._slots + reserved:
@@ -164,7 +164,7 @@ class StageService:
             LOG.debug("microbatch not added", step=self._state.record.step, reason=outcome.refused)
         else:
             self.counters.accumulated += 1
-            self.counters.tokens += self._manifest.tokens_per_microbatch
+            self.counters.tokens += self._manifest.tokens_per_microbatch_at(ticket.step)
             self.on_progress()
         self._measure()
         return CallResult(gradient=gradient, downstream_s=downstream_s, queued_s=ticket.queued_s, records=(*self.records(), *records))
@@ -220,5 +220,5 @@ class StageService:
 
 
 def slots_of(manifest: Manifest) -> int:
-    """Microbatches a peer may hold: two per stage of the pipeline below it and two in hand keep everybody busy."""
-    return manifest.compute.slots or 2 * manifest.train.num_stages + 2
+    """Microbatches a peer may hold."""
+    return manifest.slots

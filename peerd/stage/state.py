@@ -233,7 +233,7 @@ class StageState:
         self._generation += 1
         if self.module.is_last:
             loss = float(flat_sum[-1]) / num_microbatches
-            self._remember(HistoryEntry(step=roster.step, loss=loss, tokens=self._manifest.tokens_per_step))
+            self._remember(HistoryEntry(step=roster.step, loss=loss, tokens=self._manifest.tokens_per_step_at(roster.step)))
 
     def skip_step(self) -> None:
         """Rule 11: the step is given up as inexact; the parameters stay as they are."""

@@ -12,24 +12,32 @@ sources = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size
 
 @st.composite
 def models(draw: st.DrawFn) -> ModelConfig:
-    heads = draw(st.integers(1, 8))
+    heads, group = draw(st.integers(1, 8)), draw(st.integers(1, 4))
     return ModelConfig(
-        num_layers=draw(st.integers(1, 64)),
+        num_layers=group * draw(st.integers(1, 16)),
         d_model=2 * heads * draw(st.integers(1, 32)),
         num_heads=heads,
         d_ff=draw(st.integers(1, 4096)),
         vocab_size=draw(st.integers(1, 70000)),
+        layers_per_group=group,
+        boundary=draw(st.sampled_from(["none", "bottleneck", "maxout"])),
     )
 
 
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
     model = draw(models())
+    num_stages, length = draw(st.integers(1, model.num_layers // model.layers_per_group)), draw(st.integers(2, 512))
+    in_groups = (model.layers_per_group,) * (num_stages - 1)
+    first_length = draw(st.just(0) | st.integers(2, length))
     train = TrainConfig(
-        num_stages=draw(st.integers(1, model.num_layers)),
+        num_stages=num_stages,
+        cut=draw(st.sampled_from(["even", "cost", (*in_groups, model.num_layers - sum(in_groups))])),
+        first_sequence_length=first_length,
+        sequence_length_steps=draw(st.integers(1, 1 << 40)) if first_length else 0,
         microbatches_per_step=draw(st.integers(1, 8192)),
         microbatch_size=draw(st.integers(1, 16)),
-        sequence_length=draw(st.integers(2, 512)),
+        sequence_length=length,
         steps=draw(st.integers(0, 1 << 40)),
         learning_rate=draw(st.floats(0, 100)),
         warmup_steps=draw(st.integers(0, 1000)),
