@@ -87,7 +87,7 @@ CLIENT_SIDE = {"peerd.control.client", "peerd.control.protocol"}
 
 # Libraries that only these rooms may import: they are slow to load, or belong to one room's craft.
 HEAVY: dict[str, set[str]] = {
-    "torch": {"models", "stage", "averaging", "train", "daemon", "reference"},
+    "torch": {"models", "wire", "stage", "averaging", "train", "daemon", "reference"},
     "hivemind": {"wire"},
     "grpc": {"wire", "daemon"},
     "rich": {"cli"},

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from peerd.config import cut
+from peerd.config.codec import parse_codec
 from peerd.errors import DiskError, ManifestError
 
 MAX_MANIFEST_BYTES = 64 * 1024
@@ -144,6 +145,25 @@ class ComputeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WireConfig:
+    """How tensors travel: "none", "bfloat16", "float16", "int8" (256 values share a scale) or "topk:RATIO"."""
+
+    activations: str = "none"
+    """Hidden states on their way to the next stage."""
+    activation_gradients: str = "none"
+    """Gradients on their way back."""
+    weight_gradients: str = "none"
+    """Gradients that mates of a stage average; what compression leaves out is added the next time (error feedback)."""
+
+    def __post_init__(self) -> None:
+        for entry in dataclasses.fields(self):
+            try:
+                parse_codec(getattr(self, entry.name))
+            except ValueError as error:
+                raise ValueError(f"wire.{entry.name}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmConfig:
     announce_period_s: float = 5.0
     """How often a peer announces itself; three missed periods and it counts as gone."""
@@ -170,6 +190,7 @@ class Manifest:
     start: StartConfig = field(default_factory=StartConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
+    wire: WireConfig = field(default_factory=WireConfig)
     swarm: SwarmConfig = field(default_factory=SwarmConfig)
 
     def __post_init__(self) -> None:

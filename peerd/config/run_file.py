@@ -23,6 +23,7 @@ _SECTIONS = {
     "start": "What the run begins from.",
     "train": "How it is trained. One step is one update of the whole model.",
     "compute": "How each peer computes.",
+    "wire": 'How tensors travel: "none", "bfloat16", "float16", "int8", or "topk:0.1" for the largest tenth.',
     "swarm": "How peers keep track of each other.",
 }
 
@@ -50,6 +51,9 @@ _FIELDS = {
     "compute.threads": "Torch threads per peer; 0 takes the machine's. A fixed number makes gradients equal to the bit between peers.",
     "compute.recompute": '"always" saves memory, "never" is faster, "auto" decides by the memory at hand.',
     "compute.slots": "Microbatches a peer holds at once; 0 derives it from the number of stages.",
+    "wire.activations": "Hidden states on their way to the next stage.",
+    "wire.activation_gradients": "Gradients on their way back.",
+    "wire.weight_gradients": "Gradients that the peers of a stage average. Replicas stay equal, but the sum is no longer exact.",
     "swarm.rebalance_period_s": "How often peers consider moving to a weaker stage; 0: never.",
     "swarm.checkpoint_every_steps": "Each peer keeps its stage on disk this often, so that a run that was switched off resumes; 0: never.",
     "swarm.announce_period_s": "How often a peer announces itself; three missed periods and it counts as gone.",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from peerd.config.codec import parse_codec
 from peerd.config.manifest import Manifest
 
 FLOAT32_BYTES = 4
@@ -87,12 +88,14 @@ def stage_memory_bytes(manifest: Manifest, load: Load, slots: int) -> int:
     Per parameter: the current and the previous value, the gradient, the accumulator and Adam's two moments, and during a round
     a copy of the accumulator, the parts that come in and the sum that goes out. Per slot: the input
     and the output's gradient. Graphs: one per slot where compute.recompute is "never", else one at a time ("auto" recomputes
-    when memory is short). Torch itself and the allocator's slack are not counted.
+    when memory is short). Compressed averaging keeps what parts and sums left out. Torch itself and the allocator's slack are
+    not counted.
     """
     accumulator_bytes = 8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES
+    num_accumulators = 6 if parse_codec(manifest.wire.weight_gradients).is_lossy else 4
     num_graphs = slots if manifest.compute.recompute == "never" else min(slots, 1)
     return (
-        load.num_parameters * ((3 + MOMENTS) * FLOAT32_BYTES + 4 * accumulator_bytes)
+        load.num_parameters * ((3 + MOMENTS) * FLOAT32_BYTES + num_accumulators * accumulator_bytes)
         + slots * 2 * manifest.boundary_bytes
         + num_graphs * load.graph_bytes
     )
@@ -116,13 +119,15 @@ class StageEstimate:
 def estimate_stage(manifest: Manifest, loads: ModelLoads, layers: range) -> StageEstimate:
     load = stage_load(manifest, loads, layers)
     is_first, is_last = layers.start == 0, layers.stop == manifest.model.num_layers
-    tokens, boundary = manifest.tokens_per_microbatch, manifest.boundary_bytes
-    accumulator_bytes = 8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES
+    tokens, wire = manifest.tokens_per_microbatch, manifest.wire
+    num_values, part = manifest.boundary_bytes // FLOAT32_BYTES, parse_codec(wire.weight_gradients)
+    forth, back = (parse_codec(name).num_bytes(num_values) for name in (wire.activations, wire.activation_gradients))
+    raw_bytes = load.num_parameters * (8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES)
     return StageEstimate(
         layers=layers,
         load=load,
         memory_bytes=stage_memory_bytes(manifest, load, manifest.slots),
         flops_per_token=stage_flops(manifest, load, is_last) // tokens,
-        upload_bytes_per_token=((not is_last) * boundary + (not is_first) * boundary) / tokens,
-        averaging_bytes=2 * accumulator_bytes * load.num_parameters,
+        upload_bytes_per_token=((not is_last) * forth + (not is_first) * back) / tokens,
+        averaging_bytes=2 * (part.num_bytes(load.num_parameters) if part.is_lossy else raw_bytes),
     )
