@@ -51,9 +51,12 @@ def through(codec: Codec, values: Tensor) -> Tensor:
 
 
 def _to_half(values: Tensor, kind: torch.dtype) -> Tensor:
-    """Values beyond the type's range become its largest; infinity stays."""
-    most = torch.finfo(kind).max
-    return torch.where(values.isinf(), values, values.clamp(-most, most)).to(kind)
+    """Values beyond float16's range become its largest; infinity stays."""
+    halves = values.to(kind)
+    if kind is torch.float16 and halves.numel() and bool(halves.abs().amax() == torch.inf):
+        most = torch.finfo(kind).max
+        return torch.where(values.isinf(), values, values.clamp(-most, most)).to(kind)
+    return halves
 
 
 def _quantise(values: Tensor) -> Tensor:
@@ -71,12 +74,11 @@ def _quantise(values: Tensor) -> Tensor:
 
 
 def _quantise_rows(rows: Tensor, scales: Tensor, codes: Tensor) -> None:
-    low, high = rows.aminmax(dim=1)
-    peaks = torch.maximum(high, -low)
-    tiny = peaks < _SMALLEST_PEAK  # false for a block with NaN, whose scale is to be NaN
+    peaks = torch.maximum(rows.amax(dim=1), -rows.amin(dim=1))
+    tiny = peaks < _SMALLEST_PEAK  # false for a block with NaN, whose scale is to be NaN and whose codes do not matter
     scales.copy_(torch.where(tiny, 0.0, peaks / _LARGEST_CODE))
     factors = torch.where(tiny | ~peaks.isfinite(), 0.0, _LARGEST_CODE / peaks)
-    codes.copy_((rows * factors[:, None]).round_().nan_to_num_(0.0).clamp_(-_LARGEST_CODE, _LARGEST_CODE))
+    codes.copy_((rows * factors[:, None]).round_())
 
 
 def _dequantise(data: Tensor, length: int) -> Tensor:

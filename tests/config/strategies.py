@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, StartConfig, SwarmConfig, TrainConfig
+from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, StartConfig, SwarmConfig, TrainConfig, WireConfig
 
+codecs = st.sampled_from(["none", "bfloat16", "float16", "int8", "topk:0.1", "topk:1"])
 names = st.text("abcdefghijklmnopqrstuvwxyzABCXYZ0123456789-_.", min_size=1, max_size=64)
 sources = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
 
@@ -52,5 +53,6 @@ def manifests(draw: st.DrawFn) -> Manifest:
         start=StartConfig(state=draw(st.just("") | sources)),
         train=train,
         compute=ComputeConfig(threads=draw(st.integers(0, 1024)), recompute=draw(st.sampled_from(["auto", "always", "never"]))),
+        wire=WireConfig(activations=draw(codecs), activation_gradients=draw(codecs), weight_gradients=draw(codecs)),
         swarm=SwarmConfig(announce_period_s=draw(st.floats(0.2, 300))),
     )

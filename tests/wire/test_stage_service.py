@@ -11,6 +11,7 @@ import grpc
 import pytest
 import torch
 
+from peerd.config.codec import parse_codec
 from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BusyError, WrongStateError
 from peerd.stage.tensors import encode
@@ -69,6 +70,7 @@ async def backpropagate(callee: Callee, *messages: stage_pb2.CallMessage) -> Non
         ({"inputs": encode(torch.zeros(*ROWS, 33))}, BAD, "is due"),
         ({"inputs": encode(torch.zeros(*ROWS, 32, dtype=torch.int32))}, BAD, "is due"),
         ({"labels": encode(torch.zeros(*ROWS))}, BAD, "is due"),
+        ({"inputs": encode(torch.zeros(*ROWS, 32), parse_codec("int8"))}, BAD, "encoded as int8 where none is due"),
         ({"labels": encode(torch.zeros((2, 2), dtype=torch.int32))}, BAD, "is due"),
         ({"labels": encode(torch.full(ROWS, 256, dtype=torch.int32))}, BAD, "vocabulary"),
         ({"labels": encode(torch.full(ROWS, -1, dtype=torch.int32))}, BAD, "vocabulary"),
