@@ -25,7 +25,6 @@ from peerd.reference import train_reference
 from peerd.train.data import STDLIB, Corpus, prepare_tokens
 from scripts.benchmarks._report import SCHEMA, progress
 
-BATCH = {"microbatches_per_step": 1, "microbatch_size": 8}
 WINDOW = 20
 """Steps over which losses are averaged."""
 INT8 = WireConfig(activations="int8", activation_gradients="int8")
@@ -52,7 +51,7 @@ class Plan:
             seed=seed,
             model=ModelConfig(num_layers=4, d_model=self.d_model, num_heads=4, d_ff=4 * self.d_model, **model),  # type: ignore[arg-type]
             data=DataConfig(source=STDLIB),
-            train=TrainConfig(num_stages=self.num_stages, sequence_length=128, learning_rate=2e-3, warmup_steps=20, **BATCH),
+            train=TrainConfig(num_stages=self.num_stages, microbatches_per_step=1, microbatch_size=8, learning_rate=2e-3, warmup_steps=20),
             compute=ComputeConfig(threads=torch.get_num_threads()),
             wire=wire,
         )

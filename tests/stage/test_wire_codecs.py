@@ -59,8 +59,8 @@ class Chain:
         self.distrusted.append(peer)
 
     def launch(self) -> Call:
-        tensors = {"inputs": encode(TOKENS.int()), "labels": encode(LABELS.int())}
-        return Call(call_id=bytes(16), stage=0, step=0, index=0, accumulate=frozenset(range(len(self.states))), **tensors)
+        inputs, labels, stages = encode(TOKENS.int()), encode(LABELS.int()), frozenset(range(len(self.states)))
+        return Call(call_id=bytes(16), stage=0, step=0, index=0, accumulate=stages, inputs=inputs, labels=labels)
 
 
 @pytest.fixture
