@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from peerd.config.manifest import Manifest
+from peerd.config.manifest import Manifest, WireConfig
 from peerd.models.stages import layers_of, measured_loads, model_loads
 from peerd.planner.workload import estimate_stage, stage_load
 from peerd.stage.state import StageState
@@ -56,3 +56,12 @@ def test_upload_is_a_tensor_to_each_neighbour() -> None:
     loads = model_loads(manifest)
     uploads = [estimate_stage(manifest, loads, layers_of(manifest, stage)).upload_bytes_per_token for stage in range(3)]
     assert uploads == [4 * 32, 2 * 4 * 32, 4 * 32]
+
+
+def test_codecs_spare_upload_and_error_feedback_takes_memory() -> None:
+    plain = tiny_manifest(3)
+    small = dataclasses.replace(plain, wire=WireConfig(activations="int8", activation_gradients="bfloat16", weight_gradients="int8"))
+    before, after = (estimate_stage(manifest, model_loads(manifest), layers_of(manifest, 1)) for manifest in (plain, small))
+    assert after.upload_bytes_per_token == pytest.approx(32 * (1 + 4 / 256) + 2 * 32)
+    assert after.averaging_bytes < 0.26 * before.averaging_bytes
+    assert after.memory_bytes == before.memory_bytes + 2 * before.load.parameter_bytes
