@@ -21,7 +21,8 @@ from torch import Tensor
 
 from peerd.config import manifest as manifest_files
 from peerd.config.atomic import draft
-from peerd.config.manifest import Manifest
+from peerd.config.codec import parse_codec
+from peerd.config.manifest import Manifest, WireConfig
 from peerd.config.paths import cache_folder
 from peerd.errors import ExitCode, PeerdError, UsageError
 from peerd.models.stages import StageModule, build_stage
@@ -30,8 +31,10 @@ from peerd.stage.optimizer import AdamW
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import StartState
 from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
+from peerd.wire.codecs import through
 
 SCHEMA = 1
+_PLAIN = WireConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,7 @@ def train_reference(
         loss, gradients = mean_gradients(manifest, corpus, stages, step)
         for optimizer, of_stage in zip(optimizers, gradients, strict=True):
             optimizer.update(step, of_stage)
-        history.append(HistoryEntry(step=step, loss=loss, tokens=manifest.tokens_per_step))
+        history.append(HistoryEntry(step=step, loss=loss, tokens=manifest.tokens_per_step_at(step)))
         if report is not None:
             report(history[-1])
     parameters = {name: parameter.detach() for stage in stages for name, parameter in stage.named_parameters()}
@@ -107,7 +110,7 @@ def mean_gradients(manifest: Manifest, corpus: Corpus, stages: Sequence[StageMod
     loss_sum = 0.0
     for index in range(num_microbatches):
         tokens, labels = corpus.microbatch(step, index)
-        loss_sum += backpropagate(stages, tokens, labels)
+        loss_sum += backpropagate(stages, tokens, labels, manifest.wire)
         for stage, of_stage in zip(stages, sums, strict=True):
             _collect_gradients(stage, of_stage)
     for of_stage in sums:
@@ -116,19 +119,21 @@ def mean_gradients(manifest: Manifest, corpus: Corpus, stages: Sequence[StageMod
     return loss_sum / num_microbatches, sums
 
 
-def backpropagate(stages: Sequence[StageModule], tokens: Tensor, labels: Tensor) -> float:
+def backpropagate(stages: Sequence[StageModule], tokens: Tensor, labels: Tensor, wire: WireConfig = _PLAIN) -> float:
     """One microbatch down the chain and back, leaving gradients on the parameters; returns its loss.
 
-    The stages are not joined into one graph: activations and gradients are handed over at each boundary, as between peers.
+    The stages are not joined into one graph: activations and gradients are handed over at each boundary, as between peers, and
+    lose there what the wire's codecs lose.
     """
+    forth, back = parse_codec(wire.activations), parse_codec(wire.activation_gradients)
     inputs, outputs = [tokens], []
     for stage in stages:
         outputs.append(stage(inputs[-1], labels if stage.is_last else None))
-        inputs.append(outputs[-1].detach().requires_grad_())
+        inputs.append(through(forth, outputs[-1].detach()).requires_grad_())
     gradient: Tensor | None = None
     for received, output in zip(reversed(inputs[:-1]), reversed(outputs), strict=True):
         output.backward(gradient)
-        gradient = received.grad
+        gradient = None if received.grad is None else through(back, received.grad)
     return float(outputs[-1].detach())
 
 
@@ -153,7 +158,7 @@ def run(request: ReferenceRequest) -> dict[str, Any]:
         "steps": len(result.history),
         "loss_first": result.history[0].loss,
         "loss_last": result.history[-1].loss,
-        "tokens_per_second": round((len(result.history) - manifest.start.step) * manifest.tokens_per_step / elapsed_s, 1),
+        "tokens_per_second": round(sum(entry.tokens for entry in result.history[manifest.start.step :]) / elapsed_s, 1),
     }
 
 
