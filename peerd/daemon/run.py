@@ -34,6 +34,7 @@ from peerd.daemon.node import Node
 from peerd.daemon.observer import Observer
 from peerd.daemon.past import Past
 from peerd.daemon.supervisor import Supervisor
+from peerd.daemon.tracing import Tracing
 from peerd.errors import ExitCode, PeerdError
 from peerd.observe.archive import Archive
 from peerd.swarm.identity import lock_home
@@ -230,7 +231,7 @@ class ControlService:
 
 def _verbs(node: Node, answers: Answers) -> dict[str, Verb]:
     """What the control socket answers to; `fault` only where the settings allow harm."""
-    verbs = answers.verbs()
+    verbs = answers.verbs() | Tracing(node).verbs()
     if node.settings.allow_faults:
         from peerd.daemon.faults import Faults
 

@@ -47,6 +47,7 @@ VERBS = {
     "logs": {"--follow", "-f", "--lines", "-n", "--json", "--home"},
     "history": {"--since", "--events", "--home", "--json"},
     "contributions": {"--share", "--home", "--json"},
+    "trace": {"--steps", "--out", "-o", "--timeout", "--home", "--json"},
     "leave": {"--now", "--home", "--json"},
     "pause": {"--for", "--home", "--json"},
     "resume": {"--home", "--json"},
