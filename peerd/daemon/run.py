@@ -49,7 +49,7 @@ def run_daemon(settings: Settings) -> int:
     """Run until left. PeerdError for whatever stands in the way."""
     home = Home(Path(settings.home))
     lock = lock_home(home)
-    configure()
+    configure(home)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.get_loop().set_exception_handler(_unretrieved)
@@ -101,7 +101,7 @@ async def _serve_one_stage(settings: Settings, home: Home, service: ControlServi
                 node = await entering
             except asyncio.CancelledError:
                 raise KeyboardInterrupt from None
-        configure(peer=node.membership.me[-6:], stage=node.place.stage)
+        configure(home, peer=node.membership.me[-6:], stage=node.place.stage)
         departure = Departure(node)
         await service.serve(node, departure)
         destination: int | None = None
