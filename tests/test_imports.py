@@ -75,6 +75,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "control": "the words of what it shows",
         "policy": "rosters say who computed what",
         "table": "the view is what it watches",
+        "timeline": "spans go to OpenTelemetry",
     },
     "sim": {"policy": "it drives the daemon's own decisions", "table": "they decide on views and records"},
     "cli": {
@@ -103,6 +104,9 @@ HEAVY: dict[str, set[str]] = {
     "starlette": {"observe"},
     "uvicorn": {"observe"},
     "sqlite3": {"observe"},
+    "opentelemetry": {"observe"},
+    "tensorboardX": {"observe"},
+    "wandb": {"observe"},
 }
 
 PURE = {"table", "policy"}

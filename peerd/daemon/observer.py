@@ -13,9 +13,11 @@ from itertools import takewhile
 import structlog
 
 from peerd.daemon.answers import Answers
+from peerd.daemon.lookers import scalars
 from peerd.daemon.node import Node
 from peerd.observe.archive import Archive
 from peerd.observe.changes import Snapshot, Standing, changes
+from peerd.observe.sinks import Sinks
 from peerd.observe.values import Event, FinishedStep, Sample
 from peerd.policy.ledger import work_step
 from peerd.policy.roster import Roster
@@ -38,6 +40,7 @@ class Observer:
         """How long this peer has been in each phase."""
         self.lags_s: deque[float] = deque([0.0], maxlen=LAGS_KEPT)
         """By how much the event loop was late at the last looks."""
+        self.sinks: Sinks | None = None
         self._before: Snapshot | None = None
         self._losses: dict[int, float] = {}
         self._known_history = -1
@@ -134,6 +137,7 @@ class Observer:
         if step in self._node.commit_times_s:
             tokens = self._node.place.manifest.tokens_per_step_at(step)
             self.archive.note_step(FinishedStep(step=step, loss=loss, tokens=tokens, time_s=None))
+            self._tell(step, loss)
 
     def _note_phase(self) -> None:
         phase, now_s = self._node.state.record.phase.name.lower(), clock_s()
@@ -147,6 +151,13 @@ class Observer:
         loss = self._losses.get(roster.step)
         tokens = self._node.place.manifest.tokens_per_step_at(roster.step)
         self.archive.note_step(FinishedStep(step=roster.step, loss=loss, tokens=tokens, time_s=time.time()))
+        if loss is not None:
+            self._tell(roster.step, loss)
+
+    def _tell(self, step: int, loss: float) -> None:
+        """The sinks, once a step: it is finished here and its loss is known."""
+        if self.sinks is not None:
+            self.sinks.note((step, time.time(), scalars(self._node, self._answers, loss)))
 
     def _note_downloaded_history(self) -> None:
         """The last stage's state brings the losses of steps before this daemon was there."""

@@ -29,9 +29,11 @@ from peerd.daemon.enter import enter
 from peerd.daemon.governor import Governor
 from peerd.daemon.heap import give_back_free_memory
 from peerd.daemon.log import configure
+from peerd.daemon.lookers import sinks_of
 from peerd.daemon.mover import Mover
 from peerd.daemon.node import Node
 from peerd.daemon.observer import Observer
+from peerd.daemon.otel import OpenTelemetry
 from peerd.daemon.past import Past
 from peerd.daemon.supervisor import Supervisor
 from peerd.daemon.tracing import Tracing
@@ -146,6 +148,7 @@ class ControlService:
         self._following: asyncio.Task[None] | None = None
         self._archive: Archive | None = None
         self._dashboard: Dashboard | None = None
+        self._otel: OpenTelemetry | None = None
         self.observer: Observer | None = None
         self.data_source = ""
 
@@ -175,7 +178,7 @@ class ControlService:
         if first:
             self._open(node)
         self._verbs.update(_verbs(node, self._answers))
-        self._watch(node, self._answers)
+        await self._watch(node, self._answers, first)
         self.data_source = node.place.data_source if node.place.data_source != STDLIB else ""
         if self._following is not None and self._following.done():
             departure.ask_now()  # the parent went while this daemon moved
@@ -187,8 +190,9 @@ class ControlService:
             if node.settings.follow_parent:
                 self._following = self._in_background(self._follow_parent())
             _say_ready(node)
-            if self._dashboard is not None:
-                self._in_background(self._dashboard.run())
+            for looker in (self._dashboard, self._otel):
+                if looker is not None:
+                    self._in_background(looker.run())
 
     def _open(self, node: Node) -> None:
         """The history goes on where this home's last daemon left it."""
@@ -197,19 +201,25 @@ class ControlService:
         self._stack.push_async_callback(self._archive.close)
         if settings.observe:
             self.observer = Observer(self._archive)
+        if settings.otel:
+            self._otel = OpenTelemetry()
         if settings.dashboard:
             self._dashboard = Dashboard(take_place(settings, self._home), self._archive, settings.dashboard_public)
             self._verbs["dashboard"] = self._dashboard.tell
         else:
             self._verbs["dashboard"] = no_dashboard
 
-    def _watch(self, node: Node, answers: Answers) -> None:
+    async def _watch(self, node: Node, answers: Answers, first: bool) -> None:
         """What looks on looks at this stage from here on."""
         assert self._archive is not None
         past = Past(node, self._archive)
         self._verbs.update(past.verbs())
         if self.observer is not None:
             self.observer.attach(node, answers)
+            if first and (node.settings.tensorboard or node.settings.wandb):
+                self.observer.sinks = await self._stack.enter_async_context(sinks_of(node.settings, node))
+        if self._otel is not None:
+            self._otel.attach(node)
         if self._dashboard is not None:
             self._dashboard.attach(node, answers, past, self.observer)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -73,6 +74,8 @@ class StageService:
         self.leaving = False
         self.counters = StageCounters()
         self.spans = SpanRing(0)
+        self.tracing: Callable[[Call], AbstractContextManager[Call]] = nullcontext
+        """Surrounds a microbatch; what it gives is what goes on to the next stage."""
         self.records: Callable[[], Sequence[RawRecord]] = tuple
         """My own record, freshly published: what rides on a reply."""
         self.on_progress: Callable[[], None] = lambda: None
@@ -101,10 +104,11 @@ class StageService:
         ticket = Ticket(call.step, call.index, (record.incarnation, record.ledger_no), record.stage in call.accumulate)
         self._held[key] = ticket
         try:
-            began_s = time.monotonic()
-            chunks = await receive()
-            self.spans.add(Kind.RECEIVE, began_s, call.step, call.index, caller, call.inputs.num_bytes + call.labels.num_bytes)
-            return await self._serve(call, ticket, chunks, progress)
+            with self.tracing(call) as traced:
+                began_s = time.monotonic()
+                chunks = await receive()
+                self.spans.add(Kind.RECEIVE, began_s, call.step, call.index, caller, call.inputs.num_bytes + call.labels.num_bytes)
+                return await self._serve(traced, ticket, chunks, progress)
         finally:
             del self._held[key]
 
