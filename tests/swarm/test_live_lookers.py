@@ -35,7 +35,7 @@ def test_traces_join_over_two_daemons_and_scalars_are_written(tmp_path: Path, mo
         (file,) = (tmp_path / "board").iterdir()
         losses = {step: value for step, name, value in scalars_in(file) if name == "loss"}
         assert sorted(losses) == list(range(6))
-        assert "warning" not in {json.loads(line)["level"] for line in first.log.splitlines() if '"level"' in line}
+        assert not any(said in first.log + last.log for said in ("no more scalars", "cannot export", "no OpenTelemetry"))
 
 
 def spans_in(daemon: Daemon) -> list[dict[str, Any]]:
