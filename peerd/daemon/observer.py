@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from itertools import takewhile
 
 import structlog
 
 from peerd.daemon.answers import Answers
+from peerd.daemon.lag import LoopLag
 from peerd.daemon.lookers import scalars
 from peerd.daemon.node import Node
 from peerd.observe.archive import Archive
@@ -27,7 +27,6 @@ from peerd.table.record import Phase
 LOOK_PERIOD_S = 1.0
 LOOKS_PER_SAMPLE = 2
 MAX_LOSSES = 64
-LAGS_KEPT = 60
 LOG = structlog.get_logger()
 
 
@@ -38,8 +37,7 @@ class Observer:
         self.archive = archive
         self.phase_s: dict[str, float] = {phase.name.lower(): 0.0 for phase in Phase}
         """How long this peer has been in each phase."""
-        self.lags_s: deque[float] = deque([0.0], maxlen=LAGS_KEPT)
-        """By how much the event loop was late at the last looks."""
+        self.lag = LoopLag()
         self.sinks: Sinks | None = None
         self._before: Snapshot | None = None
         self._losses: dict[int, float] = {}
@@ -59,9 +57,7 @@ class Observer:
         looks = 0
         self._note_phase()
         while True:
-            wake_s = clock_s() + LOOK_PERIOD_S
             await asyncio.sleep(LOOK_PERIOD_S)
-            self.lags_s.append(max(0.0, clock_s() - wake_s))
             looks += 1
             try:
                 self.look(time.time())

@@ -273,6 +273,7 @@ async def _run(node: Node, departure: Departure, service: ControlService) -> Non
             group.create_task(_mind(service.governor, departure))
             if service.observer is not None:
                 group.create_task(service.observer.run())
+                group.create_task(service.observer.lag.run())
 
 
 @contextlib.contextmanager

@@ -68,13 +68,16 @@ class SpanRing:
 
     def __init__(self, most: int = MAX_SPANS) -> None:
         self._spans: deque[Span] = deque(maxlen=most)
+        self.spent_s: dict[Kind, float] = dict.fromkeys(Kind, 0.0)
+        """In all, forgotten ones too. Each kind is added by one thread only."""
 
     def add(self, kind: Kind, began_s: float, step: int, microbatch: int = -1, peer: str = "", num_bytes: int = 0) -> None:
         """What began then and ends now."""
-        self._spans.append(Span(kind, began_s, time.monotonic(), step, microbatch, peer, num_bytes))
+        self.put(Span(kind, began_s, time.monotonic(), step, microbatch, peer, num_bytes))
 
     def put(self, span: Span) -> None:
         self._spans.append(span)
+        self.spent_s[span.kind] += span.ended_s - span.began_s
 
     def of_steps(self, first: int, last: int, most: int) -> tuple[list[Span], bool]:
         """The newest `most` spans of these steps, in order of their ends, and whether those are all there were."""
