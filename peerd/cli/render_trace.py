@@ -22,7 +22,7 @@ def timelines_of(reply: TraceReply) -> list[PeerTimeline]:
         PeerTimeline(
             peer=peer["peer"],
             stage=peer["stage"],
-            spans=[_span(*row) for row in peer["spans"]],
+            spans=[_span(reply["others"], *row) for row in peer["spans"]],
             complete=peer["complete"],
             offset_s=peer["offset_ms"] / 1000,
             offset_error_s=peer["offset_error_ms"] / 1000,
@@ -31,8 +31,8 @@ def timelines_of(reply: TraceReply) -> list[PeerTimeline]:
     ]
 
 
-def _span(kind: Any, began_us: Any, took_us: Any, step: Any, index: Any, peer: Any, num_bytes: Any) -> Span:
-    return Span(Kind(kind), began_us / 1e6, (began_us + took_us) / 1e6, step, index, str(peer), num_bytes)
+def _span(others: list[str], kind: int, began_us: int, took_us: int, step: int, microbatch: int, other: int, num_bytes: int) -> Span:
+    return Span(Kind(kind), began_us / 1e6, (began_us + took_us) / 1e6, step, microbatch, others[other], num_bytes)
 
 
 def timeline_file(reply: TraceReply) -> dict[str, Any]:

@@ -122,6 +122,7 @@ def trace_reply(
     *, first: int, last: int, timelines: Sequence[PeerTimeline], silent: Sequence[tuple[str, int, str]], num_not_asked: int, run: str
 ) -> TraceReply:
     """Times from the first span on, in microseconds."""
+    others = {peer: number for number, peer in enumerate(sorted({span.peer for timeline in timelines for span in timeline.spans}))}
     zero_s = min((span.began_s for timeline in timelines for span in timeline.spans), default=0.0)
     return {
         "schema": SCHEMA,
@@ -135,15 +136,16 @@ def trace_reply(
                 "complete": timeline.complete,
                 "offset_ms": timeline.offset_s * 1000,
                 "offset_error_ms": timeline.offset_error_s * 1000,
-                "spans": [_row(span, zero_s) for span in timeline.spans],
+                "spans": [_row(span, zero_s, others[span.peer]) for span in timeline.spans],
             }
             for timeline in timelines
         ],
         "silent": [{"peer": peer, "stage": stage, "reason": reason} for peer, stage, reason in silent],
         "not_asked": num_not_asked,
+        "others": list(others),
     }
 
 
-def _row(span: Span, zero_s: float) -> list[int | str]:
+def _row(span: Span, zero_s: float, other: int) -> list[int]:
     began_us, took_us = round((span.began_s - zero_s) * 1e6), round((span.ended_s - span.began_s) * 1e6)
-    return [int(span.kind), began_us, took_us, span.step, span.microbatch, span.peer, span.num_bytes]
+    return [int(span.kind), began_us, took_us, span.step, span.microbatch, other, span.num_bytes]
