@@ -157,16 +157,18 @@ class Dashboard:
 
     async def past(self, reach_s: float) -> Mapping[str, Any]:
         since_s = max(0.0, time.time() - reach_s)
-        samples = await self._archive.read(lambda store: store.samples(since_s)) or []
-        steps = await self._archive.read(lambda store: store.steps(0)) or []
-        within = [entry for entry in steps if (entry.time_s or 0.0) >= since_s]  # when the earliest were over nobody here knows
+
+        def seen(store: HistoryStore) -> tuple[list[FinishedStep], list[Sample], list[Event]]:
+            within = [entry for entry in store.steps() if (entry.time_s or 0.0) >= since_s]  # when the earliest were over nobody here knows
+            return every_so_many(within, SHOWN_STEPS), at_most(store.samples(since_s), POINTS), store.events(0, SHOWN_EVENTS)
+
+        steps, samples, events = await self._archive.read(seen) or ([], [], [])
         shown_s = samples[-1].time_s - samples[0].time_s if samples else 0.0
-        events = await self._archive.read(lambda store: store.events(0, SHOWN_EVENTS)) or []
         return {
             "run": self._answers.run_info(),
             "me": self._node.membership.me,
-            "steps": [_step(entry) for entry in every_so_many(within, SHOWN_STEPS)],
-            "samples": [_sample(sample) for sample in at_most(samples, POINTS)],
+            "steps": [_step(entry) for entry in steps],
+            "samples": [_sample(sample) for sample in samples],
             "reach_s": reach_s if math.isfinite(reach_s) else None,
             "spacing_s": min(reach_s, shown_s) / POINTS,
             "events": [event_info(event) for event in events],

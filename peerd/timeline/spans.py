@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 MAX_SPANS = 32_768
-"""Of some 100 bytes each: the last 3,000 microbatches."""
+"""Of some 200 bytes each, 7 MB in all: the last 3,000 microbatches."""
 
 
 class Kind(enum.IntEnum):
@@ -83,7 +83,7 @@ class SpanRing:
         """The newest `most` spans of these steps, in order of their ends, and whether those are all there were."""
         known = list(self._spans)  # one call that no other thread can interrupt
         wanted = [span for span in known if first <= span.step <= last]
-        forgotten = len(known) == self._spans.maxlen and known[0].step >= first
+        forgotten = 0 < len(known) == self._spans.maxlen and known[0].step >= first
         return wanted[-most:] if most else [], not forgotten and len(wanted) <= most
 
     def of_microbatch(self, step: int, microbatch: int, since_s: float) -> list[Span]:

@@ -38,6 +38,12 @@ def test_a_ring_that_has_forgotten_some_of_a_step_says_so() -> None:
     assert ring.of_steps(1, 2, 10)[1] is True
 
 
+def test_a_ring_of_none_keeps_nothing_and_says_nothing() -> None:
+    ring = ring_of(Span(Kind.FORWARD, 0, 1, 0), most=0)
+    assert ring.of_steps(0, 0, 10) == ([], True)
+    assert ring.spent_s[Kind.FORWARD] == 1
+
+
 def test_the_spans_of_a_microbatch_are_found_from_a_moment_on() -> None:
     ring = ring_of(*(Span(Kind.FORWARD, n, n + 1, 0, n % 2) for n in range(6)))
     assert [span.began_s for span in ring.of_microbatch(0, 1, 3.5)] == [3, 5]
