@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,3 +41,13 @@ def test_the_worst_of_the_last_minute_forgets_what_was_before_it() -> None:
     for _ in range(round(KEPT_S / PERIOD_S)):
         lag.note(0.0)
     assert lag.quantiles()["1"] == 0.0
+
+
+async def test_a_loop_that_is_blocked_is_seen_to_be_late() -> None:
+    lag = LoopLag()
+    measuring = asyncio.create_task(lag.run())
+    await asyncio.sleep(0)
+    time.sleep(PERIOD_S + 0.2)  # noqa: ASYNC251 - what is measured
+    await asyncio.sleep(PERIOD_S)  # the timer that is late comes first
+    assert lag.worst_s(60) >= 0.15
+    measuring.cancel()
