@@ -23,6 +23,7 @@ from peerd.config import manifest as manifest_files
 from peerd.config.atomic import draft
 from peerd.config.codec import parse_codec
 from peerd.config.manifest import Manifest, WireConfig
+from peerd.config.model_kinds import BlocksConfig
 from peerd.config.paths import cache_folder
 from peerd.errors import ExitCode, PeerdError, UsageError
 from peerd.models.stages import StageModule, build_stage
@@ -31,6 +32,7 @@ from peerd.stage.optimizer import AdamW
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import StartState
 from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
+from peerd.train.samples import Microbatches, Samples
 from peerd.wire.codecs import through
 
 SCHEMA = 1
@@ -63,7 +65,7 @@ class ReferenceResult:
 
 def train_reference(
     manifest: Manifest,
-    corpus: Corpus,
+    corpus: Microbatches,
     steps: int,
     report: Callable[[HistoryEntry], None] | None = None,
     start: StartState | None = None,
@@ -102,7 +104,9 @@ def _load(stage: StageModule, optimizer: AdamW, state: Downloaded) -> list[Histo
     return list(state.history)
 
 
-def mean_gradients(manifest: Manifest, corpus: Corpus, stages: Sequence[StageModule], step: int) -> tuple[float, list[dict[str, Tensor]]]:
+def mean_gradients(
+    manifest: Manifest, corpus: Microbatches, stages: Sequence[StageModule], step: int
+) -> tuple[float, list[dict[str, Tensor]]]:
     """Mean loss and, per stage, mean gradients over the step's microbatches, in train.accumulate precision."""
     num_microbatches = manifest.train.microbatches_per_step
     precision = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
@@ -162,23 +166,32 @@ def run(request: ReferenceRequest) -> dict[str, Any]:
     }
 
 
-def _open_run(request: ReferenceRequest) -> tuple[Manifest, Corpus, StartState | None]:
+def _open_run(request: ReferenceRequest) -> tuple[Manifest, Microbatches, StartState | None]:
     """The manifest with its data and start filled in, and these. Relative paths are relative to the run file's folder."""
     manifest = manifest_files.load(Path(request.run_file))
-    source = request.data or manifest.data.source
-    if source != STDLIB and not request.data:
-        source = str(Path(request.run_file).absolute().parent / Path(source).expanduser())
-    token_file = prepare_tokens(source, cache_folder())
-    agreed = agree_on_data(manifest, token_file)
-    agreed = dataclasses.replace(agreed, data=dataclasses.replace(agreed.data, source=source))
+    folder = Path(request.run_file).absolute().parent
+    agreed, corpus = _open_data(manifest, request.data, folder)
     if not manifest.start.state:
-        return agreed, Corpus(token_file, agreed), None
-    path = (Path(request.run_file).absolute().parent / Path(manifest.start.state).expanduser()).absolute()
+        return agreed, corpus, None
+    path = (folder / Path(manifest.start.state).expanduser()).absolute()
     start = StartState(path)
     agreed = start.agree(dataclasses.replace(agreed, start=dataclasses.replace(agreed.start, state=str(path))))
     if request.steps <= start.step:
         raise UsageError(f"--steps is {request.steps}, and {start.step} lie behind the run's start", "ask for more")
-    return agreed, Corpus(token_file, agreed), start
+    return agreed, corpus, start
+
+
+def _open_data(manifest: Manifest, given: str, folder: Path) -> tuple[Manifest, Microbatches]:
+    """The manifest with its data filled in, and its microbatches."""
+    if isinstance(manifest.model, BlocksConfig):
+        return manifest, Samples(manifest)
+    source = given or manifest.data.source
+    if source != STDLIB and not given:
+        source = str(folder / Path(source).expanduser())
+    token_file = prepare_tokens(source, cache_folder())
+    agreed = agree_on_data(manifest, token_file)
+    agreed = dataclasses.replace(agreed, data=dataclasses.replace(agreed.data, source=source))
+    return agreed, Corpus(token_file, agreed)
 
 
 def _print_progress(entry: HistoryEntry) -> None:

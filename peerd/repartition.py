@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from peerd.config import manifest as manifest_files
-from peerd.config.manifest import Manifest
+from peerd.config.manifest import Manifest, ModelConfig
 from peerd.config.paths import Home
 from peerd.errors import DiskError, ExitCode, ManifestError, PeerdError, UsageError
 from peerd.models.stages import initial_parameter_spec, layers_of
@@ -147,7 +147,7 @@ def _read_tensors(path: Path) -> tuple[dict[str, Tensor], int]:
 def _with_boundaries(manifest: Manifest) -> Manifest:
     """Where the model is narrow is part of it from now on: in other stages it would be another model."""
     model = manifest.model
-    if model.boundary == "none" or model.boundary_layers:
+    if not isinstance(model, ModelConfig) or model.boundary == "none" or model.boundary_layers:
         return manifest
     cuts = tuple(layers_of(manifest, stage).start for stage in range(1, manifest.train.num_stages))
     return replace(manifest, model=replace(model, boundary_layers=cuts))

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LEAVES = {"errors", "__version__"}
 
 # Where parts are put together into a process: these may import every room but the client's.
-COMPOSITION_ROOTS = {"daemon", "reference", "repartition"}
+COMPOSITION_ROOTS = {"daemon", "equality", "generate", "intake", "reference", "repartition"}
 
 # What each room may import besides itself and the leaves, and why. Read downwards: no room imports one that stands below it.
 ALLOWED: dict[str, dict[str, str]] = {
@@ -57,6 +57,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "train": {
         "config": "which text, which seed",
+        "models": "a list of blocks makes its own samples",
         "policy": "which microbatches to launch",
         "stage": "a trainer on a first stage hands over without the wire",
         "swarm": "who is there",
@@ -94,6 +95,7 @@ CLIENT_SIDE = {"peerd.control.client", "peerd.control.protocol"}
 # Libraries that only these rooms may import: they are slow to load, or belong to one room's craft.
 HEAVY: dict[str, set[str]] = {
     "torch": {"models", "wire", "stage", "averaging", "train", "daemon", "reference"},
+    "transformers": {"models"},
     "hivemind": {"wire"},
     "grpc": {"wire", "daemon"},
     "rich": {"cli"},

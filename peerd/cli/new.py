@@ -21,6 +21,13 @@ START_FILE = "start.safetensors"
 
 _TRAIN_FIELDS = ("num_stages", "microbatches_per_step", "microbatch_size", "sequence_length", "steps", "learning_rate", "accumulate")
 _MODEL_FLAGS = {"num_layers": "--layers", "d_model": "--d-model", "num_heads": "--heads", "d_ff": "--d-ff"}
+_GENERAL_NAMES = {
+    "num_layers": "num_hidden_layers",
+    "d_model": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "d_ff": "intermediate_size",
+}
+"""What transformers calls in every architecture what the model's flags say."""
 _ORGANISERS_OWN = "local"
 _POSITIVE = click.IntRange(1, 1_000_000)
 
@@ -28,6 +35,9 @@ _POSITIVE = click.IntRange(1, 1_000_000)
 @click.command()
 @click.argument("folder", metavar="DIR")
 @click.option("--name", help="Name of the run; part of its id.  [default: the folder's name]")
+@click.option("--model", default="decoder", show_default=True, metavar="MODEL", help="What is trained; see below.")
+@click.option("--config", "config_file", metavar="FILE", help="config.json of an hf: model.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A field of that config to be otherwise.")
 @click.option("--stages", "num_stages", type=STAGES, default=2, show_default=True, help="Parts the model is cut into.")
 @click.option("--layers", "num_layers", type=_POSITIVE, help="Layers of the model.  [default: 4, or one per stage]")
 @click.option("--d-model", type=_POSITIVE, default=128, show_default=True, help="Width of the model.")
@@ -62,15 +72,21 @@ def new(
     With --device-memory the model is cut into --stages, or into as few as it takes, so that the smallest device can serve each
     of them. What each stage takes is printed: memory, and the upload that its speed needs.
 
+    MODEL is decoder (the built-in one), hf:NAME (an architecture of transformers, such as hf:llama, or a checkpoint's name on
+    the hub), a local folder with a checkpoint to go on from, or blocks:ENTRY (from an installed package, or blocks:resnet).
+    It is checked to split exactly before anything is written. Of what is not the decoder only sizes that flags name change.
+
     \b
     Examples:
       peerd new my-run --stages 2 --steps 1000
+      peerd new llama --model hf:llama --layers 6 --d-model 256 --set vocab_size=256
       peerd start my-run
       peerd new wider --from exported --stages 4 --steps 2000
     """
     target = Path(folder).expanduser().absolute()
     given = {name for name in fields if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    fixed = [flag for name, flag in _MODEL_FLAGS.items() if sources and name in given]
+    model_flags = _MODEL_FLAGS | {"model": "--model", "config_file": "--config", "settings": "--set"}
+    fixed = [flag for name, flag in model_flags.items() if sources and name in given]
     if fixed:
         raise UsageError(f"{fixed[0]} cannot go with --from", "the model is the earlier run's: leave it out")
     if not sources:
@@ -81,6 +97,8 @@ def new(
         raise UsageError(f"{run_file} exists", "choose another folder, or overwrite it with --force")
     if sources:
         manifest = _continued(target, sources, {name: fields[name] for name in given})
+    elif fields["model"] != "decoder":
+        manifest = _with_model(target, manifest, fields, given)
     if device_memory:
         manifest = _fitted(manifest, device_memory, "num_stages" in given)
     _write(target, manifest, as_json)
@@ -137,6 +155,44 @@ def _fitted(manifest: Manifest, device_bytes: int, stages_given: bool) -> Manife
     return fitted(manifest, loads, device_bytes, numbers)
 
 
+def _with_model(folder: Path, manifest: Manifest, fields: dict[str, Any], given: set[str]) -> Manifest:
+    """The manifest with a model that is not peerd's own, and its weights beside it as START_FILE where it comes with some."""
+    from peerd.cli.launch import run_child
+    from peerd.config import manifest as manifests
+
+    request = {
+        "model": fields["model"],
+        "config": fields["config_file"] or "",
+        "changes": {_GENERAL_NAMES[name]: fields[name] for name in _MODEL_FLAGS if name in given} | _settings(fields["settings"]),
+        "num_stages": fields["num_stages"],
+        "seed": fields["seed"],
+        "start": str(folder / START_FILE),
+    }
+    reply = run_child("peerd.intake", json.dumps(request), timeout_s=None, what="taking in the model")
+    for remark in cast("list[str]", reply["remarks"]):
+        click.echo(f"peerd: {remark}", err=True)
+    start = manifests.StartConfig(state=START_FILE if reply["start"] else "")
+    document = {"model": reply["model"], "train": dataclasses.asdict(manifest.train)}
+    try:
+        return dataclasses.replace(manifest, model=manifests.parse(document, "the model").model, start=start)
+    except ValueError as error:
+        raise UsageError(str(error), "correct that flag; `peerd new --help` lists them") from None
+
+
+def _settings(given: tuple[str, ...]) -> dict[str, Any]:
+    """--set KEY=VALUE; a value is JSON where it can be, else text."""
+    found: dict[str, Any] = {}
+    for setting in given:
+        key, sign, value = setting.partition("=")
+        if not (key and sign):
+            raise UsageError(f"--set {setting}: not KEY=VALUE", "name a field of the config and its value")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    return found
+
+
 def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) -> Manifest:
     """The earlier run's manifest with what flags name, and its state beside it as START_FILE."""
     from peerd.cli.launch import run_child
@@ -179,6 +235,8 @@ def _manifest_of(folder: Path, fields: dict[str, Any]) -> Manifest:
     from peerd.config.manifest import DataConfig, Manifest, ModelConfig, TrainConfig
 
     name = fields["name"] if fields["name"] is not None else _name_from(folder)
+    if fields["model"] == "decoder" and (fields["config_file"] or fields["settings"]):
+        raise UsageError("--config and --set are for models of transformers", "name one with --model hf:NAME")
     num_layers = fields["num_layers"] or max(4, fields["num_stages"])
     d_ff = fields["d_ff"] or 4 * fields["d_model"]
     source = existing_source(fields["source"], "--data")

@@ -6,22 +6,22 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from peerd.config.manifest import ModelConfig, TrainConfig
+    from peerd.config.manifest import AnyModel, ModelConfig, TrainConfig
 
 MAX_POINTS_TO_CHOOSE_FROM = 256
 
 
-def group_starts(model: ModelConfig) -> tuple[int, ...]:
+def group_starts(model: AnyModel) -> tuple[int, ...]:
     """Layers, but the first, with which a group of layers that share weights begins."""
     return tuple(range(model.layers_per_group, model.num_layers, model.layers_per_group))
 
 
-def cut_points(model: ModelConfig) -> tuple[int, ...]:
+def cut_points(model: AnyModel) -> tuple[int, ...]:
     """Layers before which the model may be cut: where a group begins, and where it is narrow if that is prescribed."""
     return model.boundary_layers or group_starts(model)
 
 
-def layer_counts(model: ModelConfig, train: TrainConfig) -> tuple[int, ...] | None:
+def layer_counts(model: AnyModel, train: TrainConfig) -> tuple[int, ...] | None:
     """Layers of each stage, or None where their cost decides; an even cut gives earlier stages the remainder."""
     if train.cut == "cost":
         return None
@@ -45,7 +45,7 @@ def check_model(model: ModelConfig) -> None:
         raise ValueError(f"model.boundary_layers must be some of {_listed(starts)}, rising: layers with which a group begins")
 
 
-def check_cut(model: ModelConfig, train: TrainConfig) -> None:
+def check_cut(model: AnyModel, train: TrainConfig) -> None:
     """That the model can be cut so; ValueError names the field."""
     counts, num_stages, points = layer_counts(model, train), train.num_stages, cut_points(model)
     told = f"the model can be cut before layers {_listed(points)} only"

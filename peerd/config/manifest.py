@@ -9,13 +9,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from peerd.config import cut
+from peerd.config.bounds import between as _between
 from peerd.config.codec import parse_codec
+from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
 from peerd.errors import DiskError, ManifestError
 
 MAX_MANIFEST_BYTES = 64 * 1024
@@ -55,6 +58,17 @@ class ModelConfig:
     def boundary_width(self) -> int:
         """Width of the hidden states that cross from one stage to the next."""
         return self.d_model if self.boundary == "none" else self.d_model // self.boundary_factor
+
+    def boundary_shape(self, _layer: int, sequence_length: int) -> tuple[int, ...]:
+        """What crosses into layer `layer` for one sample, float32."""
+        return (sequence_length, self.boundary_width)
+
+    def tokens_per_sample(self, sequence_length: int) -> int:
+        return sequence_length
+
+
+AnyModel = ModelConfig | HuggingFaceConfig | BlocksConfig
+MODEL_KINDS: dict[str, type[AnyModel]] = {"decoder": ModelConfig, "hf": HuggingFaceConfig, "blocks": BlocksConfig}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +199,7 @@ class Manifest:
 
     name: str = "run"
     seed: int = 0
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: AnyModel = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     start: StartConfig = field(default_factory=StartConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -207,14 +221,25 @@ class Manifest:
             )
 
     @property
+    def decoder(self) -> ModelConfig:
+        """The model of a run that trains the built-in one."""
+        assert isinstance(self.model, ModelConfig)
+        return self.model
+
+    @property
     def boundary_bytes(self) -> int:
-        """Bytes of one microbatch's activations (or their gradient) between two stages, uncompressed."""
-        return 4 * self.tokens_per_microbatch * self.model.boundary_width
+        """Bytes of one microbatch's activations (or their gradient) between two stages, uncompressed: at most, where cuts differ."""
+        widest = max((math.prod(self.boundary_shape(layer)) for layer in range(1, self.model.num_layers)), default=0)
+        return 4 * (widest or math.prod(self.boundary_shape(1)))
+
+    def boundary_shape(self, layer: int, sequence_length: int = 0) -> tuple[int, ...]:
+        """Shape of what a microbatch sends into layer `layer` from the stage before it; at full sequence length unless given."""
+        return (self.train.microbatch_size, *self.model.boundary_shape(layer, sequence_length or self.train.sequence_length))
 
     @property
     def tokens_per_microbatch(self) -> int:
         """At full sequence length."""
-        return self.train.microbatch_size * self.train.sequence_length
+        return self.train.microbatch_size * self.model.tokens_per_sample(self.train.sequence_length)
 
     @property
     def tokens_per_step(self) -> int:
@@ -225,7 +250,7 @@ class Manifest:
         return cut.sequence_length_at(self.train, step)
 
     def tokens_per_microbatch_at(self, step: int) -> int:
-        return self.train.microbatch_size * self.sequence_length_at(step)
+        return self.train.microbatch_size * self.model.tokens_per_sample(self.sequence_length_at(step))
 
     def tokens_per_step_at(self, step: int) -> int:
         return self.train.microbatches_per_step * self.tokens_per_microbatch_at(step)
@@ -254,12 +279,17 @@ def parse(document: dict[str, Any], origin: str) -> Manifest:
     """Validate a decoded TOML or JSON document; `origin` names it in the error."""
     from pydantic import TypeAdapter, ValidationError
 
+    within: tuple[str, ...] = ()
     try:
         _refuse_unknown_fields(document)
+        if isinstance(document.get("model"), dict):
+            within = ("model",)
+            document = document | {"model": TypeAdapter(_model_kind(document)).validate_python(document["model"])}
+            within = ()
         return TypeAdapter(Manifest).validate_python(document)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(str(part) for part in (*within, *first["loc"]))
         message = first["msg"].removeprefix("Value error, ")
         raise ManifestError(f"{origin}: {where + ': ' if where else ''}{message}", "correct that field") from None
     except ValueError as error:
@@ -306,9 +336,19 @@ def _refuse_unknown_fields(document: dict[str, Any]) -> None:
     _refuse_unknown(document, Manifest, "")
     for section in dataclasses.fields(Manifest):
         value = document.get(section.name)
-        kind = type(getattr(_DEFAULT, section.name))
+        kind = _model_kind(document) if section.name == "model" else type(getattr(_DEFAULT, section.name))
         if dataclasses.is_dataclass(kind) and isinstance(value, dict):
             _refuse_unknown(value, kind, section.name + ".")
+
+
+def _model_kind(document: dict[str, Any]) -> type[AnyModel]:
+    """The class that [model] is of, by its field `kind`."""
+    model = document.get("model")
+    named = model.get("kind", "decoder") if isinstance(model, dict) else "decoder"
+    kind = MODEL_KINDS.get(named) if isinstance(named, str) else None
+    if kind is None:
+        raise ValueError(f"model.kind is {named!r}; it must be one of {', '.join(MODEL_KINDS)}")
+    return kind
 
 
 def _refuse_unknown(document: dict[str, Any], kind: type, prefix: str) -> None:
@@ -316,11 +356,6 @@ def _refuse_unknown(document: dict[str, Any], kind: type, prefix: str) -> None:
     unknown = sorted(set(document) - known)
     if unknown:
         raise ValueError(f"unknown field {prefix}{unknown[0]}; known are {', '.join(sorted(known))}")
-
-
-def _between(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{name} is {value}; it must be between {low:g} and {high:g}")
 
 
 _DEFAULT = Manifest()

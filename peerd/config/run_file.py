@@ -18,7 +18,7 @@ _HEAD = """\
 _DERIVED = {("data", "blake3"), ("data", "num_tokens"), ("start", "step"), ("start", "blake3")}
 
 _SECTIONS = {
-    "model": "The built-in decoder.",
+    "model": "What is trained.",
     "data": "The text to train on.",
     "start": "What the run begins from.",
     "train": "How it is trained. One step is one update of the whole model.",
@@ -30,6 +30,11 @@ _SECTIONS = {
 _FIELDS = {
     "name": "Letters, digits, '-', '_', '.'. With the organiser's key it makes the run's id.",
     "seed": "Decides the first weights and which text each microbatch holds.",
+    "model.kind": '"decoder": the built-in one; "hf": a transformers model by its config; "blocks": an installed entry point.',
+    "model.config": "The content of its config.json. `peerd new` has checked that it splits exactly; `peerd start` checks again.",
+    "model.objective": '"causal" or "masked": which of its language models. Each position learns the label that the data has for it.',
+    "model.entry": "Name in the entry-point group peerd.blocks; each peer must have its package installed.",
+    "model.shapes": "What each block gives for one sample; from the entry, as are the next and the last but one.",
     "model.num_heads": "2 x num_heads must divide d_model.",
     "model.d_ff": "Width of the gated hidden layer.",
     "model.vocab_size": "256 for the byte tokenizer.",
@@ -81,4 +86,6 @@ def _assignment(path: str, name: str, value: object) -> list[str]:
 
     comment = _FIELDS.get(path)
     assignment = tomli_w.dumps({name: value}).rstrip("\n")
+    if isinstance(value, str) and "\n" in value and value.isascii() and value.replace("\n", "").isprintable() and "'''" not in value:
+        assignment = f"{name} = '''\n{value}'''"  # as it is, over several lines
     return [f"# {comment}", assignment] if comment else [assignment]

@@ -41,7 +41,7 @@ from peerd.swarm.membership import Membership, Vitals, clock_s
 from peerd.swarm.signed import SignedManifest
 from peerd.table.record import PeerId, Phase, RawRecord
 from peerd.timeline.spans import SpanRing
-from peerd.train.data import Corpus
+from peerd.train.samples import Microbatches
 from peerd.train.trainer import Trainer
 from peerd.wire.clients import AveragingClient, StageClient, StateClient, SwarmClient
 from peerd.wire.dispatch import Dispatcher
@@ -154,7 +154,7 @@ class Node:
         self._trains_from = 0
         self.swarm_client = swarm_client
 
-    def attach(self, directory: Directory, corpus: Corpus | None) -> None:
+    def attach(self, directory: Directory, corpus: Microbatches | None) -> None:
         """The parts that need the DHT or the data, and every callback."""
         period_s = self.place.manifest.swarm.announce_period_s
         self.directory = directory

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import structlog
 
-from peerd.config.manifest import Manifest, load
+from peerd.config.manifest import Manifest, ModelConfig, load
+from peerd.config.model_kinds import BlocksConfig
 from peerd.config.organiser import KEY_FILE, load_key
 from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
@@ -16,6 +17,7 @@ from peerd.models.stages import with_cut
 from peerd.stage.start import StartState
 from peerd.swarm.signed import SignedManifest, sign_manifest
 from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
+from peerd.train.samples import Microbatches, Samples
 
 LOCAL_SOURCE = "local"
 """What a signed manifest calls a file that only its organiser has; peers never learn a path of another machine."""
@@ -26,7 +28,7 @@ LOG = structlog.get_logger()
 class Text:
     """The run's text on this machine, if it is here."""
 
-    corpus: Corpus | None
+    corpus: Microbatches | None
     source: str
 
 
@@ -42,18 +44,34 @@ class Run:
 def organise(settings: Settings) -> Run:
     """Read run.toml, make the token file, find the state that the run begins from, sign."""
     path = Path(settings.run_file)
-    manifest = with_cut(load(path))
-    source = settings.data or manifest.data.source
-    if source != STDLIB:
-        source = str((path.parent / Path(source).expanduser()).absolute())
-    manifest = agree_on_data(manifest, tokens := prepare_tokens(source, cache_folder()))
-    corpus = Corpus(tokens, manifest)
-    published = replace(manifest, data=replace(manifest.data, source=STDLIB if source == STDLIB else LOCAL_SOURCE))
+    manifest = load(path)
+    check_model(manifest)
+    text, published = _organisers_text(with_cut(manifest), settings, path.parent)
     start = None
     if manifest.start.state:
         start = StartState((path.parent / Path(manifest.start.state).expanduser()).absolute())
         published = start.agree(replace(published, start=replace(manifest.start, state=LOCAL_SOURCE)))
-    return Run(sign_manifest(published, load_key(path.parent / KEY_FILE)), Text(corpus, source), start)
+    return Run(sign_manifest(published, load_key(path.parent / KEY_FILE)), text, start)
+
+
+def check_model(manifest: Manifest) -> None:
+    """ManifestError where the model is not peerd's own and does not split."""
+    if not isinstance(manifest.model, ModelConfig):
+        from peerd.equality import check_split  # which other runs have no use for
+
+        check_split(manifest)
+
+
+def _organisers_text(manifest: Manifest, settings: Settings, folder: Path) -> tuple[Text, Manifest]:
+    """The text, and the manifest that says which it is and not where."""
+    if isinstance(manifest.model, BlocksConfig):
+        return Text(Samples(manifest), ""), manifest
+    source = settings.data or manifest.data.source
+    if source != STDLIB:
+        source = str((folder / Path(source).expanduser()).absolute())
+    agreed = agree_on_data(manifest, tokens := prepare_tokens(source, cache_folder()))
+    published = replace(agreed, data=replace(agreed.data, source=STDLIB if source == STDLIB else LOCAL_SOURCE))
+    return Text(Corpus(tokens, agreed), source), published
 
 
 def start_for(manifest: Manifest, path: str) -> StartState | None:
@@ -71,6 +89,8 @@ def start_for(manifest: Manifest, path: str) -> StartState | None:
 
 def text_for(manifest: Manifest, settings: Settings) -> Text:
     """The run's text if this machine has it; a peer without it serves a stage and launches nothing."""
+    if isinstance(manifest.model, BlocksConfig):
+        return Text(Samples(manifest), "")
     source = settings.data or (STDLIB if manifest.data.source == STDLIB else "")
     if not source:
         return Text(None, "")

@@ -16,6 +16,7 @@ from torch.nn import functional
 from peerd.config.manifest import Manifest, ModelConfig
 from peerd.models.boundary import Narrow, Widen
 from peerd.models.module import StageModule
+from peerd.models.weights import generator_of, give_memory
 from peerd.planner.decoder import decoder_loads
 from peerd.planner.workload import Load
 
@@ -82,7 +83,7 @@ class DecoderStage(StageModule):
 
     def __init__(self, manifest: Manifest, stage: int, layers: range) -> None:
         super().__init__(stage, manifest.train.num_stages)
-        config = self.config = manifest.model
+        config = self.config = manifest.decoder
         if self.is_first:
             self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         # Dictionaries, not lists: their keys are the layers' indices in the whole model, so names do not depend on the split.
@@ -112,8 +113,12 @@ class DecoderStage(StageModule):
         logits: Tensor = self.head(self.final_norm(hidden))
         return logits if labels is None else functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
-    def fill_buffers(self) -> None:
-        self.rotary.copy_(rotary_table(self.rotary.shape[1], 2 * self.rotary.shape[2]))
+    def initialise(self, seed: int, device: torch.device) -> None:
+        give_memory(self, device)
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                parameter.copy_(self.initial_value(name, parameter.shape, generator_of(seed, name)))
+            self.rotary.copy_(rotary_table(self.rotary.shape[1], 2 * self.rotary.shape[2]))
 
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
         """Uniform with the usual standard deviations.

@@ -14,7 +14,7 @@ class StageModule(nn.Module):
     Contract:
     - parameter names are those of the whole model, so the stages' parameters together are the whole model;
     - `forward` depends on its inputs and the parameters only: no dropout, no clock, no hidden state;
-    - it can be built on the meta device; `fill_buffers` and `initial_value` then make it real.
+    - it can be built on the meta device; `initialise` then makes it real.
     """
 
     def __init__(self, stage: int, num_stages: int) -> None:
@@ -34,19 +34,18 @@ class StageModule(nn.Module):
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
         """One microbatch through this stage.
 
-        inputs: int64 tokens [microbatch, sequence] for the first stage, else float32 hidden [microbatch, sequence, boundary_width].
-        labels: int64 [microbatch, sequence], for the last stage only.
-        Returns hidden [microbatch, sequence, boundary_width]; from the last stage the scalar mean cross-entropy over the microbatch's
-        tokens, in nats, or without labels the logits [microbatch, sequence, vocabulary].
+        inputs: int64 tokens [microbatch, sequence] for a language model's first stage, else float32 as the boundary has it.
+        labels: int64 [microbatch, sequence], of images [microbatch]; for the last stage only.
+        Returns what crosses the next boundary, of a language model [microbatch, sequence, boundary_width]; from the last stage the scalar
+        mean loss over the microbatch's tokens, in nats, or without labels the logits [microbatch, sequence, vocabulary].
         """
 
     @abstractmethod
-    def fill_buffers(self) -> None:
-        """Compute every buffer in place; called once after the module got its memory."""
+    def initialise(self, seed: int, device: torch.device) -> None:
+        """Give a module that was built on the meta device its memory, its buffers and its first float32 weights.
 
-    @abstractmethod
-    def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """The float32 CPU value that parameter `name` starts from; the same on every machine."""
+        Each parameter's value depends on the seed and its name alone: it is the same whatever the split and on every machine.
+        """
 
     @abstractmethod
     def graph_bytes(self, num_tokens: int) -> int:

@@ -5,19 +5,17 @@ Another kind of model is one more entry in `BUILDERS`; nothing else here knows w
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from peerd.config.manifest import Manifest
+from peerd.config.model_kinds import BlocksConfig
 from peerd.errors import StageError
 from peerd.models.decoder import DecoderStage
 from peerd.models.module import StageModule
+from peerd.models.weights import Uninitialised
 from peerd.planner.cutting import resolved, stage_layers
 from peerd.planner.kinds import planned_loads
 from peerd.planner.workload import Load, ModelLoads, stage_memory_bytes
@@ -30,12 +28,32 @@ __all__ = [
     "estimate_graph_bytes",
     "estimate_stage_memory_bytes",
     "initial_parameter_spec",
+    "input_of",
     "keeps_graphs",
+    "labels_shape",
     "layers_of",
 ]
 
-BUILDERS: dict[str, Callable[[Manifest, int, range], StageModule]] = {"decoder": DecoderStage}
-"""Manifest's model.kind -> what builds one stage of it from (manifest, stage, layers)."""
+
+def _decoder(manifest: Manifest, stage: int, layers: range) -> StageModule:
+    with torch.device("meta"), Uninitialised():
+        return DecoderStage(manifest, stage, layers)
+
+
+def _hugging_face(manifest: Manifest, stage: int, layers: range) -> StageModule:
+    from peerd.models.hf.stage import HuggingFaceStage  # with transformers, which other runs need not have
+
+    return HuggingFaceStage(manifest, stage, layers)
+
+
+def _blocks(manifest: Manifest, stage: int, layers: range) -> StageModule:
+    from peerd.models.blocks import BlocksStage
+
+    return BlocksStage(manifest, stage, layers)
+
+
+BUILDERS: dict[str, Callable[[Manifest, int, range], StageModule]] = {"decoder": _decoder, "hf": _hugging_face, "blocks": _blocks}
+"""Manifest's model.kind -> what builds one stage of it, without memory for its parameters, from (manifest, stage, layers)."""
 AUTO_MEMORY_SHARE = 0.5
 """Of free memory that "auto" gives to a stage with its graphs: others on this machine may look at the same free memory."""
 
@@ -66,8 +84,7 @@ def measured_loads(manifest: Manifest) -> ModelLoads:
     size, num_layers = manifest.model.layers_per_group, manifest.model.num_layers
 
     def load_of(stage: int, layers: range) -> Load:
-        with torch.device("meta"), _Uninitialised():
-            module = BUILDERS[manifest.model.kind](manifest, stage, layers)
+        module = BUILDERS[manifest.model.kind](manifest, stage, layers)
         return Load(
             num_parameters=sum(parameter.numel() for parameter in module.parameters()),
             forward_flops=module.forward_flops(manifest.train.microbatch_size, manifest.train.sequence_length),
@@ -79,17 +96,28 @@ def measured_loads(manifest: Manifest) -> ModelLoads:
     return ModelLoads(first=first, groups=groups, last=last if manifest.train.num_stages > 1 else last - first)
 
 
+def input_of(manifest: Manifest, stage: int, sequence_length: int) -> tuple[str, tuple[int, ...]]:
+    """Element type and shape of what a microbatch brings to a stage: tokens or images to the first, else hidden states."""
+    if stage > 0:
+        return "float32", manifest.boundary_shape(layers_of(manifest, stage).start, sequence_length)
+    if isinstance(manifest.model, BlocksConfig):
+        return "float32", (manifest.train.microbatch_size, *manifest.model.input_shape)
+    return "int32", labels_shape(manifest, sequence_length)
+
+
+def labels_shape(manifest: Manifest, sequence_length: int) -> tuple[int, ...]:
+    """Of a microbatch's int32 labels: one per token, or one per image."""
+    rows = manifest.train.microbatch_size
+    return (rows,) if isinstance(manifest.model, BlocksConfig) else (rows, sequence_length)
+
+
 def build_stage(manifest: Manifest, stage: int, device: torch.device | str) -> StageModule:
     """A stage with its first weights, the same whatever the split and on every machine.
 
     Each parameter is drawn on the CPU from its own generator, seeded by the run's seed and the parameter's name.
     """
     module = _on_meta(manifest, stage)
-    _give_memory(module, torch.device(device))
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.copy_(module.initial_value(name, parameter.shape, _generator(manifest.seed, name)))
-        module.fill_buffers()
+    module.initialise(manifest.seed, torch.device(device))
     return module
 
 
@@ -126,30 +154,5 @@ def keeps_graphs(manifest: Manifest, stage: int, slots: int, free_bytes: int) ->
 
 
 def _on_meta(manifest: Manifest, stage: int) -> StageModule:
-    """The stage's structure without memory."""
-    with torch.device("meta"), _Uninitialised():
-        return BUILDERS[manifest.model.kind](manifest, stage, layers_of(manifest, stage))
-
-
-def _give_memory(module: nn.Module, device: torch.device) -> None:
-    """As nn.Module.to_empty, without the half second in which that loads torch's symbolic shapes."""
-    for owner in module.modules():
-        for name, parameter in list(owner.named_parameters(recurse=False)):
-            setattr(owner, name, nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device=device)))
-        for name, buffer in list(owner.named_buffers(recurse=False)):
-            setattr(owner, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
-
-
-class _Uninitialised(TorchFunctionMode):
-    """Leaves out torch.nn.init: there is nothing to fill, and filling tensors without memory imports torch's compiler (1 s, 70 MB)."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8, person=b"peerd weights").digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    """The stage's structure without memory for its parameters."""
+    return BUILDERS[manifest.model.kind](manifest, stage, layers_of(manifest, stage))

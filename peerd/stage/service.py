@@ -18,6 +18,7 @@ import structlog
 from peerd.config.codec import NONE, parse_codec
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
+from peerd.models.stages import input_of, labels_shape
 from peerd.policy.admission import why_refuse_call
 from peerd.stage.accumulator import all_finite
 from peerd.stage.executor import Executor, Pace, Priority, Result
@@ -122,12 +123,10 @@ class StageService:
             raise WrongStateError(reason)
         if call.index >= train.microbatches_per_step:
             raise BadMessageError(f"microbatch {call.index} of a step of {train.microbatches_per_step}")
-        rows = (train.microbatch_size, self._manifest.sequence_length_at(call.step))
-        if record.stage == 0:
-            call.inputs.check("int32", rows, NONE)
-        else:
-            call.inputs.check("float32", (*rows, self._manifest.model.boundary_width), self._activations)
-        call.labels.check("int32", rows, NONE)
+        sequence_length = self._manifest.sequence_length_at(call.step)
+        codec = NONE if record.stage == 0 else self._activations
+        call.inputs.check(*input_of(self._manifest, record.stage, sequence_length), codec)
+        call.labels.check("int32", labels_shape(self._manifest, sequence_length), NONE)
         reserved = 1 if call.step == record.step - 1 else 0
         if len(self._held) >= self._slots + reserved:
             raise BusyError(f"all {self._slots} slots are taken")
@@ -198,7 +197,7 @@ class StageService:
         device, vocabulary = self._state.device, self._manifest.model.vocab_size
         ticket.inputs, ticket.labels = decode(inputs, device), decode(labels, device).long()
         tokens = [ticket.labels]
-        if call.stage == 0:
+        if call.inputs.dtype == "int32":
             ticket.inputs = ticket.inputs.long()
             tokens.append(ticket.inputs)
         elif not all_finite([ticket.inputs]):

@@ -18,7 +18,7 @@ from peerd.stage.service import slots_of
 from peerd.stage.tensors import encode
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.view import LiveView
-from peerd.train.data import Corpus
+from peerd.train.samples import Microbatches
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.values import Call
 
@@ -41,7 +41,7 @@ class TrainerCounters:
 class Trainer:
     """A light task without parameters; any daemon that has the run's data runs one."""
 
-    def __init__(self, manifest: Manifest, corpus: Corpus, membership: Membership, dispatcher: Dispatcher) -> None:
+    def __init__(self, manifest: Manifest, corpus: Microbatches, membership: Membership, dispatcher: Dispatcher) -> None:
         self._manifest = manifest
         self._corpus = corpus
         self._membership = membership
@@ -140,13 +140,13 @@ class Trainer:
             self._membership.wake()
 
     def _call_for(self, launch: Launch) -> Call:
-        tokens, labels = self._corpus.microbatch(launch.step, launch.index)
+        inputs, labels = self._corpus.microbatch(launch.step, launch.index)
         return Call(
             call_id=os.urandom(16),
             stage=0,
             step=launch.step,
             index=launch.index,
             accumulate=launch.accumulate,
-            inputs=encode(tokens.int()),
+            inputs=encode(inputs if inputs.is_floating_point() else inputs.int()),
             labels=encode(labels.int()),
         )

@@ -18,7 +18,7 @@ def test_new_writes_the_run_its_flags_describe_and_prints_its_id(tmp_path: Path)
     assert run(["new", str(folder), "--stages", "3", "--d-model", "64", "--steps", "7", "--accumulate", "float64"]) == 0
     made = manifest.load(folder / "run.toml")
     assert made.name == "myrun"
-    assert (made.train.num_stages, made.model.num_layers, made.model.d_model, made.model.d_ff) == (3, 4, 64, 256)
+    assert (made.train.num_stages, made.decoder.num_layers, made.decoder.d_model, made.decoder.d_ff) == (3, 4, 64, 256)
     assert (made.train.steps, made.train.accumulate) == (7, "float64")
     assert stat.S_IMODE((folder / "organiser.key").stat().st_mode) == 0o600
 

@@ -34,7 +34,7 @@ VARIANTS = {
 def paper_manifest(num_stages: int, variant: dict[str, Any], **train: Any) -> Manifest:
     """Six layers, so that groups of two and stages of two or three layers come out even."""
     manifest = tiny_manifest(1, microbatches_per_step=2, **train)
-    model = dataclasses.replace(manifest.model, num_layers=6, **variant)
+    model = dataclasses.replace(manifest.decoder, num_layers=6, **variant)
     return replace_train(dataclasses.replace(manifest, model=model), num_stages=num_stages, cut="cost")
 
 
@@ -70,7 +70,7 @@ def test_layers_of_a_group_are_one_set_of_weights_applied_several_times() -> Non
 @pytest.mark.parametrize("variant", [BOTTLENECK, MAXOUT])
 def test_what_crosses_a_narrow_boundary_is_narrow(variant: dict[str, Any]) -> None:
     manifest = paper_manifest(3, variant)
-    assert manifest.model.boundary_width == 8
+    assert manifest.decoder.boundary_width == 8
     assert manifest.boundary_bytes == 4 * manifest.tokens_per_microbatch * 8
     hidden = torch.zeros(2, 16, dtype=torch.int64)
     for stage in range(2):
@@ -97,7 +97,7 @@ def test_flops_and_graphs_are_those_that_torch_counts(name: str) -> None:
         for stage in range(num_stages):
             module = build_stage(manifest, stage, "cpu")
             tokens = torch.zeros(2, 64, dtype=torch.int64)
-            inputs = tokens if module.is_first else torch.randn(2, 64, manifest.model.boundary_width, requires_grad=True)
+            inputs = tokens if module.is_first else torch.randn(2, 64, manifest.decoder.boundary_width, requires_grad=True)
             with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
                 module(inputs)
             assert estimate_forward_flops(manifest, stage) == counter.get_total_flops()

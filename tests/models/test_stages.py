@@ -189,7 +189,7 @@ def test_flops_are_those_that_torch_counts(num_stages: int) -> None:
     tokens = torch.zeros(manifest.train.microbatch_size, manifest.train.sequence_length, dtype=torch.int64)
     for stage in range(num_stages):
         module = build_stage(manifest, stage, "cpu")
-        inputs = tokens if module.is_first else torch.zeros(*tokens.shape, manifest.model.d_model)
+        inputs = tokens if module.is_first else torch.zeros(*tokens.shape, manifest.decoder.d_model)
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
             module(inputs)
         assert estimate_forward_flops(manifest, stage) == counter.get_total_flops()

@@ -67,7 +67,7 @@ def test_another_models_state_is_refused_by_the_name_that_does_not_fit(tmp_path:
     path = tmp_path / "start.safetensors"
     write_start(path, 3, *whole_model(manifest), HISTORY)
     wider = dataclasses.replace(manifest, model=ModelConfig(num_layers=5, d_model=32, num_heads=2, d_ff=52))
-    deeper = dataclasses.replace(manifest, model=dataclasses.replace(manifest.model, num_layers=6))
+    deeper = dataclasses.replace(manifest, model=dataclasses.replace(manifest.decoder, num_layers=6))
     for other, reason in ((wider, "has the shape"), (deeper, "is missing")):
         with pytest.raises(ManifestError, match=reason):
             StartState(path).agree(beginning_at(path, other))

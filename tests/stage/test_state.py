@@ -54,7 +54,7 @@ class Stage:
         record = self.state.record
         chance = torch.Generator().manual_seed(index)
         labels = torch.randint(0, MANIFEST.model.vocab_size, ROWS, generator=chance)
-        inputs: Tensor = labels if self.stage == 0 else torch.randn((*ROWS, MANIFEST.model.d_model), generator=chance)
+        inputs: Tensor = labels if self.stage == 0 else torch.randn((*ROWS, MANIFEST.decoder.d_model), generator=chance)
         mark = (record.incarnation, record.ledger_no)
         known: dict[str, Any] = {"step": record.step, "index": index, "accept_mark": mark, "accumulate": True}
         return Ticket(**{**known, **changes}, inputs=inputs, labels=labels)

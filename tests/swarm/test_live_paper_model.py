@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.swarm, pytest.mark.slow, pytest.mark.timeout(300)]
 def paper_manifest() -> Manifest:
     """Four layers in two groups, one a stage; 8 bits a value at a boundary half as wide as the model."""
     tiny = swarm_manifest(num_stages=2, cut="cost", first_sequence_length=16, sequence_length_steps=3)
-    model = replace(tiny.model, num_layers=4, layers_per_group=2, boundary="maxout")
+    model = replace(tiny.decoder, num_layers=4, layers_per_group=2, boundary="maxout")
     return replace(tiny, model=model, wire=WireConfig(activations="int8", activation_gradients="int8"))
 
 

@@ -22,7 +22,7 @@ def test_two_stages_go_on_as_four_as_if_nothing_had_happened() -> None:
     manifest = swarm_manifest(num_stages=2, steps=BEGUN)
     manifest = replace(
         manifest,
-        model=replace(manifest.model, num_layers=LAYERS),
+        model=replace(manifest.decoder, num_layers=LAYERS),
         swarm=replace(manifest.swarm, checkpoint_every_steps=2),
     )
     with Swarm(manifest) as swarm:

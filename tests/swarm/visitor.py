@@ -43,7 +43,7 @@ class Visitor:
 
     def call(self, stage: int, step: int) -> Call:
         """A microbatch for a later stage that nobody shall accumulate."""
-        train, model = self.manifest.train, self.manifest.model
+        train, model = self.manifest.train, self.manifest.decoder
         rows = (train.microbatch_size, train.sequence_length)
         chance = torch.Generator().manual_seed(0)
         return Call(

@@ -171,7 +171,7 @@ def test_the_shortest_text_that_fits_is_used_to_its_end(tmp_path: Path) -> None:
 
 def test_a_vocabulary_below_the_bytes_is_refused(tmp_path: Path) -> None:
     manifest = tiny_manifest()
-    small = dataclasses.replace(manifest, model=dataclasses.replace(manifest.model, vocab_size=255))
+    small = dataclasses.replace(manifest, model=dataclasses.replace(manifest.decoder, vocab_size=255))
     with pytest.raises(ManifestError, match=r"model\.vocab_size is 255; byte tokens need at least 256"):
         corpus_of(small, tmp_path)
 

@@ -96,7 +96,7 @@ class Callee:
             step=0,
             index=0,
             accumulate=frozenset({1}),
-            inputs=encode(torch.randn((*ROWS, MANIFEST.model.d_model), generator=chance)),
+            inputs=encode(torch.randn((*ROWS, MANIFEST.decoder.d_model), generator=chance)),
             labels=encode(torch.randint(0, MANIFEST.model.vocab_size, ROWS, generator=chance, dtype=torch.int32)),
         )
         return replace(sound, **changes)

@@ -86,7 +86,7 @@ async def test_a_call_that_breaks_a_rule_is_refused(callee: Callee, changes: dic
 
 async def test_tensors_are_counted_by_what_they_are_their_codec_and_direction(callee: Callee) -> None:
     await callee.assert_lives()
-    size = 4 * ROWS[0] * ROWS[1] * MANIFEST.model.d_model
+    size = 4 * ROWS[0] * ROWS[1] * MANIFEST.decoder.d_model
     expected = {("activations", "none", "received"): size, ("activation_gradients", "none", "sent"): size}
     assert callee.door.traffic.tensors == expected
 

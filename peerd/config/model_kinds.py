@@ -1,0 +1,130 @@
+"""Models that are not peerd's own, as a manifest names them. What they are made of is the business of models/."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from peerd.config.bounds import between
+
+REFUSED_CONFIG_KEYS = frozenset(
+    {"auto_map", "trust_remote_code", "quantization_config", "attn_implementation", "_attn_implementation", "experts_implementation"}
+    | {"_experts_implementation", "custom_pipelines", "kernel_config", "use_kernels"}
+)
+"""What would have transformers run code or kernels other than its own."""
+MAX_CONFIG_DEPTH = 32
+MAX_BLOCKS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HuggingFaceConfig:
+    """A language model of the package transformers, by its config alone; its code is the package's, never the run's."""
+
+    kind: Literal["hf"] = "hf"
+    config: str
+    """The content of its config.json."""
+    num_layers: int
+    d_model: int
+    """Width of its hidden states."""
+    vocab_size: int
+    objective: Literal["causal", "masked"] = "causal"
+    """Which of its language models. Both are trained to give each position the label that the data has for it."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "d_model", "vocab_size"):
+            between(f"model.{name}", getattr(self, name), 1, 1_000_000)
+        kind = self.fields.get("model_type")
+        if not (isinstance(kind, str) and kind):
+            raise ValueError("model.config names no model_type")
+        refused = sorted(REFUSED_CONFIG_KEYS & _keys_in(self.fields))
+        if refused:
+            raise ValueError(f"model.config has {refused[0]}, which no run may have: it names code that is not transformers' own")
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The config, read anew."""
+        try:
+            found = json.loads(self.config)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"model.config is not JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise ValueError("model.config is not a JSON object")
+        return found
+
+    @property
+    def layers_per_group(self) -> int:
+        """No layers share weights."""
+        return 1
+
+    @property
+    def boundary_layers(self) -> tuple[int, ...]:
+        """It may be cut before any layer."""
+        return ()
+
+    def boundary_shape(self, _layer: int, sequence_length: int) -> tuple[int, ...]:
+        """What crosses into layer `layer` for one sample, float32."""
+        return (sequence_length, self.d_model)
+
+    def tokens_per_sample(self, sequence_length: int) -> int:
+        return sequence_length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksConfig:
+    """A list of named blocks from a package that every peer has installed. The run names it and never brings it along."""
+
+    kind: Literal["blocks"] = "blocks"
+    entry: str
+    """Name in the entry-point group `peerd.blocks`."""
+    input_shape: tuple[int, ...]
+    """One sample of the first block's input, float32; filled in by `peerd new`, as are the next two."""
+    shapes: tuple[tuple[int, ...], ...]
+    """What each block gives for one sample, float32."""
+    num_labels: int
+    """Labels are below this."""
+
+    def __post_init__(self) -> None:
+        if not (1 <= len(self.entry) <= 64 and all(c.isalnum() or c in "-_." for c in self.entry)):
+            raise ValueError("model.entry must be 1 to 64 letters, digits, '-', '_' or '.'")
+        between("model.num_labels", self.num_labels, 1, 1 << 31)
+        if not 1 <= len(self.shapes) <= MAX_BLOCKS:
+            raise ValueError(f"model.shapes has {len(self.shapes)} blocks; it must have between 1 and {MAX_BLOCKS}")
+        for shape in (self.input_shape, *self.shapes):
+            if not (1 <= len(shape) <= 6 and all(1 <= size <= 1 << 24 for size in shape)):
+                raise ValueError(f"{list(shape)} in model.input_shape or model.shapes is no shape of a sample")
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.shapes)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.num_labels
+
+    @property
+    def layers_per_group(self) -> int:
+        """No layers share weights."""
+        return 1
+
+    @property
+    def boundary_layers(self) -> tuple[int, ...]:
+        """It may be cut before any layer."""
+        return ()
+
+    def boundary_shape(self, layer: int, _sequence_length: int) -> tuple[int, ...]:
+        """What crosses into block `layer` for one sample, float32."""
+        return self.shapes[layer - 1]
+
+    def tokens_per_sample(self, _sequence_length: int) -> int:
+        """A sample counts as one token."""
+        return 1
+
+
+def _keys_in(value: object, depth: int = 0) -> set[str]:
+    """Every key of a JSON value, however deep. ValueError beyond any depth that a config has."""
+    if depth > MAX_CONFIG_DEPTH:
+        raise ValueError("model.config is nested too deep")
+    if isinstance(value, dict):
+        return set(value).union(*(_keys_in(each, depth + 1) for each in value.values()))
+    return set().union(*(_keys_in(each, depth + 1) for each in value)) if isinstance(value, list) else set()

@@ -1,0 +1,109 @@
+"""The check that a model may be cut: a chain of stages must have the losses and gradients of the whole, bit for bit.
+
+Made with a tiny copy of the model, in float32 on the CPU, when a run is written and again when it starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from peerd.config.manifest import Manifest
+from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
+from peerd.errors import ManifestError, PeerdError
+from peerd.models.stages import StageModule, build_stage
+from peerd.reference import backpropagate
+
+MAX_LAYERS = 4
+MAX_STAGES = 3
+ROWS = (2, 12)
+NUM_MICROBATCHES = 2
+_REMEDY = "this model cannot be trained in stages"
+
+
+def check_split(manifest: Manifest) -> None:
+    """ManifestError, naming the module, unless the model splits exactly. The built-in decoder does; its tests show it."""
+    model = manifest.model
+    if isinstance(model, HuggingFaceConfig):
+        from peerd.models.hf.tiny import tiny_copy
+
+        model = tiny_copy(model, MAX_LAYERS)
+    elif not isinstance(model, BlocksConfig):
+        return
+    num_stages = min(model.num_layers, MAX_STAGES)
+    train = dataclasses.replace(manifest.train, num_stages=num_stages, microbatch_size=ROWS[0], sequence_length=ROWS[1])
+    compare(dataclasses.replace(manifest, model=model, train=train))
+
+
+def compare(manifest: Manifest) -> None:
+    """A run's stages against its whole model, as they are."""
+    try:
+        stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
+        whole, trained = _whole(manifest), {name: value for stage in stages for name, value in stage.named_parameters()}
+        _check_first_weights(trained, dict(whole.named_parameters()))
+        for number in range(NUM_MICROBATCHES):
+            inputs, labels = _microbatch(manifest, number)
+            chained_loss = backpropagate(stages, inputs, labels)
+            loss = _loss(manifest, whole, inputs, labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            _check_gradients(trained, dict(whole.named_parameters()))
+            if chained_loss != float(loss.detach()):
+                raise ManifestError(f"the loss of the stages is {chained_loss}, of the whole {float(loss.detach())}", _REMEDY)
+    except PeerdError:
+        raise
+    except Exception as error:  # a model that is not ours may fail in any way
+        raise ManifestError(f"the model does not compute in stages: {type(error).__name__}: {error}", _REMEDY) from None
+
+
+def _whole(manifest: Manifest) -> nn.Module:
+    """The uncut model with the run's first weights: transformers' own, else the blocks as one stage."""
+    if not isinstance(manifest.model, HuggingFaceConfig):
+        return build_stage(dataclasses.replace(manifest, train=dataclasses.replace(manifest.train, num_stages=1)), 0, "cpu")
+    from peerd.models.hf.library import empty_model, library_config
+    from peerd.models.hf.weights import draw_weights
+
+    whole: nn.Module = empty_model(library_config(manifest.model), manifest.model.objective)
+    draw_weights(whole, manifest.seed, torch.device("cpu"))
+    return whole
+
+
+def _loss(manifest: Manifest, whole: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    if isinstance(whole, StageModule):
+        return whole(inputs, labels)  # type: ignore[no-any-return]
+    logits: Tensor = whole(input_ids=inputs, use_cache=False).logits
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def _microbatch(manifest: Manifest, number: int) -> tuple[Tensor, Tensor]:
+    if isinstance(manifest.model, BlocksConfig):
+        from peerd.models.blocks import load_entry
+
+        return load_entry(manifest.model.entry).samples(manifest.seed, 0, number, manifest.train.microbatch_size)
+    chance = torch.Generator().manual_seed(number)
+    rows = (manifest.train.microbatch_size, manifest.train.sequence_length)
+    tokens, labels = torch.randint(0, manifest.model.vocab_size, (2, *rows), generator=chance).unbind(0)
+    return tokens, labels
+
+
+def _check_first_weights(trained: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> None:
+    for name, parameter in trained.items():
+        if name not in whole or not torch.equal(parameter, whole[name]):
+            raise ManifestError(f"{_module_of(name)} does not split: the first {name} of a stage is not the whole model's", _REMEDY)
+
+
+def _check_gradients(trained: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> None:
+    for name, parameter in whole.items():
+        own = trained[name].grad if name in trained else None
+        if parameter.grad is None and name in trained:
+            raise ManifestError(f"{_module_of(name)} does not split: nothing depends on its parameter {name}", _REMEDY)
+        if parameter.grad is not None and (own is None or not torch.equal(own, parameter.grad)):
+            apart = "is missing" if own is None else f"differs by up to {float((own - parameter.grad).abs().max()):.1e}"
+            raise ManifestError(f"{_module_of(name)} does not split: the gradient of {name} {apart} in a chain of stages", _REMEDY)
+
+
+def _module_of(name: str) -> str:
+    return name.rpartition(".")[0] or name

@@ -1,0 +1,100 @@
+"""Takes in a model that is not peerd's own: from a config, a checkpoint's folder or an installed entry to a manifest's [model].
+
+`python -m peerd.intake JSON` prints what to write into the run file, and writes the state to go on from where there are weights.
+JSON: the fields of `Request`. The model is checked to split exactly before anything is written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from peerd.config.manifest import Manifest, TrainConfig
+from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
+from peerd.equality import check_split
+from peerd.errors import DiskError, ExitCode, ManifestError, PeerdError, UsageError
+from peerd.models.hf.taking_in import choose_model, find_checkpoint, load_weights, remarks_on
+from peerd.stage.start import write_start
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    model: str
+    """`hf:NAME`, `blocks:ENTRY` or a folder."""
+    config: str = ""
+    """Path of a config.json."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Fields of the config that are to be otherwise; by their own or by transformers' general names."""
+    num_stages: int = 2
+    seed: int = 0
+    start: str
+    """Where to write the state to go on from, if the model comes with weights."""
+
+
+def take_in(request: Request) -> dict[str, Any]:
+    """The whole command. Returns the summary that goes to standard output."""
+    kind, _, name = request.model.partition(":")
+    if kind == "blocks" and name:
+        from peerd.models.blocks import describe_entry
+
+        if request.config or request.changes:
+            raise UsageError("a model of blocks has no config", "leave --config, --set and the model's sizes out")
+        _check(describe_entry(name), request)
+        return {"schema": SCHEMA, "model": asdict(describe_entry(name)), "start": False, "remarks": []}
+    folder = find_checkpoint(request.model)
+    config = Path(request.config) if request.config else folder / "config.json" if folder else None
+    model = choose_model(name if kind == "hf" else "", _read(config) if config else {}, request.changes)
+    _check(model, request)
+    weights = load_weights(folder, model) if folder else None
+    if weights is not None:
+        write_start(Path(request.start), 0, weights, {}, ())
+    return {"schema": SCHEMA, "model": asdict(model), "start": weights is not None, "remarks": remarks_on(model, weights)}
+
+
+def _check(model: HuggingFaceConfig | BlocksConfig, request: Request) -> None:
+    train = replace(TrainConfig(), num_stages=min(request.num_stages, model.num_layers))
+    check_split(Manifest(model=model, seed=request.seed, train=train))
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", "name a config.json, or a folder that has one") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON: {error}", "name a model's config.json") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} is not a JSON object", "name a model's config.json")
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        print(json.dumps(take_in(TypeAdapter(Request).validate_json(arguments[0] if arguments else ""))))
+    except ValidationError as error:
+        print(f"peerd: error: not a request: {error.errors()[0]['msg']}", file=sys.stderr)
+        return ExitCode.USAGE
+    except PeerdError as error:
+        print(f"peerd: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"peerd: error: {DiskError(str(error))}", file=sys.stderr)
+        return ExitCode.DISK
+    except ValueError as error:  # a rule of the manifest's dataclasses
+        print(f"peerd: error: {ManifestError(str(error))}", file=sys.stderr)
+        return ExitCode.MANIFEST
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

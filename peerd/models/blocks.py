@@ -1,0 +1,143 @@
+"""Any architecture as a list of named blocks, from a package that every peer of the run has installed.
+
+A package offers it as an entry point of the group `peerd.blocks`: a function without arguments that returns a `BlockModel`. The
+manifest only names the entry, so what a volunteer runs is what they have installed. Boundaries may differ from cut to cut.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+import torch
+from torch import Tensor, nn
+
+from peerd.config.manifest import Manifest
+from peerd.config.model_kinds import BlocksConfig
+from peerd.errors import ManifestError
+from peerd.models.measure import product_flops, saved_bytes
+from peerd.models.module import StageModule
+from peerd.models.weights import Uninitialised, give_memory, seed_of
+
+GROUP = "peerd.blocks"
+SHIPPED = {"resnet": "peerd.models.resnet"}
+"""Entries that are part of peerd: name -> module with a function of that name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockModel:
+    """An architecture with its loss and its data.
+
+    Contract: a block maps one float32 tensor [samples, ...] to another and keeps nothing from call to call (no running statistics,
+    no dropout); `samples` depends on its arguments alone; `loss` is a mean over the samples.
+    """
+
+    blocks: Mapping[str, Callable[[], nn.Module]]
+    """Name -> what makes the block, in their order. A block draws its first weights as torch does."""
+    input_shape: tuple[int, ...]
+    """One sample of the first block's input."""
+    num_labels: int
+    loss: Callable[[Tensor, Tensor], Tensor]
+    """From the last block's output and int64 labels [samples]."""
+    samples: Callable[[int, int, int, int], tuple[Tensor, Tensor]]
+    """(seed, step, index, count) -> the inputs, float32 [count, *input_shape], and labels, int64 [count], of one microbatch."""
+
+
+@functools.lru_cache(maxsize=8)
+def load_entry(name: str) -> BlockModel:
+    """The model that an entry point gives. ManifestError where nothing installed here has it."""
+    if name in SHIPPED:
+        made = getattr(importlib.import_module(SHIPPED[name]), name)()
+    else:
+        found = tuple(entry_points(group=GROUP, name=name))
+        if not found:
+            raise ManifestError(
+                f"nothing installed here has the model {name!r}",
+                f"install the package that the run's organiser names (its entry point is {name} in the group {GROUP})",
+            )
+        try:
+            made = found[0].load()()
+        except Exception as error:  # the package's own code
+            raise ManifestError(f"the entry point {name} of {found[0].value} fails: {type(error).__name__}: {error}") from None
+    if not isinstance(made, BlockModel):
+        raise ManifestError(f"the entry point {name} gives a {type(made).__name__} and no BlockModel", "update its package")
+    return made
+
+
+def describe_entry(name: str) -> BlocksConfig:
+    """What a manifest says of an entry, its blocks' shapes found by passing one sample through."""
+    model = load_entry(name)
+    hidden = torch.zeros(1, *model.input_shape)
+    shapes = []
+    with torch.no_grad():
+        for make in model.blocks.values():
+            hidden = make()(hidden)
+            shapes.append(tuple(hidden.shape[1:]))
+    return BlocksConfig(entry=name, input_shape=tuple(model.input_shape), shapes=tuple(shapes), num_labels=model.num_labels)
+
+
+class BlocksStage(StageModule):
+    """The blocks `layers` of an entry, with the loss if last. Parameter names begin with the block's, so they don't depend on the split."""
+
+    def __init__(self, manifest: Manifest, stage: int, layers: range) -> None:
+        super().__init__(stage, manifest.train.num_stages)
+        assert isinstance(manifest.model, BlocksConfig)
+        model = self._model = load_entry(manifest.model.entry)
+        if len(model.blocks) != manifest.model.num_layers:
+            raise _other_version(manifest.model, f"{len(model.blocks)} blocks, not {manifest.model.num_layers}")
+        self._makers = dict([*model.blocks.items()][layers.start : layers.stop])
+        with torch.device("meta"), Uninitialised():
+            self.blocks = nn.ModuleDict({name: make() for name, make in self._makers.items()})
+        self._manifest, self._layers = manifest, layers
+
+    def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+        hidden = inputs
+        for block in self.blocks.values():
+            hidden = block(hidden)
+        return self._model.loss(hidden, labels) if self.is_last and labels is not None else hidden
+
+    def initialise(self, seed: int, device: torch.device) -> None:
+        """Each block draws as it does when it is made, with torch's generator set by its name: one block at a time is made twice."""
+        give_memory(self, device)
+        state = torch.random.get_rng_state()
+        with torch.no_grad(), torch.device("cpu"):
+            for name, make in self._makers.items():
+                torch.default_generator.manual_seed(seed_of(seed, name))
+                self.blocks[name].load_state_dict(make().state_dict())
+        torch.random.set_rng_state(state)
+        self._check_shape(device)
+
+    def _check_shape(self, device: torch.device) -> None:
+        """ManifestError where the blocks installed here are not those that the run was made with."""
+        config = self._manifest.model
+        assert isinstance(config, BlocksConfig)
+        given = config.shapes[self._layers.start - 1] if self._layers.start else config.input_shape
+        due = config.shapes[self._layers.stop - 1]
+        with torch.no_grad():
+            found = tuple(self(torch.zeros(1, *given, device=device)).shape[1:])
+        if found != due:
+            raise _other_version(config, f"blocks that give {list(found)} where {list(due)} is due")
+
+    def graph_bytes(self, num_tokens: int) -> int:
+        count = self._manifest.train.microbatch_size
+        return saved_bytes(self._fresh(), lambda: self._microbatch(count)) * num_tokens // count
+
+    def forward_flops(self, microbatch: int, sequence: int) -> int:
+        return product_flops(self._fresh(), lambda: self._microbatch(microbatch))
+
+    def _fresh(self) -> BlocksStage:
+        return BlocksStage(self._manifest, self.stage, self._layers)
+
+    def _microbatch(self, count: int) -> tuple[Tensor, Tensor | None]:
+        config = self._manifest.model
+        assert isinstance(config, BlocksConfig)
+        shape = config.shapes[self._layers.start - 1] if self._layers.start else config.input_shape
+        labels = torch.zeros(count, dtype=torch.int64) if self.is_last else None
+        return torch.zeros(count, *shape, requires_grad=not self.is_first), labels
+
+
+def _other_version(config: BlocksConfig, found: str) -> ManifestError:
+    return ManifestError(f"the model {config.entry} installed here has {found}", "install the version that the run's organiser uses")

@@ -1,0 +1,1 @@
+"""Language models of Hugging Face's transformers, by their config alone: split structurally, never by their own code."""

@@ -1,0 +1,68 @@
+"""What a stage of a transformers model costs.
+
+Products are counted with attention as plain products, as torch's counter knows only those. Which expert gets which token is
+known only when it happens; here every token goes through the first expert, as often as it has experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peerd.config.manifest import Manifest
+from peerd.models.measure import product_flops, saved_bytes
+from peerd.models.module import StageModule
+
+SAME_EXPERT = "peerd_same_expert"
+"""Under this name transformers finds `_same_expert`."""
+ROUGH_FLOATS_PER_WIDTH = 24
+"""Kept per token, layer and unit of width by a usual layer, for models that cannot be measured without memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    graph_bytes: int
+    """What autograd keeps of one microbatch between forward and backward, and the loss's own scratch memory."""
+    forward_flops: int
+    """Matrix products of one microbatch's forward pass."""
+
+
+def cost_of(module: StageModule, config: Any, manifest: Manifest, num_layers: int) -> Cost:
+    """One microbatch through a stage that is used for nothing else; `config` is its PreTrainedConfig."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register(SAME_EXPERT, _same_expert)
+    config._experts_implementation = SAME_EXPERT
+    num_parameters = sum(parameter.numel() for parameter in module.parameters())
+    rows = (manifest.train.microbatch_size, manifest.train.sequence_length)
+
+    def microbatch() -> tuple[Tensor, Tensor | None]:
+        tokens = torch.zeros(rows, dtype=torch.int64)
+        inputs = tokens if module.is_first else torch.zeros(manifest.boundary_shape(1), requires_grad=True)
+        return inputs, tokens if module.is_last else None
+
+    scratch_bytes = 2 * 4 * manifest.model.vocab_size * manifest.tokens_per_microbatch if module.is_last else 0
+    try:
+        graph_bytes = saved_bytes(module, microbatch)
+        config._attn_implementation = "eager"
+        flops = product_flops(module, microbatch)
+    except Exception:  # shapes that depend on values, kernels without a form for fake tensors: any model may fail in its own way
+        graph_bytes = 4 * ROUGH_FLOATS_PER_WIDTH * manifest.tokens_per_microbatch * config.hidden_size * num_layers + scratch_bytes // 2
+        flops = 2 * num_parameters * manifest.tokens_per_microbatch
+    return Cost(graph_bytes=graph_bytes + scratch_bytes, forward_flops=flops)
+
+
+def _same_expert(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    num_chosen = chosen.shape[-1]
+    rows = hidden.repeat_interleave(num_chosen, dim=0)
+    up = _product(rows, experts.gate_up_proj if experts.has_gate else experts.up_proj, experts.is_transposed)
+    inner = experts._apply_gate(up) if experts.has_gate else experts.act_fn(up)
+    down = _product(inner, experts.down_proj, experts.is_transposed)
+    return (down * weights.reshape(-1, 1)).view(-1, num_chosen, down.shape[-1]).sum(dim=1)
+
+
+def _product(rows: Tensor, matrices: Tensor, is_transposed: bool) -> Tensor:
+    return rows @ (matrices[0] if is_transposed else matrices[0].T)

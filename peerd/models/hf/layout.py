@@ -1,0 +1,128 @@
+"""Where a model may be cut: its list of blocks, and which of its other parameters come before and after them.
+
+Found by computing with a tiny copy, not by reading names: what the first block's input depends on comes before, what the loss
+depends on while the last block's output is held comes after. A parameter that is both, or that blocks use from outside, cannot
+be split and is refused by name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from peerd.config.model_kinds import HuggingFaceConfig
+from peerd.errors import ManifestError
+from peerd.models.hf.library import empty_model, first_line, library_config
+from peerd.models.hf.tiny import tiny_copy
+from peerd.models.hf.weights import draw_weights
+
+PROBED_LAYERS = 4
+PROBED_TOKENS = (2, 12)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Names outside the blocks are those of parameters in the whole model."""
+
+    blocks: str
+    """Name of the list of blocks."""
+    before: frozenset[str]
+    after: frozenset[str]
+    unused: frozenset[str]
+    """Nothing depends on them; no stage holds them."""
+    tuple_length: int
+    """Of what a block returns; 0 where it is a tensor."""
+
+
+@functools.lru_cache(maxsize=4)
+def layout_of(model: HuggingFaceConfig) -> Layout:
+    """ManifestError where the model cannot be cut between blocks, naming the module."""
+    tiny = tiny_copy(model, PROBED_LAYERS)
+    whole = empty_model(library_config(tiny), tiny.objective)
+    blocks = blocks_of(whole, tiny.num_layers)
+    draw_weights(whole, 0, torch.device("cpu"))
+    return _probe(whole, blocks, tiny)
+
+
+def blocks_of(whole: nn.Module, num_layers: int) -> str:
+    """The name of the longest list of modules that is in no other list. ManifestError unless it has an entry per layer."""
+    lists = {name: module for name, module in whole.named_modules() if isinstance(module, nn.ModuleList)}
+    outer = {name: module for name, module in lists.items() if not any(name.startswith(other + ".") for other in lists)}
+    name = max(outer, key=lambda each: len(outer[each]), default="")
+    if not name or len(outer[name]) != num_layers:
+        found = f"its longest list, {name}, has {len(outer[name])}" if name else "it has no list of modules"
+        raise ManifestError(f"{type(whole).__name__} does not split: it has {num_layers} layers, and {found}")
+    return name
+
+
+class _Cut:
+    """Holds a block's input and output apart from the rest of the graph."""
+
+    def __init__(self) -> None:
+        self.first: Tensor | None = None
+        self.last: Tensor | None = None
+        self.held: list[Tensor] = []
+        self.tuple_length = 0
+
+    def enter(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        self.first = hidden_in(module, arguments, named)
+        return replaced_hidden(arguments, named, self._hold(self.first))
+
+    def leave(self, _module: nn.Module, _arguments: Any, output: Any) -> Any:
+        self.tuple_length = len(output) if isinstance(output, tuple) else 0
+        self.last = output[0] if isinstance(output, tuple) else output
+        held = self._hold(self.last)
+        return (held, *output[1:]) if isinstance(output, tuple) else held
+
+    def _hold(self, tensor: Tensor) -> Tensor:
+        self.held.append(tensor.detach().requires_grad_())
+        return self.held[-1]
+
+
+def hidden_in(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+    """The hidden states that a block is called with."""
+    found = arguments[0] if arguments else named.get("hidden_states")
+    if not isinstance(found, Tensor) or not found.is_floating_point():
+        raise ManifestError(f"{type(module).__name__} does not take its hidden states first: it cannot be split")
+    return found
+
+
+def replaced_hidden(arguments: tuple[Any, ...], named: dict[str, Any], hidden: Tensor) -> tuple[Any, dict[str, Any]]:
+    return ((hidden, *arguments[1:]), named) if arguments else (arguments, {**named, "hidden_states": hidden})
+
+
+def _probe(whole: Any, blocks: str, tiny: HuggingFaceConfig) -> Layout:
+    """One forward pass through the tiny copy, and who got a gradient from what."""
+    cut, listed = _Cut(), whole.get_submodule(blocks)
+    listed[0].register_forward_pre_hook(cut.enter, with_kwargs=True)
+    listed[-1].register_forward_hook(cut.leave)
+    tokens = torch.arange(PROBED_TOKENS[0] * PROBED_TOKENS[1]).view(PROBED_TOKENS) % tiny.vocab_size
+    try:
+        logits = whole(input_ids=tokens, use_cache=False).logits
+    except ManifestError:
+        raise
+    except Exception as error:  # any of the library's models may fail in any way
+        raise ManifestError(f"a tiny copy of {type(whole).__name__} does not compute: {first_line(error)}") from None
+    if cut.first is None or cut.last is None:
+        raise ManifestError(f"{type(whole).__name__} does not run its {blocks} one after the other: it cannot be split")
+    outside = {name: parameter for name, parameter in whole.named_parameters() if not name.startswith(blocks + ".")}
+    before, between, after = (_reached(each, outside) for each in (cut.first, cut.last, logits))
+    if between:
+        raise ManifestError(f"{min(between)} is used inside the blocks of {type(whole).__name__} from outside: it cannot be split")
+    if before & after:
+        raise ManifestError(f"{min(before & after)} of {type(whole).__name__} is used before and after the blocks: it cannot be split")
+    unused = frozenset(outside) - before - after
+    return Layout(blocks=blocks, before=before, after=after, unused=unused, tuple_length=cut.tuple_length)
+
+
+def _reached(value: Tensor, parameters: dict[str, nn.Parameter]) -> frozenset[str]:
+    """Those of the parameters that a value depends on."""
+    if not value.requires_grad:
+        return frozenset()
+    gradients: Sequence[Tensor | None] = torch.autograd.grad(value.sum(), list(parameters.values()), allow_unused=True)
+    return frozenset(name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None)

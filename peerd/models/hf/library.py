@@ -1,0 +1,89 @@
+"""The one door to transformers: config and model from a run's manifest, or one clear error. No code but the library's is ever run.
+
+Models are built without memory for their parameters, and with real buffers (rotary tables are computed by the model's own
+constructor, so they are what the whole model has).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from peerd.config.model_kinds import HuggingFaceConfig
+from peerd.errors import ManifestError
+from peerd.models.weights import Uninitialised
+
+INSTALL = "install it with `pip install 'peerd[hf]'`"
+
+
+def load_library() -> Any:
+    """The module transformers, kept from fetching compiled kernels. Raises ManifestError where it is not installed."""
+    os.environ["USE_HUB_KERNELS"] = "NO"  # read when transformers is imported: kernels from a hub are remote code
+    try:
+        import transformers
+    except ImportError:
+        raise ManifestError("this run's model needs the package transformers, which is not installed here", INSTALL) from None
+    transformers.logging.set_verbosity_error()
+    return transformers
+
+
+def library_config(model: HuggingFaceConfig) -> Any:
+    """A fresh PreTrainedConfig. Raises ManifestError where this transformers cannot read it or it says otherwise than the manifest."""
+    library = load_library()
+    fields = model.fields
+    kind = fields.pop("model_type")
+    try:
+        config = library.AutoConfig.for_model(kind, **fields)
+    except Exception as error:  # config classes check themselves, each in its own way
+        raise ManifestError(f"model.config is not one that transformers {library.__version__} can read: {first_line(error)}") from None
+    config.tie_word_embeddings = False
+    found = {name: getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "vocab_size")}
+    stated = {"num_hidden_layers": model.num_layers, "hidden_size": model.d_model, "vocab_size": model.vocab_size}
+    for name, value in stated.items():
+        if found[name] != value:
+            raise ManifestError(f"model.config has {name} {found[name]} and [model] says {value}", "correct one of them")
+    return config
+
+
+def empty_model(config: Any, objective: str) -> Any:
+    """The whole model, a PreTrainedModel in evaluation mode, with parameters on the meta device and real buffers on the CPU."""
+    library = load_library()
+    from transformers.initialization import no_init_weights
+
+    kinds = {"causal": library.AutoModelForCausalLM, "masked": library.AutoModelForMaskedLM}
+    try:
+        model_class = kinds[objective]._model_mapping[type(config)]
+    except KeyError:
+        raise ManifestError(f"transformers has no {objective} language model of the type {config.model_type}") from None
+    config._attn_implementation = "sdpa" if model_class._supports_sdpa else "eager"
+    config._experts_implementation = "eager"
+    with torch.device("cpu"), Uninitialised(), _without_memory(), no_init_weights():
+        try:
+            return kinds[objective].from_config(config, dtype=torch.float32).eval()
+        except Exception as error:  # whatever a constructor makes of numbers that do not go together
+            raise ManifestError(f"transformers cannot build a {config.model_type} from model.config: {first_line(error)}") from None
+
+
+@contextmanager
+def _without_memory() -> Iterator[None]:
+    """Parameters made inside lose their memory at once, before anything is written into it."""
+
+    def to_meta(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        return None if parameter is None else nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+
+    handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no reason given'}"

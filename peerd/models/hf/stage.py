@@ -1,0 +1,140 @@
+"""One stage of a transformers model: the whole model's own forward pass, with pass-throughs where other stages compute.
+
+Hidden states enter at the stage's first block and leave after its last, whatever the model does before and after; masks and
+rotary tables are computed by each stage from the shape alone. Names are those of the whole model, so a stage's parameters are a
+part of the model's checkpoint as it is. The model is in evaluation mode: no dropout.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from peerd.config.manifest import Manifest
+from peerd.config.model_kinds import HuggingFaceConfig
+from peerd.errors import ManifestError
+from peerd.models.hf.cost import Cost, cost_of
+from peerd.models.hf.layout import Layout, blocks_of, hidden_in, layout_of, replaced_hidden
+from peerd.models.hf.library import empty_model, library_config
+from peerd.models.hf.weights import draw_weights
+from peerd.models.module import StageModule
+
+
+class PassThrough(nn.Module):
+    """In place of a module of another stage: gives back the hidden states it gets, or a zero where it gets none."""
+
+    def __init__(self, tuple_length: int = 0) -> None:
+        super().__init__()
+        self.tuple_length = tuple_length
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        given = [value for value in (*arguments, *named.values()) if isinstance(value, Tensor)]
+        hidden = next((value for value in given if value.is_floating_point() and value.dim() == 3), None)
+        if hidden is None:
+            hidden = torch.zeros((), device=given[0].device if given else None)
+        return (hidden, *[None] * (self.tuple_length - 1)) if self.tuple_length else hidden
+
+
+class Splice:
+    """What crosses a stage's two ends in one forward pass."""
+
+    def __init__(self) -> None:
+        self.received: Tensor | None = None
+        self.sent: Tensor | None = None
+
+    def enter(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Before the first block: the received hidden states in place of what the model itself came to."""
+        hidden_in(module, arguments, named)
+        assert self.received is not None
+        return replaced_hidden(arguments, named, self.received)
+
+    def leave(self, _module: nn.Module, _arguments: Any, output: Any) -> None:
+        self.sent = output[0] if isinstance(output, tuple) else output
+
+
+class HuggingFaceStage(StageModule):
+    """Blocks `layers`, with what comes before the blocks if first and what comes after them if last."""
+
+    whole: Any
+    """The PreTrainedModel. Not registered as a module: its children are, under their own names."""
+
+    def __init__(self, manifest: Manifest, stage: int, layers: range) -> None:
+        super().__init__(stage, manifest.train.num_stages)
+        assert isinstance(manifest.model, HuggingFaceConfig)
+        model, layout = manifest.model, layout_of(manifest.model)
+        whole = empty_model(library_config(model), model.objective)
+        if blocks_of(whole, model.num_layers) != layout.blocks:
+            raise ManifestError(f"{type(whole).__name__} has its blocks elsewhere than a tiny copy of it: it cannot be split")
+        self._keep(whole, layout, layers)
+        object.__setattr__(self, "whole", whole)
+        for name, child in whole.named_children():
+            self.add_module(name, child)
+        self._splice = Splice()
+        blocks = whole.get_submodule(layout.blocks)
+        if not self.is_first:
+            blocks[layers[0] if layers else -1].register_forward_pre_hook(self._splice.enter, with_kwargs=True)
+        if not self.is_last:
+            blocks[layers[-1] if layers else 0].register_forward_hook(self._splice.leave)
+        self._manifest, self._layers = manifest, layers
+        self.eval()
+
+    def _keep(self, whole: Any, layout: Layout, layers: range) -> None:
+        """Put pass-throughs in place of what other stages hold."""
+        blocks = whole.get_submodule(layout.blocks)
+        for layer in range(len(blocks)):
+            if layer not in layers:
+                blocks[layer] = PassThrough(layout.tuple_length)
+        mine = (layout.before if self.is_first else frozenset()) | (layout.after if self.is_last else frozenset())
+        names = [name for name, _ in whole.named_parameters() if not name.startswith(layout.blocks + ".")]
+        odd = sorted(set(names) - layout.before - layout.after - layout.unused)
+        if odd:
+            raise ManifestError(f"{odd[0]} is not in a tiny copy of this {type(whole).__name__}: it cannot be split")
+        for name in names:
+            if name not in mine:
+                _drop(whole, name)
+
+    def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+        self._splice.received = inputs
+        given = {"input_ids": inputs} if self.is_first else {"inputs_embeds": inputs.detach()}
+        if not self.is_last:
+            self.whole.base_model(**given, use_cache=False)
+            sent, self._splice.sent, self._splice.received = self._splice.sent, None, None
+            assert sent is not None
+            return sent
+        logits: Tensor = self.whole(**given, use_cache=False).logits
+        self._splice.received = None
+        return logits if labels is None else functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+    def initialise(self, seed: int, device: torch.device) -> None:
+        draw_weights(self.whole, seed, device)
+
+    def graph_bytes(self, num_tokens: int) -> int:
+        return self._cost.graph_bytes * num_tokens // self._manifest.tokens_per_microbatch
+
+    def forward_flops(self, microbatch: int, sequence: int) -> int:
+        return self._cost.forward_flops * microbatch * sequence // self._manifest.tokens_per_microbatch
+
+    @property
+    def _cost(self) -> Cost:
+        return _cost_of(self._manifest, self.stage, self._layers)
+
+
+@functools.lru_cache(maxsize=64)
+def _cost_of(manifest: Manifest, stage: int, layers: range) -> Cost:
+    module = HuggingFaceStage(manifest, stage, layers)
+    return cost_of(module, module.whole.config, manifest, len(layers))
+
+
+def _drop(whole: nn.Module, name: str) -> None:
+    """Take a parameter out: a whole module where it is the last of one, else something empty that initializers may fill."""
+    path, _, leaf = name.rpartition(".")
+    owner = whole.get_submodule(path)
+    delattr(owner, leaf)
+    owner.register_buffer(leaf, torch.empty(0), persistent=False)
+    if next(owner.children(), None) is None and next(owner.parameters(), None) is None:
+        parent, _, last = path.rpartition(".")
+        setattr(whole.get_submodule(parent), last, PassThrough())

@@ -1,0 +1,177 @@
+"""From what a user has of a transformers model (a name, a config.json, a folder, a hub's name) to the manifest's [model] and weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from peerd.config.model_kinds import HuggingFaceConfig
+from peerd.errors import ManifestError, UnreachableError, UsageError
+from peerd.models.hf.library import empty_model, first_line, library_config, load_library
+
+_NOT_THE_MODEL = (
+    *("architectures", "dtype", "torch_dtype", "id2label", "label2id", "transformers_version", "_name_or_path", "_commit_hash"),
+    *("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation", "problem_type"),
+)
+"""Fields of a config that say how it was used and not what it is."""
+_INNER_WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "ffn_hidden_size")
+_HUB_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "special_tokens_map.json")
+
+
+def find_checkpoint(model: str) -> Path | None:
+    """The folder that `model` names: a local one, or a hub's checkpoint fetched into its cache. None for `hf:ARCHITECTURE`.
+
+    Raises UsageError for a folder without config.json, UnreachableError where the hub does not give it.
+    """
+    kind, _, name = model.partition(":")
+    if kind == "hf" and "/" not in name:
+        return None
+    if kind == "hf":
+        return _from_hub(name)
+    folder = Path(model).expanduser()
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"--model {model}: no folder with a config.json", "name one, or hf:ARCHITECTURE, or blocks:ENTRY, or decoder")
+    return folder
+
+
+def _from_hub(name: str) -> Path:
+    load_library()
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
+    except Exception as error:  # every kind of network trouble, each with a class of its own
+        raise UnreachableError(
+            f"the hub does not give {name}: {first_line(error)}", "download it where you can, and name its folder"
+        ) from None
+
+
+def choose_model(name: str, config: Mapping[str, Any], changes: Mapping[str, Any]) -> HuggingFaceConfig:
+    """The manifest's [model] of an architecture's defaults, or of a config.json, with some fields changed.
+
+    Raises UsageError for an unknown architecture or field, ManifestError for a config that no run may have.
+    """
+    library = load_library()
+    fields = dict(config.get("text_config") or config)
+    kind = fields.pop("model_type", None) or name
+    named = name if name in library.CONFIG_MAPPING else ""
+    if named and config and named not in (kind, config.get("model_type")):
+        raise UsageError(f"--config is of a {kind}, and --model says hf:{name}", "leave one of them out")
+    if kind not in library.CONFIG_MAPPING:
+        raise UsageError(f"transformers {library.__version__} knows no architecture {kind!r}", "name another, such as hf:llama")
+    if "auto_map" in config:
+        raise ManifestError(
+            "the config has auto_map, which names code of its own", f"remove that field if transformers' own {kind} is what it means"
+        )
+    made = _make(library, _of_text(library, kind), {key: value for key, value in fields.items() if key not in _NOT_THE_MODEL}, changes)
+    stated = {key: value for key, value in made.to_dict().items() if key not in _NOT_THE_MODEL}
+    stated["model_type"] = made.model_type
+    model = HuggingFaceConfig(
+        config=json.dumps(stated, indent=1, sort_keys=True),
+        num_layers=made.num_hidden_layers,
+        d_model=made.hidden_size,
+        vocab_size=made.vocab_size,
+        objective=_objective(library, made, config),
+    )
+    library_config(model)  # it must come back as it went
+    return model
+
+
+def _of_text(library: Any, kind: str) -> str:
+    """The architecture of the language model inside one that also sees or hears."""
+    inner = library.CONFIG_MAPPING[kind].sub_configs.get("text_config")
+    inner_kind = getattr(inner, "model_type", "")
+    return inner_kind if inner_kind in library.CONFIG_MAPPING else kind
+
+
+def _make(library: Any, kind: str, fields: dict[str, Any], changes: Mapping[str, Any]) -> Any:
+    """A PreTrainedConfig of language alone."""
+    config_class = library.CONFIG_MAPPING[kind]
+    for key, value in changes.items():
+        fields[_own_name(config_class, key, kind)] = value
+    _keep_head_groups(config_class, fields, changes)
+    try:
+        made = config_class(**fields)
+    except Exception as error:  # config classes check themselves, each in its own way
+        raise ManifestError(f"that is no config of a {kind}: {first_line(error)}", "correct it") from None
+    if made.is_encoder_decoder:
+        raise ManifestError(f"{kind} is an encoder with a decoder: only models that are one stack of layers can be split")
+    missing = [key for key in ("num_hidden_layers", "hidden_size", "vocab_size") if not isinstance(getattr(made, key, None), int)]
+    if missing:
+        raise ManifestError(f"the config of {kind} has no {missing[0]}: it is no language model that can be split")
+    return made
+
+
+def _keep_head_groups(config_class: Any, fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """With another number of heads, as many heads share keys and values as before."""
+    usual = config_class()
+    groups = next((name for name in ("num_key_value_heads", "num_kv_heads") if isinstance(getattr(usual, name, None), int)), None)
+    if groups is None or "num_attention_heads" not in changes or groups in changes:
+        return
+    share = getattr(usual, groups) / usual.num_attention_heads
+    fields[groups] = max(1, round(share * changes["num_attention_heads"]))
+
+
+def _own_name(config_class: Any, key: str, kind: str) -> str:
+    """What this architecture calls a field."""
+    key = getattr(config_class, "attribute_map", {}).get(key, key)
+    usual = config_class()
+    if key == "intermediate_size" and not hasattr(usual, key):
+        key = next((each for each in _INNER_WIDTHS if hasattr(usual, each)), key)
+    if not hasattr(usual, key):
+        raise UsageError(f"the config of {kind} has no field {key}", "name one of its config.json")
+    return key
+
+
+def _objective(library: Any, made: Any, config: Mapping[str, Any]) -> Literal["causal", "masked"]:
+    """As its checkpoint was trained; else as a causal model, but for those that usually are masked ones."""
+    named = " ".join(config.get("architectures") or ())
+    masked = type(made) in library.MODEL_FOR_MASKED_LM_MAPPING
+    if type(made) not in library.MODEL_FOR_CAUSAL_LM_MAPPING and not masked:
+        raise ManifestError(f"transformers has no language model of the architecture {made.model_type}")
+    if type(made) not in library.MODEL_FOR_CAUSAL_LM_MAPPING or "ForMaskedLM" in named:
+        return "masked"
+    return "masked" if masked and "ForCausalLM" not in named and not getattr(made, "is_decoder", False) else "causal"
+
+
+def load_weights(folder: Path, model: HuggingFaceConfig) -> dict[str, Tensor] | None:
+    """The parameters of a checkpoint by name, float32; None where the folder has no safetensors.
+
+    Raises ManifestError where they are not the model's. The whole model is read into memory, once.
+    """
+    if not any(folder.glob("*.safetensors")):
+        return None
+    library = load_library()
+    kinds = {"causal": library.AutoModelForCausalLM, "masked": library.AutoModelForMaskedLM}
+    try:
+        loaded, told = kinds[model.objective].from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False, output_loading_info=True
+        )
+    except Exception as error:  # whatever the library makes of files that are not what they should be
+        raise ManifestError(f"the weights in {folder} cannot be read: {first_line(error)}", "name another folder") from None
+    wanted = {name: parameter.shape for name, parameter in empty_model(library_config(model), model.objective).named_parameters()}
+    found = {name: parameter.detach().clone() for name, parameter in loaded.named_parameters(remove_duplicate=False)}
+    for name, shape in wanted.items():
+        if name in told["missing_keys"] or name not in found or found[name].shape != shape:
+            raise ManifestError(f"the weights in {folder} have no {name} of the shape {list(shape)}", "leave --set and the sizes out")
+    return {name: found[name] for name in wanted}
+
+
+def remarks_on(model: HuggingFaceConfig, weights: Mapping[str, Tensor] | None) -> list[str]:
+    """What an organiser should know of how this model is trained here."""
+    fields = model.fields
+    remarks = []
+    if fields.get("tie_word_embeddings", False):
+        remarks.append("its input and output embeddings, tied elsewhere, are trained apart")
+    if any(isinstance(value, float) and value > 0 and ("dropout" in name or "pdrop" in name) for name, value in fields.items()):
+        remarks.append("its dropout is left out")
+    if model.objective == "masked":
+        remarks.append("each position learns the label that the data has for it: nothing is masked")
+    if weights is not None:
+        remarks.append("training starts from its weights, with the optimizer's averages at zero")
+    return remarks

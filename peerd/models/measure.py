@@ -1,0 +1,50 @@
+"""What a module costs, measured on tensors without memory: nothing needs to be known of its architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from peerd.models.weights import give_memory
+
+Microbatch = Callable[[], tuple[Tensor, Tensor | None]]
+"""Makes a microbatch's inputs and labels; called where tensors have no memory."""
+
+
+def saved_bytes(module: nn.Module, microbatch: Microbatch) -> int:
+    """What autograd keeps of one forward pass for the backward pass. The module is left with fake tensors for parameters."""
+    saved: dict[int, int] = {}
+    kept: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage._cdata] = storage.nbytes()
+        kept.append(tensor)  # so that no other storage gets its address
+        return tensor
+
+    with _fake(module):
+        own = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            module(*microbatch())
+    return sum(size for storage, size in saved.items() if storage not in own)
+
+
+def product_flops(module: nn.Module, microbatch: Microbatch) -> int:
+    """Floating-point operations of one forward pass, matrix products and convolutions only. Leaves fake tensors, too."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with _fake(module), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        module(*microbatch())
+    return int(counter.get_total_flops())
+
+
+@contextmanager
+def _fake(module: nn.Module) -> Iterator[None]:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        give_memory(module, torch.device("cpu"))
+        yield

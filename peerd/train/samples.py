@@ -1,0 +1,33 @@
+"""Where microbatches come from: a corpus of tokens, or a model that makes its own samples."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from peerd.config.manifest import Manifest
+from peerd.config.model_kinds import BlocksConfig
+
+
+class Microbatches(Protocol):
+    """Contract: the run, the step and the index decide what a microbatch holds, on every machine alike."""
+
+    def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of microbatch (step, index)."""
+        ...
+
+
+class Samples:
+    """The samples of a run whose model is a list of blocks; any peer that has the package can make them."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        from peerd.models.blocks import load_entry  # which runs of other kinds have no use for
+
+        assert isinstance(manifest.model, BlocksConfig)
+        self._model = load_entry(manifest.model.entry)
+        self._seed = manifest.seed
+        self._count = manifest.train.microbatch_size
+
+    def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
+        return self._model.samples(self._seed, step, index, self._count)

@@ -1,0 +1,139 @@
+"""Any language model of transformers in three stages computes what it computes in one piece, bit for bit; what cannot is refused."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("transformers")
+
+from peerd.equality import MAX_STAGES, check_split
+from peerd.errors import ManifestError, UsageError
+from peerd.models.hf.layout import layout_of
+from peerd.models.hf.taking_in import choose_model
+from peerd.models.stages import build_stage, estimate_graph_bytes, initial_parameter_spec
+from tests.models.hf_models import ARCHITECTURES, hf_manifest, hf_model
+
+QUICK = ("gpt2", "bert", "deepseek_v3")
+"""Learned positions; a masked model with an unused parameter; experts, and layers of two kinds."""
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES])
+def test_losses_and_all_gradients_of_three_stages_are_those_of_the_whole(name: str) -> None:
+    """By the architecture's own default sizes, which the check makes small."""
+    assert MAX_STAGES == 3
+    model = choose_model(name, {}, {})
+    check_split(dataclasses.replace(hf_manifest(1), model=model))
+
+
+def test_first_weights_follow_the_architectures_rules_and_do_not_depend_on_the_split() -> None:
+    whole = dict(build_stage(hf_manifest(1), 0, "cpu").named_parameters())
+    stages = [build_stage(hf_manifest(3), stage, "cpu") for stage in range(3)]
+    split = {name: value for stage in stages for name, value in stage.named_parameters()}
+    assert split.keys() == whole.keys()
+    assert all(torch.equal(split[name], whole[name]) for name in whole)
+    assert bool((whole["model.norm.weight"] == 1).all())
+    drawn = whole["model.embed_tokens.weight"].detach()
+    assert float(drawn.std()) == pytest.approx(0.02, rel=0.05)
+    assert drawn.flatten()[:3].tolist() == EMBEDDING_STARTS, "peers of different releases must start a run alike"
+    for stage in range(3):
+        assert initial_parameter_spec(hf_manifest(3), stage) == {n: tuple(v.shape) for n, v in stages[stage].named_parameters()}
+
+
+EMBEDDING_STARTS = [0.012385253794491291, 0.0038922119420021772, -0.014008789323270321]
+
+
+def test_a_copy_of_a_stage_computes_alike_and_on_its_own() -> None:
+    """A peer keeps the previous step's parameters as a copy of its stage."""
+    stage = build_stage(hf_manifest(3), 1, "cpu")
+    held = copy.deepcopy(stage)
+    hidden = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(0))
+    before = stage(hidden)
+    assert torch.equal(held(hidden), before)
+    with torch.no_grad():
+        next(stage.parameters()).zero_()
+    assert torch.equal(held(hidden), before)
+    assert not torch.equal(stage(hidden), before)
+
+
+def test_tied_embeddings_are_untied_and_unused_parameters_are_nobodys() -> None:
+    layout = layout_of(hf_model("bert"))
+    assert layout.unused == {"cls.predictions.bias"}
+    assert "cls.predictions.decoder.weight" in layout.after
+    assert "bert.embeddings.word_embeddings.weight" in layout.before
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("auto_map", {"AutoModel": "x.py"}), ("quantization_config", {}), ("_attn_implementation", "a/b")]
+)
+def test_a_config_that_names_other_code_is_refused(key: str, value: Any) -> None:
+    model = hf_model()
+    with pytest.raises(ValueError, match=key):
+        dataclasses.replace(model, config=json.dumps({**model.fields, "deeper": [{key: value}]}))
+
+
+def test_a_config_that_says_otherwise_than_the_manifest_is_refused() -> None:
+    with pytest.raises(ManifestError, match=r"num_hidden_layers 3 and \[model\] says 4"):
+        initial_parameter_spec(hf_manifest(1, dataclasses.replace(hf_model(), num_layers=4)), 0)
+
+
+def test_what_transformers_does_not_know_is_refused_in_one_line() -> None:
+    with pytest.raises(UsageError, match="knows no architecture 'lama'"):
+        choose_model("lama", {}, {})
+    with pytest.raises(UsageError, match="has no field hiden_size"):
+        choose_model("llama", {}, {"hiden_size": 3})
+    with pytest.raises(ManifestError, match="an encoder with a decoder"):
+        choose_model("t5", {}, {})
+
+
+def test_a_model_whose_layers_are_one_shared_block_is_refused_by_its_module() -> None:
+    with pytest.raises(ManifestError, match=r"does not split.*layer"):
+        layout_of(choose_model("albert", {}, {}))
+
+
+def test_a_gradient_that_differs_is_refused_by_the_name_of_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a stage's norm computed a little otherwise than the whole model's."""
+    from peerd.models.hf.stage import HuggingFaceStage
+
+    usual = HuggingFaceStage.forward
+
+    def slightly_off(self: HuggingFaceStage, *arguments: Any) -> torch.Tensor:
+        return usual(self, *arguments) * (1.0 if self.stage else 1.0 + 1e-3)
+
+    monkeypatch.setattr(HuggingFaceStage, "forward", slightly_off)
+    with pytest.raises(ManifestError, match=r"model\.\S+ does not split: the gradient of model\.\S+ differs"):
+        check_split(hf_manifest(2))
+
+
+@pytest.mark.parametrize("name", ["gemma2", "mixtral"])
+@pytest.mark.parametrize("stage", [0, 2])
+def test_the_graph_estimate_is_what_torch_saves(name: str, stage: int) -> None:
+    """Exact with eager attention; experts that share out the tokens unevenly save a few percent more."""
+    manifest = hf_manifest(3, hf_model(name))
+    module = build_stage(manifest, stage, "cpu")
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+    saved: dict[int, torch.Tensor] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        module(tokens if module.is_first else torch.randn(2, 16, 32, requires_grad=True), tokens if module.is_last else None)
+    total = sum(tensor.untyped_storage().nbytes() for place, tensor in saved.items() if place not in own)
+    momentary = 2 * 4 * 256 * 32 if module.is_last else 0
+    assert estimate_graph_bytes(manifest, stage) - momentary == pytest.approx(total, rel=0.01 if name == "gemma2" else 0.08)
+
+
+def test_a_stage_has_no_parameter_of_another() -> None:
+    module = build_stage(hf_manifest(3), 1, "cpu")
+    assert {name.split(".")[2] for name, _ in module.named_parameters()} == {"1"}
+    assert isinstance(module, nn.Module)
+    assert not module.training, "dropout would make a microbatch's gradient depend on who computes it"
