@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from peerd import __version__
-from peerd.cli import demo, guide, logs, new, organise, owner, past, simulate, trace, volunteer, watch
+from peerd.cli import demo, generate, guide, logs, new, organise, owner, past, simulate, trace, volunteer, watch
 from peerd.cli.options import home_option
 from peerd.errors import ExitCode, PeerdError
 
@@ -65,6 +65,7 @@ for _verb in (
     new.new,
     organise.start,
     organise.export,
+    generate.generate,
     organise.reference,
     simulate.simulate,
     guide.show_help,

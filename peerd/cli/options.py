@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
-EXPORTED_FILES = frozenset({"run.toml", "model.safetensors", "optimizer.safetensors", "history.jsonl"})
+EXPORTED_FILES = frozenset(
+    {"run.toml", "model.safetensors", "optimizer.safetensors", "history.jsonl"}
+    | {"config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"}
+)
+EXPORTED_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
 class FiniteRange(click.FloatRange):
@@ -53,9 +57,10 @@ class OutputFolder(click.ParamType[Path]):
         if folder.exists() and not folder.is_dir():
             self.fail(f"{folder} is a file, not a folder.", param, ctx)
         try:
-            foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in EXPORTED_FILES) if folder.exists() else []
+            names = [entry.name for entry in folder.iterdir()] if folder.exists() else []
         except OSError as error:
             self.fail(f"{folder} cannot be read: {error.strerror}.", param, ctx)
+        foreign = sorted(name for name in names if name not in EXPORTED_FILES and not EXPORTED_SHARD.fullmatch(name))
         if foreign:
             self.fail(f"{folder} already holds {foreign[0]!r}; name an empty folder, or one that holds only an earlier export.", param, ctx)
         return folder

@@ -150,24 +150,34 @@ def launch(context: click.Context, settings: Settings, *, detach: bool, as_json:
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=OUTPUT_FOLDER)
+@click.option("--format", "file_format", type=click.Choice(["peerd", "hf"]), default="peerd", show_default=True, help="See below.")
 @home_option
 @json_option
 @click.pass_context
-def export(context: click.Context, folder: Path, as_json: bool) -> None:
+def export(context: click.Context, folder: Path, file_format: str, as_json: bool) -> None:
     """Write the whole model, of one consistent step, into DIR.
 
-    Gathers every stage from the swarm and writes run.toml, model.safetensors, optimizer.safetensors and history.jsonl.
+    Gathers every stage from the swarm and writes run.toml, model.safetensors, optimizer.safetensors and history.jsonl. With
+    --format hf it writes what transformers' from_pretrained loads: shards, their index, config.json and a tokenizer's files.
 
     \b
-    Example:
+    Examples:
       peerd export trained
+      peerd export trained-hf --format hf
     """
+    other = folder / ("run.toml" if file_format == "hf" else "config.json")
+    if other.exists():
+        raise UsageError(f"{folder} holds an export of the other format", "name another folder")
     from peerd.control.client import ControlClient
 
     client = ControlClient(chosen_home(context))
     create_folder(folder)
     reply = client.request(
-        "export", folder=str(folder), silence_s=EXPORT_SILENCE_S, on_progress=lambda text: click.echo(f"peerd: {text}", err=True)
+        "export",
+        folder=str(folder),
+        format=file_format,
+        silence_s=EXPORT_SILENCE_S,
+        on_progress=lambda text: click.echo(f"peerd: {text}", err=True),
     )
     if as_json:
         click.echo(json.dumps(reply))

@@ -128,7 +128,8 @@ class Answers:
         folder = request.get("folder")
         if not isinstance(folder, str) or not Path(folder).is_absolute():
             raise UsageError("export needs an absolute folder")
-        return {"schema": SCHEMA, **await export_run(self._node, Path(folder), say)}
+        hugging_face = request.get("format") == "hf"
+        return {"schema": SCHEMA, **await export_run(self._node, Path(folder), say, hugging_face)}
 
     def _own_row(self) -> PeerInfo:
         """My own row as it is now, not as it was last announced."""

@@ -14,16 +14,23 @@ from peerd.config.manifest import Manifest
 from peerd.control.server import Say
 from peerd.daemon.node import Node
 from peerd.errors import DiskError, StageError
+from peerd.models.published import check_publishable
 from peerd.models.stages import estimate_stage_memory_bytes
 from peerd.stage.export import write_export
+from peerd.stage.hf_export import write_hf_export
 from peerd.stage.snapshots import Downloaded
 
 ATTEMPTS = 8
 FILES = ("run.toml", "model.safetensors", "optimizer.safetensors", "history.jsonl")
 
 
-async def export_run(node: Node, folder: Path, say: Say) -> Mapping[str, Any]:
-    """Write the newest step that every stage can give. StageError when the stages cannot be caught at one step."""
+async def export_run(node: Node, folder: Path, say: Say, hugging_face: bool = False) -> Mapping[str, Any]:
+    """Write the newest step that every stage can give; with `hugging_face` as transformers loads it.
+
+    StageError when the stages cannot be caught at one step; UsageError where transformers has no such model.
+    """
+    if hugging_face:
+        check_publishable(node.place.manifest)
     num_stages = node.place.manifest.train.num_stages
     for _ in range(ATTEMPTS):
         found = await asyncio.gather(*(_get(node, stage, say) for stage in range(num_stages)))
@@ -34,7 +41,7 @@ async def export_run(node: Node, folder: Path, say: Say) -> Mapping[str, Any]:
     else:
         raise StageError("the stages could not be caught at one step", "try again")
     parameters, optimizer = _assemble(found, step)
-    if optimizer is None:
+    if optimizer is None and not hugging_face:
         say("the swarm trains on: parameters are of one step, the optimizer's state is left out")
     history = [entry for entry in found[-1].history if entry.step < step]
     try:
@@ -42,8 +49,11 @@ async def export_run(node: Node, folder: Path, say: Say) -> Mapping[str, Any]:
     except OSError as error:
         raise DiskError(f"{folder}: {error.strerror}", "choose another folder") from None
     manifest = with_paths(node.place.manifest, node.place.data_source, node.start_path)
-    await asyncio.to_thread(write_export, folder, manifest, parameters, optimizer, history)
-    files = [name for name in FILES if name != "optimizer.safetensors" or optimizer is not None]
+    if hugging_face:
+        files = await asyncio.to_thread(write_hf_export, folder, manifest, parameters, step)
+    else:
+        await asyncio.to_thread(write_export, folder, manifest, parameters, optimizer, history)
+        files = [name for name in FILES if name != "optimizer.safetensors" or optimizer is not None]
     num_parameters = sum(tensor.numel() for tensor in parameters.values())
     return {"step": step, "folder": str(folder), "files": files, "num_parameters": num_parameters}
 

@@ -20,7 +20,7 @@ from peerd.config.model_kinds import BlocksConfig
 from peerd.errors import ManifestError
 from peerd.models.measure import product_flops, saved_bytes
 from peerd.models.module import StageModule
-from peerd.models.weights import Uninitialised, give_memory, seed_of
+from peerd.models.weights import Uninitialised, give_memory, seeded
 
 GROUP = "peerd.blocks"
 SHIPPED = {"resnet": "peerd.models.resnet"}
@@ -72,7 +72,7 @@ def describe_entry(name: str) -> BlocksConfig:
     model = load_entry(name)
     hidden = torch.zeros(1, *model.input_shape)
     shapes = []
-    with torch.no_grad():
+    with torch.no_grad(), seeded(0, name):
         for make in model.blocks.values():
             hidden = make()(hidden)
             shapes.append(tuple(hidden.shape[1:]))
@@ -102,12 +102,10 @@ class BlocksStage(StageModule):
     def initialise(self, seed: int, device: torch.device) -> None:
         """Each block draws as it does when it is made, with torch's generator set by its name: one block at a time is made twice."""
         give_memory(self, device)
-        state = torch.random.get_rng_state()
         with torch.no_grad(), torch.device("cpu"):
             for name, make in self._makers.items():
-                torch.default_generator.manual_seed(seed_of(seed, name))
-                self.blocks[name].load_state_dict(make().state_dict())
-        torch.random.set_rng_state(state)
+                with seeded(seed, name):
+                    self.blocks[name].load_state_dict(make().state_dict())
         self._check_shape(device)
 
     def _check_shape(self, device: torch.device) -> None:

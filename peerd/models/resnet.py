@@ -21,7 +21,7 @@ IMAGE_SHAPE = (3, 16, 16)
 WIDTHS = (16, 32, 64)
 BLOCKS_PER_WIDTH = 2
 GROUPS = 4
-NOISE = 1.0
+NOISE = 0.5
 """Standard deviation of the noise; that of the patterns is 1."""
 
 
@@ -83,7 +83,13 @@ def samples(seed: int, step: int, index: int, count: int) -> tuple[Tensor, Tenso
     generator = generator_of(seed, f"images/{step}/{index}")
     labels = torch.randint(0, NUM_LABELS, (count,), generator=generator)
     noise = _uniform((count, *IMAGE_SHAPE), generator) * NOISE
-    return _uniform((NUM_LABELS, *IMAGE_SHAPE), generator_of(seed, "patterns"))[labels] + noise, labels
+    return patterns(seed)[labels] + noise, labels
+
+
+def patterns(seed: int) -> Tensor:
+    """What the images of each label have in common: four squares of a colour each, [10, 3, 16, 16]."""
+    colours = _uniform((NUM_LABELS, IMAGE_SHAPE[0], 2, 2), generator_of(seed, "patterns"))
+    return colours.repeat_interleave(IMAGE_SHAPE[1] // 2, dim=2).repeat_interleave(IMAGE_SHAPE[2] // 2, dim=3)
 
 
 def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

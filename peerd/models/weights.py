@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,6 +29,17 @@ class Uninitialised(TorchFunctionMode):
         if getattr(func, "__module__", "") == "torch.nn.init":
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def seeded(seed: int, name: str) -> Iterator[None]:
+    """Torch's own generator, which modules that draw for themselves draw from, set by run seed and name; afterwards as it was."""
+    state = torch.random.get_rng_state()
+    torch.default_generator.manual_seed(seed_of(seed, name))
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state(state)
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:

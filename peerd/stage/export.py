@@ -47,13 +47,13 @@ def write_export(
     lines = "".join(json.dumps(dataclasses.asdict(entry)) + "\n" for entry in entries)
     step = entries[-1].step + 1 if entries else num_updates(optimizer_state or {})
     metadata = {"format": "pt", "step": str(step)}
-    _write_text(folder / "run.toml", manifest_files.dump(manifest))
+    write_text(folder / "run.toml", manifest_files.dump(manifest))
     write_tensors(folder / "model.safetensors", parameters, metadata)
     if optimizer_state is None:
         (folder / "optimizer.safetensors").unlink(missing_ok=True)
     else:
         write_tensors(folder / "optimizer.safetensors", optimizer_state, metadata)
-    _write_text(folder / "history.jsonl", lines)
+    write_text(folder / "history.jsonl", lines)
 
 
 def num_updates(optimizer_state: Mapping[str, Tensor]) -> int:
@@ -61,7 +61,8 @@ def num_updates(optimizer_state: Mapping[str, Tensor]) -> int:
     return max((int(value) for name, value in optimizer_state.items() if name.endswith(".step")), default=0)
 
 
-def _write_text(target: Path, text: str) -> None:
+def write_text(target: Path, text: str) -> None:
+    """A text file, whole or not at all."""
     with draft(target.parent) as path:
         path.write_text(text, encoding="utf-8")
         commit(path, target)

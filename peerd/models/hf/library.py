@@ -70,6 +70,11 @@ def empty_model(config: Any, objective: str) -> Any:
             raise ManifestError(f"transformers cannot build a {config.model_type} from model.config: {first_line(error)}") from None
 
 
+def class_name(model: HuggingFaceConfig) -> str:
+    """The transformers class of a run's model, as config.json names it."""
+    return type(empty_model(library_config(model), model.objective)).__name__
+
+
 @contextmanager
 def _without_memory() -> Iterator[None]:
     """Parameters made inside lose their memory at once, before anything is written into it."""

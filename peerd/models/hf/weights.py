@@ -7,7 +7,6 @@ on every processor (torch's go through a vectorised logarithm and cosine).
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from peerd.models.weights import generator_of, seed_of
+from peerd.models.weights import generator_of, seeded
 
 CHUNK = 1 << 18
 """Numbers drawn at once: the scratch memory of a draw stays at some megabytes."""
@@ -36,7 +35,7 @@ def draw_weights(whole: Any, seed: int, device: torch.device) -> None:
             setattr(module, name, buffer.to(device))
     with torch.no_grad(), _Draws(seed, names):
         for path, module in _children_first("", whole):
-            with _seeded(seed, path):
+            with seeded(seed, path):
                 whole._init_weights(module)
 
 
@@ -45,17 +44,6 @@ def _children_first(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Modu
     for name, child in module.named_children():
         yield from _children_first(f"{path}.{name}" if path else name, child)
     yield path, module
-
-
-@contextlib.contextmanager
-def _seeded(seed: int, name: str) -> Iterator[None]:
-    """Torch's own generator, which a few initializers draw from, set by run seed and module name."""
-    state = torch.random.get_rng_state()
-    torch.default_generator.manual_seed(seed_of(seed, name))
-    try:
-        yield
-    finally:
-        torch.random.set_rng_state(state)
 
 
 class _Draws(TorchFunctionMode):

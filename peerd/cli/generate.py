@@ -1,0 +1,41 @@
+"""The verb generate: a quick look at what a model has learned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from peerd.cli.options import SEED, FiniteRange, home_option, json_option
+
+
+@click.command()
+@click.argument("folders", metavar="DIR...", nargs=-1, required=True)
+@click.option("--prompt", required=True, metavar="TEXT", help="What the text begins with.")
+@click.option("--tokens", "max_tokens", type=click.IntRange(1, 100_000), default=100, show_default=True, help="How many to add.")
+@click.option("--temperature", type=FiniteRange(0, 100), default=0.0, show_default=True, help="0: always the likeliest token.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the draws at a temperature above 0.")
+@home_option
+@json_option
+def generate(folders: tuple[str, ...], prompt: str, max_tokens: int, temperature: float, seed: int, as_json: bool) -> None:
+    """Let a model go on from a prompt.
+
+    DIR is what `peerd export` wrote, in either format; or, repeated, the homes of peers that hold every stage between them.
+
+    \b
+    Examples:
+      peerd generate trained --prompt "def "
+      peerd generate trained --prompt "def " --temperature 0.8 --seed 1
+    """
+    from peerd.cli.launch import run_child
+
+    request = {
+        "sources": [str(Path(folder).expanduser().absolute()) for folder in folders],
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "seed": seed,
+    }
+    reply = run_child("peerd.generate", json.dumps(request), timeout_s=None, what="generating text")
+    click.echo(json.dumps(reply) if as_json else f"{prompt}{reply['text']}")

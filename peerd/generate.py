@@ -1,0 +1,135 @@
+"""A quick look at what a model has learned: text that goes on from a prompt.
+
+`python -m peerd.generate JSON` reads an export of either format, or peers' homes that hold every stage between them. JSON: the
+fields of `Request`. The whole text so far goes through the model for each new token: simple, and slow for large models.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from peerd.config.manifest import Manifest
+from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
+from peerd.errors import ExitCode, PeerdError, UsageError
+from peerd.models.stages import build_stage
+from peerd.repartition import gather
+
+SCHEMA = 1
+MAX_CONTEXT = 1024
+Logits = Callable[[list[int]], Tensor]
+"""From the tokens so far to the next one's logits, [vocabulary]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    sources: list[str]
+    prompt: str
+    max_tokens: int = 100
+    temperature: float = 0.0
+    """0: always the likeliest token."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speaker:
+    """A model and its tokenizer."""
+
+    logits: Logits
+    encode: Callable[[str], list[int]]
+    decode: Callable[[list[int]], str]
+    max_context: int
+
+
+def open_speaker(sources: Sequence[Path]) -> Speaker:
+    """Raises ManifestError or UsageError where the sources hold no language model that goes on from a prompt."""
+    if len(sources) == 1 and (sources[0] / "config.json").exists():
+        return _exported_speaker(sources[0])
+    reached = gather(sources)
+    manifest = _in_one_stage(reached.manifest)
+    stage = build_stage(manifest, 0, "cpu")
+    with torch.no_grad():
+        for name, parameter in stage.named_parameters():
+            parameter.copy_(reached.parameters[name])
+
+    return Speaker(
+        logits=lambda tokens: stage(torch.tensor([tokens]))[0, -1],
+        encode=lambda text: [*text.encode()],
+        decode=lambda tokens: bytes(token for token in tokens if token < 256).decode("utf-8", "replace"),
+        max_context=manifest.train.sequence_length,
+    )
+
+
+def _in_one_stage(manifest: Manifest) -> Manifest:
+    if isinstance(manifest.model, BlocksConfig):
+        raise UsageError(f"{manifest.model.entry} is no language model", "only those go on from a prompt")
+    if isinstance(manifest.model, HuggingFaceConfig) and manifest.model.objective == "masked":
+        raise UsageError("a masked language model does not go on from a prompt", "look at its losses with `peerd history`")
+    if manifest.data.tokenizer != "bytes":
+        raise UsageError(f"the run's tokenizer is {manifest.data.tokenizer}", "export it with --format hf and name that folder")
+    return dataclasses.replace(manifest, train=dataclasses.replace(manifest.train, num_stages=1))
+
+
+def _exported_speaker(folder: Path) -> Speaker:
+    from peerd.models.hf.pretrained import load_pretrained
+
+    model, tokenizer = load_pretrained(folder)
+    most = getattr(model.config, "max_position_embeddings", None) or MAX_CONTEXT
+    return Speaker(
+        logits=lambda tokens: model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1],
+        encode=lambda text: [*tokenizer(text, add_special_tokens=False)["input_ids"]],
+        decode=lambda tokens: str(tokenizer.decode(tokens)),
+        max_context=min(most, MAX_CONTEXT),
+    )
+
+
+@torch.no_grad()
+def generate(speaker: Speaker, request: Request) -> str:
+    """The text that follows the prompt. The same request always gives the same text on one machine."""
+    tokens = speaker.encode(request.prompt)
+    if not tokens:
+        raise UsageError("the prompt is empty", "give at least one character with --prompt")
+    num_given, chance = len(tokens), torch.Generator().manual_seed(request.seed)
+    for _ in range(request.max_tokens):
+        tokens.append(choose(speaker.logits(tokens[-speaker.max_context :]), request.temperature, chance))
+    return speaker.decode(tokens[num_given:])
+
+
+def choose(logits: Tensor, temperature: float, chance: torch.Generator) -> int:
+    """The likeliest token, or one drawn with the probabilities that the temperature gives."""
+    if temperature == 0:
+        return int(logits.argmax())
+    return int(torch.multinomial((logits.double() / temperature).softmax(-1), 1, generator=chance))
+
+
+def run(request: Request) -> dict[str, Any]:
+    """The whole command. Returns what goes to standard output."""
+    speaker = open_speaker([Path(source) for source in request.sources])
+    return {"schema": SCHEMA, "prompt": request.prompt, "text": generate(speaker, request)}
+
+
+def main(arguments: Sequence[str]) -> int:
+    try:
+        print(json.dumps(run(TypeAdapter(Request).validate_json(arguments[0] if arguments else ""))))
+    except ValidationError as error:
+        print(f"peerd: error: not a request: {error.errors()[0]['msg']}", file=sys.stderr)
+        return ExitCode.USAGE
+    except PeerdError as error:
+        print(f"peerd: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

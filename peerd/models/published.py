@@ -1,0 +1,128 @@
+"""A run's model as Hugging Face's libraries know it: the content of config.json, tensors by their names, tokenizer files.
+
+A transformers model goes out as it is. The built-in decoder is, by its mathematics, a StableLM of a certain config: LayerNorm
+before each sub-layer, rotary embeddings over whole heads, a gated GELU, no biases but the norms'.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from peerd.config.manifest import Manifest, ModelConfig
+from peerd.config.model_kinds import HuggingFaceConfig
+from peerd.errors import UsageError
+
+_DECODER_FIELDS = frozenset({"kind", "num_layers", "d_model", "num_heads", "d_ff", "vocab_size"})
+"""What the StableLM below is made of; a decoder with any other field set is another model."""
+_LAYER_NAMES = {
+    "attention_norm": "input_layernorm",
+    "feed_forward_norm": "post_attention_layernorm",
+    "attention.output": "self_attn.o_proj",
+    "feed_forward.output": "mlp.down_proj",
+}
+_OUTER_NAMES = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def check_publishable(manifest: Manifest) -> None:
+    """UsageError where no architecture of transformers is this model exactly."""
+    model = manifest.model
+    if isinstance(model, HuggingFaceConfig):
+        return
+    remedy = "leave --format hf out"
+    if not isinstance(model, ModelConfig):
+        raise UsageError(f"the model {model.entry} is none of transformers' architectures", remedy)
+    usual = ModelConfig()
+    for field in dataclasses.fields(model):
+        if field.name not in _DECODER_FIELDS and getattr(model, field.name) != getattr(usual, field.name):
+            raise UsageError(f"no architecture of transformers is a decoder with model.{field.name} exactly", remedy)
+
+
+def publish(manifest: Manifest, parameters: Mapping[str, Tensor]) -> Published:
+    """The whole model's parameters under transformers' names; their memory is shared. Raises UsageError as `check_publishable`."""
+    check_publishable(manifest)
+    if isinstance(manifest.model, HuggingFaceConfig):
+        return Published(config=_library_config(manifest.model), tensors=dict(parameters))
+    tensors: dict[str, Tensor] = {}
+    for name, value in parameters.items():
+        tensors |= _stablelm_tensors(name, value)
+    return Published(config=_stablelm_config(manifest), tensors=tensors)
+
+
+def _library_config(model: HuggingFaceConfig) -> dict[str, Any]:
+    from peerd.models.hf.library import class_name
+
+    return model.fields | {"architectures": [class_name(model)], "tie_word_embeddings": False, "dtype": "float32"}
+
+
+def _stablelm_config(manifest: Manifest) -> dict[str, Any]:
+    model = manifest.decoder
+    return {
+        "model_type": "stablelm",
+        "architectures": ["StableLmForCausalLM"],
+        "num_hidden_layers": model.num_layers,
+        "hidden_size": model.d_model,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_heads,
+        "intermediate_size": model.d_ff,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": manifest.train.sequence_length,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        "partial_rotary_factor": 1.0,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "use_qkv_bias": False,
+        "qk_layernorm": False,
+        "use_parallel_residual": False,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "dtype": "float32",
+    }
+
+
+def _stablelm_tensors(name: str, value: Tensor) -> dict[str, Tensor]:
+    """One of the decoder's parameters; stacked projections come apart."""
+    outer, _, leaf = name.partition(".")
+    if outer in _OUTER_NAMES:
+        return {f"{_OUTER_NAMES[outer]}.{leaf}": value}
+    _, layer, inner = name.split(".", 2)
+    prefix, (module, _, leaf) = f"model.layers.{layer}", inner.rpartition(".")
+    if module == "attention.query_key_value":
+        parts = value.chunk(3)
+        return {f"{prefix}.self_attn.{each}_proj.{leaf}": part for each, part in zip("qkv", parts, strict=True)}
+    if module == "feed_forward.gate_and_value":
+        parts = value.chunk(2)
+        return {f"{prefix}.mlp.{each}_proj.{leaf}": part for each, part in zip(("gate", "up"), parts, strict=True)}
+    return {f"{prefix}.{_LAYER_NAMES[module]}.{leaf}": value}
+
+
+def tokenizer_files(manifest: Manifest) -> dict[str, str]:
+    """File name -> content, as the library tokenizers reads them. The byte tokenizer is a byte-level BPE that merges nothing."""
+    if str(manifest.data.tokenizer) != "bytes" or not isinstance(manifest.model, ModelConfig | HuggingFaceConfig):
+        return {}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    model = {"type": "BPE", "vocab": {sign: byte for byte, sign in enumerate(byte_signs())}, "merges": []}
+    tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": level, "decoder": level, "model": model}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    return {"tokenizer.json": json.dumps(tokenizer), "tokenizer_config.json": json.dumps(settings)}
+
+
+def byte_signs() -> list[str]:
+    """The printable character that stands for each byte in byte-level tokenizers, as GPT-2 chose them."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

@@ -1,0 +1,51 @@
+"""A run's model in the files that transformers loads: safetensors shards with their index, config.json and a tokenizer's files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from peerd.config.manifest import Manifest
+from peerd.models.published import publish, tokenizer_files
+from peerd.stage.export import write_tensors, write_text
+
+MAX_SHARD_BYTES = 4 << 30
+INDEX_FILE = "model.safetensors.index.json"
+
+
+def write_hf_export(folder: Path, manifest: Manifest, parameters: Mapping[str, Tensor], step: int) -> list[str]:
+    """Write the files, each whole or not at all; shards of an earlier export go. Returns their names. Raises DiskError, UsageError."""
+    published = publish(manifest, parameters)
+    shards = split_into_shards({name: tensor.numel() * tensor.element_size() for name, tensor in published.tensors.items()})
+    names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    for name, held in zip(names, shards, strict=True):
+        write_tensors(folder / name, {each: published.tensors[each] for each in held}, {"format": "pt", "step": str(step)})
+    places = {each: name for name, held in zip(names, shards, strict=True) for each in held}
+    total = sum(tensor.numel() * tensor.element_size() for tensor in published.tensors.values())
+    texts = {
+        INDEX_FILE: json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=1),
+        "config.json": json.dumps(published.config, indent=1),
+        **tokenizer_files(manifest),
+    }
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    for stale in folder.glob("model-*-of-*.safetensors"):
+        if stale.name not in names:
+            stale.unlink()
+    return [*names, *texts]
+
+
+def split_into_shards(sizes: Mapping[str, int], most_bytes: int = MAX_SHARD_BYTES) -> list[list[str]]:
+    """Names in their order, as many to a shard as fit; one that fits into none has its own."""
+    shards: list[list[str]] = [[]]
+    room = most_bytes
+    for name, size in sizes.items():
+        if size > room and shards[-1]:
+            shards.append([])
+            room = most_bytes
+        shards[-1].append(name)
+        room -= size
+    return shards

@@ -1,0 +1,126 @@
+"""What is exported loads with transformers and computes what the swarm's stages compute."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from peerd.config.manifest import Manifest
+from peerd.errors import UsageError
+from peerd.generate import Request, choose, generate, open_speaker
+from peerd.models.blocks import describe_entry
+from peerd.models.published import byte_signs, check_publishable, publish
+from peerd.models.stages import build_stage
+from peerd.stage.export import write_export
+from peerd.stage.hf_export import split_into_shards, write_hf_export
+from tests.tiny_run import tiny_manifest
+
+
+def trained_a_little(manifest: Manifest) -> dict[str, Tensor]:
+    """First weights, each moved so that no norm is ones and no bias zero."""
+    stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
+    chance = torch.Generator().manual_seed(1)
+    return {
+        name: value.detach() + 0.02 * torch.randn(value.shape, generator=chance)
+        for stage in stages
+        for name, value in stage.named_parameters()
+    }
+
+
+def stages_logits(manifest: Manifest, parameters: dict[str, Tensor], tokens: Tensor) -> Tensor:
+    hidden = tokens
+    for stage in range(manifest.train.num_stages):
+        module = build_stage(manifest, stage, "cpu")
+        with torch.no_grad():
+            for name, value in module.named_parameters():
+                value.copy_(parameters[name])
+            hidden = module(hidden)
+    return hidden
+
+
+def test_the_decoder_loads_as_a_stablelm_with_the_stages_logits(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    manifest = tiny_manifest(3)
+    parameters = trained_a_little(manifest)
+    written = write_hf_export(tmp_path, manifest, parameters, step=3)
+    assert sorted(written) == sorted(path.name for path in tmp_path.iterdir())
+    loaded, told = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(told.values())
+    tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        apart = (loaded(input_ids=tokens).logits - stages_logits(manifest, parameters, tokens)).abs().max()
+    assert float(apart) < 1e-5
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    text = "if \u00e9 == 'x':\n\treturn"
+    assert tokenizer(text)["input_ids"] == [*text.encode()]
+    assert tokenizer.decode([*text.encode()]) == text
+
+
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "mixtral", "bert"))])
+def test_a_transformers_model_loads_with_the_stages_logits(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from tests.models.hf_models import hf_manifest, hf_model
+
+    manifest = hf_manifest(3, hf_model(name))
+    parameters = trained_a_little(manifest)
+    write_hf_export(tmp_path, manifest, parameters, step=3)
+    kind = transformers.AutoModelForMaskedLM if name == "bert" else transformers.AutoModelForCausalLM
+    loaded = kind.from_pretrained(tmp_path)
+    tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        apart = (loaded(input_ids=tokens).logits - stages_logits(manifest, parameters, tokens)).abs().max()
+    assert float(apart) < 1e-5
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [type(loaded).__name__]
+
+
+def test_both_formats_say_the_same_from_a_prompt(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    manifest = tiny_manifest(2)
+    parameters = trained_a_little(manifest)
+    write_export(tmp_path / "a", manifest, parameters, None, ())
+    write_hf_export(tmp_path / "b", manifest, parameters, step=0)
+    for temperature in (0.0, 0.8):
+        request = Request(sources=[], prompt="def ", max_tokens=20, temperature=temperature, seed=3)
+        said = [generate(open_speaker([tmp_path / name]), request) for name in ("a", "b")]
+        assert said[0] == said[1]
+        assert said[0] == generate(open_speaker([tmp_path / "a"]), request)
+
+
+def test_the_temperature_decides_between_the_likeliest_token_and_chance() -> None:
+    logits, chance = torch.tensor([0.0, 2.0, 1.0]), torch.Generator().manual_seed(0)
+    assert choose(logits, 0.0, chance) == 1
+    assert {choose(logits, 1.0, chance) for _ in range(60)} == {0, 1, 2}
+    assert {choose(logits, 0.01, chance) for _ in range(60)} == {1}
+
+
+def test_what_transformers_has_no_architecture_for_is_refused() -> None:
+    blocks = dataclasses.replace(tiny_manifest(), model=describe_entry("resnet"))
+    with pytest.raises(UsageError, match="resnet is none of transformers' architectures"):
+        check_publishable(blocks)
+
+
+def test_every_parameter_of_the_decoder_goes_out_once() -> None:
+    manifest = tiny_manifest(1)
+    parameters = dict(build_stage(manifest, 0, "cpu").named_parameters())
+    tensors = publish(manifest, parameters).tensors
+    assert sum(value.numel() for value in tensors.values()) == sum(value.numel() for value in parameters.values())
+
+
+def test_every_byte_has_a_sign_of_its_own() -> None:
+    signs = byte_signs()
+    assert len(set(signs)) == 256
+    assert (signs[ord("a")], signs[ord(" ")]) == ("a", "\u0120")
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(1, 50), max_size=12), st.integers(1, 60))
+def test_shards_hold_everything_in_order_and_no_more_than_they_may(sizes: dict[str, int], most: int) -> None:
+    shards = split_into_shards(sizes, most)
+    assert [name for held in shards for name in held] == list(sizes)
+    assert all(sum(sizes[name] for name in held) <= most or len(held) == 1 for held in shards)

@@ -1,0 +1,122 @@
+"""What a user brings becomes a run: a config, a folder with weights, an installed entry; or one clear error and nothing written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from peerd.cli.main import run
+from peerd.config import manifest
+from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
+from peerd.config.run_file import explained
+from peerd.errors import ManifestError, UsageError
+from peerd.intake import Request, take_in
+from peerd.models.stages import initial_parameter_spec
+from peerd.reference import ReferenceRequest
+from peerd.reference import run as run_reference
+from tests.tiny_run import real_text
+
+SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 256}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A GPT-2 with tied embeddings, as its own library saves it."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=256, n_positions=64)
+    folder = tmp_path / "gpt2"
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_checkpoint_goes_on_from_its_weights(checkpoint: Path, tmp_path: Path) -> None:
+    """The reference's first loss is that of the checkpoint as its own library computes it."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    reply = take_in(Request(model=str(checkpoint), num_stages=2, start=str(folder / "start.safetensors")))
+    assert reply["start"]
+    assert "its input and output embeddings, tied elsewhere, are trained apart" in reply["remarks"]
+    made = manifest.parse(
+        {
+            "model": reply["model"],
+            "data": {"source": str(real_text())},
+            "start": {"state": "start.safetensors"},
+            "train": {"num_stages": 2, "microbatches_per_step": 2, "microbatch_size": 2, "sequence_length": 16},
+        },
+        "test",
+    )
+    (folder / "run.toml").write_text(explained(made))
+    assert manifest.load(folder / "run.toml") == made, "the config comes back from the run file as it went"
+    found = run_reference(ReferenceRequest(run_file=str(folder / "run.toml"), steps=1, out=str(tmp_path / "out")))
+    whole = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert found["loss_first"] == pytest.approx(_loss_of(whole, folder), abs=1e-5)
+
+
+def _loss_of(whole: torch.nn.Module, folder: Path) -> float:
+    from peerd.config.paths import cache_folder
+    from peerd.train.data import Corpus, prepare_tokens
+
+    made = manifest.load(folder / "run.toml")
+    corpus = Corpus(prepare_tokens(made.data.source, cache_folder()), made)
+    losses = []
+    with torch.no_grad():
+        for index in range(2):
+            tokens, labels = corpus.microbatch(0, index)
+            losses.append(float(torch.nn.functional.cross_entropy(whole(input_ids=tokens).logits.flatten(0, 1), labels.flatten())))
+    return sum(losses) / 2
+
+
+def test_weights_that_do_not_fit_the_config_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"transformer\.\S+ of the shape|cannot be read"):
+        take_in(Request(model=str(checkpoint), changes={"n_inner": 77}, start=str(tmp_path / "s")))
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_config_file_is_taken_as_it_is_and_may_be_changed(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", **SIZES, "num_key_value_heads": 1, "architectures": ["X"]}))
+    reply = take_in(Request(model="hf:qwen2", config=str(tmp_path / "config.json"), changes={"num_hidden_layers": 3}, start=""))
+    model = HuggingFaceConfig(**reply["model"])
+    assert (model.num_layers, model.d_model, model.objective) == (3, 32, "causal")
+    assert model.fields["num_key_value_heads"] == 1
+    with pytest.raises(UsageError, match="is of a qwen2, and --model says hf:llama"):
+        take_in(Request(model="hf:llama", config=str(tmp_path / "config.json"), start=""))
+
+
+def test_a_config_with_code_of_its_own_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES, "auto_map": {"AutoConfig": "own.Config"}}))
+    with pytest.raises(ManifestError, match="auto_map"):
+        take_in(Request(model=str(tmp_path), start=""))
+
+
+def test_a_list_of_blocks_is_described_by_what_is_installed() -> None:
+    reply = take_in(Request(model="blocks:resnet", start=""))
+    model = BlocksConfig(**reply["model"])
+    assert model.shapes[-1] == (10,)
+    assert initial_parameter_spec(manifest.Manifest(model=model), 0)["blocks.stem.norm.bias"] == (16,)
+    with pytest.raises(UsageError, match="no config"):
+        take_in(Request(model="blocks:resnet", changes={"hidden_size": 3}, start=""))
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--model", "/nowhere"], "no folder with a config.json"),
+        (["--model", "blocks:unet"], "nothing installed here has the model 'unet'"),
+        (["--set", "a=1"], "are for models of transformers"),
+        (["--model", "hf:llama", "--set", "vocab_size"], "not KEY=VALUE"),
+    ],
+)
+def test_what_cannot_be_taken_in_is_one_line_and_leaves_no_run_file(
+    flags: list[str], told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["new", str(tmp_path / "r"), *flags]) in (2, 3)
+    said = capfd.readouterr().err.strip().splitlines()
+    assert told in said[-1]
+    assert not (tmp_path / "r" / "run.toml").exists()
