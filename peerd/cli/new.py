@@ -79,7 +79,7 @@ def new(
     \b
     Examples:
       peerd new my-run --stages 2 --steps 1000
-      peerd new llama --model hf:llama --layers 6 --d-model 256 --set vocab_size=256
+      peerd new llama --model hf:llama --layers 6 --set vocab_size=256
       peerd start my-run
       peerd new wider --from exported --stages 4 --steps 2000
     """

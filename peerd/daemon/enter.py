@@ -203,7 +203,7 @@ async def _build(settings: Settings, found: _Found, network: Network, swarm: Swa
     store = CheckpointStore(network.home.checkpoints(signed.run), manifest.train.num_stages)
     checkpoints = await asyncio.to_thread(store.scan)
     memory_bytes = found.memory_bytes
-    stage = _stage_to_serve(settings, manifest, swarm.membership, memory_bytes, checkpoints)
+    stage = await asyncio.to_thread(_stage_to_serve, settings, manifest, swarm.membership, memory_bytes, checkpoints)
     place = Place(signed=signed, stage=stage, device=found.device, memory_bytes=memory_bytes, data_source=found.run.text.source)
     executor = Executor()
     stack.callback(executor.close)

@@ -5,6 +5,7 @@ Another kind of model is one more entry in `BUILDERS`; nothing else here knows w
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -123,7 +124,12 @@ def build_stage(manifest: Manifest, stage: int, device: torch.device | str) -> S
 
 def initial_parameter_spec(manifest: Manifest, stage: int) -> dict[str, tuple[int, ...]]:
     """Name -> shape of a stage's parameters, without allocating them. All are float32."""
-    return {name: tuple(parameter.shape) for name, parameter in _on_meta(manifest, stage).named_parameters()}
+    return dict(_parameter_shapes(manifest, stage))
+
+
+@functools.lru_cache(maxsize=64)
+def _parameter_shapes(manifest: Manifest, stage: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, tuple(parameter.shape)) for name, parameter in _on_meta(manifest, stage).named_parameters())
 
 
 def estimate_forward_flops(manifest: Manifest, stage: int) -> int:
@@ -136,6 +142,7 @@ def estimate_graph_bytes(manifest: Manifest, stage: int) -> int:
     return _on_meta(manifest, stage).graph_bytes(manifest.tokens_per_microbatch)
 
 
+@functools.lru_cache(maxsize=256)
 def estimate_stage_memory_bytes(manifest: Manifest, stage: int, slots: int) -> int:
     """Bytes that serving a stage takes with `slots` microbatches in hand, as `planner.workload.stage_memory_bytes` counts them."""
     module = _on_meta(manifest, stage)

@@ -58,8 +58,10 @@ VERBS = {
     "new": {
         *("--name", "--stages", "--layers", "--d-model", "--heads", "--d-ff", "--sequence-length", "--microbatch-size", "--microbatches"),
         *("--data", "--steps", "--learning-rate", "--seed", "--accumulate", "--from", "--device-memory", "--force", "--home", "--json"),
+        *("--model", "--config", "--set"),
     },
-    "export": {"--home", "--json"},
+    "export": {"--format", "--home", "--json"},
+    "generate": {"--prompt", "--tokens", "--temperature", "--seed", "--home", "--json"},
     "reference": {"--steps", "--out", "--data", "--home", "--json"},
     "help": {"--home"},
     "simulate": set(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -81,6 +82,13 @@ def test_a_config_that_names_other_code_is_refused(key: str, value: Any) -> None
 def test_a_config_that_says_otherwise_than_the_manifest_is_refused() -> None:
     with pytest.raises(ManifestError, match=r"num_hidden_layers 3 and \[model\] says 4"):
         initial_parameter_spec(hf_manifest(1, dataclasses.replace(hf_model(), num_layers=4)), 0)
+
+
+def test_a_machine_without_the_library_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = hf_manifest(2)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ManifestError, match=r"needs the package transformers, which is not installed here; install it with `pip install"):
+        build_stage(manifest, 0, "cpu")
 
 
 def test_what_transformers_does_not_know_is_refused_in_one_line() -> None:
