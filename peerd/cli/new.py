@@ -14,7 +14,7 @@ from peerd.cli.options import MEMORY, SEED, STAGES, FiniteRange, create_folder, 
 from peerd.errors import DiskError, UsageError
 
 if TYPE_CHECKING:
-    from peerd.config.manifest import Manifest
+    from peerd.config.manifest import Manifest, ModelConfig
     from peerd.planner.workload import StageEstimate
 
 START_FILE = "start.safetensors"
@@ -232,24 +232,33 @@ def recut(earlier: Manifest, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _manifest_of(folder: Path, fields: dict[str, Any]) -> Manifest:
-    from peerd.config.manifest import DataConfig, Manifest, ModelConfig, TrainConfig
+    from peerd.config.manifest import DataConfig, Manifest, TrainConfig
 
     name = fields["name"] if fields["name"] is not None else _name_from(folder)
     if fields["model"] == "decoder" and (fields["config_file"] or fields["settings"]):
         raise UsageError("--config and --set are for models of transformers", "name one with --model hf:NAME")
-    num_layers = fields["num_layers"] or max(4, fields["num_stages"])
-    d_ff = fields["d_ff"] or 4 * fields["d_model"]
     source = existing_source(fields["source"], "--data")
     try:
         return Manifest(
             name=name,
             seed=fields["seed"],
-            model=ModelConfig(num_layers=num_layers, d_model=fields["d_model"], num_heads=fields["num_heads"], d_ff=d_ff),
+            model=_decoder_of(fields),
             data=DataConfig(source=source),
             train=TrainConfig(**{field: fields[field] for field in _TRAIN_FIELDS}),
         )
     except ValueError as error:
         raise UsageError(str(error), "correct that flag; `peerd new --help` lists them") from None
+
+
+def _decoder_of(fields: dict[str, Any]) -> ModelConfig:
+    """The built-in decoder; in a run of another model it holds that one's place."""
+    from peerd.config.manifest import ModelConfig
+
+    few_layers = max(4, fields["num_stages"])
+    if fields["model"] != "decoder":
+        return ModelConfig(num_layers=few_layers)
+    d_ff = fields["d_ff"] or 4 * fields["d_model"]
+    return ModelConfig(num_layers=fields["num_layers"] or few_layers, d_model=fields["d_model"], num_heads=fields["num_heads"], d_ff=d_ff)
 
 
 def _name_from(folder: Path) -> str:

@@ -6,6 +6,7 @@ from peerd.config.manifest import Manifest, ModelConfig
 from peerd.planner.decoder import decoder_loads
 from peerd.planner.workload import ModelLoads
 
+
 def planned_loads(manifest: Manifest) -> ModelLoads | None:
     """Costs of one microbatch at full length; None for a kind that must be built to know."""
     model, train = manifest.model, manifest.train

@@ -35,12 +35,12 @@ def test_a_resnet_in_three_stages_has_the_gradients_of_the_whole() -> None:
 
 def test_boundaries_have_the_shape_of_their_cut() -> None:
     manifest = resnet_manifest()
-    assert [input_of(manifest, stage) for stage in range(3)] == [
+    assert [input_of(manifest, stage, 1) for stage in range(3)] == [
         ("float32", (4, *IMAGE_SHAPE)),
         ("float32", (4, 16, 16, 16)),
         ("float32", (4, 64, 4, 4)),
     ]
-    assert labels_shape(manifest) == (4,)
+    assert labels_shape(manifest, 1) == (4,)
     assert manifest.boundary_bytes == 4 * 4 * 16**3
     assert manifest.tokens_per_step == 4 * 4, "an image counts as one token"
     assert parse_bytes(manifest.canonical_bytes(), "test") == manifest

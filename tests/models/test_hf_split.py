@@ -18,7 +18,7 @@ from peerd.equality import MAX_STAGES, check_split
 from peerd.errors import ManifestError, UsageError
 from peerd.models.hf.layout import layout_of
 from peerd.models.hf.taking_in import choose_model
-from peerd.models.stages import build_stage, estimate_graph_bytes, initial_parameter_spec
+from peerd.models.stages import build_stage, estimate_forward_flops, estimate_graph_bytes, initial_parameter_spec
 from tests.models.hf_models import ARCHITECTURES, hf_manifest, hf_model
 
 QUICK = ("gpt2", "bert", "deepseek_v3")
@@ -138,6 +138,16 @@ def test_the_graph_estimate_is_what_torch_saves(name: str, stage: int) -> None:
     total = sum(tensor.untyped_storage().nbytes() for place, tensor in saved.items() if place not in own)
     momentary = 2 * 4 * 256 * 32 if module.is_last else 0
     assert estimate_graph_bytes(manifest, stage) - momentary == pytest.approx(total, rel=0.01 if name == "gemma2" else 0.08)
+
+
+def test_flops_of_a_llama_are_those_of_its_products() -> None:
+    """Per layer four projections, three of the gated hidden layer, and attention's two products over the whole sequence."""
+    num_tokens, width, inner, sequence, vocabulary = 2 * 16, 32, 48, 16, 256
+    per_layer = 2 * num_tokens * (4 * width**2 + 3 * width * inner + 2 * sequence * width)
+    rotary = 2 * num_tokens * 8  # the rotary table's own product: a position with each of a head's 8 rates
+    found = [estimate_forward_flops(hf_manifest(3), stage) for stage in range(3)]
+    expected = [per_layer, per_layer, per_layer + 2 * num_tokens * width * vocabulary]
+    assert all(0 <= one - other <= rotary for one, other in zip(found, expected, strict=True)), (found, expected)
 
 
 def test_a_stage_has_no_parameter_of_another() -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests.swarm.daemons import Swarm, run_peerd
 from tests.swarm.runs import assert_close, swarm_manifest
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
 
 STEPS = 2
 FEW = ("--stages", 3, "--microbatches", 6, "--microbatch-size", 4, "--accumulate", "float64", "--steps", STEPS, "--force")
@@ -29,14 +29,12 @@ def place() -> Iterator[Swarm]:
         yield swarm
 
 
-@pytest.mark.parametrize(
-    "model", [pytest.param(("--model", "blocks:resnet"), id="resnet"), pytest.param(SMALL_LLAMA, id="llama", marks=pytest.mark.slow)]
-)
-def test_six_peers_train_another_model_as_one_machine_would(place: Swarm, model: tuple[object, ...]) -> None:
+@pytest.mark.parametrize(("peers", "model"), [(6, ("--model", "blocks:resnet")), (3, SMALL_LLAMA)], ids=["resnet", "llama"])
+def test_a_swarm_trains_another_model_as_one_machine_would(place: Swarm, peers: int, model: tuple[object, ...]) -> None:
     folder, out, expected = place.run_file.parent, place.folder / "A", place.folder / "B"
     made = run_peerd(place.environment, "new", folder, *FEW, *model, timeout_s=300)
     assert made.returncode == 0, made.stderr
-    demo = run_peerd(place.environment, "demo", "--run", place.run_file, "--peers", 6, "--out", out, "--json", timeout_s=300)
+    demo = run_peerd(place.environment, "demo", "--run", place.run_file, "--peers", peers, "--out", out, "--json", timeout_s=300)
     assert demo.returncode == 0, demo.stderr
     reference = run_peerd(place.environment, "reference", out / "run.toml", "--steps", STEPS, "--out", expected, timeout_s=300)
     assert reference.returncode == 0, reference.stderr
