@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 import sys
 from typing import Any
 
@@ -18,7 +19,14 @@ from peerd.equality import MAX_STAGES, check_split
 from peerd.errors import ManifestError, UsageError
 from peerd.models.hf.layout import layout_of
 from peerd.models.hf.taking_in import choose_model
-from peerd.models.stages import build_stage, estimate_forward_flops, estimate_graph_bytes, initial_parameter_spec
+from peerd.models.stages import (
+    build_stage,
+    estimate_forward_flops,
+    estimate_graph_bytes,
+    initial_parameter_spec,
+    measured_loads,
+    with_cut,
+)
 from tests.models.hf_models import ARCHITECTURES, hf_manifest, hf_model
 
 QUICK = ("gpt2", "bert", "deepseek_v3")
@@ -155,3 +163,17 @@ def test_a_stage_has_no_parameter_of_another() -> None:
     assert {name.split(".")[2] for name, _ in module.named_parameters()} == {"1"}
     assert isinstance(module, nn.Module)
     assert not module.training, "dropout would make a microbatch's gradient depend on who computes it"
+
+
+def test_a_cut_by_cost_weighs_what_each_layer_of_a_transformers_model_takes() -> None:
+    """Its last stage also has a head of 8 times a layer's products, so it gets fewer layers."""
+    model = hf_model(num_hidden_layers=6, vocab_size=2048)
+    manifest = hf_manifest(2, model, cut="cost")
+    counts = with_cut(manifest).layer_counts
+    assert counts is not None
+    assert sum(counts) == 6
+    assert counts[0] > counts[1]
+    loads = measured_loads(manifest)
+    assert loads.groups[0].num_parameters == sum(
+        math.prod(shape) for name, shape in initial_parameter_spec(hf_manifest(6, model), 1).items() if ".layers." in name
+    )
