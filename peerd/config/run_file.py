@@ -6,6 +6,7 @@ What a field means and may hold is decided in manifest.py; here is only how it i
 from __future__ import annotations
 
 import dataclasses
+import json
 
 from peerd.config.manifest import Manifest
 
@@ -19,7 +20,7 @@ _DERIVED = {("data", "blake3"), ("data", "num_tokens"), ("start", "step"), ("sta
 
 _SECTIONS = {
     "model": "What is trained.",
-    "data": "The text to train on.",
+    "data": "The text to train on. A list of blocks makes its own samples.",
     "start": "What the run begins from.",
     "train": "How it is trained. One step is one update of the whole model.",
     "compute": "How each peer computes.",
@@ -34,7 +35,8 @@ _FIELDS = {
     "model.config": "The content of its config.json. `peerd new` has checked that it splits exactly; `peerd start` checks again.",
     "model.objective": '"causal" or "masked": which of its language models. Each position learns the label that the data has for it.',
     "model.entry": "Name in the entry-point group peerd.blocks; each peer must have its package installed.",
-    "model.shapes": "What each block gives for one sample; from the entry, as are the next and the last but one.",
+    "model.input_shape": "One sample for the first block. This and what follows is the entry's; `peerd new` has filled it in.",
+    "model.shapes": "What each block gives for one sample.",
     "model.num_heads": "2 x num_heads must divide d_model.",
     "model.d_ff": "Width of the gated hidden layer.",
     "model.vocab_size": "256 for the byte tokenizer.",
@@ -86,6 +88,8 @@ def _assignment(path: str, name: str, value: object) -> list[str]:
 
     comment = _FIELDS.get(path)
     assignment = tomli_w.dumps({name: value}).rstrip("\n")
+    if isinstance(value, tuple):
+        assignment = f"{name} = {json.dumps(value)}"  # numbers, on one line
     if isinstance(value, str) and "\n" in value and value.isascii() and value.replace("\n", "").isprintable() and "'''" not in value:
         assignment = f"{name} = '''\n{value}'''"  # as it is, over several lines
     return [f"# {comment}", assignment] if comment else [assignment]
