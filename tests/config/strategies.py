@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 from hypothesis import strategies as st
 
 from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, StartConfig, SwarmConfig, TrainConfig, WireConfig
+from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
 
 codecs = st.sampled_from(["none", "bfloat16", "float16", "int8", "topk:0.1", "topk:1"])
 names = st.text("abcdefghijklmnopqrstuvwxyzABCXYZ0123456789-_.", min_size=1, max_size=64)
@@ -26,8 +29,30 @@ def models(draw: st.DrawFn) -> ModelConfig:
 
 
 @st.composite
+def hugging_face_models(draw: st.DrawFn) -> HuggingFaceConfig:
+    told = draw(
+        st.dictionaries(names, st.none() | st.booleans() | st.integers() | sources | st.lists(st.integers(), max_size=3), max_size=4)
+    )
+    sizes = st.integers(1, 64)
+    return HuggingFaceConfig(
+        config=json.dumps(told | {"model_type": draw(names)}, indent=draw(st.none() | st.just(1))),
+        num_layers=draw(sizes),
+        d_model=draw(sizes),
+        vocab_size=draw(sizes),
+        objective=draw(st.sampled_from(["causal", "masked"])),
+    )
+
+
+@st.composite
+def blocks_models(draw: st.DrawFn) -> BlocksConfig:
+    shapes = st.lists(st.integers(1, 8), min_size=1, max_size=4).map(tuple)
+    several = st.lists(shapes, min_size=1, max_size=8).map(tuple)
+    return BlocksConfig(entry=draw(names), input_shape=draw(shapes), shapes=draw(several), num_labels=draw(st.integers(1, 1000)))
+
+
+@st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
-    model = draw(models())
+    model = draw(models() | hugging_face_models() | blocks_models())
     num_stages, length = draw(st.integers(1, model.num_layers // model.layers_per_group)), draw(st.integers(2, 512))
     in_groups = (model.layers_per_group,) * (num_stages - 1)
     first_length = draw(st.just(0) | st.integers(2, length))

@@ -88,6 +88,7 @@ def test_any_value_of_any_field_is_taken_or_refused_and_nothing_else(path: tuple
         ("train", "accumulate", "float16"),
         ("model", "d_model", 100),
         ("model", "vocab_size", -1),
+        ("model", "kind", "transformer"),
         ("compute", "threads", -1),
         ("swarm", "announce_period_s", 0.0),
         ("data", "tokenizer", "words"),
