@@ -155,7 +155,7 @@ def test_the_command_prints_one_json_object_or_one_line(homes: Homes, capsys: py
 def test_a_narrow_model_takes_its_narrow_places_along(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In other stages it is narrow where it was, and cut there only."""
     tiny = tiny_manifest(3)
-    narrow = dataclasses.replace(tiny, model=dataclasses.replace(tiny.model, boundary="maxout"))
+    narrow = dataclasses.replace(tiny, model=dataclasses.replace(tiny.decoder, boundary="maxout"))
     trained = train_reference(narrow, corpus_of(narrow, tmp_path), 1)
     folder = tmp_path / "exported"
     folder.mkdir()
