@@ -26,7 +26,7 @@ from peerd.config.paths import cache_folder
 from peerd.errors import ExitCode, PeerdError, UsageError
 from peerd.models.stages import StageModule, build_stage
 from peerd.stage.export import HistoryEntry, write_export
-from peerd.stage.optimizer import AdamW
+from peerd.stage.optimizer import Optimizer, check_no_decay
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import StartState
 from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
@@ -54,7 +54,7 @@ class ReferenceResult:
     parameters: dict[str, Tensor]
     """The whole model by global name."""
     optimizer_state: dict[str, Tensor]
-    """As `stage.optimizer.AdamW.tensors`."""
+    """As `stage.optimizer.Optimizer.tensors`."""
     history: list[HistoryEntry]
 
 
@@ -72,7 +72,7 @@ def train_reference(
     if manifest.compute.threads:
         torch.set_num_threads(manifest.compute.threads)
     stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
-    optimizers = [AdamW(manifest, dict(stage.named_parameters())) for stage in stages]
+    optimizers = [Optimizer(manifest, dict(stage.named_parameters())) for stage in stages]
     history: list[HistoryEntry] = []
     if start is not None:
         for stage, optimizer in zip(stages, optimizers, strict=True):
@@ -89,7 +89,7 @@ def train_reference(
     return ReferenceResult(parameters=parameters, optimizer_state=state, history=history)
 
 
-def _load(stage: StageModule, optimizer: AdamW, state: Downloaded) -> list[HistoryEntry]:
+def _load(stage: StageModule, optimizer: Optimizer, state: Downloaded) -> list[HistoryEntry]:
     """Set a stage and its optimizer; returns the history behind them."""
     with torch.no_grad():
         for name, parameter in stage.named_parameters():
@@ -160,6 +160,7 @@ def run(request: ReferenceRequest) -> dict[str, Any]:
 def _open_run(request: ReferenceRequest) -> tuple[Manifest, Corpus, StartState | None]:
     """The manifest with its data and start filled in, and these. Relative paths are relative to the run file's folder."""
     manifest = manifest_files.load(Path(request.run_file))
+    check_no_decay(manifest)
     source = request.data or manifest.data.source
     if source != STDLIB and not request.data:
         source = str(Path(request.run_file).absolute().parent / Path(source).expanduser())

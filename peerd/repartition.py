@@ -89,7 +89,7 @@ def gather_checkpoints(homes: Sequence[Home]) -> Reached:
             manifest=manifest,
             step=step,
             parameters=parameters,
-            optimizer={name: tensors[f"optimizer/{name}"] for name in optimizer_spec(wanted)},
+            optimizer={name: tensors[f"optimizer/{name}"] for name in optimizer_spec(manifest.train, wanted)},
             history=max((part.history for part in parts), key=len),
             inexact_steps=sum(part.lineage.inexact for part in parts),
         )

@@ -19,6 +19,7 @@ from peerd.errors import DiskError, ManifestError
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_MICROBATCHES_PER_STEP = 8192
 MAX_BOUNDARY_BYTES = 256 * 1024 * 1024
+MAX_NAME_PATTERNS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +87,21 @@ class TrainConfig:
     learning_rate: float = 3e-3
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly from zero."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate goes on after the warm-up: schedule.py."""
+    final_learning_rate: float = 0.0
+    """Where a linear or cosine schedule ends and stays."""
+    decay_steps: int = 0
+    """The step at which it gets there, warm-up included; 0: at `steps`."""
+    optimizer: Literal["adamw", "lamb", "sgd"] = "adamw"
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
+    momentum: float = 0.9
+    """Of SGD."""
     weight_decay: float = 0.01
+    no_decay: tuple[str, ...] = ()
+    """Names of parameters without weight decay, `*` for any characters; vectors (norms and biases) never have it."""
     accumulate: Literal["float32", "float64"] = "float32"
     """Precision of gradient accumulators and their all-reduce; float64 makes the sum independent of its order."""
 
@@ -105,6 +117,27 @@ class TrainConfig:
         _between("train.beta2", self.beta2, 0.0, 0.999999)
         _between("train.epsilon", self.epsilon, 1e-16, 1.0)
         _between("train.weight_decay", self.weight_decay, 0.0, 10.0)
+        _between("train.momentum", self.momentum, 0.0, 0.999999)
+        if len(self.no_decay) > MAX_NAME_PATTERNS or not all(1 <= len(pattern) <= 256 for pattern in self.no_decay):
+            raise ValueError(f"train.no_decay must be at most {MAX_NAME_PATTERNS} names of 1 to 256 characters")
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        _between("train.final_learning_rate", self.final_learning_rate, 0.0, 100.0)
+        _between("train.decay_steps", self.decay_steps, 0, 1 << 40)
+        if self.schedule == "constant":
+            if self.final_learning_rate or self.decay_steps:
+                raise ValueError('train.final_learning_rate and train.decay_steps need train.schedule "linear" or "cosine"')
+        elif self.last_decay_step <= self.warmup_steps:
+            raise ValueError(
+                f'train.schedule "{self.schedule}" comes down between train.warmup_steps ({self.warmup_steps}) and train.decay_steps, '
+                f"or train.steps where that is 0 ({self.last_decay_step}): raise one of these"
+            )
+
+    @property
+    def last_decay_step(self) -> int:
+        """Updates after which a falling learning rate has come down; 0: no end is known."""
+        return self.decay_steps or self.steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

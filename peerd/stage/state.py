@@ -21,7 +21,7 @@ from peerd.policy.ledger import may_accumulate
 from peerd.policy.roster import Roster, lineage_after, lineage_skipped, why_inexact, why_refuse
 from peerd.stage.accumulator import Accumulator, all_finite
 from peerd.stage.export import HistoryEntry
-from peerd.stage.optimizer import AdamW
+from peerd.stage.optimizer import Optimizer
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, Void, check_transition
 from peerd.table.view import LiveView
 
@@ -80,7 +80,7 @@ class StageState:
         self.record = record
         self.module: StageModule = build_stage(manifest, record.stage, device)
         self.previous: StageModule | None = None
-        self.optimizer = AdamW(manifest, dict(self.module.named_parameters()))
+        self.optimizer = Optimizer(manifest, dict(self.module.named_parameters()))
         dtype = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
         shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
         holds_doubles = dtype is torch.float32 or device.type != "mps"  # Apple's GPUs have no double precision

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, StartConfig, SwarmConfig, TrainConfig
@@ -25,14 +27,22 @@ def models(draw: st.DrawFn) -> ModelConfig:
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
     model = draw(models())
+    steps, warmup_steps = draw(st.integers(0, 1 << 40)), draw(st.integers(0, 1000))
+    schedule: Any = draw(st.sampled_from(["constant", "linear", "cosine"]))
+    falling = schedule != "constant"
     train = TrainConfig(
         num_stages=draw(st.integers(1, model.num_layers)),
         microbatches_per_step=draw(st.integers(1, 8192)),
         microbatch_size=draw(st.integers(1, 16)),
         sequence_length=draw(st.integers(2, 512)),
-        steps=draw(st.integers(0, 1 << 40)),
+        steps=steps,
         learning_rate=draw(st.floats(0, 100)),
-        warmup_steps=draw(st.integers(0, 1000)),
+        warmup_steps=warmup_steps,
+        schedule=schedule,
+        final_learning_rate=draw(st.floats(0, 100)) if falling else 0.0,
+        decay_steps=warmup_steps + draw(st.integers(1, 1000)) if falling else 0,
+        optimizer=draw(st.sampled_from(["adamw", "lamb", "sgd"])),
+        no_decay=tuple(draw(st.lists(sources, max_size=3))),
         epsilon=draw(st.floats(1e-16, 1)),
         accumulate=draw(st.sampled_from(["float32", "float64"])),
     )
