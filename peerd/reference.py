@@ -21,17 +21,23 @@ from torch import Tensor
 
 from peerd.config import manifest as manifest_files
 from peerd.config.atomic import draft
-from peerd.config.manifest import Manifest
+from peerd.config.manifest import Manifest, TrainConfig
 from peerd.config.paths import cache_folder
 from peerd.errors import ExitCode, PeerdError, UsageError
+from peerd.models.dropout import seed_dropout
 from peerd.models.stages import StageModule, build_stage
+from peerd.policy.norms import combine
+from peerd.stage.accumulator import gradient_norm
 from peerd.stage.export import HistoryEntry, write_export
 from peerd.stage.optimizer import Optimizer, check_no_decay
+from peerd.stage.precision import LossScale, run_module
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import StartState
+from peerd.stage.update import apply_means
 from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
 
 SCHEMA = 1
+_PLAIN = TrainConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +62,8 @@ class ReferenceResult:
     optimizer_state: dict[str, Tensor]
     """As `stage.optimizer.Optimizer.tensors`."""
     history: list[HistoryEntry]
+    norms: list[float]
+    """The whole model's gradient norm of each step, where the run clips or computes in float16."""
 
 
 def train_reference(
@@ -74,19 +82,25 @@ def train_reference(
     stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
     optimizers = [Optimizer(manifest, dict(stage.named_parameters())) for stage in stages]
     history: list[HistoryEntry] = []
+    train, norms = manifest.train, list[float]()
+    scale = LossScale.first(train) if train.precision == "float16" else LossScale(1.0, 1.0)
     if start is not None:
         for stage, optimizer in zip(stages, optimizers, strict=True):
             history = _load(stage, optimizer, start.of_stage(manifest, stage.stage))
     for step in range(start.step if start else 0, steps):
-        loss, gradients = mean_gradients(manifest, corpus, stages, step)
+        loss, gradients = mean_gradients(manifest, corpus, stages, step, scale.value)
+        norm = combine([gradient_norm(of_stage.values()) for of_stage in gradients]) if train.shares_norms else None
         for optimizer, of_stage in zip(optimizers, gradients, strict=True):
-            optimizer.update(step, of_stage)
+            apply_means(train, optimizer, step, of_stage, norm)
+        if norm is not None:
+            norms.append(norm)
+            scale = scale.after(norm, train)
         history.append(HistoryEntry(step=step, loss=loss, tokens=manifest.tokens_per_step))
         if report is not None:
             report(history[-1])
     parameters = {name: parameter.detach() for stage in stages for name, parameter in stage.named_parameters()}
     state = {name: tensor for optimizer in optimizers for name, tensor in optimizer.tensors().items()}
-    return ReferenceResult(parameters=parameters, optimizer_state=state, history=history)
+    return ReferenceResult(parameters=parameters, optimizer_state=state, history=history, norms=norms)
 
 
 def _load(stage: StageModule, optimizer: Optimizer, state: Downloaded) -> list[HistoryEntry]:
@@ -99,43 +113,53 @@ def _load(stage: StageModule, optimizer: Optimizer, state: Downloaded) -> list[H
     return list(state.history)
 
 
-def mean_gradients(manifest: Manifest, corpus: Corpus, stages: Sequence[StageModule], step: int) -> tuple[float, list[dict[str, Tensor]]]:
-    """Mean loss and, per stage, mean gradients over the step's microbatches, in train.accumulate precision."""
+def mean_gradients(
+    manifest: Manifest, corpus: Corpus, stages: Sequence[StageModule], step: int, scale: float = 1.0
+) -> tuple[float, list[dict[str, Tensor]]]:
+    """Mean loss and, per stage, mean gradients over the step's microbatches, in train.accumulate precision.
+
+    With a loss scale (a power of two) every stage scales the gradient that it receives and unscales what it computes.
+    """
     num_microbatches = manifest.train.microbatches_per_step
     precision = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
     sums = [{name: torch.zeros_like(value, dtype=precision) for name, value in stage.named_parameters()} for stage in stages]
     loss_sum = 0.0
     for index in range(num_microbatches):
         tokens, labels = corpus.microbatch(step, index)
-        loss_sum += backpropagate(stages, tokens, labels)
+        for stage in stages:
+            seed_dropout(stage, manifest.seed, step, index)
+        loss_sum += backpropagate(stages, tokens, labels, manifest.train, scale)
         for stage, of_stage in zip(stages, sums, strict=True):
-            _collect_gradients(stage, of_stage)
+            _collect_gradients(stage, of_stage, scale)
     for of_stage in sums:
         for value in of_stage.values():
             value.div_(num_microbatches)
     return loss_sum / num_microbatches, sums
 
 
-def backpropagate(stages: Sequence[StageModule], tokens: Tensor, labels: Tensor) -> float:
-    """One microbatch down the chain and back, leaving gradients on the parameters; returns its loss.
+def backpropagate(
+    stages: Sequence[StageModule], tokens: Tensor, labels: Tensor, train: TrainConfig | None = None, scale: float = 1.0
+) -> float:
+    """One microbatch down the chain and back, leaving gradients times `scale` on the parameters; returns its loss.
 
     The stages are not joined into one graph: activations and gradients are handed over at each boundary, as between peers.
     """
     inputs, outputs = [tokens], []
     for stage in stages:
-        outputs.append(stage(inputs[-1], labels if stage.is_last else None))
+        outputs.append(run_module(train or _PLAIN, stage, inputs[-1], labels if stage.is_last else None))
         inputs.append(outputs[-1].detach().requires_grad_())
-    gradient: Tensor | None = None
+    gradient: Tensor | None = torch.ones_like(outputs[-1])
     for received, output in zip(reversed(inputs[:-1]), reversed(outputs), strict=True):
-        output.backward(gradient)
-        gradient = received.grad
+        assert gradient is not None
+        torch.autograd.backward(output, gradient if scale == 1 else gradient * scale)
+        gradient = received.grad if received.grad is None or scale == 1 else received.grad / scale
     return float(outputs[-1].detach())
 
 
-def _collect_gradients(stage: StageModule, sums: dict[str, Tensor]) -> None:
+def _collect_gradients(stage: StageModule, sums: dict[str, Tensor], scale: float) -> None:
     for name, parameter in stage.named_parameters():
         assert parameter.grad is not None, name
-        sums[name].add_(parameter.grad)
+        sums[name].add_(parameter.grad if scale == 1 else parameter.grad / scale)
         parameter.grad = None
 
 

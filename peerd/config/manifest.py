@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,6 +103,16 @@ class TrainConfig:
     weight_decay: float = 0.01
     no_decay: tuple[str, ...] = ()
     """Names of parameters without weight decay, `*` for any characters; vectors (norms and biases) never have it."""
+    max_gradient_norm: float = 0.0
+    """Gradients are scaled down where the whole model's norm, all stages together, is larger; 0: never."""
+    dropout: float = 0.0
+    """Share of activations left out, by masks that depend on seed, step, microbatch and module alone."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the forward and backward passes; parameters and sums of gradients stay as they are."""
+    loss_scale: float = 65536.0
+    """The first scale of float16's gradients, a power of two; halved when they overflow, which costs the step's update."""
+    loss_scale_growth_steps: int = 2000
+    """Doubled after so many steps without overflow."""
     accumulate: Literal["float32", "float64"] = "float32"
     """Precision of gradient accumulators and their all-reduce; float64 makes the sum independent of its order."""
 
@@ -121,6 +132,12 @@ class TrainConfig:
         if len(self.no_decay) > MAX_NAME_PATTERNS or not all(1 <= len(pattern) <= 256 for pattern in self.no_decay):
             raise ValueError(f"train.no_decay must be at most {MAX_NAME_PATTERNS} names of 1 to 256 characters")
         self._check_schedule()
+        _between("train.max_gradient_norm", self.max_gradient_norm, 0.0, 1e9)
+        _between("train.dropout", self.dropout, 0.0, 0.99)
+        _between("train.loss_scale", self.loss_scale, 1.0, 2.0**32)
+        _between("train.loss_scale_growth_steps", self.loss_scale_growth_steps, 1, 1_000_000)
+        if not math.log2(self.loss_scale).is_integer():
+            raise ValueError(f"train.loss_scale is {self.loss_scale}; it must be a power of two")
 
     def _check_schedule(self) -> None:
         _between("train.final_learning_rate", self.final_learning_rate, 0.0, 100.0)
@@ -133,6 +150,11 @@ class TrainConfig:
                 f'train.schedule "{self.schedule}" comes down between train.warmup_steps ({self.warmup_steps}) and train.decay_steps, '
                 f"or train.steps where that is 0 ({self.last_decay_step}): raise one of these"
             )
+
+    @property
+    def shares_norms(self) -> bool:
+        """Whether an average is applied with the gradient norm of the whole model: to clip by it, or to leave an overflow out."""
+        return self.max_gradient_norm > 0 or self.precision == "float16"
 
     @property
     def last_decay_step(self) -> int:
@@ -148,6 +170,8 @@ class ComputeConfig:
     """Recompute a stage's forward pass in backward (saves memory) or keep the graph (faster)."""
     slots: int = 0
     """Microbatches a peer holds at once; 0 derives it from the number of stages."""
+    offload_optimizer: bool = False
+    """Keep the optimizer's state in the machine's memory and update there, to spare a GPU's; the same on CPUs."""
 
     def __post_init__(self) -> None:
         _between("compute.threads", self.threads, 0, 1024)

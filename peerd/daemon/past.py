@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from peerd.config.schedule import learning_rate_at
 from peerd.control.protocol import SCHEMA, ContributionInfo, EventInfo, StageContributionsInfo, StepInfo
 from peerd.control.server import Say, Verb
 from peerd.daemon.node import Node
@@ -53,7 +55,19 @@ class Past:
         known = {entry.step: (entry.loss, entry.tokens) for entry in stored if entry.loss is not None}
         known |= {entry.step: (entry.loss, entry.tokens) for entry in self._node.state.history[-MAX_STEPS_TOLD:] if entry.step >= since}
         newest = sorted(known)[-MAX_STEPS_TOLD:]
-        return [{"step": step, "loss": known[step][0], "tokens": known[step][1], "time_s": times.get(step, 0.0)} for step in newest]
+        return [self._step(step, *known[step], times.get(step, 0.0)) for step in newest]
+
+    def _step(self, step: int, loss: float, tokens: int, time_s: float) -> StepInfo:
+        norm = self._node.state.gradient_norms.get(step)
+        return {
+            "step": step,
+            "loss": loss,
+            "tokens": tokens,
+            "time_s": time_s,
+            "learning_rate": learning_rate_at(self._node.place.manifest.train, step),
+            "gradient_norm": norm if norm is not None and math.isfinite(norm) else None,
+            "overflowed": norm == math.inf,
+        }
 
     async def contributions(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         manifest = self._node.place.manifest

@@ -1,7 +1,8 @@
 """The built-in language model: a decoder after SWARM section 4.3, with rotary embeddings and GeGLU.
 
-Choices: LayerNorm before each sub-layer, no biases in the linear layers, no dropout, head and embedding untied (a tied pair
-would need a gradient sum between the first and the last stage). Layers are not shared.
+Choices: LayerNorm before each sub-layer, no biases in the linear layers, dropout on the embedding and on what each sub-layer
+adds (as in GPT-2, but not on attention's weights), head and embedding untied (a tied pair would need a gradient sum between
+the first and the last stage). Layers are not shared.
 Shapes in docstrings: B sequences, S tokens, D d_model, H heads, K = D / H, F d_ff, V vocabulary.
 """
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from peerd.config.manifest import Manifest, ModelConfig
+from peerd.models.dropout import Dropout
 from peerd.models.module import StageModule
 
 ROTARY_BASE = 10000.0
@@ -58,17 +60,18 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """One layer: attention and feed-forward, each behind a LayerNorm and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, dropout: float) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.d_model)
         self.attention = Attention(config)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
         self.feed_forward = FeedForward(config)
+        self.attention_dropout, self.feed_forward_dropout = Dropout(dropout), Dropout(dropout)
 
     def forward(self, hidden: Tensor, rotary: Tensor) -> Tensor:
         """hidden [B, S, D], rotary [2, S, K / 2] -> [B, S, D]."""
-        hidden = hidden + self.attention(self.attention_norm(hidden), rotary)
-        summed: Tensor = hidden + self.feed_forward(self.feed_forward_norm(hidden))
+        hidden = hidden + self.attention_dropout(self.attention(self.attention_norm(hidden), rotary))
+        summed: Tensor = hidden + self.feed_forward_dropout(self.feed_forward(self.feed_forward_norm(hidden)))
         return summed
 
 
@@ -80,10 +83,12 @@ class DecoderStage(StageModule):
     def __init__(self, manifest: Manifest, stage: int, layers: range) -> None:
         super().__init__(stage, manifest.train.num_stages)
         config = self.config = manifest.model
+        self.dropout = manifest.train.dropout
         if self.is_first:
             self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+            self.embedding_dropout = Dropout(self.dropout)
         # A dictionary, not a list: its keys are the layers' indices in the whole model, so names do not depend on the split.
-        self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in layers})
+        self.blocks = nn.ModuleDict({str(layer): Block(config, self.dropout) for layer in layers})
         if self.is_last:
             self.final_norm = nn.LayerNorm(config.d_model)
             self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
@@ -91,14 +96,14 @@ class DecoderStage(StageModule):
         self.register_buffer("rotary", torch.empty(2, manifest.train.sequence_length, head_width // 2), persistent=False)
 
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
-        hidden = self.embedding(inputs) if self.is_first else inputs
+        hidden = self.embedding_dropout(self.embedding(inputs)) if self.is_first else inputs
         rotary = self.rotary[:, : hidden.shape[1]]
         for block in self.blocks.values():
             hidden = block(hidden, rotary)
         if not self.is_last:
             return hidden
         logits: Tensor = self.head(self.final_norm(hidden))
-        return logits if labels is None else functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return logits if labels is None else functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
     def fill_buffers(self) -> None:
         self.rotary.copy_(rotary_table(self.rotary.shape[1], 2 * self.rotary.shape[2]))
@@ -122,7 +127,8 @@ class DecoderStage(StageModule):
         # Per layer: both norms' inputs and outputs (4 D), projected and rotated query, key, value (5 D), attention's result and its
         # copy for the projection (2 D), gate and value (2 F), GELU's result (F), their product (F), and per-row statistics.
         per_layer = 11 * config.d_model + 4 * config.d_ff + config.num_heads + 4
-        floats = per_layer * len(self.blocks)
+        masks = 2 * config.d_model if self.dropout else 0
+        floats = (per_layer + masks) * len(self.blocks)
         if self.is_last:
             floats += 2 * config.d_model + 3 * config.vocab_size  # logits, their log-softmax and their gradient
         return 4 * floats * num_tokens

@@ -51,7 +51,8 @@ class Optimizer:
         self._kind = KINDS[manifest.train.optimizer]
         self._parameters = dict(parameters)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        self._state = {name: _fresh_state(self._kind, parameter) for name, parameter in parameters.items()}
+        offload = manifest.compute.offload_optimizer
+        self._state = {name: _fresh_state(self._kind, value.cpu() if offload else value) for name, value in parameters.items()}
         decaying = {name for name, parameter in parameters.items() if self._decays(name, parameter)}
         self._groups = (
             ([name for name in parameters if name in decaying], self._train.weight_decay),
@@ -68,19 +69,25 @@ class Optimizer:
         _check_shapes("gradient", self._shapes, gradients)
         rate = learning_rate_at(self._train, step)
         for names, weight_decay in self._groups:
-            self._kind.update([self._updated(name, gradients[name]) for name in names], self._train, rate, weight_decay)
+            group = [self._updated(name, gradients[name]) for name in names]
+            self._kind.update(group, self._train, rate, weight_decay)
+            for name, updated in zip(names, group, strict=True):
+                if updated.value.device != self._parameters[name].device:
+                    self._parameters[name].copy_(updated.value)
 
     def _decays(self, name: str, parameter: Tensor) -> bool:
         return parameter.dim() > 1 and not any(fnmatchcase(name, pattern) for pattern in self._train.no_decay)
 
     def _updated(self, name: str, gradient: Tensor) -> Updated:
-        parameter = self._parameters[name]
-        return Updated(parameter, gradient.to(device=parameter.device, dtype=parameter.dtype), self._state[name])
+        """Where the state lies: with compute.offload_optimizer a GPU's parameter travels to the CPU and back."""
+        parameter, state = self._parameters[name], self._state[name]
+        place = state["step"].device
+        return Updated(parameter.detach().to(place), gradient.to(device=place, dtype=parameter.dtype), state)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as `<parameter>.<part>`, with `.step` the number of updates; zeros before the first.
 
-        The tensors are the live ones, on the parameters' device: clone what must outlast the next update.
+        The tensors are the live ones, where the optimizer keeps them: clone what must outlast the next update.
         """
         return {f"{name}.{part}": value for name, state in self._state.items() for part, value in state.items()}
 
@@ -172,7 +179,7 @@ KINDS: dict[str, Kind] = {
 """Manifest's train.optimizer -> what it is."""
 
 
-def _fresh_state(kind: Kind, parameter: nn.Parameter) -> dict[str, Tensor]:
+def _fresh_state(kind: Kind, parameter: Tensor) -> dict[str, Tensor]:
     """Zeros, on the parameter's device; the step counts in float32, as torch's fused AdamW wants it."""
     state = {part: torch.zeros_like(parameter, requires_grad=False) for part in kind.parts}
     return state | {"step": torch.zeros((), dtype=torch.float32, device=parameter.device)}

@@ -16,13 +16,17 @@ from torch import Tensor
 
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
+from peerd.models.dropout import seed_dropout
 from peerd.models.stages import StageModule, build_stage
 from peerd.policy.ledger import may_accumulate
+from peerd.policy.norms import KEPT_NORMS
 from peerd.policy.roster import Roster, lineage_after, lineage_skipped, why_inexact, why_refuse
 from peerd.stage.accumulator import Accumulator, all_finite
 from peerd.stage.export import HistoryEntry
 from peerd.stage.optimizer import Optimizer
-from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, Void, check_transition
+from peerd.stage.precision import LossScale, loss_scale_from, norms_from, run_module
+from peerd.stage.update import apply_means
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, StepNorm, Void, check_transition
 from peerd.table.view import LiveView
 
 MAX_HISTORY = 100_000
@@ -84,14 +88,28 @@ class StageState:
         dtype = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
         shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
         holds_doubles = dtype is torch.float32 or device.type != "mps"  # Apple's GPUs have no double precision
-        self.accumulator = Accumulator(shapes, dtype, device if holds_doubles else torch.device("cpu"))
+        self._scale = LossScale.first(manifest.train) if manifest.train.precision == "float16" else None
+        place = device if holds_doubles else torch.device("cpu")
+        self.accumulator = Accumulator(shapes, dtype, place, overflows=self.may_overflow)
         self.average: HeldAverage | None = None
         """The finished average of this step."""
         self.history: list[HistoryEntry] = []
+        self.gradient_norms: dict[int, float] = {}
+        """Of the steps I finished, by step, where the run shares norms."""
         self.keep_graph = manifest.compute.recompute == "never" if keep_graph is None else keep_graph
         self._generation = 0
 
     # Microbatches
+
+    @property
+    def may_overflow(self) -> bool:
+        """Gradients that are not finite are what float16 does at times, and nobody's fault."""
+        return self._scale is not None
+
+    @property
+    def loss_scale(self) -> float | None:
+        """Of this step's gradients; None where they need none."""
+        return self._scale.value if self._scale else None
 
     def forward(self, ticket: Ticket) -> Tensor:
         """The activations for the next stage. WrongStateError when the step's parameters are gone."""
@@ -99,11 +117,10 @@ class StageState:
         module = self._module_at(ticket.step)
         if not self.keep_graph:
             with torch.no_grad():
-                output: Tensor = module(ticket.inputs)
-            return output
+                return self._compute(module, ticket)
         if not module.is_first:
             ticket.inputs.requires_grad_()
-        ticket.output = module(ticket.inputs)
+        ticket.output = self._compute(module, ticket)
         ticket.generation = self._generation
         return ticket.output.detach()
 
@@ -129,18 +146,31 @@ class StageState:
         module = self._module_at(ticket.step)
         if not module.is_first:
             ticket.inputs = ticket.inputs.detach().requires_grad_()
-        output: Tensor = module(ticket.inputs, ticket.labels) if module.is_last else module(ticket.inputs)
-        return output
+        return self._compute(module, ticket)
+
+    def _compute(self, module: StageModule, ticket: Ticket) -> Tensor:
+        """The same whenever and wherever it is done for this microbatch."""
+        assert ticket.inputs is not None
+        if self._manifest.train.dropout:
+            seed_dropout(module, self._manifest.seed, ticket.step, ticket.index)
+        return run_module(self._manifest.train, module, ticket.inputs, ticket.labels if module.is_last else None)
 
     def _finish(self, ticket: Ticket, output: Tensor, gradient: Tensor | None, loss: float | None) -> Outcome:
         module = self._module_at(ticket.step)
         assert ticket.inputs is not None
         parameters = list(module.parameters())
         wanted = parameters if module.is_first else [ticket.inputs, *parameters]
-        gradients = list(torch.autograd.grad(output, wanted, gradient))
+        gradients = self._differentiate(ticket, output, wanted, gradient)
         ticket.output = None
         input_gradient = None if module.is_first else gradients.pop(0)
         return Outcome(input_gradient, self._accumulate(ticket, gradients, loss))
+
+    def _differentiate(self, ticket: Ticket, output: Tensor, wanted: Sequence[Tensor], gradient: Tensor | None) -> list[Tensor]:
+        if self._scale is None:
+            return list(torch.autograd.grad(output, wanted, gradient))
+        scale = self._scale.value if ticket.step == self.record.step else self._scale.previous
+        scaled = (torch.ones_like(output) if gradient is None else gradient) * scale
+        return [found / scale for found in torch.autograd.grad(output, wanted, scaled)]
 
     def _accumulate(self, ticket: Ticket, gradients: Sequence[Tensor], loss: float | None) -> str:
         """Add, then set the bit (hole 9). Returns why not, or an empty string."""
@@ -189,7 +219,9 @@ class StageState:
         if stale or (mine.phase is Phase.AVERAGED and mine.average_id <= roster.average_id):
             return
         self.average = HeldAverage(roster, mine.lineage, flat_sum)
-        self._move(Phase.AVERAGED, average_id=roster.average_id)
+        train = self._manifest.train
+        norm = self.accumulator.norm(flat_sum, train.microbatches_per_step) if train.shares_norms else None
+        self._move(Phase.AVERAGED, average_id=roster.average_id, gradient_norm=norm)
 
     def check_average(self, roster: Roster, flat_sum: Tensor, step: int) -> None:
         """BadMessageError unless this is an exact average of my stage's `step`."""
@@ -203,42 +235,55 @@ class StageState:
         if reason is not None:
             raise BadMessageError(f"the average is refused: {reason}")
 
-    def commit(self) -> HeldAverage:
-        """Optimizer step; t+1 begins with an empty ledger. Returns what goes into the log."""
+    def commit(self, norm: float | None = None) -> HeldAverage:
+        """Optimizer step; t+1 begins with an empty ledger. Returns what goes into the log.
+
+        `norm` is the whole model's gradient norm of the step, given exactly where the run shares norms.
+        """
         assert self.average is not None
         assert self.record.phase is Phase.AVERAGED
         held = self.average
-        self._apply(held.roster, held.flat_sum)
-        self._begin(self.record.step + 1, lineage_after(self.record.lineage, held.roster.average_id))
+        self._apply(held.roster, held.flat_sum, norm)
         self._move(Phase.ACCUMULATING)
         return held
 
-    def catch_up(self, roster: Roster, flat_sum: Tensor) -> HeldAverage:
-        """A joiner applies a mate's logged average to what it downloaded."""
+    def catch_up(self, roster: Roster, flat_sum: Tensor, norm: float | None = None) -> HeldAverage:
+        """A joiner applies a mate's logged average to what it downloaded, with the norm that the mate applied."""
         assert self.record.phase is Phase.JOINING
         held = HeldAverage(roster, self.record.lineage, flat_sum)
-        self._apply(roster, flat_sum)
-        self._begin(self.record.step + 1, lineage_after(self.record.lineage, roster.average_id))
+        self._apply(roster, flat_sum, norm)
         return held
 
-    def _apply(self, roster: Roster, flat_sum: Tensor) -> None:
+    def _apply(self, roster: Roster, flat_sum: Tensor, norm: float | None) -> None:
+        train = self._manifest.train
+        assert (norm is not None) == train.shares_norms
         if self.previous is None:
             self.previous = copy.deepcopy(self.module)
         else:
             _copy_parameters(self.module, self.previous)
-        num_microbatches = self._manifest.train.microbatches_per_step
+        num_microbatches = train.microbatches_per_step
         sums = flat_sum.to(self.accumulator.flat.device)
-        gradients = {name: mean.float() for name, mean in self.accumulator.means(sums, num_microbatches).items()}
-        self.optimizer.update(roster.step, gradients)
+        apply_means(train, self.optimizer, roster.step, self.accumulator.means(sums, num_microbatches), norm)
         self._generation += 1
         if self.module.is_last:
             loss = float(flat_sum[-1]) / num_microbatches
             self._remember(HistoryEntry(step=roster.step, loss=loss, tokens=self._manifest.tokens_per_step))
+        if norm is not None:
+            self._note_norm(StepNorm(roster.step, norm))
+        self._begin(self.record.step + 1, lineage_after(self.record.lineage, roster.average_id, norm))
+
+    def _note_norm(self, applied: StepNorm) -> None:
+        self.record = replace(self.record, norms=(*self.record.norms, applied)[-KEPT_NORMS:])
+        self.gradient_norms[applied.step] = applied.norm
+        self.gradient_norms.pop(applied.step - MAX_HISTORY, None)
+        if self._scale is not None:
+            self._scale = self._scale.after(applied.norm, self._manifest.train)
 
     def skip_step(self) -> None:
         """Rule 11: the step is given up as inexact; the parameters stay as they are."""
         lineage = lineage_skipped(self.record.lineage, self.record.step)
         self.previous = copy.deepcopy(self.module)
+        self._scale = replace(self._scale, previous=self._scale.value) if self._scale else None
         self._begin(self.record.step + 1, lineage)
         self._move(Phase.ACCUMULATING)
 
@@ -273,11 +318,11 @@ class StageState:
         self.accumulator.zero()
         self.record = replace(self.record, step=step, lineage=lineage, done=0, ledger_no=self.record.ledger_no + 1, voids=())
 
-    def _move(self, phase: Phase, average_id: AverageId = NO_AVERAGE) -> None:
+    def _move(self, phase: Phase, average_id: AverageId = NO_AVERAGE, gradient_norm: float | None = None) -> None:
         check_transition(self.record.phase, phase)
         if phase is not Phase.AVERAGED:
             self.average = None
-        self.record = replace(self.record, phase=phase, average_id=average_id)
+        self.record = replace(self.record, phase=phase, average_id=average_id, gradient_norm=gradient_norm)
 
     def _remember(self, entry: HistoryEntry) -> None:
         self.history.append(entry)
@@ -296,11 +341,15 @@ class StageState:
             found |= {f"previous/{name}": value for name, value in self.previous.named_parameters()}
         if not parameters_only:
             found |= {f"optimizer/{name}": value for name, value in self.optimizer.tensors().items()}
+        found |= {f"norms/{known.step}": torch.tensor(known.norm, dtype=torch.float32) for known in self.record.norms}
+        if self._scale is not None:
+            found |= {f"loss_scale/{name}": value for name, value in self._scale.tensors().items()}
         return {name: value.detach().to("cpu", copy=True) for name, value in found.items()}
 
     def load(self, tensors: Mapping[str, Tensor], step: int, lineage: Lineage, history: Sequence[HistoryEntry]) -> None:
         """Take over a downloaded state; BadMessageError, with nothing changed, when it does not fit this stage."""
-        groups: dict[str, dict[str, Tensor]] = {"parameters": {}, "previous": {}, "optimizer": {}}
+        kinds = ["parameters", "previous", "optimizer"] + ["norms"] * self._manifest.train.shares_norms + ["loss_scale"] * self.may_overflow
+        groups: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
         for name, value in tensors.items():
             kind, _, rest = name.partition("/")
             if kind not in groups:
@@ -309,9 +358,11 @@ class StageState:
         _check_fits(self.module, groups["parameters"])
         if groups["previous"]:
             _check_fits(self.module, groups["previous"])
-        if not all_finite(tensors.values()):
+        if not all_finite(tensor for name, tensor in tensors.items() if not name.startswith("norms/")):
             raise BadMessageError("the state is not finite")
         try:
+            norms = norms_from(groups.get("norms", {}))
+            scale = loss_scale_from(groups["loss_scale"], self._manifest.train) if self.may_overflow else None
             self.optimizer.load(groups["optimizer"])
         except ValueError as error:
             raise BadMessageError(f"the state does not fit: {error}") from None
@@ -322,6 +373,7 @@ class StageState:
         else:
             self.previous = None
         self.history = list(history)
+        self.record, self._scale = replace(self.record, norms=norms), scale
         self._generation += 1
         self._begin(step, lineage)
 

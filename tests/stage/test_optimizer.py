@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.optim.sgd import sgd
 
 from peerd.config.manifest import Manifest, TrainConfig
 from peerd.config.schedule import learning_rate_at
@@ -106,14 +109,15 @@ def test_lamb_moves_a_tensor_of_zeros() -> None:
 def test_sgd_is_torchs_to_the_bit() -> None:
     manifest = tiny_manifest(1, optimizer="sgd", learning_rate=0.05, momentum=0.8, weight_decay=0.1)
     ours, theirs = parameters_per_stage(manifest)[0], parameters_per_stage(manifest)[0]
-    groups = [{"params": [p for p in theirs.values() if (p.dim() > 1) == decays], "weight_decay": 0.1 * decays} for decays in (True, False)]
-    torchs, optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.8), Optimizer(manifest, ours)
+    optimizer, buffers = Optimizer(manifest, ours), dict[str, list[Tensor | None]]()
+    settings: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "dampening": 0.0, "nesterov": False, "maximize": False, "foreach": False}
     for step in range(3):
         gradients = random_gradients(ours, step)
         optimizer.update(step, gradients)
-        for name, parameter in theirs.items():
-            parameter.grad = gradients[name].clone()
-        torchs.step()
+        for name, value in theirs.items():
+            state = buffers.setdefault(name, [None])
+            with torch.no_grad():
+                sgd([value], [gradients[name].clone()], state, weight_decay=0.1 * (value.dim() > 1), **settings)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 

@@ -1,0 +1,74 @@
+"""Dropout that anybody can repeat: the mask is a function of the run's seed, the step, the microbatch and the module's name.
+
+A microbatch is computed again in backward, on another peer after a failure, and on unlike devices; its mask must be the same
+each time. So it comes from integer arithmetic on each element's place, which has the same result on every processor, and
+not from a generator with a state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor, nn
+
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = (0x21F0AAAD, 0x735A2D97)
+"""Below 2**31, so that a product with a 32-bit word fits a signed 64-bit integer. From github.com/skeeto/hash-prospector."""
+
+
+class Dropout(nn.Module):
+    """Inverted dropout (Srivastava et al. 2014), on only between `seed_dropout` and `end_dropout`."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+        self._microbatch: str | None = None
+        self._calls = 0
+
+    def begin(self, microbatch: str) -> None:
+        """Draw masks for this microbatch; a module that is applied several times draws another at each."""
+        self._microbatch, self._calls = microbatch, 0
+
+    def end(self) -> None:
+        self._microbatch = None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Any shape; the same shape and type."""
+        if self._microbatch is None or not self.probability:
+            return hidden
+        self._calls += 1
+        keep = keep_mask(hidden.shape, f"{self._microbatch}/{self._calls}", self.probability, hidden.device)
+        return hidden * keep.to(hidden.dtype).mul_(1 / (1 - self.probability))
+
+
+def seed_dropout(module: nn.Module, seed: int, step: int, index: int) -> None:
+    """Have the module's next forward pass be that of microbatch `index` of `step`."""
+    for name, child in module.named_modules():
+        if isinstance(child, Dropout):
+            child.begin(f"{seed}/{step}/{index}/{name}")
+
+
+def end_dropout(module: nn.Module) -> None:
+    """No dropout from here on: for what is not training."""
+    for child in module.modules():
+        if isinstance(child, Dropout):
+            child.end()
+
+
+def keep_mask(shape: torch.Size, name: str, probability: float, device: torch.device) -> Tensor:
+    """True with 1 - probability, decided by `name` and the element's place alone."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8, person=b"peerd dropout").digest()
+    first, second = int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+    word = torch.arange(shape.numel(), dtype=torch.int64, device=device).add_(first).bitwise_and_(_WORD)
+    word = _mix(_mix(word).bitwise_xor_(second))
+    return (word >= int(probability * (_WORD + 1))).view(shape)
+
+
+def _mix(word: Tensor) -> Tensor:
+    """A bijection of 32-bit words in which every bit depends on every bit; in place."""
+    word.bitwise_xor_(word >> 16)
+    for multiplier in _MULTIPLIERS:
+        word.mul_(multiplier).bitwise_and_(_WORD)
+        word.bitwise_xor_(word >> 15)
+    return word
