@@ -6,6 +6,7 @@ JSON: {"run_file": path, "steps": count, "out": folder, "data": path or "" (over
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -24,7 +25,7 @@ from peerd.config.atomic import draft
 from peerd.config.manifest import Manifest, TrainConfig
 from peerd.config.paths import cache_folder
 from peerd.errors import ExitCode, PeerdError, UsageError
-from peerd.models.dropout import seed_dropout
+from peerd.models.dropout import dropout_of
 from peerd.models.stages import StageModule, build_stage
 from peerd.policy.norms import combine
 from peerd.stage.accumulator import gradient_norm
@@ -126,9 +127,10 @@ def mean_gradients(
     loss_sum = 0.0
     for index in range(num_microbatches):
         tokens, labels = corpus.microbatch(step, index)
-        for stage in stages:
-            seed_dropout(stage, manifest.seed, step, index)
-        loss_sum += backpropagate(stages, tokens, labels, manifest.train, scale)
+        with contextlib.ExitStack() as dropouts:
+            for stage in stages:
+                dropouts.enter_context(dropout_of(stage, manifest, step, index))
+            loss_sum += backpropagate(stages, tokens, labels, manifest.train, scale)
         for stage, of_stage in zip(stages, sums, strict=True):
             _collect_gradients(stage, of_stage, scale)
     for of_stage in sums:

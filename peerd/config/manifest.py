@@ -113,6 +113,8 @@ class TrainConfig:
     """The first scale of float16's gradients, a power of two; halved when they overflow, which costs the step's update."""
     loss_scale_growth_steps: int = 2000
     """Doubled after so many steps without overflow."""
+    average_parameters_every_steps: int = 0
+    """Peers of a stage average their parameters, too, at every so many steps: unlike processors drift apart by rounding; 0: never."""
     accumulate: Literal["float32", "float64"] = "float32"
     """Precision of gradient accumulators and their all-reduce; float64 makes the sum independent of its order."""
 
@@ -133,6 +135,7 @@ class TrainConfig:
             raise ValueError(f"train.no_decay must be at most {MAX_NAME_PATTERNS} names of 1 to 256 characters")
         self._check_schedule()
         _between("train.max_gradient_norm", self.max_gradient_norm, 0.0, 1e9)
+        _between("train.average_parameters_every_steps", self.average_parameters_every_steps, 0, 1 << 40)
         _between("train.dropout", self.dropout, 0.0, 0.99)
         _between("train.loss_scale", self.loss_scale, 1.0, 2.0**32)
         _between("train.loss_scale_growth_steps", self.loss_scale_growth_steps, 1, 1_000_000)

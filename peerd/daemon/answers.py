@@ -98,7 +98,7 @@ class Answers:
             "learning_rate": learning_rate_at(train, state.record.step),
             "gradient_norm": norm if math.isfinite(norm) else None,
             "max_gradient_norm": train.max_gradient_norm,
-            "loss_scale": state.loss_scale,
+            "loss_scale": state.passes.loss_scale,
         }
 
     @property

@@ -8,9 +8,13 @@ not from a generator with a state.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+
+from peerd.config.manifest import Manifest
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0x21F0AAAD, 0x735A2D97)
@@ -18,7 +22,7 @@ _MULTIPLIERS = (0x21F0AAAD, 0x735A2D97)
 
 
 class Dropout(nn.Module):
-    """Inverted dropout (Srivastava et al. 2014), on only between `seed_dropout` and `end_dropout`."""
+    """Inverted dropout (Srivastava et al. 2014); does nothing outside `dropout_of`."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
@@ -42,18 +46,17 @@ class Dropout(nn.Module):
         return hidden * keep.to(hidden.dtype).mul_(1 / (1 - self.probability))
 
 
-def seed_dropout(module: nn.Module, seed: int, step: int, index: int) -> None:
-    """Have the module's next forward pass be that of microbatch `index` of `step`."""
-    for name, child in module.named_modules():
-        if isinstance(child, Dropout):
-            child.begin(f"{seed}/{step}/{index}/{name}")
-
-
-def end_dropout(module: nn.Module) -> None:
-    """No dropout from here on: for what is not training."""
-    for child in module.modules():
-        if isinstance(child, Dropout):
-            child.end()
+@contextmanager
+def dropout_of(module: nn.Module, manifest: Manifest, step: int, index: int) -> Iterator[None]:
+    """Within, a forward pass of the module is that of microbatch `index` of `step`; outside, nothing is left out."""
+    layers = [(name, child) for name, child in module.named_modules() if isinstance(child, Dropout)] if manifest.train.dropout else []
+    for name, layer in layers:
+        layer.begin(f"{manifest.seed}/{step}/{index}/{name}")
+    try:
+        yield
+    finally:
+        for _, layer in layers:
+            layer.end()
 
 
 def keep_mask(shape: torch.Size, name: str, probability: float, device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ the scale. It is a power of two: without overflow or underflow it changes no bit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +58,11 @@ class LossScale:
     def tensors(self) -> dict[str, Tensor]:
         values = {"value": self.value, "previous": self.previous, "good_steps": float(self.good_steps)}
         return {name: torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
+
+
+def norm_tensors(norms: Sequence[StepNorm]) -> dict[str, Tensor]:
+    """By step; a norm is a float32 number."""
+    return {str(known.step): torch.tensor(known.norm, dtype=torch.float32) for known in norms}
 
 
 def norms_from(tensors: Mapping[str, Tensor]) -> tuple[StepNorm, ...]:

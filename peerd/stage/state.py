@@ -16,7 +16,6 @@ from torch import Tensor
 
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
-from peerd.models.dropout import seed_dropout
 from peerd.models.stages import StageModule, build_stage
 from peerd.policy.ledger import may_accumulate
 from peerd.policy.norms import KEPT_NORMS
@@ -24,7 +23,9 @@ from peerd.policy.roster import Roster, lineage_after, lineage_skipped, why_inex
 from peerd.stage.accumulator import Accumulator, all_finite
 from peerd.stage.export import HistoryEntry
 from peerd.stage.optimizer import Optimizer
-from peerd.stage.precision import LossScale, loss_scale_from, norms_from, run_module
+from peerd.stage.parameters import check_fits, copy_parameters, flat_parameters, set_mean_parameters, set_parameters
+from peerd.stage.passes import Passes
+from peerd.stage.precision import norm_tensors, norms_from
 from peerd.stage.update import apply_means
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, StepNorm, Void, check_transition
 from peerd.table.view import LiveView
@@ -88,9 +89,9 @@ class StageState:
         dtype = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
         shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
         holds_doubles = dtype is torch.float32 or device.type != "mps"  # Apple's GPUs have no double precision
-        self._scale = LossScale.first(manifest.train) if manifest.train.precision == "float16" else None
+        self.passes = Passes(manifest)
         place = device if holds_doubles else torch.device("cpu")
-        self.accumulator = Accumulator(shapes, dtype, place, overflows=self.may_overflow)
+        self.accumulator = Accumulator(shapes, dtype, place, overflows=self.passes.may_overflow)
         self.average: HeldAverage | None = None
         """The finished average of this step."""
         self.history: list[HistoryEntry] = []
@@ -100,16 +101,6 @@ class StageState:
         self._generation = 0
 
     # Microbatches
-
-    @property
-    def may_overflow(self) -> bool:
-        """Gradients that are not finite are what float16 does at times, and nobody's fault."""
-        return self._scale is not None
-
-    @property
-    def loss_scale(self) -> float | None:
-        """Of this step's gradients; None where they need none."""
-        return self._scale.value if self._scale else None
 
     def forward(self, ticket: Ticket) -> Tensor:
         """The activations for the next stage. WrongStateError when the step's parameters are gone."""
@@ -149,28 +140,18 @@ class StageState:
         return self._compute(module, ticket)
 
     def _compute(self, module: StageModule, ticket: Ticket) -> Tensor:
-        """The same whenever and wherever it is done for this microbatch."""
         assert ticket.inputs is not None
-        if self._manifest.train.dropout:
-            seed_dropout(module, self._manifest.seed, ticket.step, ticket.index)
-        return run_module(self._manifest.train, module, ticket.inputs, ticket.labels if module.is_last else None)
+        return self.passes.forward(module, ticket.step, ticket.index, ticket.inputs, ticket.labels)
 
     def _finish(self, ticket: Ticket, output: Tensor, gradient: Tensor | None, loss: float | None) -> Outcome:
         module = self._module_at(ticket.step)
         assert ticket.inputs is not None
         parameters = list(module.parameters())
         wanted = parameters if module.is_first else [ticket.inputs, *parameters]
-        gradients = self._differentiate(ticket, output, wanted, gradient)
+        gradients = self.passes.backward(output, wanted, gradient, late=ticket.step != self.record.step)
         ticket.output = None
         input_gradient = None if module.is_first else gradients.pop(0)
         return Outcome(input_gradient, self._accumulate(ticket, gradients, loss))
-
-    def _differentiate(self, ticket: Ticket, output: Tensor, wanted: Sequence[Tensor], gradient: Tensor | None) -> list[Tensor]:
-        if self._scale is None:
-            return list(torch.autograd.grad(output, wanted, gradient))
-        scale = self._scale.value if ticket.step == self.record.step else self._scale.previous
-        scaled = (torch.ones_like(output) if gradient is None else gradient) * scale
-        return [found / scale for found in torch.autograd.grad(output, wanted, scaled)]
 
     def _accumulate(self, ticket: Ticket, gradients: Sequence[Tensor], loss: float | None) -> str:
         """Add, then set the bit (hole 9). Returns why not, or an empty string."""
@@ -200,7 +181,17 @@ class StageState:
         if reason is not None:
             return reason, None
         self._move(Phase.AVERAGING)
-        return "", self.accumulator.flat.detach().to("cpu", copy=True)
+        share = self.accumulator.flat.detach().to("cpu", copy=True)
+        return "", torch.cat([share, flat_parameters(self.module, share.dtype)]) if self._averages_parameters(roster.step) else share
+
+    def average_length(self, step: int) -> int:
+        """Elements of an average of my stage: the accumulator's, and at some steps the parameters after them."""
+        length = self.accumulator.flat.numel()
+        return length + sum(parameter.numel() for parameter in self.module.parameters()) if self._averages_parameters(step) else length
+
+    def _averages_parameters(self, step: int) -> bool:
+        every = self._manifest.train.average_parameters_every_steps
+        return every > 0 and (step + 1) % every == 0
 
     def close_round(self) -> None:
         """The round failed: the ledger is kept."""
@@ -220,7 +211,8 @@ class StageState:
             return
         self.average = HeldAverage(roster, mine.lineage, flat_sum)
         train = self._manifest.train
-        norm = self.accumulator.norm(flat_sum, train.microbatches_per_step) if train.shares_norms else None
+        gradients = flat_sum[: self.accumulator.flat.numel()]
+        norm = self.accumulator.norm(gradients, train.microbatches_per_step) if train.shares_norms else None
         self._move(Phase.AVERAGED, average_id=roster.average_id, gradient_norm=norm)
 
     def check_average(self, roster: Roster, flat_sum: Tensor, step: int) -> None:
@@ -228,7 +220,7 @@ class StageState:
         reason = why_inexact(roster.entries, self._manifest.train.microbatches_per_step)
         if (roster.stage, roster.step) != (self.record.stage, step):
             reason = "it is of another stage or step"
-        if flat_sum.shape != self.accumulator.flat.shape or flat_sum.dtype != self.accumulator.flat.dtype:
+        if flat_sum.shape != (self.average_length(step),) or flat_sum.dtype != self.accumulator.flat.dtype:
             reason = "it has another length than the stage's parameters"
         elif not all_finite([flat_sum]):
             reason = "it is not finite"
@@ -260,14 +252,18 @@ class StageState:
         if self.previous is None:
             self.previous = copy.deepcopy(self.module)
         else:
-            _copy_parameters(self.module, self.previous)
-        num_microbatches = train.microbatches_per_step
+            copy_parameters(self.module, self.previous)
+        num_microbatches, length = train.microbatches_per_step, self.accumulator.flat.numel()
+        if self._averages_parameters(roster.step):
+            set_mean_parameters(self.module, flat_sum[length:], len(roster.entries))
+        flat_sum = flat_sum[:length]
         sums = flat_sum.to(self.accumulator.flat.device)
         apply_means(train, self.optimizer, roster.step, self.accumulator.means(sums, num_microbatches), norm)
         self._generation += 1
         if self.module.is_last:
             loss = float(flat_sum[-1]) / num_microbatches
             self._remember(HistoryEntry(step=roster.step, loss=loss, tokens=self._manifest.tokens_per_step))
+        self.passes.finish_step(norm)
         if norm is not None:
             self._note_norm(StepNorm(roster.step, norm))
         self._begin(self.record.step + 1, lineage_after(self.record.lineage, roster.average_id, norm))
@@ -276,14 +272,12 @@ class StageState:
         self.record = replace(self.record, norms=(*self.record.norms, applied)[-KEPT_NORMS:])
         self.gradient_norms[applied.step] = applied.norm
         self.gradient_norms.pop(applied.step - MAX_HISTORY, None)
-        if self._scale is not None:
-            self._scale = self._scale.after(applied.norm, self._manifest.train)
 
     def skip_step(self) -> None:
         """Rule 11: the step is given up as inexact; the parameters stay as they are."""
         lineage = lineage_skipped(self.record.lineage, self.record.step)
         self.previous = copy.deepcopy(self.module)
-        self._scale = replace(self._scale, previous=self._scale.value) if self._scale else None
+        self.passes.finish_step(None)
         self._begin(self.record.step + 1, lineage)
         self._move(Phase.ACCUMULATING)
 
@@ -341,56 +335,39 @@ class StageState:
             found |= {f"previous/{name}": value for name, value in self.previous.named_parameters()}
         if not parameters_only:
             found |= {f"optimizer/{name}": value for name, value in self.optimizer.tensors().items()}
-        found |= {f"norms/{known.step}": torch.tensor(known.norm, dtype=torch.float32) for known in self.record.norms}
-        if self._scale is not None:
-            found |= {f"loss_scale/{name}": value for name, value in self._scale.tensors().items()}
+        found |= {f"norms/{name}": value for name, value in norm_tensors(self.record.norms).items()}
+        found |= {f"loss_scale/{name}": value for name, value in self.passes.tensors().items()}
         return {name: value.detach().to("cpu", copy=True) for name, value in found.items()}
 
     def load(self, tensors: Mapping[str, Tensor], step: int, lineage: Lineage, history: Sequence[HistoryEntry]) -> None:
         """Take over a downloaded state; BadMessageError, with nothing changed, when it does not fit this stage."""
-        kinds = ["parameters", "previous", "optimizer"] + ["norms"] * self._manifest.train.shares_norms + ["loss_scale"] * self.may_overflow
+        kinds = ["parameters", "previous", "optimizer"] + ["norms"] * self._manifest.train.shares_norms
+        kinds += ["loss_scale"] * self.passes.may_overflow
         groups: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
         for name, value in tensors.items():
             kind, _, rest = name.partition("/")
             if kind not in groups:
                 raise BadMessageError(f"unknown tensor {name[:80]} in the state")
             groups[kind][rest] = value
-        _check_fits(self.module, groups["parameters"])
+        check_fits(self.module, groups["parameters"])
         if groups["previous"]:
-            _check_fits(self.module, groups["previous"])
+            check_fits(self.module, groups["previous"])
         if not all_finite(tensor for name, tensor in tensors.items() if not name.startswith("norms/")):
             raise BadMessageError("the state is not finite")
         try:
             norms = norms_from(groups.get("norms", {}))
-            scale = loss_scale_from(groups["loss_scale"], self._manifest.train) if self.may_overflow else None
+            passes = Passes(self._manifest)
+            passes.load(groups.get("loss_scale", {}))
             self.optimizer.load(groups["optimizer"])
         except ValueError as error:
             raise BadMessageError(f"the state does not fit: {error}") from None
-        _set_parameters(self.module, groups["parameters"])
+        set_parameters(self.module, groups["parameters"])
         if groups["previous"]:
             self.previous = self.previous or copy.deepcopy(self.module)
-            _set_parameters(self.previous, groups["previous"])
+            set_parameters(self.previous, groups["previous"])
         else:
             self.previous = None
         self.history = list(history)
-        self.record, self._scale = replace(self.record, norms=norms), scale
+        self.record, self.passes = replace(self.record, norms=norms), passes
         self._generation += 1
         self._begin(step, lineage)
-
-
-def _check_fits(module: StageModule, tensors: Mapping[str, Tensor]) -> None:
-    wanted = {name: (parameter.shape, parameter.dtype) for name, parameter in module.named_parameters()}
-    if {name: (given.shape, given.dtype) for name, given in tensors.items()} != wanted:
-        raise BadMessageError("the state's parameters are not this stage's")
-
-
-def _set_parameters(module: StageModule, tensors: Mapping[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.copy_(tensors[name])
-
-
-def _copy_parameters(source: StageModule, target: StageModule) -> None:
-    with torch.no_grad():
-        for ours, theirs in zip(target.parameters(), source.parameters(), strict=True):
-            ours.copy_(theirs)

@@ -44,6 +44,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         optimizer=draw(st.sampled_from(["adamw", "lamb", "sgd"])),
         max_gradient_norm=draw(st.floats(0, 1e9)),
         dropout=draw(st.floats(0, 0.99)),
+        average_parameters_every_steps=draw(st.integers(0, 1 << 40)),
         precision=draw(st.sampled_from(["float32", "bfloat16", "float16"])),
         loss_scale=2.0 ** draw(st.integers(0, 32)),
         no_decay=tuple(draw(st.lists(sources, max_size=3))),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peerd.models.dropout import Dropout, end_dropout, keep_mask, seed_dropout
+from peerd.models.dropout import Dropout, dropout_of, keep_mask
 from peerd.models.stages import build_stage
 from tests.tiny_run import tiny_manifest
 
@@ -75,19 +75,19 @@ def test_the_mean_is_kept_and_a_repetition_draws_the_same() -> None:
 
 @pytest.mark.parametrize("num_stages", [1, 2, 5])
 def test_the_split_does_not_change_what_is_left_out(num_stages: int) -> None:
-    stages = [build_stage(tiny_manifest(num_stages, dropout=0.5), stage, "cpu") for stage in range(num_stages)]
+    manifest = tiny_manifest(num_stages, dropout=0.5)
+    stages = [build_stage(manifest, stage, "cpu") for stage in range(num_stages)]
     whole = build_stage(tiny_manifest(1, dropout=0.5), 0, "cpu")
     tokens = torch.arange(32).view(2, 16)
 
     def run(modules: list[torch.nn.Module], index: int) -> Tensor:
         hidden = tokens
         for module in modules:
-            seed_dropout(module, 7, 3, index)
-            hidden = module(hidden)
+            with dropout_of(module, manifest, 3, index):
+                hidden = module(hidden)
         return hidden
 
     with torch.no_grad():
         assert torch.equal(run([*stages], 0), run([whole], 0))
         assert not torch.equal(run([whole], 0), run([whole], 1))
-        end_dropout(whole)
         assert torch.equal(whole(tokens), build_stage(tiny_manifest(1), 0, "cpu")(tokens)), "without training nothing is left out"

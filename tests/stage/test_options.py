@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from peerd.config.manifest import ComputeConfig, Manifest, TrainConfig
-from peerd.models.dropout import seed_dropout
+from peerd.models.dropout import dropout_of
 from peerd.models.stages import StageModule, build_stage
 from peerd.policy.norms import combine
 from peerd.policy.roster import Roster, entry_of
@@ -38,6 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bfloat16": {"precision": "bfloat16"},
     "float16": {"precision": "float16", "loss_scale": 2.0**17, "loss_scale_growth_steps": 2},
     "dropout": {"dropout": 0.2},
+    "parameter averaging": {"average_parameters_every_steps": 2},
     "all": {"optimizer": "lamb", "max_gradient_norm": 0.5, "precision": "bfloat16", "dropout": 0.1, "no_decay": ("embedding.*",)},
 }
 
@@ -152,9 +153,9 @@ class Plain:
 
     def _backward(self, model: StageModule, corpus: Corpus, step: int, index: int, scale: float) -> float:
         tokens, labels = corpus.microbatch(step, index)
-        seed_dropout(model, self.manifest.seed, step, index)
         dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(self.manifest.train.precision, torch.bfloat16)
-        with torch.autocast("cpu", dtype=dtype, enabled=self.manifest.train.precision != "float32"):
+        lowered = torch.autocast("cpu", dtype=dtype, enabled=self.manifest.train.precision != "float32")
+        with dropout_of(model, self.manifest, step, index), lowered:
             loss: Tensor = model(tokens, labels)
         (loss * scale).backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
