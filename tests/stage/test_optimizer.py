@@ -169,9 +169,9 @@ def test_the_state_is_zero_before_the_first_step() -> None:
     assert state["head.weight.exp_avg"].shape == parameters["head.weight"].shape
 
 
-@pytest.mark.parametrize("steps_before", [0, 2])
-def test_a_peer_that_loads_the_state_goes_on_to_the_bit(steps_before: int) -> None:
-    manifest = tiny_manifest(1, warmup_steps=4)
+@pytest.mark.parametrize(("kind", "steps_before"), [("adamw", 0), ("adamw", 2), ("lamb", 2), ("sgd", 2)])
+def test_a_peer_that_loads_the_state_goes_on_to_the_bit(kind: str, steps_before: int) -> None:
+    manifest = tiny_manifest(1, warmup_steps=4, optimizer=kind)
     donor, joiner = parameters_per_stage(manifest)[0], parameters_per_stage(manifest)[0]
     donors = Optimizer(manifest, donor)
     for step in range(steps_before):

@@ -21,7 +21,7 @@ from peerd.models.stages import StageModule, build_stage
 from peerd.policy.norms import combine
 from peerd.policy.roster import Roster, entry_of
 from peerd.reference import train_reference
-from peerd.stage.state import StageState, Ticket
+from peerd.stage.state import HeldAverage, StageState, Ticket
 from peerd.table.record import PeerId, PeerRecord
 from peerd.train.data import Corpus
 from tests.strategies import view_of
@@ -81,8 +81,8 @@ class Chain:
             outcome = state.backward(ticket, outcome.gradient)
             assert outcome.refused == ""
 
-    def finish(self) -> float | None:
-        """Everybody averages alone and commits with what all tell; returns the norm."""
+    def average(self) -> tuple[list[HeldAverage], float | None]:
+        """Everybody averages alone; returns also the norm that they make of what all tell."""
         for state in self.states:
             entry = entry_of(state.record)
             roster = Roster(state.record.stage, state.record.step, 0, entry.peer, (entry,))
@@ -92,16 +92,19 @@ class Chain:
             state.take_average(roster, copy)
         told = [state.record.gradient_norm for state in self.states]
         norm = combine([each for each in told if each is not None]) if None not in told else None
-        for state in self.states:
-            state.commit(norm)
-        return norm
+        return [state.average for state in self.states if state.average is not None], norm
+
+    def accumulate(self, corpus: Corpus, step: int) -> None:
+        for index in range(self.manifest.train.microbatches_per_step):
+            self.microbatch(corpus, step, index)
 
     def train(self, corpus: Corpus, steps: int = STEPS) -> list[float | None]:
         norms = []
         for step in range(self.states[0].record.step, steps):
-            for index in range(self.manifest.train.microbatches_per_step):
-                self.microbatch(corpus, step, index)
-            norms.append(self.finish())
+            self.accumulate(corpus, step)
+            norms.append(self.average()[1])
+            for state in self.states:
+                state.commit(norms[-1])
         return norms
 
     @property
@@ -251,6 +254,27 @@ def test_offloading_the_optimizer_changes_no_bit_on_a_cpu(tmp_path: Path) -> Non
     kept.train(corpus, 2)
     offloaded.train(corpus, 2)
     assert all(torch.equal(kept.parameters[name], value) for name, value in offloaded.parameters.items())
+
+
+@pytest.mark.parametrize("option", ["clipping", "float16", "parameter averaging"])
+def test_a_joiner_that_catches_up_applies_the_norm_that_it_is_told(option: str, tmp_path: Path) -> None:
+    manifest = run_with(OPTIONS[option], num_stages=2)
+    corpus = corpus_of(manifest, tmp_path)
+    peers, joiners = Chain(manifest), Chain(manifest)
+    for joiner in joiners.states:
+        joiner.begin_joining()
+    for step in range(2):
+        peers.accumulate(corpus, step)
+        averages, norm = peers.average()
+        for state, joiner, average in zip(peers.states, joiners.states, averages, strict=True):
+            joiner.check_average(average.roster, average.flat_sum, step)
+            joiner.catch_up(average.roster, average.flat_sum, norm)
+            state.commit(norm)
+    for state, joiner in zip(peers.states, joiners.states, strict=True):
+        assert joiner.record.lineage == state.record.lineage
+        found, expected = (each.tensors(parameters_only=False) for each in (joiner, state))
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("option", ["clipping", "float16"])

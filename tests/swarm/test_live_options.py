@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from peerd.config.manifest import Manifest
-from tests.swarm.daemons import Swarm
+from peerd.config.schedule import learning_rate_at
+from tests.swarm.daemons import Daemon, Swarm
 from tests.swarm.runs import assert_equals_reference, exported_steps, swarm_manifest
 from tests.swarm.test_live_kill import PACE_MS, go_on, kill_in_mid_step
 
@@ -31,11 +32,22 @@ def run_of(option: str) -> Manifest:
 def test_three_peers_in_two_stages_equal_one_machine(option: str) -> None:
     with Swarm(run_of(option)) as swarm:
         first = swarm.start(stage=0)
-        for _ in range(2):
-            swarm.join(1)
+        last = [swarm.join(1) for _ in range(2)][-1]
         swarm.wait_for_step(STEPS, timeout_s=120)
         swarm.assert_exact()
+        assert_told(last, swarm.manifest)
         assert_equals_reference(swarm.export(first), swarm.manifest, STEPS, swarm.folder / "cache" / "peerd")
+
+
+def assert_told(daemon: Daemon, manifest: Manifest) -> None:
+    """Status and history say how the parameters were updated, as one machine would have."""
+    train = manifest.train
+    update, steps = daemon.status["update"], daemon.history
+    assert [step["learning_rate"] for step in steps] == [learning_rate_at(train, step) for step in range(STEPS)]
+    assert {step["gradient_norm"] is not None or step["overflowed"] for step in steps} == {train.shares_norms}
+    assert any(step["overflowed"] for step in steps) == (train.precision == "float16")
+    assert (update["gradient_norm"], update["max_gradient_norm"]) == (steps[-1]["gradient_norm"], train.max_gradient_norm)
+    assert (update["loss_scale"] is not None) == (train.precision == "float16")
 
 
 def test_a_clipped_run_survives_the_death_of_a_peer_and_a_newcomer() -> None:
