@@ -7,6 +7,7 @@ JSON: {"run_file": path, "steps": count, "out": folder, "data": path or "" (over
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import json
 import sys
@@ -31,6 +32,7 @@ from peerd.policy.norms import combine
 from peerd.stage.accumulator import gradient_norm
 from peerd.stage.export import HistoryEntry, write_export
 from peerd.stage.optimizer import Optimizer, check_no_decay
+from peerd.stage.parameters import copy_parameters
 from peerd.stage.precision import LossScale, run_module
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import StartState
@@ -81,15 +83,21 @@ def train_reference(
     if manifest.compute.threads:
         torch.set_num_threads(manifest.compute.threads)
     stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
-    optimizers = [Optimizer(manifest, dict(stage.named_parameters())) for stage in stages]
+    ahead = copy.deepcopy(stages) if manifest.train.delayed_updates else stages
+    optimizers = [Optimizer(manifest, dict(stage.named_parameters())) for stage in ahead]
     history: list[HistoryEntry] = []
     train, norms = manifest.train, list[float]()
     scale = LossScale.first(train) if train.precision == "float16" else LossScale(1.0, 1.0)
     if start is not None:
         for stage, optimizer in zip(stages, optimizers, strict=True):
             history = _load(stage, optimizer, start.of_stage(manifest, stage.stage))
+        for stage, newest in zip(stages, ahead, strict=True):
+            copy_parameters(stage, newest)
     for step in range(start.step if start else 0, steps):
         loss, gradients = mean_gradients(manifest, corpus, stages, step, scale.value)
+        if train.delayed_updates:  # the next step is computed without this one's update
+            for stage, newest in zip(stages, ahead, strict=True):
+                copy_parameters(newest, stage)
         norm = combine([gradient_norm(of_stage.values()) for of_stage in gradients]) if train.shares_norms else None
         for optimizer, of_stage in zip(optimizers, gradients, strict=True):
             apply_means(train, optimizer, step, of_stage, norm)
@@ -99,7 +107,7 @@ def train_reference(
         history.append(HistoryEntry(step=step, loss=loss, tokens=manifest.tokens_per_step))
         if report is not None:
             report(history[-1])
-    parameters = {name: parameter.detach() for stage in stages for name, parameter in stage.named_parameters()}
+    parameters = {name: parameter.detach() for stage in ahead for name, parameter in stage.named_parameters()}
     state = {name: tensor for optimizer in optimizers for name, tensor in optimizer.tensors().items()}
     return ReferenceResult(parameters=parameters, optimizer_state=state, history=history, norms=norms)
 

@@ -113,6 +113,8 @@ class TrainConfig:
     """The first scale of float16's gradients, a power of two; halved when they overflow, which costs the step's update."""
     loss_scale_growth_steps: int = 2000
     """Doubled after so many steps without overflow."""
+    delayed_updates: bool = False
+    """A step's update is made while the next step is computed, which lacks it: every gradient is one update late."""
     average_parameters_every_steps: int = 0
     """Peers of a stage average their parameters, too, at every so many steps: unlike processors drift apart by rounding; 0: never."""
     accumulate: Literal["float32", "float64"] = "float32"
@@ -139,6 +141,8 @@ class TrainConfig:
         _between("train.dropout", self.dropout, 0.0, 0.99)
         _between("train.loss_scale", self.loss_scale, 1.0, 2.0**32)
         _between("train.loss_scale_growth_steps", self.loss_scale_growth_steps, 1, 1_000_000)
+        if self.delayed_updates and self.average_parameters_every_steps:
+            raise ValueError("train.average_parameters_every_steps cannot go with train.delayed_updates: set one of them only")
         if not math.log2(self.loss_scale).is_integer():
             raise ValueError(f"train.loss_scale is {self.loss_scale}; it must be a power of two")
 

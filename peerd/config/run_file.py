@@ -49,6 +49,7 @@ _FIELDS = {
     "train.precision": '"bfloat16" or "float16" for the passes; parameters stay float32. All peers\' devices should be good at it.',
     "train.loss_scale": "First scale of float16's gradients, a power of two; it is halved when they overflow.",
     "train.loss_scale_growth_steps": "The scale is doubled after so many steps without overflow.",
+    "train.delayed_updates": "Make a step's update while the next step is computed without it: every gradient is one update late.",
     "train.average_parameters_every_steps": "Peers of a stage average parameters this often, against drift of unlike devices; 0: never.",
     "train.accumulate": '"float64" makes the sum of gradients independent of its order (exact comparisons); "float32" is faster.',
     "compute.threads": "Torch threads per peer; 0 takes the machine's. A fixed number makes gradients equal to the bit between peers.",

@@ -59,6 +59,10 @@ class Optimizer:
             ([name for name in parameters if name not in decaying], 0.0),
         )
 
+    def move_to(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Update these from here on: the same names and shapes in other memory."""
+        self._parameters = dict(parameters)
+
     @torch.no_grad()
     def update(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """One update from the mean gradients over step `step`'s microbatches, of any float type.

@@ -21,6 +21,7 @@ from peerd.policy.ledger import may_accumulate
 from peerd.policy.norms import KEPT_NORMS
 from peerd.policy.roster import Roster, lineage_after, lineage_skipped, why_inexact, why_refuse
 from peerd.stage.accumulator import Accumulator, all_finite
+from peerd.stage.ahead import Ahead
 from peerd.stage.export import HistoryEntry
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.parameters import check_fits, copy_parameters, flat_parameters, set_mean_parameters, set_parameters
@@ -85,6 +86,7 @@ class StageState:
         self.record = record
         self.module: StageModule = build_stage(manifest, record.stage, device)
         self.previous: StageModule | None = None
+        self._ahead = Ahead(self.module) if manifest.train.delayed_updates else None
         self.optimizer = Optimizer(manifest, dict(self.module.named_parameters()))
         dtype = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
         shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
@@ -227,6 +229,11 @@ class StageState:
         if reason is not None:
             raise BadMessageError(f"the average is refused: {reason}")
 
+    @property
+    def newest(self) -> StageModule:
+        """The parameters that all updates lead to; with delayed updates those of the next step."""
+        return self.module if self._ahead is None else self._ahead.wait()
+
     def commit(self, norm: float | None = None) -> HeldAverage:
         """Optimizer step; t+1 begins with an empty ledger. Returns what goes into the log.
 
@@ -249,16 +256,22 @@ class StageState:
     def _apply(self, roster: Roster, flat_sum: Tensor, norm: float | None) -> None:
         train = self._manifest.train
         assert (norm is not None) == train.shares_norms
-        if self.previous is None:
-            self.previous = copy.deepcopy(self.module)
-        else:
-            copy_parameters(self.module, self.previous)
         num_microbatches, length = train.microbatches_per_step, self.accumulator.flat.numel()
-        if self._averages_parameters(roster.step):
-            set_mean_parameters(self.module, flat_sum[length:], len(roster.entries))
+        if self._ahead is None:
+            self.previous = copy.deepcopy(self.module) if self.previous is None else self.previous
+            copy_parameters(self.module, self.previous)
+            if self._averages_parameters(roster.step):
+                set_mean_parameters(self.module, flat_sum[length:], len(roster.entries))
         flat_sum = flat_sum[:length]
-        sums = flat_sum.to(self.accumulator.flat.device)
-        apply_means(train, self.optimizer, roster.step, self.accumulator.means(sums, num_microbatches), norm)
+
+        def update() -> None:
+            sums = flat_sum.to(self.accumulator.flat.device)
+            apply_means(train, self.optimizer, roster.step, self.accumulator.means(sums, num_microbatches), norm)
+
+        if self._ahead is None:
+            update()
+        else:
+            self._turn(self._ahead, update)
         self._generation += 1
         if self.module.is_last:
             loss = float(flat_sum[-1]) / num_microbatches
@@ -267,6 +280,13 @@ class StageState:
         if norm is not None:
             self._note_norm(StepNorm(roster.step, norm))
         self._begin(self.record.step + 1, lineage_after(self.record.lineage, roster.average_id, norm))
+
+    def _turn(self, ahead: Ahead, update: Callable[[], None]) -> None:
+        """The next step computes with what was made during this one; meanwhile this step's update is made."""
+        ahead.wait()
+        spare = self.previous if self.previous is not None else copy.deepcopy(self.module)
+        self.optimizer.move_to(dict(spare.named_parameters()))
+        self.previous, self.module = self.module, ahead.advance(spare, update)
 
     def _note_norm(self, applied: StepNorm) -> None:
         self.record = replace(self.record, norms=(*self.record.norms, applied)[-KEPT_NORMS:])
@@ -333,6 +353,8 @@ class StageState:
         found: dict[str, Tensor] = {f"parameters/{name}": value for name, value in self.module.named_parameters()}
         if self.previous is not None:
             found |= {f"previous/{name}": value for name, value in self.previous.named_parameters()}
+        if self._ahead is not None:
+            found |= {f"ahead/{name}": value for name, value in self._ahead.wait().named_parameters()}
         if not parameters_only:
             found |= {f"optimizer/{name}": value for name, value in self.optimizer.tensors().items()}
         found |= {f"norms/{name}": value for name, value in norm_tensors(self.record.norms).items()}
@@ -342,7 +364,7 @@ class StageState:
     def load(self, tensors: Mapping[str, Tensor], step: int, lineage: Lineage, history: Sequence[HistoryEntry]) -> None:
         """Take over a downloaded state; BadMessageError, with nothing changed, when it does not fit this stage."""
         kinds = ["parameters", "previous", "optimizer"] + ["norms"] * self._manifest.train.shares_norms
-        kinds += ["loss_scale"] * self.passes.may_overflow
+        kinds += ["loss_scale"] * self.passes.may_overflow + ["ahead"] * (self._ahead is not None)
         groups: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
         for name, value in tensors.items():
             kind, _, rest = name.partition("/")
@@ -350,10 +372,12 @@ class StageState:
                 raise BadMessageError(f"unknown tensor {name[:80]} in the state")
             groups[kind][rest] = value
         check_fits(self.module, groups["parameters"])
-        if groups["previous"]:
-            check_fits(self.module, groups["previous"])
+        for kind in ("previous", "ahead"):
+            if groups.get(kind):
+                check_fits(self.module, groups[kind])
         if not all_finite(tensor for name, tensor in tensors.items() if not name.startswith("norms/")):
             raise BadMessageError("the state is not finite")
+        ahead = self._ahead.wait() if self._ahead is not None else None
         try:
             norms = norms_from(groups.get("norms", {}))
             passes = Passes(self._manifest)
@@ -362,6 +386,8 @@ class StageState:
         except ValueError as error:
             raise BadMessageError(f"the state does not fit: {error}") from None
         set_parameters(self.module, groups["parameters"])
+        if ahead is not None:
+            set_parameters(ahead, groups["ahead"] or groups["parameters"])
         if groups["previous"]:
             self.previous = self.previous or copy.deepcopy(self.module)
             set_parameters(self.previous, groups["previous"])

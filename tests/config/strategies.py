@@ -29,6 +29,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
     model = draw(models())
     steps, warmup_steps = draw(st.integers(0, 1 << 40)), draw(st.integers(0, 1000))
     schedule: Any = draw(st.sampled_from(["constant", "linear", "cosine"]))
+    delayed = draw(st.booleans())
     falling = schedule != "constant"
     train = TrainConfig(
         num_stages=draw(st.integers(1, model.num_layers)),
@@ -44,7 +45,8 @@ def manifests(draw: st.DrawFn) -> Manifest:
         optimizer=draw(st.sampled_from(["adamw", "lamb", "sgd"])),
         max_gradient_norm=draw(st.floats(0, 1e9)),
         dropout=draw(st.floats(0, 0.99)),
-        average_parameters_every_steps=draw(st.integers(0, 1 << 40)),
+        average_parameters_every_steps=draw(st.integers(0, 1 << 40)) if not delayed else 0,
+        delayed_updates=delayed,
         precision=draw(st.sampled_from(["float32", "bfloat16", "float16"])),
         loss_scale=2.0 ** draw(st.integers(0, 32)),
         no_decay=tuple(draw(st.lists(sources, max_size=3))),
