@@ -98,7 +98,7 @@ class StageState:
         """The finished average of this step."""
         self.history: list[HistoryEntry] = []
         self.gradient_norms: dict[int, float] = {}
-        """Of the steps I finished, by step, where the run shares norms."""
+        """By step, where the run shares norms: of those I finished and those that came with a state."""
         self.keep_graph = manifest.compute.recompute == "never" if keep_graph is None else keep_graph
         self._generation = 0
 
@@ -395,5 +395,6 @@ class StageState:
             self.previous = None
         self.history = list(history)
         self.record, self.passes = replace(self.record, norms=norms), passes
+        self.gradient_norms |= {known.step: known.norm for known in norms}
         self._generation += 1
         self._begin(step, lineage)

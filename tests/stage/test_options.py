@@ -300,5 +300,6 @@ def test_a_joiner_takes_over_norms_and_loss_scale_and_goes_on_to_the_bit(option:
         joiner.load(donor.tensors(parameters_only=False), donor.record.step, donor.record.lineage, donor.history)
         joiner.serve()
         assert joiner.record.norms == donor.record.norms
+        assert joiner.gradient_norms == donor.gradient_norms
     assert donors.train(corpus) == joiners.train(corpus)
     assert all(torch.equal(donors.parameters[name], value) for name, value in joiners.parameters.items())
