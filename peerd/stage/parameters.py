@@ -1,8 +1,8 @@
-"""A stage's parameters as a whole: taken over by name, copied, and averaged between peers as one vector."""
+"""A stage's parameters as a whole: taken over from a state by name, copied, and averaged between peers as one vector."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -10,6 +10,17 @@ from torch import Tensor
 from peerd.errors import BadMessageError
 from peerd.models.stages import StageModule
 from peerd.stage.accumulator import views_of
+
+
+def by_kind(tensors: Mapping[str, Tensor], kinds: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+    """A state's tensors, called `kind/name`, sorted by kind. BadMessageError for one of another kind."""
+    groups: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
+    for name, value in tensors.items():
+        kind, _, rest = name.partition("/")
+        if kind not in groups:
+            raise BadMessageError(f"unknown tensor {name[:80]} in the state")
+        groups[kind][rest] = value
+    return groups
 
 
 def check_fits(module: StageModule, tensors: Mapping[str, Tensor]) -> None:

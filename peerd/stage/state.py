@@ -24,7 +24,7 @@ from peerd.stage.accumulator import Accumulator, all_finite
 from peerd.stage.ahead import Ahead
 from peerd.stage.export import HistoryEntry
 from peerd.stage.optimizer import Optimizer
-from peerd.stage.parameters import check_fits, copy_parameters, flat_parameters, set_mean_parameters, set_parameters
+from peerd.stage.parameters import by_kind, check_fits, copy_parameters, flat_parameters, set_mean_parameters, set_parameters
 from peerd.stage.passes import Passes
 from peerd.stage.precision import norm_tensors, norms_from
 from peerd.stage.update import apply_means
@@ -365,12 +365,7 @@ class StageState:
         """Take over a downloaded state; BadMessageError, with nothing changed, when it does not fit this stage."""
         kinds = ["parameters", "previous", "optimizer"] + ["norms"] * self._manifest.train.shares_norms
         kinds += ["loss_scale"] * self.passes.may_overflow + ["ahead"] * (self._ahead is not None)
-        groups: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
-        for name, value in tensors.items():
-            kind, _, rest = name.partition("/")
-            if kind not in groups:
-                raise BadMessageError(f"unknown tensor {name[:80]} in the state")
-            groups[kind][rest] = value
+        groups = by_kind(tensors, kinds)
         check_fits(self.module, groups["parameters"])
         for kind in ("previous", "ahead"):
             if groups.get(kind):
