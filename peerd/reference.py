@@ -23,7 +23,8 @@ from torch import Tensor
 
 from peerd.config import manifest as manifest_files
 from peerd.config.atomic import draft
-from peerd.config.manifest import Manifest, TrainConfig
+from peerd.config.codec import parse_codec
+from peerd.config.manifest import Manifest, TrainConfig, WireConfig
 from peerd.config.paths import cache_folder
 from peerd.errors import ExitCode, PeerdError, UsageError
 from peerd.models.dropout import dropout_of
@@ -38,9 +39,10 @@ from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import StartState
 from peerd.stage.update import apply_means
 from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
+from peerd.wire.codecs import through
 
 SCHEMA = 1
-_PLAIN = TrainConfig()
+_PLAIN_TRAIN, _PLAIN_WIRE = TrainConfig(), WireConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ def train_reference(
         if norm is not None:
             norms.append(norm)
             scale = scale.after(norm, train)
-        history.append(HistoryEntry(step=step, loss=loss, tokens=manifest.tokens_per_step))
+        history.append(HistoryEntry(step=step, loss=loss, tokens=manifest.tokens_per_step_at(step)))
         if report is not None:
             report(history[-1])
     parameters = {name: parameter.detach() for stage in ahead for name, parameter in stage.named_parameters()}
@@ -138,7 +140,7 @@ def mean_gradients(
         with contextlib.ExitStack() as dropouts:
             for stage in stages:
                 dropouts.enter_context(dropout_of(stage, manifest, step, index))
-            loss_sum += backpropagate(stages, tokens, labels, manifest.train, scale)
+            loss_sum += backpropagate(stages, tokens, labels, manifest.wire, manifest.train, scale)
         for stage, of_stage in zip(stages, sums, strict=True):
             _collect_gradients(stage, of_stage, scale)
     for of_stage in sums:
@@ -148,21 +150,29 @@ def mean_gradients(
 
 
 def backpropagate(
-    stages: Sequence[StageModule], tokens: Tensor, labels: Tensor, train: TrainConfig | None = None, scale: float = 1.0
+    stages: Sequence[StageModule],
+    tokens: Tensor,
+    labels: Tensor,
+    wire: WireConfig = _PLAIN_WIRE,
+    train: TrainConfig = _PLAIN_TRAIN,
+    scale: float = 1.0,
 ) -> float:
     """One microbatch down the chain and back, leaving gradients times `scale` on the parameters; returns its loss.
 
-    The stages are not joined into one graph: activations and gradients are handed over at each boundary, as between peers.
+    The stages are not joined into one graph: activations and gradients are handed over at each boundary, as between peers, and
+    lose there what the wire's codecs lose.
     """
+    forth, back = parse_codec(wire.activations), parse_codec(wire.activation_gradients)
     inputs, outputs = [tokens], []
     for stage in stages:
-        outputs.append(run_module(train or _PLAIN, stage, inputs[-1], labels if stage.is_last else None))
-        inputs.append(outputs[-1].detach().requires_grad_())
+        outputs.append(run_module(train, stage, inputs[-1], labels if stage.is_last else None))
+        inputs.append(through(forth, outputs[-1].detach()).requires_grad_())
     gradient: Tensor | None = torch.ones_like(outputs[-1])
     for received, output in zip(reversed(inputs[:-1]), reversed(outputs), strict=True):
         assert gradient is not None
         torch.autograd.backward(output, gradient if scale == 1 else gradient * scale)
-        gradient = received.grad if received.grad is None or scale == 1 else received.grad / scale
+        unscaled = received.grad if received.grad is None or scale == 1 else received.grad / scale
+        gradient = None if unscaled is None else through(back, unscaled)
     return float(outputs[-1].detach())
 
 
@@ -187,7 +197,7 @@ def run(request: ReferenceRequest) -> dict[str, Any]:
         "steps": len(result.history),
         "loss_first": result.history[0].loss,
         "loss_last": result.history[-1].loss,
-        "tokens_per_second": round((len(result.history) - manifest.start.step) * manifest.tokens_per_step / elapsed_s, 1),
+        "tokens_per_second": round(sum(entry.tokens for entry in result.history[manifest.start.step :]) / elapsed_s, 1),
     }
 
 

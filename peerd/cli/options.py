@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +30,19 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class MemorySize(click.ParamType[int]):
+    """Bytes as `8GB` or `24GiB`."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([MGT]i?)B", str(value), re.ASCII)
+        size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+        if size <= 0:
+            self.fail(f"{value!r} is not a size such as 8GB or 24GiB.", param, ctx)
+        return size
+
+
 class OutputFolder(click.ParamType[Path]):
     """A folder to write an exported model into: absent, empty, or holding nothing but an earlier export."""
 
@@ -48,6 +62,8 @@ class OutputFolder(click.ParamType[Path]):
 
 
 OUTPUT_FOLDER = OutputFolder()
+_UNITS = {"M": 10**6, "G": 10**9, "T": 10**12, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+MEMORY = MemorySize()
 SEED = click.IntRange(0, 2**63 - 1)
 STEPS = click.IntRange(1, 10**9)
 STAGES = click.IntRange(1, 4096)
@@ -89,6 +105,32 @@ def dashboard_options(command: Decorated) -> Decorated:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def telling_options(command: Decorated) -> Decorated:
+    """To whom a daemon tells of its training, besides its own dashboard."""
+    options = (
+        click.option("--otel", is_flag=True, help="Export OpenTelemetry traces of some microbatches (OTEL_* variables)."),
+        click.option("--tensorboard", metavar="DIR", default="", help="Write scalars for TensorBoard there."),
+        click.option("--wandb", metavar="PROJECT", default="", help="Log scalars to Weights & Biases."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def told_settings(flags: dict[str, Any]) -> dict[str, Any]:
+    """What telling_options were given, as the daemon's settings; one clear error where a library is missing."""
+    from importlib.util import find_spec
+
+    wanted = (("otel", "opentelemetry", "otel"), ("tensorboard", "tensorboardX", "tensorboard"), ("wandb", "wandb", "wandb"))
+    for flag, module, extra in wanted:
+        if flags[flag] and find_spec(module) is None:
+            raise UsageError(f"--{flag} needs a library that is not installed", f"pip install 'peerd[{extra}]'")
+    folder = Path(flags["tensorboard"]).expanduser().absolute() if flags["tensorboard"] else None
+    if folder is not None:
+        create_folder(folder)
+    return {"otel": flags["otel"], "tensorboard": str(folder or ""), "wandb": flags["wandb"]}
 
 
 def json_option(command: Decorated) -> Decorated:

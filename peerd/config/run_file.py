@@ -18,11 +18,12 @@ _HEAD = """\
 _DERIVED = {("data", "blake3"), ("data", "num_tokens"), ("start", "step"), ("start", "blake3")}
 
 _SECTIONS = {
-    "model": "The built-in decoder. Its layers are split evenly into stages.",
+    "model": "The built-in decoder.",
     "data": "The text to train on.",
     "start": "What the run begins from.",
     "train": "How it is trained. One step is one update of the whole model.",
     "compute": "How each peer computes.",
+    "wire": 'How tensors travel: "none", "bfloat16", "float16", "int8", or "topk:0.1" for the largest tenth.',
     "swarm": "How peers keep track of each other.",
 }
 
@@ -32,12 +33,18 @@ _FIELDS = {
     "model.num_heads": "2 x num_heads must divide d_model.",
     "model.d_ff": "Width of the gated hidden layer.",
     "model.vocab_size": "256 for the byte tokenizer.",
+    "model.layers_per_group": "So many layers in a row share one set of weights; 1: each has its own.",
+    "model.boundary": 'Between stages: "none", or narrowed by "bottleneck" or "maxout", which costs some quality.',
+    "model.boundary_factor": "So many times narrower.",
+    "model.boundary_layers": "Layers before which it is narrowed; []: wherever the run is cut into stages.",
     "data.source": "\"stdlib\": the Python standard library's sources on the organiser's machine; or a text file or folder.",
     "start.state": "Empty: first weights. Or a file that `peerd new --from` wrote: the state that an earlier run reached.",
     "train.num_stages": "Parts the model is cut into; each needs at least one peer. At most model.num_layers.",
+    "train.cut": 'Layers of each stage: "even", "cost" (about equal work), or a list such as [3, 2].',
     "train.microbatches_per_step": "The unit of work that travels through the stages. More of them keep more peers busy.",
     "train.microbatch_size": "Sequences per microbatch.",
     "train.sequence_length": "Tokens per sequence.",
+    "train.first_sequence_length": "Sequences begin so short and grow to sequence_length by step sequence_length_steps; 0: no ramp.",
     "train.steps": "The run ends after so many steps, those before its start included; 0 goes on for ever.",
     "train.warmup_steps": "Steps over which the learning rate rises from zero.",
     "train.schedule": 'After the warm-up: "constant", or "linear" or "cosine" down to final_learning_rate.',
@@ -56,6 +63,9 @@ _FIELDS = {
     "compute.recompute": '"always" saves memory, "never" is faster, "auto" decides by the memory at hand.',
     "compute.slots": "Microbatches a peer holds at once; 0 derives it from the number of stages.",
     "compute.offload_optimizer": "Keep the optimizer's state in the machine's memory to spare a GPU's. Changes nothing on CPUs.",
+    "wire.activations": "Hidden states on their way to the next stage.",
+    "wire.activation_gradients": "Gradients on their way back.",
+    "wire.weight_gradients": "Gradients that the peers of a stage average. Replicas stay equal, but the sum is no longer exact.",
     "swarm.rebalance_period_s": "How often peers consider moving to a weaker stage; 0: never.",
     "swarm.checkpoint_every_steps": "Each peer keeps its stage on disk this often, so that a run that was switched off resumes; 0: never.",
     "swarm.announce_period_s": "How often a peer announces itself; three missed periods and it counts as gone.",

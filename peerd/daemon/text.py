@@ -12,6 +12,7 @@ from peerd.config.organiser import KEY_FILE, load_key
 from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
 from peerd.errors import DiskError, ManifestError
+from peerd.models.stages import with_cut
 from peerd.stage.optimizer import check_no_decay
 from peerd.stage.start import StartState
 from peerd.swarm.signed import SignedManifest, sign_manifest
@@ -42,7 +43,7 @@ class Run:
 def organise(settings: Settings) -> Run:
     """Read run.toml, make the token file, find the state that the run begins from, sign."""
     path = Path(settings.run_file)
-    manifest = load(path)
+    manifest = with_cut(load(path))
     check_no_decay(manifest)
     source = settings.data or manifest.data.source
     if source != STDLIB:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 import structlog
 
+from peerd.config.codec import NONE, parse_codec
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
 from peerd.policy.admission import why_refuse_call
@@ -22,6 +24,7 @@ from peerd.stage.executor import Executor, Pace, Priority, Result
 from peerd.stage.state import Outcome, StageState, Ticket
 from peerd.stage.tensors import decode, encode, take
 from peerd.table.record import PeerId, RawRecord
+from peerd.timeline.spans import Kind, Span, SpanRing
 from peerd.wire.services import Progress, Receive
 from peerd.wire.values import Call, CallResult, TensorBytes
 
@@ -62,6 +65,7 @@ class StageService:
         self._executor = executor
         self._next_hop = next_hop
         self.pace = pace
+        self._activations, self._gradients = parse_codec(manifest.wire.activations), parse_codec(manifest.wire.activation_gradients)
         self._held: dict[bytes, Ticket] = {}
         self._slots = slots_of(manifest)
         self._last_busy_s = 0.0
@@ -69,6 +73,9 @@ class StageService:
         """Moving average of the compute time of one."""
         self.leaving = False
         self.counters = StageCounters()
+        self.spans = SpanRing(0)
+        self.tracing: Callable[[Call], AbstractContextManager[Call]] = nullcontext
+        """Surrounds a microbatch; what it gives is what goes on to the next stage."""
         self.records: Callable[[], Sequence[RawRecord]] = tuple
         """My own record, freshly published: what rides on a reply."""
         self.on_progress: Callable[[], None] = lambda: None
@@ -97,7 +104,11 @@ class StageService:
         ticket = Ticket(call.step, call.index, (record.incarnation, record.ledger_no), record.stage in call.accumulate)
         self._held[key] = ticket
         try:
-            return await self._serve(call, ticket, await receive(), progress)
+            with self.tracing(call) as traced:
+                began_s = time.monotonic()
+                chunks = await receive()
+                self.spans.add(Kind.RECEIVE, began_s, call.step, call.index, caller, call.inputs.num_bytes + call.labels.num_bytes)
+                return await self._serve(traced, ticket, chunks, progress)
         finally:
             del self._held[key]
 
@@ -111,12 +122,12 @@ class StageService:
             raise WrongStateError(reason)
         if call.index >= train.microbatches_per_step:
             raise BadMessageError(f"microbatch {call.index} of a step of {train.microbatches_per_step}")
-        rows = (train.microbatch_size, train.sequence_length)
+        rows = (train.microbatch_size, self._manifest.sequence_length_at(call.step))
         if record.stage == 0:
-            call.inputs.check("int32", rows)
+            call.inputs.check("int32", rows, NONE)
         else:
-            call.inputs.check("float32", (*rows, self._manifest.model.d_model))
-        call.labels.check("int32", rows)
+            call.inputs.check("float32", (*rows, self._manifest.model.boundary_width), self._activations)
+        call.labels.check("int32", rows, NONE)
         reserved = 1 if call.step == record.step - 1 else 0
         if len(self._held) >= self._slots + reserved:
             raise BusyError(f"all {self._slots} slots are taken")
@@ -138,6 +149,7 @@ class StageService:
             started_s = time.monotonic()
             below = await self._next_hop.send(onward, note)
             downstream_s = time.monotonic() - started_s
+            self.spans.add(Kind.BELOW, started_s, call.step, call.index, hops[-1])
             try:
                 outcome, gradient = await self._run(Priority.BACKWARD, ticket, partial(self._backward, ticket, below.gradient))
             except BadMessageError:
@@ -152,6 +164,7 @@ class StageService:
 
         def timed() -> Result:
             ticket.queued_s += time.monotonic() - asked_s
+            self.spans.add(Kind.QUEUED, asked_s, ticket.step, ticket.index)
             return work()
 
         return await self._executor.run(priority, timed)
@@ -164,7 +177,7 @@ class StageService:
             LOG.debug("microbatch not added", step=self._state.record.step, reason=outcome.refused)
         else:
             self.counters.accumulated += 1
-            self.counters.tokens += self._manifest.tokens_per_microbatch
+            self.counters.tokens += self._manifest.tokens_per_microbatch_at(ticket.step)
             self.on_progress()
         self._measure()
         return CallResult(gradient=gradient, downstream_s=downstream_s, queued_s=ticket.queued_s, records=(*self.records(), *records))
@@ -197,28 +210,41 @@ class StageService:
     def _forward(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...]) -> tuple[TensorBytes, TensorBytes]:
         started_s = time.monotonic()
         labels = self._take_inputs(call, ticket, chunks)
-        activations = encode(self._state.forward(ticket))
+        activations = encode(self._state.forward(ticket), self._activations)
         self.pace.hold(started_s, FORWARD_SHARE)
+        self.spans.add(Kind.FORWARD, started_s, ticket.step, ticket.index)
         return activations, labels
 
     def _backward(self, ticket: Ticket, below: TensorBytes | None) -> tuple[Outcome, TensorBytes | None]:
         started_s = time.monotonic()
         assert below is not None  # the dispatcher has checked that it is there and of the right shape
+        below.check(below.dtype, below.shape, self._gradients)
         gradient = decode(below, self._state.device)
         if not self._state.passes.may_overflow and not all_finite([gradient]):
             raise BadMessageError("the next stage gave a gradient that is not finite")
         outcome = self._state.backward(ticket, gradient)
         self.pace.hold(started_s, BACKWARD_SHARE)
-        return outcome, None if outcome.gradient is None else encode(outcome.gradient)
+        gradient_out = None if outcome.gradient is None else encode(outcome.gradient, self._gradients)
+        self._note_backward(ticket, started_s)
+        return outcome, gradient_out
 
     def _last_stage(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...]) -> tuple[Outcome, TensorBytes | None]:
         started_s = time.monotonic()
         self._take_inputs(call, ticket, chunks)
         outcome = self._state.forward_backward(ticket)
         self.pace.hold(started_s, FORWARD_SHARE + BACKWARD_SHARE)
-        return outcome, None if outcome.gradient is None else encode(outcome.gradient)
+        gradient_out = None if outcome.gradient is None else encode(outcome.gradient, self._gradients)
+        self._note_backward(ticket, started_s)
+        return outcome, gradient_out
+
+    def _note_backward(self, ticket: Ticket, started_s: float) -> None:
+        """A backward pass, and the pass that the job made before it."""
+        for kind, ended_s in ticket.passes:
+            self.spans.put(Span(kind, started_s, ended_s, ticket.step, ticket.index))
+            started_s = ended_s
+        self.spans.add(Kind.BACKWARD, started_s, ticket.step, ticket.index)
 
 
 def slots_of(manifest: Manifest) -> int:
-    """Microbatches a peer may hold: two per stage of the pipeline below it and two in hand keep everybody busy."""
-    return manifest.compute.slots or 2 * manifest.train.num_stages + 2
+    """Microbatches a peer may hold."""
+    return manifest.slots

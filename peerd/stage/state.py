@@ -8,12 +8,14 @@ frozen record.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from peerd.config.codec import parse_codec
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
 from peerd.models.stages import StageModule, build_stage
@@ -28,47 +30,15 @@ from peerd.stage.parameters import by_kind, check_fits, copy_parameters, flat_pa
 from peerd.stage.passes import Passes
 from peerd.stage.precision import norm_tensors, norms_from
 from peerd.stage.update import apply_means
+from peerd.stage.values import HeldAverage, Outcome, Ticket
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, StepNorm, Void, check_transition
 from peerd.table.view import LiveView
+from peerd.timeline.spans import Kind, SpanRing
+
+__all__ = ["HeldAverage", "Outcome", "StageState", "Ticket"]
 
 MAX_HISTORY = 100_000
-
-
-@dataclass(slots=True)
-class Ticket:
-    """One microbatch held by this stage between its forward and backward pass."""
-
-    step: int
-    index: int
-    accept_mark: tuple[int, int]
-    """(incarnation, ledger number) when it was accepted."""
-    accumulate: bool
-    cancelled: bool = False
-    inputs: Tensor | None = None
-    labels: Tensor | None = None
-    output: Tensor | None = None
-    """With its graph, where graphs are kept."""
-    generation: int = -1
-    """Which parameters the graph was built with."""
-    queued_s: float = 0.0
-    """How long it has waited for the executor."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldAverage:
-    """A finished average: the summed vector on the CPU, whose ledgers it sums, and with which parameters they were computed."""
-
-    roster: Roster
-    lineage: Lineage
-    flat_sum: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a backward pass gave: the gradient of the inputs, and why it was not accumulated (empty when it was)."""
-
-    gradient: Tensor | None
-    refused: str
+_PHASES = {Phase.ACCUMULATING: Kind.ACCUMULATING, Phase.AVERAGING: Kind.AVERAGING, Phase.AVERAGED: Kind.AVERAGED}
 
 
 class StageState:
@@ -99,8 +69,13 @@ class StageState:
         self.history: list[HistoryEntry] = []
         self.gradient_norms: dict[int, float] = {}
         """By step, where the run shares norms: of those I finished and those that came with a state."""
+        self.weight_codec = parse_codec(manifest.wire.weight_gradients)
+        """What mates of this stage send each other's gradients as."""
         self.keep_graph = manifest.compute.recompute == "never" if keep_graph is None else keep_graph
         self._generation = 0
+        self.spans = SpanRing(0)
+        self._phase_since: tuple[float, int] = (time.monotonic(), record.step)
+        """When this phase began, and of which step it is."""
 
     # Microbatches
 
@@ -120,8 +95,10 @@ class StageState:
     def backward(self, ticket: Ticket, gradient: Tensor) -> Outcome:
         """Backward pass from the gradient of this stage's output; accumulates when the ledger allows."""
         output = ticket.output
+        ticket.passes = ()
         if output is None or ticket.generation != self._generation:
             output = self._recompute(ticket)
+            ticket.passes = ((Kind.RECOMPUTE, time.monotonic()),)
         elif ticket.step != self.record.step:
             raise WrongStateError(f"I am at step {self.record.step}")
         return self._finish(ticket, output, gradient, None)
@@ -130,6 +107,7 @@ class StageState:
         """The last stage: loss and backward at once."""
         output = self._recompute(ticket)
         loss = float(output.detach())
+        ticket.passes = ((Kind.FORWARD, time.monotonic()),)
         if not torch.isfinite(output).all():
             raise PeerGoneError("the loss of this microbatch is not finite: the run has diverged, or an earlier stage lies")
         return self._finish(ticket, output, None, loss)
@@ -243,7 +221,10 @@ class StageState:
         assert self.record.phase is Phase.AVERAGED
         held = self.average
         self._apply(held.roster, held.flat_sum, norm)
+        began_s = time.monotonic()
+        self._begin(self.record.step + 1, lineage_after(self.record.lineage, held.roster.average_id, norm))
         self._move(Phase.ACCUMULATING)
+        self.spans.add(Kind.COMMIT, began_s, held.roster.step)
         return held
 
     def catch_up(self, roster: Roster, flat_sum: Tensor, norm: float | None = None) -> HeldAverage:
@@ -251,9 +232,11 @@ class StageState:
         assert self.record.phase is Phase.JOINING
         held = HeldAverage(roster, self.record.lineage, flat_sum)
         self._apply(roster, flat_sum, norm)
+        self._begin(self.record.step + 1, lineage_after(self.record.lineage, roster.average_id, norm))
         return held
 
     def _apply(self, roster: Roster, flat_sum: Tensor, norm: float | None) -> None:
+        began_s = time.monotonic()
         train = self._manifest.train
         assert (norm is not None) == train.shares_norms
         num_microbatches, length = train.microbatches_per_step, self.accumulator.flat.numel()
@@ -275,11 +258,11 @@ class StageState:
         self._generation += 1
         if self.module.is_last:
             loss = float(flat_sum[-1]) / num_microbatches
-            self._remember(HistoryEntry(step=roster.step, loss=loss, tokens=self._manifest.tokens_per_step))
+            self._remember(HistoryEntry(step=roster.step, loss=loss, tokens=self._manifest.tokens_per_step_at(roster.step)))
         self.passes.finish_step(norm)
         if norm is not None:
             self._note_norm(StepNorm(roster.step, norm))
-        self._begin(self.record.step + 1, lineage_after(self.record.lineage, roster.average_id, norm))
+        self.spans.add(Kind.OPTIMIZER, began_s, roster.step)
 
     def _turn(self, ahead: Ahead, update: Callable[[], None]) -> None:
         """The next step computes with what was made during this one; meanwhile this step's update is made."""
@@ -334,9 +317,17 @@ class StageState:
 
     def _move(self, phase: Phase, average_id: AverageId = NO_AVERAGE, gradient_norm: float | None = None) -> None:
         check_transition(self.record.phase, phase)
+        self._note_phase()
         if phase is not Phase.AVERAGED:
             self.average = None
         self.record = replace(self.record, phase=phase, average_id=average_id, gradient_norm=gradient_norm)
+
+    def _note_phase(self) -> None:
+        """The phase that ends now, but for joining, which is no part of a step."""
+        (since_s, step), self._phase_since = self._phase_since, (time.monotonic(), self.record.step)
+        kind = _PHASES.get(self.record.phase)
+        if kind is not None:
+            self.spans.add(kind, since_s, step)
 
     def _remember(self, entry: HistoryEntry) -> None:
         self.history.append(entry)

@@ -115,17 +115,21 @@ class Corpus:
         self.seed = manifest.seed
         self.microbatch_size = train.microbatch_size
         self.sequence_length = train.sequence_length
+        self.length_at = manifest.sequence_length_at
         try:
             self._tokens = np.memmap(token_file.path, dtype=np.uint8, mode="r")
         except OSError as error:
             raise DiskError(f"{token_file.path}: {error.strerror}", "start again: the file is made anew") from error
 
     def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
-        """Tokens and labels (each token's successor) of microbatch (step, index), int64 [microbatch_size, sequence_length]."""
-        rows = []
+        """Tokens and labels (each token's successor) of microbatch (step, index), int64 [microbatch_size, sequence_length].
+
+        While sequences grow, a window is the beginning of the one that full length would give.
+        """
+        rows, length = [], self.length_at(step)
         for sample in range(self.microbatch_size):
             start = window_start(self.seed, step, index, sample, self.token_file.num_tokens - self.sequence_length)
-            rows.append(self._tokens[start : start + self.sequence_length + 1])
+            rows.append(self._tokens[start : start + length + 1])
         windows = torch.from_numpy(np.stack(rows).astype(np.int64))
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 

@@ -26,9 +26,13 @@ class TensorHeader(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     NUM_BYTES_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
     dtype: _builtins.str
     """float32, int32"""
     num_bytes: _builtins.int
+    """as they travel"""
+    codec: _builtins.str
+    """as in the manifest's [wire]; empty: none"""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -37,10 +41,11 @@ class TensorHeader(_message.Message):
         shape: _abc.Iterable[_builtins.int] | None = ...,
         dtype: _builtins.str = ...,
         num_bytes: _builtins.int = ...,
+        codec: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "num_bytes", b"num_bytes", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "dtype", b"dtype", "num_bytes", b"num_bytes", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -84,6 +89,7 @@ class CallHeader(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.bytes
     """16 bytes"""
     run: _builtins.str
@@ -91,6 +97,8 @@ class CallHeader(_message.Message):
     """the callee's"""
     step: _builtins.int
     microbatch: _builtins.int
+    trace: _builtins.bytes
+    """OpenTelemetry: 16 bytes trace id, 8 bytes id of the caller's span; empty for all but a sample"""
     @_builtins.property
     def accumulate(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """stages that must add this microbatch to their accumulator"""
@@ -118,10 +126,11 @@ class CallHeader(_message.Message):
         inputs: Global___TensorHeader | None = ...,
         labels: Global___TensorHeader | None = ...,
         records: _abc.Iterable[_swarm_pb2.SignedRecord] | None = ...,
+        trace: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "labels", b"labels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "call_id", b"call_id", "inputs", b"inputs", "labels", b"labels", "microbatch", b"microbatch", "path", b"path", "records", b"records", "run", b"run", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "call_id", b"call_id", "inputs", b"inputs", "labels", b"labels", "microbatch", b"microbatch", "path", b"path", "records", b"records", "run", b"run", "stage", b"stage", "step", b"step", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
