@@ -6,6 +6,8 @@ JSON: {"run_file": path, "steps": count, "out": folder, "data": path or "" (over
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import json
 import sys
@@ -22,21 +24,27 @@ from torch import Tensor
 from peerd.config import manifest as manifest_files
 from peerd.config.atomic import draft
 from peerd.config.codec import parse_codec
-from peerd.config.manifest import Manifest, WireConfig
+from peerd.config.manifest import Manifest, TrainConfig, WireConfig
 from peerd.config.model_kinds import BlocksConfig
 from peerd.config.paths import cache_folder
 from peerd.errors import ExitCode, PeerdError, UsageError
+from peerd.models.dropout import dropout_of
 from peerd.models.stages import StageModule, build_stage
+from peerd.policy.norms import combine
+from peerd.stage.accumulator import gradient_norm
 from peerd.stage.export import HistoryEntry, write_export
-from peerd.stage.optimizer import AdamW
+from peerd.stage.optimizer import Optimizer, check_no_decay
+from peerd.stage.parameters import copy_parameters
+from peerd.stage.precision import LossScale, run_module
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import StartState
+from peerd.stage.update import apply_means
 from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
 from peerd.train.samples import Microbatches, Samples
 from peerd.wire.codecs import through
 
 SCHEMA = 1
-_PLAIN = WireConfig()
+_PLAIN_TRAIN, _PLAIN_WIRE = TrainConfig(), WireConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +67,10 @@ class ReferenceResult:
     parameters: dict[str, Tensor]
     """The whole model by global name."""
     optimizer_state: dict[str, Tensor]
-    """As `stage.optimizer.AdamW.tensors`."""
+    """As `stage.optimizer.Optimizer.tensors`."""
     history: list[HistoryEntry]
+    norms: list[float]
+    """The whole model's gradient norm of each step, where the run clips or computes in float16."""
 
 
 def train_reference(
@@ -77,24 +87,36 @@ def train_reference(
     if manifest.compute.threads:
         torch.set_num_threads(manifest.compute.threads)
     stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
-    optimizers = [AdamW(manifest, dict(stage.named_parameters())) for stage in stages]
+    ahead = copy.deepcopy(stages) if manifest.train.delayed_updates else stages
+    optimizers = [Optimizer(manifest, dict(stage.named_parameters())) for stage in ahead]
     history: list[HistoryEntry] = []
+    train, norms = manifest.train, list[float]()
+    scale = LossScale.first(train) if train.precision == "float16" else LossScale(1.0, 1.0)
     if start is not None:
         for stage, optimizer in zip(stages, optimizers, strict=True):
             history = _load(stage, optimizer, start.of_stage(manifest, stage.stage))
+        for stage, newest in zip(stages, ahead, strict=True):
+            copy_parameters(stage, newest)
     for step in range(start.step if start else 0, steps):
-        loss, gradients = mean_gradients(manifest, corpus, stages, step)
+        loss, gradients = mean_gradients(manifest, corpus, stages, step, scale.value)
+        if train.delayed_updates:  # the next step is computed without this one's update
+            for stage, newest in zip(stages, ahead, strict=True):
+                copy_parameters(newest, stage)
+        norm = combine([gradient_norm(of_stage.values()) for of_stage in gradients]) if train.shares_norms else None
         for optimizer, of_stage in zip(optimizers, gradients, strict=True):
-            optimizer.update(step, of_stage)
+            apply_means(train, optimizer, step, of_stage, norm)
+        if norm is not None:
+            norms.append(norm)
+            scale = scale.after(norm, train)
         history.append(HistoryEntry(step=step, loss=loss, tokens=manifest.tokens_per_step_at(step)))
         if report is not None:
             report(history[-1])
-    parameters = {name: parameter.detach() for stage in stages for name, parameter in stage.named_parameters()}
+    parameters = {name: parameter.detach() for stage in ahead for name, parameter in stage.named_parameters()}
     state = {name: tensor for optimizer in optimizers for name, tensor in optimizer.tensors().items()}
-    return ReferenceResult(parameters=parameters, optimizer_state=state, history=history)
+    return ReferenceResult(parameters=parameters, optimizer_state=state, history=history, norms=norms)
 
 
-def _load(stage: StageModule, optimizer: AdamW, state: Downloaded) -> list[HistoryEntry]:
+def _load(stage: StageModule, optimizer: Optimizer, state: Downloaded) -> list[HistoryEntry]:
     """Set a stage and its optimizer; returns the history behind them."""
     with torch.no_grad():
         for name, parameter in stage.named_parameters():
@@ -105,26 +127,39 @@ def _load(stage: StageModule, optimizer: AdamW, state: Downloaded) -> list[Histo
 
 
 def mean_gradients(
-    manifest: Manifest, corpus: Microbatches, stages: Sequence[StageModule], step: int
+    manifest: Manifest, corpus: Microbatches, stages: Sequence[StageModule], step: int, scale: float = 1.0
 ) -> tuple[float, list[dict[str, Tensor]]]:
-    """Mean loss and, per stage, mean gradients over the step's microbatches, in train.accumulate precision."""
+    """Mean loss and, per stage, mean gradients over the step's microbatches, in train.accumulate precision.
+
+    With a loss scale (a power of two) every stage scales the gradient that it receives and unscales what it computes.
+    """
     num_microbatches = manifest.train.microbatches_per_step
     precision = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
     sums = [{name: torch.zeros_like(value, dtype=precision) for name, value in stage.named_parameters()} for stage in stages]
     loss_sum = 0.0
     for index in range(num_microbatches):
         tokens, labels = corpus.microbatch(step, index)
-        loss_sum += backpropagate(stages, tokens, labels, manifest.wire)
+        with contextlib.ExitStack() as dropouts:
+            for stage in stages:
+                dropouts.enter_context(dropout_of(stage, manifest, step, index))
+            loss_sum += backpropagate(stages, tokens, labels, manifest.wire, manifest.train, scale)
         for stage, of_stage in zip(stages, sums, strict=True):
-            _collect_gradients(stage, of_stage)
+            _collect_gradients(stage, of_stage, scale)
     for of_stage in sums:
         for value in of_stage.values():
             value.div_(num_microbatches)
     return loss_sum / num_microbatches, sums
 
 
-def backpropagate(stages: Sequence[StageModule], tokens: Tensor, labels: Tensor, wire: WireConfig = _PLAIN) -> float:
-    """One microbatch down the chain and back, leaving gradients on the parameters; returns its loss.
+def backpropagate(
+    stages: Sequence[StageModule],
+    tokens: Tensor,
+    labels: Tensor,
+    wire: WireConfig = _PLAIN_WIRE,
+    train: TrainConfig = _PLAIN_TRAIN,
+    scale: float = 1.0,
+) -> float:
+    """One microbatch down the chain and back, leaving gradients times `scale` on the parameters; returns its loss.
 
     The stages are not joined into one graph: activations and gradients are handed over at each boundary, as between peers, and
     lose there what the wire's codecs lose.
@@ -132,19 +167,21 @@ def backpropagate(stages: Sequence[StageModule], tokens: Tensor, labels: Tensor,
     forth, back = parse_codec(wire.activations), parse_codec(wire.activation_gradients)
     inputs, outputs = [tokens], []
     for stage in stages:
-        outputs.append(stage(inputs[-1], labels if stage.is_last else None))
+        outputs.append(run_module(train, stage, inputs[-1], labels if stage.is_last else None))
         inputs.append(through(forth, outputs[-1].detach()).requires_grad_())
-    gradient: Tensor | None = None
+    gradient: Tensor | None = torch.ones_like(outputs[-1])
     for received, output in zip(reversed(inputs[:-1]), reversed(outputs), strict=True):
-        output.backward(gradient)
-        gradient = None if received.grad is None else through(back, received.grad)
+        assert gradient is not None
+        torch.autograd.backward(output, gradient if scale == 1 else gradient * scale)
+        unscaled = received.grad if received.grad is None or scale == 1 else received.grad / scale
+        gradient = None if unscaled is None else through(back, unscaled)
     return float(outputs[-1].detach())
 
 
-def _collect_gradients(stage: StageModule, sums: dict[str, Tensor]) -> None:
+def _collect_gradients(stage: StageModule, sums: dict[str, Tensor], scale: float) -> None:
     for name, parameter in stage.named_parameters():
         assert parameter.grad is not None, name
-        sums[name].add_(parameter.grad)
+        sums[name].add_(parameter.grad if scale == 1 else parameter.grad / scale)
         parameter.grad = None
 
 
@@ -169,6 +206,7 @@ def run(request: ReferenceRequest) -> dict[str, Any]:
 def _open_run(request: ReferenceRequest) -> tuple[Manifest, Microbatches, StartState | None]:
     """The manifest with its data and start filled in, and these. Relative paths are relative to the run file's folder."""
     manifest = manifest_files.load(Path(request.run_file))
+    check_no_decay(manifest)
     folder = Path(request.run_file).absolute().parent
     agreed, corpus = _open_data(manifest, request.data, folder)
     if not manifest.start.state:

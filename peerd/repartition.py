@@ -82,14 +82,15 @@ def gather_checkpoints(homes: Sequence[Home]) -> Reached:
     for step in sorted({checkpoint.step for checkpoint in found}, reverse=True):
         parts = _best_of_each_place([checkpoint for checkpoint in found if checkpoint.step == step])
         tensors = {name: value for part in parts for name, value in part.tensors.items()}
-        parameters = {name: tensors[f"parameters/{name}"] for name in wanted if f"parameters/{name}" in tensors}
+        newest = "ahead/" if manifest.train.delayed_updates else "parameters/"
+        parameters = {name: tensors[newest + name] for name in wanted if newest + name in tensors}
         if parameters.keys() != wanted.keys():
             continue
         return Reached(
             manifest=manifest,
             step=step,
             parameters=parameters,
-            optimizer={name: tensors[f"optimizer/{name}"] for name in optimizer_spec(wanted)},
+            optimizer={name: tensors[f"optimizer/{name}"] for name in optimizer_spec(manifest.train, wanted)},
             history=max((part.history for part in parts), key=len),
             inexact_steps=sum(part.lineage.inexact for part in parts),
         )

@@ -277,7 +277,7 @@ class Rounds:
         dtype = self._state.accumulator.flat.dtype
 
         def check() -> Tensor:
-            if sum(len(chunk) for chunk in chunks) != self._state.accumulator.flat.numel() * dtype.itemsize:
+            if sum(len(chunk) for chunk in chunks) != self._state.average_length(step) * dtype.itemsize:
                 raise BadMessageError("the average has another length than the stage's parameters")
             hasher = blake3()
             for chunk in chunks:

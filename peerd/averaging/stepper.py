@@ -176,7 +176,7 @@ class Stepper:
         before = self._state.record
         match decision.act:
             case Act.COMMIT:
-                await self._commit()
+                await self._commit(decision.norm)
             case Act.FETCH_AVERAGE:
                 await self._fetch(decision)
             case Act.RELOAD:
@@ -202,8 +202,8 @@ class Stepper:
         if self._state.record != before:
             self.on_change()
 
-    async def _commit(self) -> None:
-        held = await self._executor.run(Priority.CONTROL, self._state.commit)
+    async def _commit(self, norm: float | None) -> None:
+        held = await self._executor.run(Priority.CONTROL, lambda: self._state.commit(norm))
         self._rounds.applied(held)
         self._count(held.roster)
         self._refused.clear()
@@ -238,7 +238,7 @@ class Stepper:
         if (now.incarnation, now.ledger_no, now.step) != (asked.incarnation, asked.ledger_no, asked.step):
             return
         if now.phase is Phase.JOINING:
-            self._rounds.applied(await self._executor.run(Priority.CONTROL, lambda: self._state.catch_up(roster, flat_sum)))
+            self._rounds.applied(await self._executor.run(Priority.CONTROL, lambda: self._state.catch_up(roster, flat_sum, decision.norm)))
         else:
             await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(roster, flat_sum))
 

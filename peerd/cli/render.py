@@ -115,6 +115,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         ("stage", f"{peer['stage']} (of 0 to {run['num_stages'] - 1}) on {plain(peer['device'], 20)}"),
         ("step", f"{peer['step']}{end}, {phase_of(peer)}, holds {peer['done']} of {run['microbatches_per_step']} microbatches"),
         ("loss", "-" if peer["last_loss"] is None else f"{peer['last_loss']:.4f}"),
+        *_update_rows(reply),
         ("queue", f"{peer['queue']} waiting, {peer['in_flight']} in flight, {amount(peer['throughput'])} samples/s"),
         ("microbatches", work),
         ("exactness", exactness(counters)),
@@ -170,6 +171,16 @@ def _size(num_bytes: int) -> str:
 
 def _run_or_pause(run: bool) -> str:
     return "run" if run else "pause"
+
+
+def _update_rows(reply: StatusReply) -> list[tuple[str, str]]:
+    update = reply.get("update")
+    if update is None:
+        return []
+    text, norm, most = f"learning rate {update['learning_rate']:.3g}", update["gradient_norm"], update["max_gradient_norm"]
+    if norm is not None:
+        text += f", gradient norm {norm:.3g}" + (f" clipped to {most:g}" if 0 < most < norm else "")
+    return [("update", text if update["loss_scale"] is None else f"{text}, loss scale {update['loss_scale']:g}")]
 
 
 def print_peers(reply: PeersReply) -> None:

@@ -49,13 +49,25 @@ def print_history(reply: HistoryReply, *, most_steps: int | None, with_events: b
 
 
 def _steps_table(shown: list[StepInfo], steps: list[StepInfo]) -> Table:
-    table = _table(("step", "loss", "tokens", "took", "finished"), right=4)
+    shown_norms = [norm_of(step) for step in shown] if any(norm_of(step) for step in steps) else []
+    columns = ("step", "loss", "tokens", "rate", *(["norm"] if shown_norms else []), "took", "finished")
+    table = _table(columns, right=len(columns) - 1)
     before = {step["step"] + 1: step["time_s"] for step in steps}
-    for step in shown:
+    for place, step in enumerate(shown):
         began_s = before.get(step["step"], 0.0)
         took = f"{step['time_s'] - began_s:.1f}s" if began_s and step["time_s"] >= began_s else "-"
-        table.add_row(str(step["step"]), f"{step['loss']:.4f}", amount(step["tokens"]), took, when(step["time_s"]))
+        rate = f"{step['learning_rate']:.2e}" if "learning_rate" in step else "-"
+        norms = [shown_norms[place] or "-"] if shown_norms else []
+        table.add_row(str(step["step"]), f"{step['loss']:.4f}", amount(step["tokens"]), rate, *norms, took, when(step["time_s"]))
     return table
+
+
+def norm_of(step: StepInfo) -> str:
+    """The gradient norm, before clipping; empty where it is not known."""
+    norm = step.get("gradient_norm")
+    if step.get("overflowed"):
+        return "overflow"
+    return "" if norm is None else f"{norm:.3g}"
 
 
 def _print_events(out: Console, events: list[EventInfo]) -> None:

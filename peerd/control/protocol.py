@@ -20,7 +20,7 @@ fault     kind, then for_s, factor, at or seed {"schema"}; only where Settings.a
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 SCHEMA = 1
 MAX_LINE_BYTES = 4 * 1024 * 1024
@@ -100,6 +100,15 @@ class OwnerInfo(TypedDict):
     resting: bool  # it has left its stage
 
 
+class UpdateInfo(TypedDict):
+    """How the parameters are updated just now."""
+
+    learning_rate: float  # of the step under way
+    gradient_norm: float | None  # the whole model's at the last finished step; None: not shared in this run, or it overflowed
+    max_gradient_norm: float  # 0: no clipping
+    loss_scale: float | None  # of float16
+
+
 class StatusReply(TypedDict):
     schema: int
     join: str  # the address others paste, with #RUN-ID
@@ -117,6 +126,7 @@ class StatusReply(TypedDict):
     slow_factor: float
     dashboard: str  # its address, without the token; empty where it is off
     owner: OwnerInfo
+    update: NotRequired[UpdateInfo]
 
 
 class StageInfo(TypedDict):
@@ -142,6 +152,9 @@ class StepInfo(TypedDict):
     loss: float
     tokens: int
     time_s: float  # wall clock of the commit, seconds since the epoch
+    learning_rate: NotRequired[float]
+    gradient_norm: NotRequired[float | None]  # the whole model's before clipping; None: not known here
+    overflowed: NotRequired[bool]  # a float16 gradient overflowed, so the step changed nothing
 
 
 class EventInfo(TypedDict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -10,7 +11,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from peerd.control.protocol import SCHEMA, Counters, HealthItem, OwnerInfo, PeerInfo, PeersReply, RunInfo
+from peerd.config.schedule import learning_rate_at
+from peerd.control.protocol import SCHEMA, Counters, HealthItem, OwnerInfo, PeerInfo, PeersReply, RunInfo, UpdateInfo
 from peerd.control.server import Say, Verb
 from peerd.daemon.departure import Departure
 from peerd.daemon.export import export_run
@@ -86,6 +88,17 @@ class Answers:
             "slow_factor": node.service.pace.slow_factor,
             "dashboard": self.dashboard_address,
             "owner": cast("OwnerInfo", self._governor.fields()),
+            "update": self._update(),
+        }
+
+    def _update(self) -> UpdateInfo:
+        state, train = self._node.state, self._node.place.manifest.train
+        norm = state.gradient_norms.get(state.record.step - 1, math.inf)
+        return {
+            "learning_rate": learning_rate_at(train, state.record.step),
+            "gradient_norm": norm if math.isfinite(norm) else None,
+            "max_gradient_norm": train.max_gradient_norm,
+            "loss_scale": state.passes.loss_scale,
         }
 
     @property

@@ -40,7 +40,7 @@ async def export_run(node: Node, folder: Path, say: Say, hugging_face: bool = Fa
         say("the stages were at different steps; trying again")
     else:
         raise StageError("the stages could not be caught at one step", "try again")
-    parameters, optimizer = _assemble(found, step)
+    parameters, optimizer = assemble(found, step)
     if optimizer is None and not hugging_face:
         say("the swarm trains on: parameters are of one step, the optimizer's state is left out")
     history = [entry for entry in found[-1].history if entry.step < step]
@@ -78,12 +78,17 @@ def _holds(part: Downloaded, prefix: str) -> bool:
     return any(name.startswith(prefix) for name in part.tensors)
 
 
-def _assemble(found: list[Downloaded], step: int) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+def _newest(part: Downloaded) -> str:
+    """Where the parameters lie that all updates before its step lead to."""
+    return "ahead/" if _holds(part, "ahead/") else "parameters/"
+
+
+def assemble(found: list[Downloaded], step: int) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
     """Parameters of `step`; the optimizer's state too where every stage is exactly there."""
     parameters: dict[str, Tensor] = {}
     optimizer: dict[str, Tensor] = {}
     for part in found:
-        prefix = "parameters/" if part.step == step else "previous/"
+        prefix = _newest(part) if part.step == step else "previous/" if _newest(part) == "parameters/" else "parameters/"
         parameters |= {name.removeprefix(prefix): value for name, value in part.tensors.items() if name.startswith(prefix)}
         optimizer |= {name.removeprefix("optimizer/"): value for name, value in part.tensors.items() if name.startswith("optimizer/")}
     return parameters, optimizer if all(part.step == step for part in found) else None

@@ -141,6 +141,7 @@ class Node:
             ttl_s=ttl_s,
             averaging_s=averaging_s,
             last_step=train.steps,
+            shares_norms=train.shares_norms,
         )
         self.stepper = Stepper(self.state, self.executor, membership, self.rounds, self.downloader, rules)
         swarm_client = SwarmClient(links, run)

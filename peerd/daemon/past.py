@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from peerd.config.schedule import learning_rate_at
 from peerd.control.protocol import SCHEMA, ContributionInfo, EventInfo, StageContributionsInfo, StepInfo
 from peerd.control.server import Say, Verb
 from peerd.daemon.node import Node
@@ -54,7 +56,19 @@ class Past:
         known = {entry.step: (entry.loss, entry.tokens) for entry in stored if entry.loss is not None}
         known |= {entry.step: (entry.loss, entry.tokens) for entry in self._remembered() if entry.step >= since}
         newest = sorted(known)[-MAX_STEPS_TOLD:]
-        return [{"step": step, "loss": known[step][0], "tokens": known[step][1], "time_s": times.get(step, 0.0)} for step in newest]
+        return [self._step(step, *known[step], times.get(step, 0.0)) for step in newest]
+
+    def _step(self, step: int, loss: float, tokens: int, time_s: float) -> StepInfo:
+        norm = self._node.state.gradient_norms.get(step)
+        return {
+            "step": step,
+            "loss": loss,
+            "tokens": tokens,
+            "time_s": time_s,
+            "learning_rate": learning_rate_at(self._node.place.manifest.train, step),
+            "gradient_norm": norm if norm is not None and math.isfinite(norm) else None,
+            "overflowed": norm == math.inf,
+        }
 
     def _remembered(self) -> list[HistoryEntry]:
         """What the stage's state knows of finished steps, but for one that the torch thread has not quite finished: it has no time yet."""

@@ -14,6 +14,7 @@ from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
 from peerd.errors import DiskError, ManifestError
 from peerd.models.stages import with_cut
+from peerd.stage.optimizer import check_no_decay
 from peerd.stage.start import StartState
 from peerd.swarm.signed import SignedManifest, sign_manifest
 from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
@@ -46,7 +47,9 @@ def organise(settings: Settings) -> Run:
     path = Path(settings.run_file)
     manifest = load(path)
     check_model(manifest)
-    text, published = _organisers_text(with_cut(manifest), settings, path.parent)
+    manifest = with_cut(manifest)
+    check_no_decay(manifest)
+    text, published = _organisers_text(manifest, settings, path.parent)
     start = None
     if manifest.start.state:
         start = StartState((path.parent / Path(manifest.start.state).expanduser()).absolute())

@@ -1,7 +1,8 @@
 """The built-in language model: a decoder after SWARM section 4.3, with rotary embeddings and GeGLU.
 
-Choices: LayerNorm before each sub-layer, no biases in the linear layers, no dropout, head and embedding untied (a tied pair
-would need a gradient sum between the first and the last stage). Layers that share their weights lie in one stage, for the same reason.
+Choices: LayerNorm before each sub-layer, no biases in the linear layers, dropout on the embedding and on what each sub-layer
+adds (as in GPT-2, but not on attention's weights), head and embedding untied (a tied pair would need a gradient sum between
+the first and the last stage). Layers that share their weights lie in one stage, for the same reason.
 Shapes in docstrings: B sequences, S tokens, D d_model, H heads, K = D / H, F d_ff, V vocabulary.
 """
 
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from peerd.config.manifest import Manifest, ModelConfig
 from peerd.models.boundary import Narrow, Widen
+from peerd.models.dropout import Dropout
 from peerd.models.module import StageModule
 from peerd.models.weights import generator_of, give_memory
 from peerd.planner.decoder import decoder_loads
@@ -62,17 +64,18 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """One layer: attention and feed-forward, each behind a LayerNorm and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, dropout: float) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.d_model)
         self.attention = Attention(config)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
         self.feed_forward = FeedForward(config)
+        self.attention_dropout, self.feed_forward_dropout = Dropout(dropout), Dropout(dropout)
 
     def forward(self, hidden: Tensor, rotary: Tensor) -> Tensor:
         """hidden [B, S, D], rotary [2, S, K / 2] -> [B, S, D]."""
-        hidden = hidden + self.attention(self.attention_norm(hidden), rotary)
-        summed: Tensor = hidden + self.feed_forward(self.feed_forward_norm(hidden))
+        hidden = hidden + self.attention_dropout(self.attention(self.attention_norm(hidden), rotary))
+        summed: Tensor = hidden + self.feed_forward_dropout(self.feed_forward(self.feed_forward_norm(hidden)))
         return summed
 
 
@@ -84,10 +87,12 @@ class DecoderStage(StageModule):
     def __init__(self, manifest: Manifest, stage: int, layers: range) -> None:
         super().__init__(stage, manifest.train.num_stages)
         config = self.config = manifest.decoder
+        self.dropout = manifest.train.dropout
         if self.is_first:
             self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+            self.embedding_dropout = Dropout(self.dropout)
         # Dictionaries, not lists: their keys are the layers' indices in the whole model, so names do not depend on the split.
-        self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in layers[:: config.layers_per_group]})
+        self.blocks = nn.ModuleDict({str(layer): Block(config, self.dropout) for layer in layers[:: config.layers_per_group]})
         narrowed = narrowed_before(config, layers)
         self.narrow = nn.ModuleDict({str(layer): Narrow(config) for layer in narrowed if layer > layers.start})
         self.widen = nn.ModuleDict({str(layer): Widen(config) for layer in narrowed if layer < layers.stop})
@@ -98,7 +103,7 @@ class DecoderStage(StageModule):
         self.register_buffer("rotary", torch.empty(2, manifest.train.sequence_length, head_width // 2), persistent=False)
 
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
-        hidden = self.embedding(inputs) if self.is_first else inputs
+        hidden = self.embedding_dropout(self.embedding(inputs)) if self.is_first else inputs
         rotary = self.rotary[:, : hidden.shape[1]]
         for layer, block in self.blocks.items():
             if layer in self.widen:
@@ -111,7 +116,7 @@ class DecoderStage(StageModule):
         if not self.is_last:
             return hidden
         logits: Tensor = self.head(self.final_norm(hidden))
-        return logits if labels is None else functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return logits if labels is None else functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
     def initialise(self, seed: int, device: torch.device) -> None:
         give_memory(self, device)
@@ -134,7 +139,8 @@ class DecoderStage(StageModule):
         return torch.rand(shape, generator=generator).mul_(2).sub_(1).mul_(std * math.sqrt(3))
 
     def graph_bytes(self, num_tokens: int) -> int:
-        return self._load(1, num_tokens).graph_bytes
+        masks = 8 * self.config.d_model * len(self.blocks) * self.config.layers_per_group if self.dropout else 0
+        return self._load(1, num_tokens).graph_bytes + masks * num_tokens
 
     def forward_flops(self, microbatch: int, sequence: int) -> int:
         return self._load(microbatch, sequence).forward_flops

@@ -13,7 +13,8 @@ class StageModule(nn.Module):
 
     Contract:
     - parameter names are those of the whole model, so the stages' parameters together are the whole model;
-    - `forward` depends on its inputs and the parameters only: no dropout, no clock, no hidden state;
+    - `forward` depends on its inputs and the parameters only: no clock, no generator, no hidden state. What is left out by chance
+      is left out by a `Dropout` of models/dropout.py, which depends on the microbatch that it was told of, and on no other;
     - it can be built on the meta device; `initialise` then makes it real.
     """
 

@@ -125,9 +125,13 @@ def why_not_adopt(mine: PeerRecord, step: int, lineage: Lineage) -> str | None:
     return None if lineage == mine.lineage else "it was computed with parameters of another lineage than mine"
 
 
-def lineage_after(lineage: Lineage, average_id: AverageId) -> Lineage:
-    """The lineage of parameters to which an average was applied."""
-    return Lineage(lineage.inexact, digest("lineage", lineage.chain, average_id))
+def lineage_after(lineage: Lineage, average_id: AverageId, norm: float | None = None) -> Lineage:
+    """The lineage of parameters to which an average was applied, with the step's gradient norm where the run shares norms.
+
+    Peers of a stage that applied one average with norms of different rounding thus tell each other apart, and one reloads.
+    """
+    applied = [average_id] if norm is None else [average_id, norm.hex()]
+    return Lineage(lineage.inexact, digest("lineage", lineage.chain, *applied))
 
 
 def lineage_skipped(lineage: Lineage, step: int) -> Lineage:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from peerd.policy.hashing import peer_rank
 from peerd.policy.ledger import stage_step
+from peerd.policy.norms import norm_of_step, told_by
 from peerd.policy.roster import Roster, compose
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
@@ -36,13 +37,14 @@ class Act(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One action with its reason. `peer` is whom to ask, `step` whose average to fetch."""
+    """One action with its reason. `peer` is whom to ask, `step` whose average to fetch, `norm` the step's gradient norm to apply."""
 
     act: Act
     reason: str
     peer: PeerId | None = None
     step: int | None = None
     roster: Roster | None = None
+    norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,8 @@ class StepRules:
     lost_after_s: float = 40.0
     last_step: int = 0
     """The run ends at this step; 0: never."""
+    shares_norms: bool = False
+    """An average is applied with the whole model's gradient norm of its step (norms.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +86,7 @@ class OwnState:
 def decide(own: OwnState, live: LiveView, now_s: float, rules: StepRules) -> Decision:
     """The first rule that holds; WAIT when none does."""
     if own.record.phase is Phase.JOINING:
-        return _joining(own, live)
+        return _joining(own, live, rules)
     mates = [r for r in live.serving(own.record.stage) if r.peer != own.record.peer]
     for rule in _RULES:
         decision = rule(own, mates, live, now_s, rules)
@@ -94,10 +98,12 @@ def decide(own: OwnState, live: LiveView, now_s: float, rules: StepRules) -> Dec
 def looks_lost(own: OwnState, live: LiveView, rules: StepRules) -> bool:
     """Rule 11's condition at this moment; the caller remembers since when it has been true without a break."""
     mine = own.record
-    if mine.phase is not Phase.ACCUMULATING:
+    # An average without its step's norm is of no use. Whoever shares norms has finished the step long ago, or given it up.
+    idle = mine.phase is Phase.AVERAGED and rules.shares_norms and norm_of_step(mine, live, rules.num_stages) is None
+    if mine.phase is not Phase.ACCUMULATING and not idle:
         return False
     mates = [r for r in live.serving(mine.stage) if r.peer != mine.peer]
-    if any(m.step > mine.step or (m.step == mine.step and m.phase is Phase.AVERAGED) for m in mates):
+    if any(m.step > mine.step or (m.step == mine.step and m.phase is Phase.AVERAGED and not idle) for m in mates):
         return False
     others = [stage_step(live, stage) for stage in range(rules.num_stages) if stage != mine.stage]
     known = [step for step in others if step is not None]
@@ -106,7 +112,7 @@ def looks_lost(own: OwnState, live: LiveView, rules: StepRules) -> bool:
     return bool(known) and len(known) == len(others) and all(step > mine.step for step in known)
 
 
-def _joining(own: OwnState, live: LiveView) -> Decision:
+def _joining(own: OwnState, live: LiveView, rules: StepRules) -> Decision:
     """Join: catch up from the log of a mate, or download again, and serve only when equal to the stage."""
     mine = own.record
     mates = live.serving(mine.stage)
@@ -122,16 +128,25 @@ def _joining(own: OwnState, live: LiveView) -> Decision:
             return Decision(Act.RELOAD, "a stage mate has the better lineage", peer=better[0].peer)
         return Decision(Act.SERVE, f"at step {mine.step} like the stage")
     able = [m for m in mates if m.step > mine.step and (m.peer, mine.step) not in own.refused]
+    norms = {m.peer: told_by(m, mine.step) for m in able}
+    if rules.shares_norms:
+        able = [m for m in able if norms[m.peer] is not None]
     if newest - mine.step <= KEPT_AVERAGES and able:
-        return Decision(Act.FETCH_AVERAGE, f"the stage is at step {newest}", peer=_first_to_ask(own, able), step=mine.step)
+        peer = _first_to_ask(own, able)
+        return Decision(Act.FETCH_AVERAGE, f"the stage is at step {newest}", peer=peer, step=mine.step, norm=norms[peer])
     return Decision(Act.RELOAD, f"the stage is at step {newest}, too far to catch up", peer=best.peer)
 
 
-def _commit_behind_mate(own: OwnState, mates: Sequence[PeerRecord], _live: LiveView, _now_s: float, _rules: StepRules) -> Decision | None:
+def _commit_behind_mate(own: OwnState, mates: Sequence[PeerRecord], live: LiveView, _now_s: float, rules: StepRules) -> Decision | None:
     """Rule 1: the mate proves that the step was decided (hole 6)."""
-    if own.record.phase is Phase.AVERAGED and any(m.step > own.record.step for m in mates):
-        return Decision(Act.COMMIT, "a stage mate has committed this step")
-    return None
+    ahead = [m for m in mates if m.step > own.record.step]
+    if own.record.phase is not Phase.AVERAGED or not ahead:
+        return None
+    norm = norm_of_step(own.record, live, rules.num_stages) if rules.shares_norms else None
+    if rules.shares_norms and norm is None:
+        peer = max(ahead, key=lambda m: (m.step, m.peer)).peer
+        return Decision(Act.RELOAD, "nobody tells this step's gradient norm any more", peer=peer)
+    return Decision(Act.COMMIT, "a stage mate has committed this step", norm=norm)
 
 
 def _fetch_from_ahead(own: OwnState, mates: Sequence[PeerRecord], _live: LiveView, now_s: float, rules: StepRules) -> Decision | None:
@@ -223,7 +238,8 @@ def _adopt_smaller(own: OwnState, mates: Sequence[PeerRecord], live: LiveView, _
 def _commit(own: OwnState, _mates: Sequence[PeerRecord], live: LiveView, _now_s: float, rules: StepRules) -> Decision | None:
     """Rule 10: every stage has the average, and nobody is left behind (holes 4, 5)."""
     if own.record.phase is Phase.AVERAGED and not _uncommitted_reason(own, live, rules):
-        return Decision(Act.COMMIT, "every stage has averaged")
+        norm = norm_of_step(own.record, live, rules.num_stages) if rules.shares_norms else None
+        return Decision(Act.COMMIT, "every stage has averaged", norm=norm)
     return None
 
 
@@ -283,6 +299,8 @@ def _uncommitted_reason(own: OwnState, live: LiveView, rules: StepRules) -> str:
         waiting = [m for m in members if m.phase is not Phase.AVERAGED and not m.leaving and m.peer != own.record.peer]
         if waiting:
             return f"{waiting[0].peer} of stage {stage} is still {waiting[0].phase.name.lower()}"
+    if rules.shares_norms and norm_of_step(own.record, live, rules.num_stages) is None:
+        return "the gradient norm of this step is not known"
     return ""
 
 

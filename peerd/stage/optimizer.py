@@ -1,32 +1,67 @@
-"""AdamW for one stage: the update every peer of a stage makes alike, and its state as named tensors."""
+"""The optimizers: the update every peer of a stage makes alike, and its state as named tensors.
+
+Each treats every tensor by itself, so what a parameter becomes does not depend on which others share its process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from peerd.config.manifest import Manifest, TrainConfig
+from peerd.config.schedule import learning_rate_at
+from peerd.errors import ManifestError
+from peerd.models.stages import initial_parameter_spec
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class AdamW:
-    """AdamW (Loshchilov and Hutter 2019) over named parameters, with no weight decay on vectors (norms and biases).
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """One parameter in the hands of an update, all on one device: its value, its gradient and its state by part."""
 
-    Fused: one kernel call per parameter on a CPU, elementwise everywhere, so what a parameter becomes does not depend on which
-    others share its process. (`foreach` would group parameters, and so depend on the split.)
+    value: Tensor
+    gradient: Tensor
+    state: Mapping[str, Tensor]
 
-    Calls torch's function and not its class, which imports torch's compiler: 0.9 s and 70 MB of every daemon's start.
-    """
+
+Update = Callable[[Sequence[Updated], TrainConfig, float, float], None]
+"""Changes parameters and state in place; takes the learning rate and the weight decay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """An optimizer: the parts of its state that have the parameter's shape, and its update."""
+
+    parts: tuple[str, ...]
+    update: Update
+
+
+class Optimizer:
+    """The run's optimizer over named parameters, with no weight decay on vectors (norms and biases) and on train.no_decay."""
 
     def __init__(self, manifest: Manifest, parameters: Mapping[str, nn.Parameter]) -> None:
         self._train = manifest.train
+        self._kind = KINDS[manifest.train.optimizer]
         self._parameters = dict(parameters)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        self._state = {name: _fresh_state(parameter) for name, parameter in parameters.items()}
+        offload = manifest.compute.offload_optimizer
+        self._state = {name: _fresh_state(self._kind, value.cpu() if offload else value) for name, value in parameters.items()}
+        decaying = {name for name, parameter in parameters.items() if self._decays(name, parameter)}
+        self._groups = (
+            ([name for name in parameters if name in decaying], self._train.weight_decay),
+            ([name for name in parameters if name not in decaying], 0.0),
+        )
+
+    def move_to(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Update these from here on: the same names and shapes in other memory."""
+        self._parameters = dict(parameters)
 
     @torch.no_grad()
     def update(self, step: int, gradients: Mapping[str, Tensor]) -> None:
@@ -36,35 +71,27 @@ class AdamW:
         left out would silently stay behind.
         """
         _check_shapes("gradient", self._shapes, gradients)
-        matrices = [name for name, parameter in self._parameters.items() if parameter.dim() > 1]
-        vectors = [name for name, parameter in self._parameters.items() if parameter.dim() <= 1]
-        for names, weight_decay in ((matrices, self._train.weight_decay), (vectors, 0.0)):
-            parameters = [self._parameters[name] for name in names]
-            adamw(
-                [*parameters],
-                [
-                    gradients[name].to(device=parameter.device, dtype=parameter.dtype)
-                    for name, parameter in zip(names, parameters, strict=True)
-                ],
-                [self._state[name]["exp_avg"] for name in names],
-                [self._state[name]["exp_avg_sq"] for name in names],
-                [],
-                [self._state[name]["step"] for name in names],
-                lr=learning_rate_at(self._train, step),
-                beta1=self._train.beta1,
-                beta2=self._train.beta2,
-                eps=self._train.epsilon,
-                weight_decay=weight_decay,
-                fused=True,
-                foreach=False,
-                amsgrad=False,
-                maximize=False,
-            )
+        rate = learning_rate_at(self._train, step)
+        for names, weight_decay in self._groups:
+            group = [self._updated(name, gradients[name]) for name in names]
+            self._kind.update(group, self._train, rate, weight_decay)
+            for name, updated in zip(names, group, strict=True):
+                if updated.value.device != self._parameters[name].device:
+                    self._parameters[name].copy_(updated.value)
+
+    def _decays(self, name: str, parameter: Tensor) -> bool:
+        return parameter.dim() > 1 and not any(fnmatchcase(name, pattern) for pattern in self._train.no_decay)
+
+    def _updated(self, name: str, gradient: Tensor) -> Updated:
+        """Where the state lies: with compute.offload_optimizer a GPU's parameter travels to the CPU and back."""
+        parameter, state = self._parameters[name], self._state[name]
+        place = state["step"].device
+        return Updated(parameter.detach().to(place), gradient.to(device=place, dtype=parameter.dtype), state)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state as `<parameter>.exp_avg`, `.exp_avg_sq` and `.step`; zeros before the first step.
+        """The state as `<parameter>.<part>`, with `.step` the number of updates; zeros before the first.
 
-        The tensors are the live ones, on the parameters' device: clone what must outlast the next update.
+        The tensors are the live ones, where the optimizer keeps them: clone what must outlast the next update.
         """
         return {f"{name}.{part}": value for name, state in self._state.items() for part, value in state.items()}
 
@@ -74,30 +101,92 @@ class AdamW:
 
         Raises ValueError, with nothing changed, when a tensor is missing, unknown or of the wrong shape.
         """
-        _check_shapes("optimizer tensor", optimizer_spec(self._shapes), tensors)
+        _check_shapes("optimizer tensor", optimizer_spec(self._train, self._shapes), tensors)
         for name, value in self.tensors().items():
             value.copy_(tensors[name])
 
 
-def learning_rate_at(train: TrainConfig, step: int) -> float:
-    """The rate of the update that ends step `step` (from 0): a linear rise over the warm-up, then constant."""
-    rising = min(step + 1, train.warmup_steps)
-    return train.learning_rate * (rising / train.warmup_steps if train.warmup_steps else 1.0)
-
-
-def optimizer_spec(parameters: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def optimizer_spec(train: TrainConfig, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Name -> shape of the state's tensors for parameters of these shapes."""
-    shapes = {f"{name}.{part}": shape for name, shape in parameters.items() for part in MOMENTS}
+    shapes = {f"{name}.{part}": shape for name, shape in parameters.items() for part in KINDS[train.optimizer].parts}
     return shapes | {f"{name}.step": () for name in parameters}
 
 
-def _fresh_state(parameter: nn.Parameter) -> dict[str, Tensor]:
-    """What torch itself creates at a fused AdamW's first step: the step counts on the parameter's device, in float32."""
-    return {
-        "exp_avg": torch.zeros_like(parameter, requires_grad=False),
-        "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
-        "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-    }
+def optimizer_parts(train: TrainConfig) -> set[str]:
+    """What the names of the state's tensors end in."""
+    return {*KINDS[train.optimizer].parts, "step"}
+
+
+def check_no_decay(manifest: Manifest) -> None:
+    """ManifestError where a pattern of train.no_decay names no parameter: it would silently do nothing."""
+    if not manifest.train.no_decay:
+        return
+    names = [name for stage in range(manifest.train.num_stages) for name in initial_parameter_spec(manifest, stage)]
+    for pattern in manifest.train.no_decay:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ManifestError(f"train.no_decay: no parameter is called {pattern!r}", f"names are such as {names[0]} and {names[-1]}")
+
+
+def _adamw(group: Sequence[Updated], train: TrainConfig, rate: float, weight_decay: float) -> None:
+    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101).
+
+    Fused: one kernel call per parameter on a CPU, elementwise everywhere. (`foreach` would group parameters, and so depend on the
+    split.) Calls torch's function and not its class, which imports torch's compiler: 0.9 s and 70 MB of every daemon's start.
+    """
+    adamw(
+        [each.value for each in group],
+        [each.gradient for each in group],
+        [each.state["exp_avg"] for each in group],
+        [each.state["exp_avg_sq"] for each in group],
+        [],
+        [each.state["step"] for each in group],
+        lr=rate,
+        beta1=train.beta1,
+        beta2=train.beta2,
+        eps=train.epsilon,
+        weight_decay=weight_decay,
+        fused=True,
+        foreach=False,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+def _lamb(group: Sequence[Updated], train: TrainConfig, rate: float, weight_decay: float) -> None:
+    """LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2), with phi(z) = z and a layer being a tensor."""
+    for each in group:
+        first, second, step = each.state["exp_avg"], each.state["exp_avg_sq"], each.state["step"].add_(1)
+        first.lerp_(each.gradient, 1 - train.beta1)
+        second.mul_(train.beta2).addcmul_(each.gradient, each.gradient, value=1 - train.beta2)
+        updates = int(step)
+        root = second.sqrt().div_(math.sqrt(1 - train.beta2**updates)).add_(train.epsilon)
+        direction = (first / (1 - train.beta1**updates)).div_(root).add_(each.value, alpha=weight_decay)
+        length, wanted = torch.linalg.vector_norm(direction), torch.linalg.vector_norm(each.value)
+        ratio = torch.where((length > 0) & (wanted > 0), wanted / length, 1.0)  # a tensor of zeros would never leave them
+        each.value.sub_(direction.mul_(ratio).mul_(rate))
+
+
+def _sgd(group: Sequence[Updated], train: TrainConfig, rate: float, weight_decay: float) -> None:
+    """Stochastic gradient descent with momentum and no dampening; the decay is added to the gradient, as torch.optim.SGD does."""
+    for each in group:
+        each.state["step"].add_(1)
+        velocity = each.state["momentum_buffer"]
+        velocity.mul_(train.momentum).add_(each.gradient.add(each.value, alpha=weight_decay))
+        each.value.add_(velocity, alpha=-rate)
+
+
+KINDS: dict[str, Kind] = {
+    "adamw": Kind(ADAM_MOMENTS, _adamw),
+    "lamb": Kind(ADAM_MOMENTS, _lamb),
+    "sgd": Kind(("momentum_buffer",), _sgd),
+}
+"""Manifest's train.optimizer -> what it is."""
+
+
+def _fresh_state(kind: Kind, parameter: Tensor) -> dict[str, Tensor]:
+    """Zeros, on the parameter's device; the step counts in float32, as torch's fused AdamW wants it."""
+    state = {part: torch.zeros_like(parameter, requires_grad=False) for part in kind.parts}
+    return state | {"step": torch.zeros((), dtype=torch.float32, device=parameter.device)}
 
 
 def _check_shapes(what: str, expected: Mapping[str, tuple[int, ...]], given: Mapping[str, Tensor]) -> None:

@@ -219,7 +219,7 @@ class StageService:
         assert below is not None  # the dispatcher has checked that it is there and of the right shape
         below.check(below.dtype, below.shape, self._gradients)
         gradient = decode(below, self._state.device)
-        if not all_finite([gradient]):
+        if not self._state.passes.may_overflow and not all_finite([gradient]):
             raise BadMessageError("the next stage gave a gradient that is not finite")
         outcome = self._state.backward(ticket, gradient)
         self.pace.hold(started_s, BACKWARD_SHARE)

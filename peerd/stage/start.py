@@ -20,7 +20,7 @@ from peerd.config.manifest import Manifest, StartConfig
 from peerd.errors import DiskError, ManifestError
 from peerd.models.stages import initial_parameter_spec
 from peerd.stage.export import HistoryEntry, write_tensors
-from peerd.stage.optimizer import optimizer_spec
+from peerd.stage.optimizer import optimizer_parts, optimizer_spec
 from peerd.stage.snapshots import Downloaded
 from peerd.table.record import Lineage
 
@@ -30,7 +30,7 @@ _REMEDY = "write it anew with `peerd new --from`"
 def write_start(
     path: Path, step: int, parameters: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], history: Iterable[HistoryEntry]
 ) -> None:
-    """`step` updates lie behind the parameters. Without an optimizer's state its moments begin at zero. Raises DiskError."""
+    """`step` updates lie behind the parameters. Without the state of the run's optimizer its moments begin at zero. Raises DiskError."""
     tensors = {f"parameters/{name}": tensor for name, tensor in parameters.items()}
     tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer.items()}
     lines = json.dumps([[entry.step, entry.loss, entry.tokens] for entry in history])
@@ -62,8 +62,8 @@ class StartState:
         for stage in range(manifest.train.num_stages):
             parameters = initial_parameter_spec(manifest, stage)
             self._require("parameters/", parameters)
-            if self._has_optimizer:
-                self._require("optimizer/", optimizer_spec(parameters))
+            if self._has_optimizer(manifest):
+                self._require("optimizer/", optimizer_spec(manifest.train, parameters))
         if 0 < manifest.train.steps <= self.step:
             raise ManifestError(f"the run ends at step {manifest.train.steps}, which its start has reached", "raise train.steps")
         start = StartConfig(state=manifest.start.state, step=self.step, blake3=self.digest())
@@ -76,10 +76,11 @@ class StartState:
         parameters = initial_parameter_spec(manifest, stage)
         names = [f"parameters/{name}" for name in parameters]
         tensors: dict[str, Tensor] = {}
-        if self._has_optimizer:
-            names += [f"optimizer/{name}" for name in optimizer_spec(parameters)]
+        of_optimizer = optimizer_spec(manifest.train, parameters)
+        if self._has_optimizer(manifest):
+            names += [f"optimizer/{name}" for name in of_optimizer]
         else:
-            tensors = {f"optimizer/{name}": torch.zeros(shape) for name, shape in optimizer_spec(parameters).items()}
+            tensors = {f"optimizer/{name}": torch.zeros(shape) for name, shape in of_optimizer.items()}
         try:
             with safe_open(self.path, framework="pt") as file:
                 tensors |= {name: file.get_tensor(name) for name in names}
@@ -90,9 +91,10 @@ class StartState:
     def digest(self) -> str:
         return blake3().update_mmap(self.path).hexdigest()
 
-    @property
-    def _has_optimizer(self) -> bool:
-        return any(name.startswith("optimizer/") for name in self._shapes)
+    def _has_optimizer(self, manifest: Manifest) -> bool:
+        """Whether the run's own optimizer can go on from it: the state of another is of no use."""
+        wanted = optimizer_parts(manifest.train)
+        return {name.rpartition(".")[2] for name in self._shapes if name.startswith("optimizer/")} == wanted
 
     def _require(self, prefix: str, wanted: Mapping[str, tuple[int, ...]]) -> None:
         for name, shape in wanted.items():

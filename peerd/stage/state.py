@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,55 +20,25 @@ from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
 from peerd.models.stages import StageModule, build_stage
 from peerd.policy.ledger import may_accumulate
+from peerd.policy.norms import KEPT_NORMS
 from peerd.policy.roster import Roster, lineage_after, lineage_skipped, why_inexact, why_refuse
 from peerd.stage.accumulator import Accumulator, all_finite
+from peerd.stage.ahead import Ahead
 from peerd.stage.export import HistoryEntry
-from peerd.stage.optimizer import AdamW
-from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, Void, check_transition
+from peerd.stage.optimizer import Optimizer
+from peerd.stage.parameters import by_kind, check_fits, copy_parameters, flat_parameters, set_mean_parameters, set_parameters
+from peerd.stage.passes import Passes
+from peerd.stage.precision import norm_tensors, norms_from
+from peerd.stage.update import apply_means
+from peerd.stage.values import HeldAverage, Outcome, Ticket
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, StepNorm, Void, check_transition
 from peerd.table.view import LiveView
 from peerd.timeline.spans import Kind, SpanRing
 
+__all__ = ["HeldAverage", "Outcome", "StageState", "Ticket"]
+
 MAX_HISTORY = 100_000
 _PHASES = {Phase.ACCUMULATING: Kind.ACCUMULATING, Phase.AVERAGING: Kind.AVERAGING, Phase.AVERAGED: Kind.AVERAGED}
-
-
-@dataclass(slots=True)
-class Ticket:
-    """One microbatch held by this stage between its forward and backward pass."""
-
-    step: int
-    index: int
-    accept_mark: tuple[int, int]
-    """(incarnation, ledger number) when it was accepted."""
-    accumulate: bool
-    cancelled: bool = False
-    inputs: Tensor | None = None
-    labels: Tensor | None = None
-    output: Tensor | None = None
-    """With its graph, where graphs are kept."""
-    generation: int = -1
-    """Which parameters the graph was built with."""
-    queued_s: float = 0.0
-    """How long it has waited for the executor."""
-    passes: tuple[tuple[Kind, float], ...] = ()
-    """Which passes the last job made, and when each was over."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldAverage:
-    """A finished average: the summed vector on the CPU, whose ledgers it sums, and with which parameters they were computed."""
-
-    roster: Roster
-    lineage: Lineage
-    flat_sum: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a backward pass gave: the gradient of the inputs, and why it was not accumulated (empty when it was)."""
-
-    gradient: Tensor | None
-    refused: str
 
 
 class StageState:
@@ -86,14 +56,19 @@ class StageState:
         self.record = record
         self.module: StageModule = build_stage(manifest, record.stage, device)
         self.previous: StageModule | None = None
-        self.optimizer = AdamW(manifest, dict(self.module.named_parameters()))
+        self._ahead = Ahead(self.module) if manifest.train.delayed_updates else None
+        self.optimizer = Optimizer(manifest, dict(self.module.named_parameters()))
         dtype = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
         shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
         holds_doubles = dtype is torch.float32 or device.type != "mps"  # Apple's GPUs have no double precision
-        self.accumulator = Accumulator(shapes, dtype, device if holds_doubles else torch.device("cpu"))
+        self.passes = Passes(manifest)
+        place = device if holds_doubles else torch.device("cpu")
+        self.accumulator = Accumulator(shapes, dtype, place, overflows=self.passes.may_overflow)
         self.average: HeldAverage | None = None
         """The finished average of this step."""
         self.history: list[HistoryEntry] = []
+        self.gradient_norms: dict[int, float] = {}
+        """By step, where the run shares norms: of those I finished and those that came with a state."""
         self.weight_codec = parse_codec(manifest.wire.weight_gradients)
         """What mates of this stage send each other's gradients as."""
         self.keep_graph = manifest.compute.recompute == "never" if keep_graph is None else keep_graph
@@ -110,11 +85,10 @@ class StageState:
         module = self._module_at(ticket.step)
         if not self.keep_graph:
             with torch.no_grad():
-                output: Tensor = module(ticket.inputs)
-            return output
+                return self._compute(module, ticket)
         if not module.is_first:
             ticket.inputs.requires_grad_()
-        ticket.output = module(ticket.inputs)
+        ticket.output = self._compute(module, ticket)
         ticket.generation = self._generation
         return ticket.output.detach()
 
@@ -143,15 +117,18 @@ class StageState:
         module = self._module_at(ticket.step)
         if not module.is_first:
             ticket.inputs = ticket.inputs.detach().requires_grad_()
-        output: Tensor = module(ticket.inputs, ticket.labels) if module.is_last else module(ticket.inputs)
-        return output
+        return self._compute(module, ticket)
+
+    def _compute(self, module: StageModule, ticket: Ticket) -> Tensor:
+        assert ticket.inputs is not None
+        return self.passes.forward(module, ticket.step, ticket.index, ticket.inputs, ticket.labels)
 
     def _finish(self, ticket: Ticket, output: Tensor, gradient: Tensor | None, loss: float | None) -> Outcome:
         module = self._module_at(ticket.step)
         assert ticket.inputs is not None
         parameters = list(module.parameters())
         wanted = parameters if module.is_first else [ticket.inputs, *parameters]
-        gradients = list(torch.autograd.grad(output, wanted, gradient))
+        gradients = self.passes.backward(output, wanted, gradient, late=ticket.step != self.record.step)
         ticket.output = None
         input_gradient = None if module.is_first else gradients.pop(0)
         return Outcome(input_gradient, self._accumulate(ticket, gradients, loss))
@@ -184,7 +161,17 @@ class StageState:
         if reason is not None:
             return reason, None
         self._move(Phase.AVERAGING)
-        return "", self.accumulator.flat.detach().to("cpu", copy=True)
+        share = self.accumulator.flat.detach().to("cpu", copy=True)
+        return "", torch.cat([share, flat_parameters(self.module, share.dtype)]) if self._averages_parameters(roster.step) else share
+
+    def average_length(self, step: int) -> int:
+        """Elements of an average of my stage: the accumulator's, and at some steps the parameters after them."""
+        length = self.accumulator.flat.numel()
+        return length + sum(parameter.numel() for parameter in self.module.parameters()) if self._averages_parameters(step) else length
+
+    def _averages_parameters(self, step: int) -> bool:
+        every = self._manifest.train.average_parameters_every_steps
+        return every > 0 and (step + 1) % every == 0
 
     def close_round(self) -> None:
         """The round failed: the ledger is kept."""
@@ -203,60 +190,97 @@ class StageState:
         if stale or (mine.phase is Phase.AVERAGED and mine.average_id <= roster.average_id):
             return
         self.average = HeldAverage(roster, mine.lineage, flat_sum)
-        self._move(Phase.AVERAGED, average_id=roster.average_id)
+        train = self._manifest.train
+        gradients = flat_sum[: self.accumulator.flat.numel()]
+        norm = self.accumulator.norm(gradients, train.microbatches_per_step) if train.shares_norms else None
+        self._move(Phase.AVERAGED, average_id=roster.average_id, gradient_norm=norm)
 
     def check_average(self, roster: Roster, flat_sum: Tensor, step: int) -> None:
         """BadMessageError unless this is an exact average of my stage's `step`."""
         reason = why_inexact(roster.entries, self._manifest.train.microbatches_per_step)
         if (roster.stage, roster.step) != (self.record.stage, step):
             reason = "it is of another stage or step"
-        if flat_sum.shape != self.accumulator.flat.shape or flat_sum.dtype != self.accumulator.flat.dtype:
+        if flat_sum.shape != (self.average_length(step),) or flat_sum.dtype != self.accumulator.flat.dtype:
             reason = "it has another length than the stage's parameters"
         elif not all_finite([flat_sum]):
             reason = "it is not finite"
         if reason is not None:
             raise BadMessageError(f"the average is refused: {reason}")
 
-    def commit(self) -> HeldAverage:
-        """Optimizer step; t+1 begins with an empty ledger. Returns what goes into the log."""
+    @property
+    def newest(self) -> StageModule:
+        """The parameters that all updates lead to; with delayed updates those of the next step."""
+        return self.module if self._ahead is None else self._ahead.wait()
+
+    def commit(self, norm: float | None = None) -> HeldAverage:
+        """Optimizer step; t+1 begins with an empty ledger. Returns what goes into the log.
+
+        `norm` is the whole model's gradient norm of the step, given exactly where the run shares norms.
+        """
         assert self.average is not None
         assert self.record.phase is Phase.AVERAGED
         held = self.average
-        self._apply(held.roster, held.flat_sum)
+        self._apply(held.roster, held.flat_sum, norm)
         began_s = time.monotonic()
-        self._begin(self.record.step + 1, lineage_after(self.record.lineage, held.roster.average_id))
+        self._begin(self.record.step + 1, lineage_after(self.record.lineage, held.roster.average_id, norm))
         self._move(Phase.ACCUMULATING)
         self.spans.add(Kind.COMMIT, began_s, held.roster.step)
         return held
 
-    def catch_up(self, roster: Roster, flat_sum: Tensor) -> HeldAverage:
-        """A joiner applies a mate's logged average to what it downloaded."""
+    def catch_up(self, roster: Roster, flat_sum: Tensor, norm: float | None = None) -> HeldAverage:
+        """A joiner applies a mate's logged average to what it downloaded, with the norm that the mate applied."""
         assert self.record.phase is Phase.JOINING
         held = HeldAverage(roster, self.record.lineage, flat_sum)
-        self._apply(roster, flat_sum)
-        self._begin(self.record.step + 1, lineage_after(self.record.lineage, roster.average_id))
+        self._apply(roster, flat_sum, norm)
+        self._begin(self.record.step + 1, lineage_after(self.record.lineage, roster.average_id, norm))
         return held
 
-    def _apply(self, roster: Roster, flat_sum: Tensor) -> None:
+    def _apply(self, roster: Roster, flat_sum: Tensor, norm: float | None) -> None:
         began_s = time.monotonic()
-        if self.previous is None:
-            self.previous = copy.deepcopy(self.module)
+        train = self._manifest.train
+        assert (norm is not None) == train.shares_norms
+        num_microbatches, length = train.microbatches_per_step, self.accumulator.flat.numel()
+        if self._ahead is None:
+            self.previous = copy.deepcopy(self.module) if self.previous is None else self.previous
+            copy_parameters(self.module, self.previous)
+            if self._averages_parameters(roster.step):
+                set_mean_parameters(self.module, flat_sum[length:], len(roster.entries))
+        flat_sum = flat_sum[:length]
+
+        def update() -> None:
+            sums = flat_sum.to(self.accumulator.flat.device)
+            apply_means(train, self.optimizer, roster.step, self.accumulator.means(sums, num_microbatches), norm)
+
+        if self._ahead is None:
+            update()
         else:
-            _copy_parameters(self.module, self.previous)
-        num_microbatches = self._manifest.train.microbatches_per_step
-        sums = flat_sum.to(self.accumulator.flat.device)
-        gradients = {name: mean.float() for name, mean in self.accumulator.means(sums, num_microbatches).items()}
-        self.optimizer.update(roster.step, gradients)
+            self._turn(self._ahead, update)
         self._generation += 1
         if self.module.is_last:
             loss = float(flat_sum[-1]) / num_microbatches
             self._remember(HistoryEntry(step=roster.step, loss=loss, tokens=self._manifest.tokens_per_step_at(roster.step)))
+        self.passes.finish_step(norm)
+        if norm is not None:
+            self._note_norm(StepNorm(roster.step, norm))
         self.spans.add(Kind.OPTIMIZER, began_s, roster.step)
+
+    def _turn(self, ahead: Ahead, update: Callable[[], None]) -> None:
+        """The next step computes with what was made during this one; meanwhile this step's update is made."""
+        ahead.wait()
+        spare = self.previous if self.previous is not None else copy.deepcopy(self.module)
+        self.optimizer.move_to(dict(spare.named_parameters()))
+        self.previous, self.module = self.module, ahead.advance(spare, update)
+
+    def _note_norm(self, applied: StepNorm) -> None:
+        self.record = replace(self.record, norms=(*self.record.norms, applied)[-KEPT_NORMS:])
+        self.gradient_norms[applied.step] = applied.norm
+        self.gradient_norms.pop(applied.step - MAX_HISTORY, None)
 
     def skip_step(self) -> None:
         """Rule 11: the step is given up as inexact; the parameters stay as they are."""
         lineage = lineage_skipped(self.record.lineage, self.record.step)
         self.previous = copy.deepcopy(self.module)
+        self.passes.finish_step(None)
         self._begin(self.record.step + 1, lineage)
         self._move(Phase.ACCUMULATING)
 
@@ -291,12 +315,12 @@ class StageState:
         self.accumulator.zero()
         self.record = replace(self.record, step=step, lineage=lineage, done=0, ledger_no=self.record.ledger_no + 1, voids=())
 
-    def _move(self, phase: Phase, average_id: AverageId = NO_AVERAGE) -> None:
+    def _move(self, phase: Phase, average_id: AverageId = NO_AVERAGE, gradient_norm: float | None = None) -> None:
         check_transition(self.record.phase, phase)
         self._note_phase()
         if phase is not Phase.AVERAGED:
             self.average = None
-        self.record = replace(self.record, phase=phase, average_id=average_id)
+        self.record = replace(self.record, phase=phase, average_id=average_id, gradient_norm=gradient_norm)
 
     def _note_phase(self) -> None:
         """The phase that ends now, but for joining, which is no part of a step."""
@@ -320,51 +344,43 @@ class StageState:
         found: dict[str, Tensor] = {f"parameters/{name}": value for name, value in self.module.named_parameters()}
         if self.previous is not None:
             found |= {f"previous/{name}": value for name, value in self.previous.named_parameters()}
+        if self._ahead is not None:
+            found |= {f"ahead/{name}": value for name, value in self._ahead.wait().named_parameters()}
         if not parameters_only:
             found |= {f"optimizer/{name}": value for name, value in self.optimizer.tensors().items()}
+        found |= {f"norms/{name}": value for name, value in norm_tensors(self.record.norms).items()}
+        found |= {f"loss_scale/{name}": value for name, value in self.passes.tensors().items()}
         return {name: value.detach().to("cpu", copy=True) for name, value in found.items()}
 
     def load(self, tensors: Mapping[str, Tensor], step: int, lineage: Lineage, history: Sequence[HistoryEntry]) -> None:
         """Take over a downloaded state; BadMessageError, with nothing changed, when it does not fit this stage."""
-        groups: dict[str, dict[str, Tensor]] = {"parameters": {}, "previous": {}, "optimizer": {}}
-        for name, value in tensors.items():
-            kind, _, rest = name.partition("/")
-            if kind not in groups:
-                raise BadMessageError(f"unknown tensor {name[:80]} in the state")
-            groups[kind][rest] = value
-        _check_fits(self.module, groups["parameters"])
-        if groups["previous"]:
-            _check_fits(self.module, groups["previous"])
-        if not all_finite(tensors.values()):
+        kinds = ["parameters", "previous", "optimizer"] + ["norms"] * self._manifest.train.shares_norms
+        kinds += ["loss_scale"] * self.passes.may_overflow + ["ahead"] * (self._ahead is not None)
+        groups = by_kind(tensors, kinds)
+        check_fits(self.module, groups["parameters"])
+        for kind in ("previous", "ahead"):
+            if groups.get(kind):
+                check_fits(self.module, groups[kind])
+        if not all_finite(tensor for name, tensor in tensors.items() if not name.startswith("norms/")):
             raise BadMessageError("the state is not finite")
+        ahead = self._ahead.wait() if self._ahead is not None else None
         try:
+            norms = norms_from(groups.get("norms", {}))
+            passes = Passes(self._manifest)
+            passes.load(groups.get("loss_scale", {}))
             self.optimizer.load(groups["optimizer"])
         except ValueError as error:
             raise BadMessageError(f"the state does not fit: {error}") from None
-        _set_parameters(self.module, groups["parameters"])
+        set_parameters(self.module, groups["parameters"])
+        if ahead is not None:
+            set_parameters(ahead, groups["ahead"] or groups["parameters"])
         if groups["previous"]:
             self.previous = self.previous or copy.deepcopy(self.module)
-            _set_parameters(self.previous, groups["previous"])
+            set_parameters(self.previous, groups["previous"])
         else:
             self.previous = None
         self.history = list(history)
+        self.record, self.passes = replace(self.record, norms=norms), passes
+        self.gradient_norms |= {known.step: known.norm for known in norms}
         self._generation += 1
         self._begin(step, lineage)
-
-
-def _check_fits(module: StageModule, tensors: Mapping[str, Tensor]) -> None:
-    wanted = {name: (parameter.shape, parameter.dtype) for name, parameter in module.named_parameters()}
-    if {name: (given.shape, given.dtype) for name, given in tensors.items()} != wanted:
-        raise BadMessageError("the state's parameters are not this stage's")
-
-
-def _set_parameters(module: StageModule, tensors: Mapping[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.copy_(tensors[name])
-
-
-def _copy_parameters(source: StageModule, target: StageModule) -> None:
-    with torch.no_grad():
-        for ours, theirs in zip(target.parameters(), source.parameters(), strict=True):
-            ours.copy_(theirs)

@@ -198,6 +198,8 @@ def _with_step_fields(published: PeerRecord, own: PeerRecord) -> PeerRecord:
         ledger_no=own.ledger_no,
         average_id=own.average_id,
         lineage=own.lineage,
+        gradient_norm=own.gradient_norm,
+        norms=own.norms,
         voids=own.voids,
         checkpoints=own.checkpoints,
     )

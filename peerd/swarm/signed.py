@@ -11,10 +11,11 @@ import msgpack
 from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP, Manifest, parse_bytes, run_id
 from peerd.errors import BadMessageError, SignatureError
 from peerd.swarm.identity import SIGNATURE_BYTES, Identity, public_key_of, verify
-from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, RawRecord, RunId, Suspicion, Void
+from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, RawRecord, RunId, StepNorm, Suspicion, Void
 from peerd.wire.convert import bitmap_from, bitmap_to
 
 MAX_RECORD_BYTES = 4096
+MAX_NORMS = 8
 _MAX_COUNT = 1 << 62
 _RECORD_DOMAIN = b"peerd record\0"
 _MANIFEST_DOMAIN = b"peerd manifest\0"
@@ -119,6 +120,12 @@ def unpack_record(raw: bytes, run: RunId) -> SignedRecord:
 
 
 def _to_list(record: PeerRecord) -> list[Any]:
+    """Norms come last, and only where the run shares them."""
+    norms = [record.gradient_norm, [[known.step, known.norm] for known in record.norms]]
+    return _step_and_vitals(record) + (norms if norms != [None, []] else [])
+
+
+def _step_and_vitals(record: PeerRecord) -> list[Any]:
     return [
         record.peer,
         record.incarnation,
@@ -150,12 +157,13 @@ def _to_list(record: PeerRecord) -> list[Any]:
 
 
 def _from_list(fields: Any) -> PeerRecord:
-    if not isinstance(fields, list) or len(fields) != 26:
-        raise ValueError("a record has 26 fields")
+    if not isinstance(fields, list) or len(fields) not in (26, 28):
+        raise ValueError("a record has 26 fields, or 28 with norms")
     (peer, incarnation, version, addresses, stage, step, phase, done, ledger_no, average_id, lineage, leaving, trains, trains_from) = (
         fields[:14]
     )
-    (suspects, voids, checkpoints, gives_start, queue, in_flight, throughput, tokens, last_loss, software, device, memory) = fields[14:]
+    (suspects, voids, checkpoints, gives_start, queue, in_flight, throughput, tokens, last_loss, software, device, memory) = fields[14:26]
+    gradient_norm, norms = fields[26:] or (None, [])
     inexact, chain = _list(lineage, 2)
     return PeerRecord(
         peer=PeerId(_text(peer, 64)),
@@ -169,6 +177,8 @@ def _from_list(fields: Any) -> PeerRecord:
         ledger_no=_count(ledger_no),
         average_id=AverageId(_bytes(average_id, 16)),
         lineage=Lineage(_count(inexact), _bytes(chain, 32)),
+        gradient_norm=None if gradient_norm is None else _norm(gradient_norm),
+        norms=tuple(StepNorm(_count(each[0]), _norm(each[1])) for each in map(_pair, _list(norms)[:MAX_NORMS])),
         leaving=_flag(leaving),
         trains=_flag(trains),
         trains_from=_count(trains_from),
@@ -199,6 +209,13 @@ def _real(value: Any) -> float:
     return float(value)
 
 
+def _norm(value: Any) -> float:
+    """Infinite is a sound answer: something overflowed."""
+    if type(value) not in (int, float) or not value >= 0:
+        raise ValueError("not a norm")
+    return float(value)
+
+
 def _text(value: Any, most: int) -> str:
     if not isinstance(value, str) or len(value) > most or not value.isprintable():
         raise ValueError(f"not a printable text of at most {most} characters")
@@ -221,6 +238,10 @@ def _list(value: Any, length: int | None = None) -> list[Any]:
     if not isinstance(value, list) or len(value) > 64 or (length is not None and len(value) != length):
         raise ValueError("not a list of the right length")
     return value
+
+
+def _pair(value: Any) -> list[Any]:
+    return _list(value, 2)
 
 
 def _triple(value: Any) -> list[Any]:

@@ -74,6 +74,14 @@ class Void:
     step: int
 
 
+@dataclass(frozen=True, slots=True)
+class StepNorm:
+    """The whole model's gradient norm of a finished step, as it was applied; infinite where the step changed no parameter."""
+
+    step: int
+    norm: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRecord:
     """A peer's row. Signed on the wire; per peer the highest (incarnation, version) wins."""
@@ -90,6 +98,10 @@ class PeerRecord:
     ledger_no: int = 0
     average_id: AverageId = NO_AVERAGE
     lineage: Lineage = Lineage()
+    gradient_norm: float | None = None
+    """Of my average, while AVERAGED and where the run shares norms; infinite where a gradient overflowed."""
+    norms: tuple[StepNorm, ...] = ()
+    """Of the last steps I finished, where the run shares norms: those behind me apply the same."""
     leaving: bool = False
     trains: bool = False
     """Runs a trainer (has the run's data)."""

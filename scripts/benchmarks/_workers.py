@@ -27,7 +27,7 @@ from peerd.config.manifest import Manifest
 from peerd.config.paths import cache_folder
 from peerd.models.stages import StageModule, build_stage
 from peerd.reference import mean_gradients
-from peerd.stage.optimizer import AdamW
+from peerd.stage.optimizer import Optimizer
 from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
 
 
@@ -71,7 +71,7 @@ def gpipe_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]
     train = manifest.train
     distributed.init_process_group("gloo", init_method=f"file://{job.folder}/store", rank=job.rank, world_size=train.num_stages)
     module = build_stage(manifest, job.rank, "cpu")
-    optimizer = AdamW(manifest, parameters := dict(module.named_parameters()))
+    optimizer = Optimizer(manifest, parameters := dict(module.named_parameters()))
     stage = PipelineStage(Stage(module, manifest.compute.recompute == "always"), job.rank, train.num_stages, torch.device("cpu"))
     schedule = ScheduleGPipe(stage, train.microbatches_per_step, loss_fn=cross_entropy)
     for step in itertools.count():
@@ -90,7 +90,7 @@ def gpipe_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]
 def alone_steps(_job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]:
     """The reference: all stages in this process, graphs kept."""
     stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
-    optimizers = [AdamW(manifest, dict(stage.named_parameters())) for stage in stages]
+    optimizers = [Optimizer(manifest, dict(stage.named_parameters())) for stage in stages]
     for step in itertools.count():
         loss, gradients = mean_gradients(manifest, corpus, stages, step)
         for optimizer, of_stage in zip(optimizers, gradients, strict=True):

@@ -23,13 +23,14 @@ from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongState
 from peerd.policy.roster import Roster, entry_of
 from peerd.stage.accumulator import split_evenly
 from peerd.stage.executor import Executor, Priority
+from peerd.stage.optimizer import Optimizer
 from peerd.stage.state import HeldAverage, StageState
 from peerd.stage.tensors import encode_flat
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, RawRecord
 from peerd.wire.clients import AveragingClient, PartHeader, ReceivedAverage
 from peerd.wire.services import Part
 from tests.strategies import view_of
-from tests.tiny_run import tiny_manifest
+from tests.tiny_run import replace_train, tiny_manifest
 
 AVERAGING_S = 0.5
 MICROBATCHES = 6
@@ -219,6 +220,29 @@ async def test_the_bits_do_not_depend_on_who_is_late(make_group: MakeGroup, late
     await group.leader(roster).rounds.lead(roster)
     await group.settled(Phase.AVERAGED)
     assert all(torch.equal(member.average, whole_sum(member)) for member in group.members.values())
+
+
+@pytest.mark.parametrize("num_members", [2, 3])
+async def test_parameters_that_drifted_apart_are_averaged_and_equal_ones_keep_their_bits(make_group: MakeGroup, num_members: int) -> None:
+    group = make_group(num_members, replace_train(MANIFEST, average_parameters_every_steps=1))
+    modules = [member.state.module for member in group.members.values()]
+    drifted, steady = [[dict(module.named_parameters())[name] for module in modules] for name in ("head.weight", "embedding.weight")]
+    with torch.no_grad():
+        for number, parameter in enumerate(drifted):
+            parameter.fill_(2.0**number)
+    mean, kept = sum(2.0**number for number in range(num_members)) / num_members, steady[0].detach().clone()
+    roster = group.roster()
+    assert await group.leader(roster).rounds.lead(roster) == ""
+    await group.settled(Phase.AVERAGED)
+    late, holder = list(group.members.values())[-2:]
+    _, fetched = await late.rounds.fetch(holder.peer, 0)
+    assert torch.equal(fetched, holder.average), "a mate that missed the round gets the parameters too"
+    rates = [replace(MANIFEST.train, learning_rate=0.0, weight_decay=0.0) for _ in modules]
+    for member, train in zip(group.members.values(), rates, strict=True):
+        member.state.optimizer = Optimizer(replace(MANIFEST, train=train), dict(member.state.module.named_parameters()))
+        member.state.commit()
+    assert all(torch.equal(parameter, torch.full_like(parameter, mean)) for parameter in drifted)
+    assert all(torch.equal(parameter, kept) for parameter in steady)
 
 
 async def test_a_part_that_comes_before_its_proposal_is_held(make_group: MakeGroup) -> None:

@@ -26,6 +26,17 @@ def test_history_shows_the_last_steps_and_their_times(capsys: pytest.CaptureFixt
     assert "nobody serves stage 0" in "\n".join(lines)
 
 
+def test_history_shows_rates_and_norms_where_they_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = history_reply(3)
+    reply["steps"][1] |= {"learning_rate": 0.0025, "gradient_norm": 1.234, "overflowed": False}
+    reply["steps"][2] |= {"learning_rate": 0.002, "gradient_norm": None, "overflowed": True}
+    print_history(reply, most_steps=3, with_events=False)
+    lines = lines_of(capsys)
+    assert [line.split()[3:5] for line in lines if "8.19K" in line] == [["-", "-"], ["2.50e-03", "1.23"], ["2.00e-03", "overflow"]]
+    print_history(history_reply(3), most_steps=3, with_events=False)
+    assert "norm" not in capsys.readouterr().out
+
+
 def test_an_empty_history_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     print_history({"schema": 1, "steps": [], "events": []}, most_steps=5, with_events=True)
     assert lines_of(capsys) == ["no step is finished yet", "no events yet"]

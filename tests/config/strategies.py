@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -53,6 +54,11 @@ def blocks_models(draw: st.DrawFn) -> BlocksConfig:
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
     model = draw(models() | hugging_face_models() | blocks_models())
+    steps, warmup_steps = draw(st.integers(0, 1 << 40)), draw(st.integers(0, 1000))
+    schedule: Any = draw(st.sampled_from(["constant", "linear", "cosine"]))
+    delayed = draw(st.booleans())
+    falling = schedule != "constant"
+    lossy = draw(st.booleans())
     num_stages, length = draw(st.integers(1, model.num_layers // model.layers_per_group)), draw(st.integers(2, 512))
     in_groups = (model.layers_per_group,) * (num_stages - 1)
     first_length = draw(st.just(0) | st.integers(2, length))
@@ -64,9 +70,20 @@ def manifests(draw: st.DrawFn) -> Manifest:
         microbatches_per_step=draw(st.integers(1, 8192)),
         microbatch_size=draw(st.integers(1, 16)),
         sequence_length=length,
-        steps=draw(st.integers(0, 1 << 40)),
+        steps=steps,
         learning_rate=draw(st.floats(0, 100)),
-        warmup_steps=draw(st.integers(0, 1000)),
+        warmup_steps=warmup_steps,
+        schedule=schedule,
+        final_learning_rate=draw(st.floats(0, 100)) if falling else 0.0,
+        decay_steps=warmup_steps + draw(st.integers(1, 1000)) if falling else 0,
+        optimizer=draw(st.sampled_from(["adamw", "lamb", "sgd"])),
+        max_gradient_norm=draw(st.floats(0, 1e9)),
+        dropout=draw(st.floats(0, 0.99)),
+        average_parameters_every_steps=draw(st.integers(0, 1 << 40)) if not (delayed or lossy) else 0,
+        delayed_updates=delayed,
+        precision=draw(st.sampled_from(["float32", "bfloat16"] if lossy else ["float32", "bfloat16", "float16"])),
+        loss_scale=2.0 ** draw(st.integers(0, 32)),
+        no_decay=tuple(draw(st.lists(sources, max_size=3))),
         epsilon=draw(st.floats(1e-16, 1)),
         accumulate=draw(st.sampled_from(["float32", "float64"])),
     )
@@ -78,6 +95,6 @@ def manifests(draw: st.DrawFn) -> Manifest:
         start=StartConfig(state=draw(st.just("") | sources)),
         train=train,
         compute=ComputeConfig(threads=draw(st.integers(0, 1024)), recompute=draw(st.sampled_from(["auto", "always", "never"]))),
-        wire=WireConfig(activations=draw(codecs), activation_gradients=draw(codecs), weight_gradients=draw(codecs)),
+        wire=WireConfig(activations=draw(codecs), activation_gradients=draw(codecs), weight_gradients=draw(codecs) if lossy else "none"),
         swarm=SwarmConfig(announce_period_s=draw(st.floats(0.2, 300))),
     )

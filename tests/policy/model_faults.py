@@ -72,6 +72,8 @@ class Scenario:
     takeover_s: float = 4.0
     rounding: bool = False
     """Averages of equal content from different rosters count as different parameters."""
+    shares_norms: bool = False
+    """An average is applied with the whole model's gradient norm of its step."""
     off: frozenset[str] = frozenset()
     """Rules that are switched off, to show that the checks notice (`RULES_OFF`)."""
     limit_s: float = 300.0
@@ -99,5 +101,6 @@ def draw(seed: int, kinds: Sequence[Kind], *, survivor: Survivor = Survivor.UP_T
         riders=rng.choice((1, 2, 5)),
         takeover_s=rng.choice((0.5, 2.0, 4.0)),
         rounding=rng.random() < 0.5,
+        shares_norms=seed % 2 == 1,
         off=off,
     )

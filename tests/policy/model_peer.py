@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.admission import donors
+from peerd.policy.hashing import digest
 from peerd.policy.leaving import has_successors, owes_nothing
+from peerd.policy.norms import KEPT_NORMS
 from peerd.policy.roster import lineage_after, lineage_skipped
 from peerd.policy.stepping import KEPT_AVERAGES, Act, Decision, OwnState, decide, looks_lost
-from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, Suspicion, check_transition
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm, Suspicion, check_transition
 from peerd.table.view import LiveView, Sighting, SwarmView
 from tests.policy.model_calls import Calls
 from tests.policy.model_recovery import Recovery
@@ -137,6 +139,8 @@ class ModelPeer:
         assert isinstance(phase, Phase)
         if phase is not self.record.phase:
             check_transition(self.record.phase, phase)
+            if phase is not Phase.AVERAGED:
+                fields["gradient_norm"] = None
         self.record = replace(self.record, version=self.record.version + 1, **fields)  # type: ignore[arg-type]
         self.view = self.view.merge(self.record, self.now)
         self.poke()
@@ -282,11 +286,11 @@ class ModelPeer:
             self.world.note(f"{self.name} {decision.act.value}: {decision.reason}")
         match decision.act:
             case Act.COMMIT:
-                self.commit()
+                self.commit(decision.norm)
             case Act.FETCH_AVERAGE if "adopt" not in off and not self.fetching:
                 assert decision.peer is not None
                 assert decision.step is not None
-                self.rounds.fetch_average(decision.peer, decision.step)
+                self.rounds.fetch_average(decision.peer, decision.step, decision.norm)
             case Act.RELOAD:
                 self.reload()
             case Act.CLOSE_ROUND:
@@ -300,32 +304,40 @@ class ModelPeer:
                 self.rounds.propose(decision.roster)
             case Act.SKIP_STEP:
                 self.world.counts["inexact"] += 1
-                self._next_step(self.world.thetas.skipped(self.theta), lineage_skipped(self.record.lineage, self.record.step))
+                self._next_step(self.world.thetas.skipped(self.theta), lineage_skipped(self.record.lineage, self.record.step), None)
             case Act.SERVE:
                 self.world.check_history(self)
                 self.change(phase=Phase.ACCUMULATING)
 
-    def adopt(self, step: int, average_id: AverageId, average: Average) -> None:
-        """A finished average of my present step, from my round or from a mate."""
+    def adopt(self, step: int, average_id: AverageId, average: Average, norm: float | None = None) -> None:
+        """A finished average of my present step, from my round or from a mate; a joiner applies it with the mate's `norm`."""
         self.rounds.drop()
         self.average = average
         if self.record.phase is Phase.JOINING:
             self.change(average_id=average_id)
-            self.commit()
+            self.commit(norm)
         else:
-            self.change(phase=Phase.AVERAGED, average_id=average_id)
+            shared = self._norm_of(average, average_id) if self.world.rules.shares_norms else None
+            self.change(phase=Phase.AVERAGED, average_id=average_id, gradient_norm=shared)
 
-    def commit(self) -> None:
+    def _norm_of(self, average: Average, average_id: AverageId) -> float:
+        """Some number that is a function of the average and, where averages differ in rounding, of which it is."""
+        rounding = average_id if self.world.scenario.rounding else b""
+        return float(int.from_bytes(digest(repr(average), self.record.stage, rounding, size=2)))
+
+    def commit(self, norm: float | None) -> None:
         assert self.average is not None
+        assert (norm is not None) == self.world.rules.shares_norms
         self.world.check_average(self, self.average)
         self.log.append((self.record.step, self.record.average_id, self.average, self.record.lineage))
         self.world.counts["commits"] += 1
         rounding = self.record.average_id if self.world.scenario.rounding else b""
-        theta = self.world.thetas.after(self.theta, self.average, rounding)
-        self._next_step(theta, lineage_after(self.record.lineage, self.record.average_id))
+        self.world.check_norm(self, norm)
+        theta = self.world.thetas.after(self.theta, self.average, rounding, norm)
+        self._next_step(theta, lineage_after(self.record.lineage, self.record.average_id, norm), norm)
         self.world.checkpoint(self)
 
-    def _next_step(self, theta: ThetaId, lineage: Lineage) -> None:
+    def _next_step(self, theta: ThetaId, lineage: Lineage, norm: float | None) -> None:
         self.previous = None if "previous" in self.world.scenario.off else self.theta
         self.theta = theta
         self.average = None
@@ -341,9 +353,15 @@ class ModelPeer:
             ledger_no=self.record.ledger_no + 1,
             average_id=NO_AVERAGE,
             lineage=lineage,
+            norms=self._norms_with(norm),
             voids=(),
         )
         self.world.check_history(self)
+
+    def _norms_with(self, norm: float | None) -> tuple[StepNorm, ...]:
+        if norm is None or "norms told" in self.world.scenario.off:
+            return self.record.norms
+        return (*self.record.norms, StepNorm(self.record.step, norm))[-KEPT_NORMS:]
 
     # state from a mate
 
@@ -372,7 +390,7 @@ class ModelPeer:
             self.downloading, self.has_state, self.recovery.going_on = False, True, False
             self.theta, self.previous = snapshot.theta, snapshot.previous
             if self.record.phase is Phase.JOINING:
-                self.change(step=snapshot.step, lineage=snapshot.lineage)
+                self.change(step=snapshot.step, lineage=snapshot.lineage, norms=snapshot.norms)
 
         self.rounds.fetch_state(donor, arrived)
 

@@ -43,4 +43,4 @@ class Recovery:
         self.going_on, peer.has_state = False, True
         peer.theta, peer.previous = kept.theta, kept.previous
         peer.world.counts["resumed"] += 1
-        peer.change(step=kept.step, lineage=kept.lineage, checkpoints=())
+        peer.change(step=kept.step, lineage=kept.lineage, norms=kept.norms, checkpoints=())

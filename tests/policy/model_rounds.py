@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from peerd.policy.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt, why_refuse
-from peerd.table.record import AverageId, Lineage, PeerId, Phase
+from peerd.table.record import AverageId, Lineage, PeerId, Phase, StepNorm
 from tests.policy.model_theta import Average, ThetaId
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Snapshot:
     lineage: Lineage
     theta: ThetaId
     previous: ThetaId | None
+    norms: tuple[StepNorm, ...] = ()
 
 
 class Rounds:
@@ -154,7 +155,8 @@ class Rounds:
 
     # GET_AVERAGE, GET_STATE
 
-    def fetch_average(self, mate: PeerId, step: int) -> None:
+    def fetch_average(self, mate: PeerId, step: int, norm: float | None) -> None:
+        """`norm` is the step's, where the mate has finished it and I only catch up."""
         peer = self._peer
         peer.fetching = True
         asked_at = (peer.record.incarnation, peer.record.ledger_no)
@@ -174,7 +176,7 @@ class Rounds:
             smaller = peer.record.phase is not Phase.AVERAGED or average_id < peer.record.average_id
             if asked_at == (peer.record.incarnation, peer.record.ledger_no) and smaller and not peer.downloading:
                 peer.world.counts["adopted"] += 1
-                peer.adopt(step, average_id, average)
+                peer.adopt(step, average_id, average, norm)
 
         self._ask(mate, lambda peer: peer.rounds.average_of(step), answered)
 
@@ -202,13 +204,13 @@ class Rounds:
         peer = self._peer
         if peer.record.phase is Phase.JOINING:
             return None
-        return Snapshot(peer.record.stage, peer.record.step, peer.record.lineage, peer.theta, peer.previous)
+        return Snapshot(peer.record.stage, peer.record.step, peer.record.lineage, peer.theta, peer.previous, peer.record.norms)
 
     def _whole(self, donor: ModelPeer, found: Snapshot) -> Snapshot:
         if "snapshot" not in donor.world.scenario.off:
             return found
         torn = donor.world.thetas.torn(found.theta, donor.theta)
-        return Snapshot(found.stage, found.step, found.lineage, torn, found.previous)
+        return Snapshot(found.stage, found.step, found.lineage, torn, found.previous, found.norms)
 
     # messages
 

@@ -31,9 +31,9 @@ class Thetas:
     def first(self, stage: int) -> ThetaId:
         return self._intern(("first", stage), 0)
 
-    def after(self, theta: ThetaId, average: Average, rounding: bytes = b"") -> ThetaId:
-        """`rounding` sets apart averages of one content that were summed in another order."""
-        return self._intern((theta, average, rounding), self.step_of(theta) + 1)
+    def after(self, theta: ThetaId, average: Average, rounding: bytes = b"", norm: float | None = None) -> ThetaId:
+        """`rounding` sets apart averages of one content that were summed in another order; `norm` is what was applied with it."""
+        return self._intern((theta, average, rounding, norm), self.step_of(theta) + 1)
 
     def skipped(self, theta: ThetaId) -> ThetaId:
         return self._intern((theta, "skipped"), self.step_of(theta) + 1)

@@ -9,6 +9,7 @@ Checked, PROTOCOL's way:
   I2  peers of a stage at the same step and with equal lineage have the same history
   I3  no divergence persists
   I4  while an up-to-date peer of each stage survives, every step is finished in bounded time, none of them inexact
+  I5  where gradient norms are shared, every stage applies the same norm of a step (but for rounding)
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CHECKPOINT_EVERY, CHECKPOINTS_KEPT = 2, 4
 MOST_RELOADS = 200
 """More in one run means that somebody asks again and again without waiting."""
 
-RULES_OFF = ("overlap reset", "ledger fence", "adopt", "repeats renew", "roster content", "snapshot", "bit after gradient")
+RULES_OFF = ("overlap reset", "ledger fence", "adopt", "repeats renew", "roster content", "snapshot", "bit after gradient", "norms told")
 """What a scenario may switch off to be noticed within a few dozen random runs; "previous" (hole 4) takes a scripted one."""
 
 
@@ -71,12 +72,14 @@ class World:
             ttl_s=TTL_S,
             averaging_s=AVERAGING_S,
             last_step=scenario.last_step,
+            shares_norms=scenario.shares_norms,
         )
         self._events: list[tuple[float, int, ModelPeer | None, Callable[[], None]]] = []
         self._sequence = 0
         self._lossy_until = -1.0
         self._cuts: dict[tuple[PeerId, PeerId], float] = {}
         self._histories: dict[tuple[int, int, Lineage], ThetaId] = {}
+        self._norms: dict[int, float] = {}
         self._diverged: dict[tuple[PeerId, PeerId], float] = {}
         for number in range(scenario.num_stages * scenario.peers_per_stage):
             self._add(f"p{number}", number % scenario.num_stages).begin()
@@ -170,6 +173,13 @@ class World:
         if wrong is not None:
             self.violations.append(f"I1 at {peer.name} of stage {peer.record.stage}: {wrong}")
 
+    def check_norm(self, peer: ModelPeer, norm: float | None) -> None:
+        """Averages that differ in rounding, or a step given up, excuse two stages that applied different norms."""
+        if norm is None or self.scenario.rounding or self.counts["inexact"]:
+            return
+        if self._norms.setdefault(peer.record.step, norm) != norm:
+            self.violations.append(f"I5 at {peer.name}: another gradient norm of step {peer.record.step} than somebody applied")
+
     def check_history(self, peer: ModelPeer) -> None:
         record = peer.record
         if self.thetas.step_of(peer.theta) != record.step:
@@ -254,7 +264,7 @@ class World:
         record = peer.record
         if record.step % CHECKPOINT_EVERY == 0:
             kept = [found for found in self.checkpoints.get(peer.name, []) if found.stage == record.stage]
-            kept.append(Snapshot(record.stage, record.step, record.lineage, peer.theta, peer.previous))
+            kept.append(Snapshot(record.stage, record.step, record.lineage, peer.theta, peer.previous, record.norms))
             self.checkpoints[peer.name] = kept[-CHECKPOINTS_KEPT:]
 
     def _black_out(self, lasts_s: float) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.optim.sgd import sgd
 
 from peerd.config.manifest import Manifest, TrainConfig
+from peerd.config.schedule import learning_rate_at
+from peerd.errors import ManifestError
 from peerd.models.stages import build_stage
-from peerd.stage.optimizer import AdamW, learning_rate_at
+from peerd.stage.optimizer import Optimizer, check_no_decay
 from tests.tiny_run import tiny_manifest
 
 
@@ -31,7 +36,7 @@ def train(manifest: Manifest, steps: int) -> dict[str, Tensor]:
     """Parameters and optimizer state after updates with random gradients."""
     tensors: dict[str, Tensor] = {}
     for parameters in parameters_per_stage(manifest):
-        optimizer = AdamW(manifest, parameters)
+        optimizer = Optimizer(manifest, parameters)
         for step in range(steps):
             optimizer.update(step, random_gradients(parameters, step))
         tensors |= {name: parameter.detach() for name, parameter in parameters.items()} | optimizer.tensors()
@@ -49,7 +54,7 @@ def test_the_first_update_is_the_one_of_the_paper() -> None:
     """Algorithm 2 of arXiv 1711.05101 at t = 1, where both bias-corrected moments are the gradient's own."""
     manifest = tiny_manifest(1, learning_rate=0.01, weight_decay=0.1)
     weight, bias = nn.Parameter(torch.full((2, 3), 2.0)), nn.Parameter(torch.full((3,), 2.0))
-    optimizer = AdamW(manifest, {"weight": weight, "bias": bias})
+    optimizer = Optimizer(manifest, {"weight": weight, "bias": bias})
     optimizer.update(0, {"weight": torch.full((2, 3), -0.5), "bias": torch.full((3,), 0.5)})
     assert torch.allclose(weight, torch.tensor(2.0 - 0.01 * 0.1 * 2.0 + 0.01))
     assert torch.allclose(bias, torch.tensor(2.0 - 0.01)), "vectors must not decay"
@@ -57,6 +62,84 @@ def test_the_first_update_is_the_one_of_the_paper() -> None:
     assert torch.allclose(state["weight.exp_avg"], torch.tensor(-0.5 * (1 - manifest.train.beta1)))
     assert torch.allclose(state["bias.exp_avg_sq"], torch.tensor(0.25 * (1 - manifest.train.beta2)))
     assert weight.grad is None
+
+
+# Other optimizers
+
+
+@pytest.mark.parametrize("kind", ["lamb", "sgd"])
+def test_other_optimizers_do_not_depend_on_the_split_either(kind: str) -> None:
+    whole, split = train(tiny_manifest(1, optimizer=kind), steps=3), train(tiny_manifest(3, optimizer=kind), steps=3)
+    assert split.keys() == whole.keys()
+    assert all(torch.equal(split[name], whole[name]) for name in whole)
+
+
+def lamb_by_the_paper(weight: Tensor, gradients: list[Tensor], rate: float, decay: float, config: TrainConfig) -> Tensor:
+    """Algorithm 2 of arXiv 1904.00962, written down line by line, in double precision."""
+    x, m, v = weight.double(), torch.zeros_like(weight).double(), torch.zeros_like(weight).double()
+    for t, g in enumerate((gradient.double() for gradient in gradients), start=1):
+        m = config.beta1 * m + (1 - config.beta1) * g
+        v = config.beta2 * v + (1 - config.beta2) * g * g
+        r = (m / (1 - config.beta1**t)) / ((v / (1 - config.beta2**t)).sqrt() + config.epsilon)
+        step = r + decay * x
+        x = x - rate * (x.norm() / step.norm()) * step
+    return x
+
+
+def test_lamb_is_the_papers() -> None:
+    manifest = tiny_manifest(1, optimizer="lamb", learning_rate=0.02, weight_decay=0.1)
+    chance = torch.Generator().manual_seed(3)
+    parameters = {"weight": nn.Parameter(torch.randn(5, 7, generator=chance)), "norm": nn.Parameter(torch.ones(7))}
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    steps = [{name: torch.randn(value.shape, generator=chance) for name, value in before.items()} for _ in range(5)]
+    optimizer = Optimizer(manifest, parameters)
+    for step, gradients in enumerate(steps):
+        optimizer.update(step, gradients)
+    for name, decay in (("weight", 0.1), ("norm", 0.0)):
+        expected = lamb_by_the_paper(before[name], [gradients[name] for gradients in steps], 0.02, decay, manifest.train)
+        assert torch.allclose(parameters[name].double(), expected, atol=1e-6)
+
+
+def test_lamb_moves_a_tensor_of_zeros() -> None:
+    bias = nn.Parameter(torch.zeros(4))
+    Optimizer(tiny_manifest(1, optimizer="lamb", learning_rate=0.5), {"bias": bias}).update(0, {"bias": torch.full((4,), 2.0)})
+    assert torch.allclose(bias, torch.tensor(-0.5))
+
+
+def test_sgd_is_torchs_to_the_bit() -> None:
+    manifest = tiny_manifest(1, optimizer="sgd", learning_rate=0.05, momentum=0.8, weight_decay=0.1)
+    ours, theirs = parameters_per_stage(manifest)[0], parameters_per_stage(manifest)[0]
+    optimizer, buffers = Optimizer(manifest, ours), dict[str, list[Tensor | None]]()
+    settings: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "dampening": 0.0, "nesterov": False, "maximize": False, "foreach": False}
+    for step in range(3):
+        gradients = random_gradients(ours, step)
+        optimizer.update(step, gradients)
+        for name, value in theirs.items():
+            state = buffers.setdefault(name, [None])
+            with torch.no_grad():
+                sgd([value], [gradients[name].clone()], state, weight_decay=0.1 * (value.dim() > 1), **settings)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+# Weight decay
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lamb", "sgd"])
+def test_what_no_decay_names_and_vectors_are_left_without_decay(kind: str) -> None:
+    """A gradient of zero moves nothing but what decays."""
+    manifest = tiny_manifest(1, optimizer=kind, weight_decay=0.5, learning_rate=0.1, no_decay=("embedding.*", "blocks.1.*"))
+    parameters = parameters_per_stage(manifest)[0]
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    Optimizer(manifest, parameters).update(0, {name: torch.zeros_like(value) for name, value in before.items()})
+    decayed = {name for name in parameters if not torch.equal(parameters[name], before[name])}
+    spared = ("embedding.", "blocks.1.")
+    assert decayed == {name for name, value in before.items() if value.dim() > 1 and not name.startswith(spared)}
+
+
+def test_a_pattern_that_names_no_parameter_is_refused() -> None:
+    check_no_decay(tiny_manifest(3, no_decay=("embedding.weight", "*norm*")))
+    with pytest.raises(ManifestError, match=r"no parameter is called 'embeding\.weight'; names are such as embedding\.weight and"):
+        check_no_decay(tiny_manifest(3, no_decay=("embeding.weight",)))
 
 
 @given(st.integers(0, 50), st.integers(0, 200))
@@ -71,8 +154,8 @@ def test_a_mean_in_double_precision_is_cast_to_the_parameters_type() -> None:
     manifest = tiny_manifest(1)
     exact, rounded = parameters_per_stage(manifest)[0], parameters_per_stage(manifest)[0]
     gradients = random_gradients(exact, 0, torch.float64)
-    AdamW(manifest, exact).update(0, gradients)
-    AdamW(manifest, rounded).update(0, {name: value.float() for name, value in gradients.items()})
+    Optimizer(manifest, exact).update(0, gradients)
+    Optimizer(manifest, rounded).update(0, {name: value.float() for name, value in gradients.items()})
     assert all(torch.equal(exact[name], rounded[name]) for name in exact)
     assert {parameter.dtype for parameter in exact.values()} == {torch.float32}
 
@@ -80,23 +163,23 @@ def test_a_mean_in_double_precision_is_cast_to_the_parameters_type() -> None:
 def test_the_state_is_zero_before_the_first_step() -> None:
     manifest = tiny_manifest(2)
     parameters = parameters_per_stage(manifest)[1]
-    state = AdamW(manifest, parameters).tensors()
+    state = Optimizer(manifest, parameters).tensors()
     assert state.keys() == {f"{name}.{part}" for name in parameters for part in ("exp_avg", "exp_avg_sq", "step")}
     assert not any(value.any() for value in state.values())
     assert state["head.weight.exp_avg"].shape == parameters["head.weight"].shape
 
 
-@pytest.mark.parametrize("steps_before", [0, 2])
-def test_a_peer_that_loads_the_state_goes_on_to_the_bit(steps_before: int) -> None:
-    manifest = tiny_manifest(1, warmup_steps=4)
+@pytest.mark.parametrize(("kind", "steps_before"), [("adamw", 0), ("adamw", 2), ("lamb", 2), ("sgd", 2)])
+def test_a_peer_that_loads_the_state_goes_on_to_the_bit(kind: str, steps_before: int) -> None:
+    manifest = tiny_manifest(1, warmup_steps=4, optimizer=kind)
     donor, joiner = parameters_per_stage(manifest)[0], parameters_per_stage(manifest)[0]
-    donors = AdamW(manifest, donor)
+    donors = Optimizer(manifest, donor)
     for step in range(steps_before):
         donors.update(step, random_gradients(donor, step))
     with torch.no_grad():
         for name, parameter in joiner.items():
             parameter.copy_(donor[name])
-    joiners = AdamW(manifest, joiner)
+    joiners = Optimizer(manifest, joiner)
     joiners.load(donors.tensors())
     for optimizer, parameters in ((donors, donor), (joiners, joiner)):
         optimizer.update(steps_before, random_gradients(parameters, steps_before))
@@ -109,7 +192,7 @@ def test_a_peer_that_loads_the_state_goes_on_to_the_bit(steps_before: int) -> No
 def test_loaded_state_is_a_copy() -> None:
     manifest = tiny_manifest(1)
     parameters = parameters_per_stage(manifest)[0]
-    optimizer = AdamW(manifest, parameters)
+    optimizer = Optimizer(manifest, parameters)
     given_tensors = {name: value.clone() for name, value in optimizer.tensors().items()}
     optimizer.load(given_tensors)
     optimizer.update(0, random_gradients(parameters, 0))
@@ -120,7 +203,7 @@ def test_gradients_and_state_that_do_not_fit_are_refused_by_name_and_change_noth
     manifest = tiny_manifest(1)
     parameters = parameters_per_stage(manifest)[0]
     before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    optimizer = AdamW(manifest, parameters)
+    optimizer = Optimizer(manifest, parameters)
     gradients, state = random_gradients(parameters, 0), optimizer.tensors()
     with pytest.raises(ValueError, match=r"gradient head\.weight is missing"):
         optimizer.update(0, {name: value for name, value in gradients.items() if name != "head.weight"})

@@ -13,7 +13,7 @@ from peerd.config.manifest import Manifest, ModelConfig, StartConfig
 from peerd.errors import ManifestError
 from peerd.models.stages import initial_parameter_spec
 from peerd.stage.export import HistoryEntry
-from peerd.stage.optimizer import optimizer_spec
+from peerd.stage.optimizer import optimizer_parts, optimizer_spec
 from peerd.stage.start import StartState, start_lineage, write_start
 from tests.tiny_run import tiny_manifest
 
@@ -26,7 +26,7 @@ def whole_model(manifest: Manifest) -> tuple[dict[str, Tensor], dict[str, Tensor
     generator = torch.Generator().manual_seed(1)
     return (
         {name: torch.rand(shape, generator=generator) for name, shape in shapes.items()},
-        {name: torch.rand(shape, generator=generator) for name, shape in optimizer_spec(shapes).items()},
+        {name: torch.rand(shape, generator=generator) for name, shape in optimizer_spec(manifest.train, shapes).items()},
     )
 
 
@@ -49,6 +49,19 @@ def test_the_stages_of_any_split_hold_the_whole_state_between_them(tmp_path: Pat
     assert sum(len(part.tensors) for part in parts) == len(expected), "no tensor belongs to two stages"
     joined = {name: value for part in parts for name, value in part.tensors.items()}
     assert all(torch.equal(joined[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(("kind", "goes_on"), [("adamw", True), ("lamb", True), ("sgd", False)])
+def test_the_state_of_another_optimizer_is_left_out(tmp_path: Path, kind: str, goes_on: bool) -> None:
+    """LAMB keeps the same averages as AdamW; SGD begins anew."""
+    manifest = tiny_manifest(2)
+    path = tmp_path / "start.safetensors"
+    write_start(path, 3, *whole_model(manifest), HISTORY)
+    start, other = StartState(path), beginning_at(path, tiny_manifest(2, optimizer=kind))
+    part = start.of_stage(start.agree(other), 1)
+    moments = {name: value for name, value in part.tensors.items() if name.startswith("optimizer/")}
+    assert any(bool(value.any()) for value in moments.values()) == goes_on
+    assert {name.rpartition(".")[2] for name in moments} == optimizer_parts(other.train)
 
 
 def test_without_an_optimizers_state_its_averages_begin_at_zero(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -27,7 +28,7 @@ from peerd.swarm.signed import (
     unpack_manifest,
     unpack_record,
 )
-from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RunId, Suspicion, Void
+from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RunId, StepNorm, Suspicion, Void
 
 RUN, OTHER_RUN = RunId("a" * 32), RunId("b" * 32)
 ME = Identity(Ed25519PrivateKey.from_private_bytes(bytes(32)))
@@ -49,6 +50,8 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "ledger_no": counts,
     "average_id": st.binary(max_size=16).map(AverageId),
     "lineage": st.builds(Lineage, counts, st.binary(max_size=32)),
+    "gradient_norm": st.none() | reals | st.just(math.inf),
+    "norms": st.lists(st.builds(StepNorm, counts, reals | st.just(math.inf)), max_size=8).map(tuple),
     "leaving": st.booleans(),
     "trains": st.booleans(),
     "suspects": st.lists(st.builds(Suspicion, peers, counts, counts), max_size=8).map(tuple),
@@ -86,6 +89,7 @@ def test_every_field_of_a_record_travels() -> None:
     """A new field that is forgotten in the encoding would silently come back as its default."""
     odd: dict[str, Any] = {entry.name: _unlike_default(entry.default) for entry in fields(PeerRecord)}
     odd |= {"peer": ME.peer, "lineage": Lineage(3, b"c"), "suspects": (Suspicion(ME.peer, 1, 2),), "voids": (Void(ME.peer, 1, 2),)}
+    odd |= {"gradient_norm": 2.5, "norms": (StepNorm(4, 0.5), StepNorm(5, math.inf))}
     odd |= {"phase": Phase.AVERAGED, "last_loss": 1.5, "addresses": ("a",)}
     signed = sign_record(PeerRecord(**odd), ME, RUN)
     assert read_record(signed.body, signed.signature, RUN).record == PeerRecord(**odd)
@@ -156,6 +160,10 @@ READERS: tuple[Callable[[bytes], object], ...] = (
         {"leaving": 1},
         {"incarnation": True},
         {"incarnation": -1},
+        {"gradient_norm": float("nan")},
+        {"gradient_norm": -1.0},
+        {"norms": (StepNorm(-1, 1.0),)},
+        {"norms": (StepNorm(1, float("nan")),)},
         {"suspects": (Suspicion(ME.peer, 1, -1),)},
     ],
 )

@@ -1,0 +1,22 @@
+"""The learning rate as a function of the step and nothing else, so every peer of every stage knows it at any time."""
+
+from __future__ import annotations
+
+import math
+
+from peerd.config.manifest import TrainConfig
+
+
+def learning_rate_at(train: TrainConfig, step: int) -> float:
+    """The rate of the update that ends step `step` (from 0).
+
+    A linear rise to train.learning_rate, whole at the last step of the warm-up; from there constant, or down to
+    train.final_learning_rate, which is reached at update number `last_decay_step` and stays.
+    """
+    peak, final = train.learning_rate, train.final_learning_rate
+    if step + 1 < train.warmup_steps or train.schedule == "constant":
+        rising = min(step + 1, train.warmup_steps)
+        return peak * (rising / train.warmup_steps if train.warmup_steps else 1.0)
+    passed = min(1.0, (step + 1 - train.warmup_steps) / (train.last_decay_step - train.warmup_steps))
+    left = 1.0 - passed if train.schedule == "linear" else (1.0 + math.cos(math.pi * passed)) / 2.0
+    return final + (peak - final) * left

@@ -1,0 +1,77 @@
+"""Dropout that anybody can repeat: the mask is a function of the run's seed, the step, the microbatch and the module's name.
+
+A microbatch is computed again in backward, on another peer after a failure, and on unlike devices; its mask must be the same
+each time. So it comes from integer arithmetic on each element's place, which has the same result on every processor, and
+not from a generator with a state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from peerd.config.manifest import Manifest
+
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = (0x21F0AAAD, 0x735A2D97)
+"""Below 2**31, so that a product with a 32-bit word fits a signed 64-bit integer. From github.com/skeeto/hash-prospector."""
+
+
+class Dropout(nn.Module):
+    """Inverted dropout (Srivastava et al. 2014); does nothing outside `dropout_of`."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+        self._microbatch: str | None = None
+        self._calls = 0
+
+    def begin(self, microbatch: str) -> None:
+        """Draw masks for this microbatch; a module that is applied several times draws another at each."""
+        self._microbatch, self._calls = microbatch, 0
+
+    def end(self) -> None:
+        self._microbatch = None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Any shape; the same shape and type."""
+        if self._microbatch is None or not self.probability:
+            return hidden
+        self._calls += 1
+        keep = keep_mask(hidden.shape, f"{self._microbatch}/{self._calls}", self.probability, hidden.device)
+        return hidden * keep.to(hidden.dtype).mul_(1 / (1 - self.probability))
+
+
+@contextmanager
+def dropout_of(module: nn.Module, manifest: Manifest, step: int, index: int) -> Iterator[None]:
+    """Within, a forward pass of the module is that of microbatch `index` of `step`; outside, nothing is left out."""
+    layers = [(name, child) for name, child in module.named_modules() if isinstance(child, Dropout)] if manifest.train.dropout else []
+    for name, layer in layers:
+        layer.begin(f"{manifest.seed}/{step}/{index}/{name}")
+    try:
+        yield
+    finally:
+        for _, layer in layers:
+            layer.end()
+
+
+def keep_mask(shape: torch.Size, name: str, probability: float, device: torch.device) -> Tensor:
+    """True with 1 - probability, decided by `name` and the element's place alone."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8, person=b"peerd dropout").digest()
+    first, second = int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+    word = torch.arange(shape.numel(), dtype=torch.int64, device=device).add_(first).bitwise_and_(_WORD)
+    word = _mix(_mix(word).bitwise_xor_(second))
+    return (word >= int(probability * (_WORD + 1))).view(shape)
+
+
+def _mix(word: Tensor) -> Tensor:
+    """A bijection of 32-bit words in which every bit depends on every bit; in place."""
+    word.bitwise_xor_(word >> 16)
+    for multiplier in _MULTIPLIERS:
+        word.mul_(multiplier).bitwise_and_(_WORD)
+        word.bitwise_xor_(word >> 15)
+    return word

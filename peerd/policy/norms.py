@@ -1,0 +1,62 @@
+"""The gradient norm of a whole step, which every stage applies alike: gradients are clipped by it, or the step is left out.
+
+A stage's own norm is a function of its average and stands in its AVERAGED peers' records. Whoever finishes the step tells
+the whole model's norm for the next few steps: what was applied is then a fact, and those behind apply the very same.
+Nobody waits for a norm who does not wait for that stage's average already, for both appear in one record at one moment.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+
+from peerd.table.record import PeerRecord, Phase
+from peerd.table.view import LiveView
+
+KEPT_NORMS = 4
+"""Finished steps whose norm a peer tells: as many as it keeps averages of."""
+MIN_DISTANCE = 1e-6
+"""Added to a norm before it divides, as torch.nn.utils.clip_grad_norm_ does."""
+
+
+def combine(norms: Sequence[float]) -> float:
+    """The norm of the whole from its stages' in order, rounded to float32; infinite where one of them is or the sum overflows."""
+    total = math.hypot(*norms)
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", total))[0])
+    except OverflowError:
+        return math.inf
+
+
+def clip_factor(norm: float, max_norm: float) -> float:
+    """What every gradient of the step is multiplied by; 1 without clipping (max_norm 0)."""
+    return min(1.0, max_norm / (norm + MIN_DISTANCE)) if max_norm else 1.0
+
+
+def told_by(record: PeerRecord, step: int) -> float | None:
+    """The step's norm, where this peer has finished it and still says so."""
+    return next((known.norm for known in record.norms if known.step == step), None)
+
+
+def norm_of_step(mine: PeerRecord, live: LiveView, num_stages: int) -> float | None:
+    """The whole model's norm of my step; None while it cannot be known.
+
+    My stage's mates who have finished the step come first: my parameters must become theirs. Then anybody who has
+    finished it. Only where nobody has, it is made from every stage's average, of two the one with the smaller id (rule 9).
+    """
+    ahead = [record for record in live.records if record.phase is not Phase.JOINING and record.step > mine.step]
+    for group in ([r for r in ahead if r.stage == mine.stage], ahead):
+        told = [(r.stage, r.lineage, norm) for r in group if (norm := told_by(r, mine.step)) is not None]
+        if told:
+            return min(told)[2]
+    norms = [_norm_of_stage(mine, live, stage) for stage in range(num_stages)]
+    known = [norm for norm in norms if norm is not None]
+    return combine(known) if len(known) == num_stages else None
+
+
+def _norm_of_stage(mine: PeerRecord, live: LiveView, stage: int) -> float | None:
+    if stage == mine.stage:
+        return mine.gradient_norm
+    averaged = [m for m in live.members(stage, mine.step) if m.phase is Phase.AVERAGED and m.gradient_norm is not None]
+    return min(averaged, key=lambda m: (m.lineage, m.average_id)).gradient_norm if averaged else None

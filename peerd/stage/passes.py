@@ -1,0 +1,60 @@
+"""A stage's forward and backward passes as the run wants them: in its precision, with its dropout, with a loss scale if need be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from peerd.config.manifest import Manifest
+from peerd.models.dropout import dropout_of
+from peerd.models.module import StageModule
+from peerd.stage.precision import LossScale, loss_scale_from, run_module
+
+
+class Passes:
+    """Two passes of one microbatch are equal, whenever they are made. What it remembers (the loss scale) travels with the state."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._scale = LossScale.first(manifest.train) if manifest.train.precision == "float16" else None
+
+    @property
+    def may_overflow(self) -> bool:
+        """Gradients that are not finite are what float16 does at times, and nobody's fault."""
+        return self._scale is not None
+
+    @property
+    def loss_scale(self) -> float | None:
+        """Of this step's gradients; None where they need none."""
+        return self._scale.value if self._scale else None
+
+    def forward(self, module: StageModule, step: int, index: int, inputs: Tensor, labels: Tensor | None) -> Tensor:
+        """Of microbatch (step, index). Labels are for the last stage only."""
+        with dropout_of(module, self._manifest, step, index):
+            return run_module(self._manifest.train, module, inputs, labels if module.is_last else None)
+
+    def backward(self, output: Tensor, wanted: Sequence[Tensor], gradient: Tensor | None, late: bool) -> list[Tensor]:
+        """Gradients of what is wanted, from the output's; from 1 where that is None. `late`: of the step before this one."""
+        if self._scale is None:
+            return list(torch.autograd.grad(output, wanted, gradient))
+        scale = self._scale.previous if late else self._scale.value
+        scaled = (torch.ones_like(output) if gradient is None else gradient) * scale
+        return [found / scale for found in torch.autograd.grad(output, wanted, scaled)]
+
+    def finish_step(self, norm: float | None) -> None:
+        """`norm` as it was applied; None for a step that was given up."""
+        if self._scale is not None:
+            self._scale = (
+                replace(self._scale, previous=self._scale.value) if norm is None else self._scale.after(norm, self._manifest.train)
+            )
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self._scale.tensors() if self._scale else {}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """ValueError, with nothing changed, where these cannot be."""
+        if self._scale is not None:
+            self._scale = loss_scale_from(tensors, self._manifest.train)

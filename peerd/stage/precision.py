@@ -1,0 +1,92 @@
+"""In which precision a stage computes, and the scale that keeps small float16 gradients from vanishing.
+
+Parameters, their gradients and what crosses a boundary stay float32; only the passes run in less (Micikevicius et al. 2018,
+arXiv 1710.03740). Each stage scales the gradient it receives and unscales what it computes, so stages need not agree on
+the scale. It is a power of two: without overflow or underflow it changes no bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peerd.config.manifest import TrainConfig
+from peerd.models.module import StageModule
+from peerd.policy.norms import KEPT_NORMS
+from peerd.table.record import StepNorm
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+MAX_LOSS_SCALE = 2.0**32
+
+
+def run_module(train: TrainConfig, module: StageModule, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+    """The module's forward pass in the run's precision; its result is float32."""
+    if train.precision == "float32":
+        output: Tensor = module(inputs, labels) if labels is not None else module(inputs)
+        return output
+    with torch.autocast(inputs.device.type, dtype=_DTYPES[train.precision]):
+        lowered: Tensor = module(inputs, labels) if labels is not None else module(inputs)
+    return lowered.float()
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """A function of which steps overflowed, so the same at every peer of a stage."""
+
+    value: float
+    previous: float
+    """That of the step before, whose microbatches may still come."""
+    good_steps: int = 0
+    """Since the last change."""
+
+    @classmethod
+    def first(cls, train: TrainConfig) -> LossScale:
+        return cls(train.loss_scale, train.loss_scale)
+
+    def after(self, norm: float, train: TrainConfig) -> LossScale:
+        """Half after a step whose norm is not finite, for its gradients overflowed; double after enough steps that went well."""
+        if not math.isfinite(norm):
+            return LossScale(max(1.0, self.value / 2), self.value)
+        if self.good_steps + 1 >= train.loss_scale_growth_steps:
+            return LossScale(min(MAX_LOSS_SCALE, self.value * 2), self.value)
+        return LossScale(self.value, self.value, self.good_steps + 1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        values = {"value": self.value, "previous": self.previous, "good_steps": float(self.good_steps)}
+        return {name: torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
+
+
+def norm_tensors(norms: Sequence[StepNorm]) -> dict[str, Tensor]:
+    """By step; a norm is a float32 number."""
+    return {str(known.step): torch.tensor(known.norm, dtype=torch.float32) for known in norms}
+
+
+def norms_from(tensors: Mapping[str, Tensor]) -> tuple[StepNorm, ...]:
+    """The norms of finished steps in a state, each a float32 number under its step's. ValueError where they are something else."""
+    if len(tensors) > KEPT_NORMS or not all(name.isascii() and name.isdigit() and len(name) <= 18 for name in tensors):
+        raise ValueError("norms of other than a few steps")
+    if not all(tuple(norm.shape) == () and norm.dtype is torch.float32 and float(norm) >= 0 for norm in tensors.values()):
+        raise ValueError("a norm is not one float32 number, at least 0")
+    return tuple(sorted((StepNorm(int(name), float(norm)) for name, norm in tensors.items()), key=lambda known: known.step))
+
+
+def loss_scale_from(tensors: Mapping[str, Tensor], train: TrainConfig) -> LossScale:
+    """What `tensors` gave; the first one where there are none. ValueError where they cannot be a scale."""
+    if not tensors:
+        return LossScale.first(train)
+    if {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()} != dict.fromkeys(
+        ("value", "previous", "good_steps"), ((), torch.float32)
+    ):
+        raise ValueError("the loss scale is not three float32 numbers")
+    value, previous, good_steps = (float(tensors[name]) for name in ("value", "previous", "good_steps"))
+    if not (_is_scale(value) and _is_scale(previous) and 0 <= good_steps <= train.loss_scale_growth_steps):
+        raise ValueError("the loss scale is out of range")
+    return LossScale(value, previous, int(good_steps))
+
+
+def _is_scale(value: float) -> bool:
+    return 1 <= value <= MAX_LOSS_SCALE and math.log2(value).is_integer()

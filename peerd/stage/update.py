@@ -1,0 +1,20 @@
+"""What an averaged gradient does to a stage's parameters; the same for a peer of the swarm and for the reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from peerd.config.manifest import TrainConfig
+from peerd.policy.norms import clip_factor
+from peerd.stage.optimizer import Optimizer
+
+
+def apply_means(train: TrainConfig, optimizer: Optimizer, step: int, means: Mapping[str, Tensor], norm: float | None) -> None:
+    """One update from mean gradients. `norm` is the whole model's, in runs that share it; one that is not finite updates nothing."""
+    if norm is not None and not math.isfinite(norm):
+        return
+    factor = 1.0 if norm is None else clip_factor(norm, train.max_gradient_norm)
+    optimizer.update(step, means if factor == 1 else {name: mean * factor for name, mean in means.items()})

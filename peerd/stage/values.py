@@ -1,0 +1,50 @@
+"""What a stage's state takes and gives: a microbatch in hand, what its backward pass gave, a finished average."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from peerd.policy.roster import Roster
+from peerd.table.record import Lineage
+from peerd.timeline.spans import Kind
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One microbatch held by this stage between its forward and backward pass."""
+
+    step: int
+    index: int
+    accept_mark: tuple[int, int]
+    """(incarnation, ledger number) when it was accepted."""
+    accumulate: bool
+    cancelled: bool = False
+    inputs: Tensor | None = None
+    labels: Tensor | None = None
+    output: Tensor | None = None
+    """With its graph, where graphs are kept."""
+    generation: int = -1
+    """Which parameters the graph was built with."""
+    queued_s: float = 0.0
+    """How long it has waited for the executor."""
+    passes: tuple[tuple[Kind, float], ...] = ()
+    """Which passes the last job made, and when each was over."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldAverage:
+    """A finished average: the summed vector on the CPU, whose ledgers it sums, and with which parameters they were computed."""
+
+    roster: Roster
+    lineage: Lineage
+    flat_sum: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a backward pass gave: the gradient of the inputs, and why it was not accumulated (empty when it was)."""
+
+    gradient: Tensor | None
+    refused: str
