@@ -6,7 +6,6 @@ What a field means and may hold is decided in manifest.py; here is only how it i
 from __future__ import annotations
 
 import dataclasses
-import json
 
 from peerd.config.manifest import Manifest
 
@@ -101,7 +100,13 @@ def _assignment(path: str, name: str, value: object) -> list[str]:
     comment = _FIELDS.get(path)
     assignment = tomli_w.dumps({name: value}).rstrip("\n")
     if isinstance(value, tuple):
-        assignment = f"{name} = {json.dumps(value)}"  # numbers, on one line
+        assignment = f"{name} = [{', '.join(_inline(each) for each in value)}]"  # on one line
     if isinstance(value, str) and "\n" in value and value.isascii() and value.replace("\n", "").isprintable() and "'''" not in value:
         assignment = f"{name} = '''\n{value}'''"  # as it is, over several lines
     return [f"# {comment}", assignment] if comment else [assignment]
+
+
+def _inline(value: object) -> str:
+    import tomli_w
+
+    return tomli_w.dumps({"x": value}).removeprefix("x = ").rstrip("\n")

@@ -1,0 +1,114 @@
+"""How a run is trained: the manifest's [train]."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from peerd.config import cut
+from peerd.config.bounds import between
+
+MAX_MICROBATCHES_PER_STEP = 8192
+MAX_NAME_PATTERNS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    num_stages: int = 2
+    cut: Literal["even", "cost"] | tuple[int, ...] = "even"
+    """Layers of each stage: evenly many, about equal work (filled in when the run is started), or so many for each."""
+    microbatches_per_step: int = 16
+    microbatch_size: int = 4
+    """Sequences per microbatch."""
+    sequence_length: int = 128
+    """Tokens per sequence."""
+    first_sequence_length: int = 0
+    """Tokens per sequence of the first step, from where it rises linearly; 0: sequence_length from the start."""
+    sequence_length_steps: int = 0
+    """The step from which on sequences have sequence_length tokens."""
+    steps: int = 0
+    """The run ends after this many steps; 0 goes on for ever."""
+    learning_rate: float = 3e-3
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly from zero."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate goes on after the warm-up: schedule.py."""
+    final_learning_rate: float = 0.0
+    """Where a linear or cosine schedule ends and stays."""
+    decay_steps: int = 0
+    """The step at which it gets there, warm-up included; 0: at `steps`."""
+    optimizer: Literal["adamw", "lamb", "sgd"] = "adamw"
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    momentum: float = 0.9
+    """Of SGD."""
+    weight_decay: float = 0.01
+    no_decay: tuple[str, ...] = ()
+    """Names of parameters without weight decay, `*` for any characters; vectors (norms and biases) never have it."""
+    max_gradient_norm: float = 0.0
+    """Gradients are scaled down where the whole model's norm, all stages together, is larger; 0: never."""
+    dropout: float = 0.0
+    """Share of activations left out, by masks that depend on seed, step, microbatch and module alone."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the forward and backward passes; parameters and sums of gradients stay as they are."""
+    loss_scale: float = 65536.0
+    """The first scale of float16's gradients, a power of two; halved when they overflow, which costs the step's update."""
+    loss_scale_growth_steps: int = 2000
+    """Doubled after so many steps without overflow."""
+    delayed_updates: bool = False
+    """A step's update is made while the next step is computed, which lacks it: every gradient is one update late."""
+    average_parameters_every_steps: int = 0
+    """Peers of a stage average their parameters, too, at every so many steps: unlike processors drift apart by rounding; 0: never."""
+    accumulate: Literal["float32", "float64"] = "float32"
+    """Precision of gradient accumulators and their all-reduce; float64 makes the sum independent of its order."""
+
+    def __post_init__(self) -> None:
+        between("train.num_stages", self.num_stages, 1, 4096)
+        between("train.microbatches_per_step", self.microbatches_per_step, 1, MAX_MICROBATCHES_PER_STEP)
+        between("train.microbatch_size", self.microbatch_size, 1, 65536)
+        between("train.sequence_length", self.sequence_length, 2, 1 << 20)
+        cut.check_ramp(self)
+        between("train.steps", self.steps, 0, 1 << 40)
+        between("train.warmup_steps", self.warmup_steps, 0, 1 << 40)
+        between("train.learning_rate", self.learning_rate, 0.0, 100.0)
+        between("train.beta1", self.beta1, 0.0, 0.999999)
+        between("train.beta2", self.beta2, 0.0, 0.999999)
+        between("train.epsilon", self.epsilon, 1e-16, 1.0)
+        between("train.weight_decay", self.weight_decay, 0.0, 10.0)
+        between("train.momentum", self.momentum, 0.0, 0.999999)
+        if len(self.no_decay) > MAX_NAME_PATTERNS or not all(1 <= len(pattern) <= 256 for pattern in self.no_decay):
+            raise ValueError(f"train.no_decay must be at most {MAX_NAME_PATTERNS} names of 1 to 256 characters")
+        self._check_schedule()
+        between("train.max_gradient_norm", self.max_gradient_norm, 0.0, 1e9)
+        between("train.average_parameters_every_steps", self.average_parameters_every_steps, 0, 1 << 40)
+        between("train.dropout", self.dropout, 0.0, 0.99)
+        between("train.loss_scale", self.loss_scale, 1.0, 2.0**32)
+        between("train.loss_scale_growth_steps", self.loss_scale_growth_steps, 1, 1_000_000)
+        if self.delayed_updates and self.average_parameters_every_steps:
+            raise ValueError("train.average_parameters_every_steps cannot go with train.delayed_updates: set one of them only")
+        if not math.log2(self.loss_scale).is_integer():
+            raise ValueError(f"train.loss_scale is {self.loss_scale}; it must be a power of two")
+
+    def _check_schedule(self) -> None:
+        between("train.final_learning_rate", self.final_learning_rate, 0.0, 100.0)
+        between("train.decay_steps", self.decay_steps, 0, 1 << 40)
+        if self.schedule == "constant":
+            if self.final_learning_rate or self.decay_steps:
+                raise ValueError('train.final_learning_rate and train.decay_steps need train.schedule "linear" or "cosine"')
+        elif self.last_decay_step <= self.warmup_steps:
+            raise ValueError(
+                f'train.schedule "{self.schedule}" comes down between train.warmup_steps ({self.warmup_steps}) and train.decay_steps, '
+                f"or train.steps where that is 0 ({self.last_decay_step}): raise one of these"
+            )
+
+    @property
+    def shares_norms(self) -> bool:
+        """Whether an average is applied with the gradient norm of the whole model: to clip by it, or to leave an overflow out."""
+        return self.max_gradient_norm > 0 or self.precision == "float16"
+
+    @property
+    def last_decay_step(self) -> int:
+        """Updates after which a falling learning rate has come down; 0: no end is known."""
+        return self.decay_steps or self.steps
