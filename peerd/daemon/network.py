@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -18,9 +19,11 @@ from peerd.daemon.address import Address
 from peerd.errors import AddressError, ClockError, RemoteError, UnreachableError
 from peerd.swarm.signed import SignedManifest, read_manifest
 from peerd.table.record import PeerId, RunId
+from peerd.wire import run_folder
 from peerd.wire.clients import SwarmClient
 from peerd.wire.links import Links
-from peerd.wire.p2pd import P2pd, P2pdConfig, make_private_folder, start_p2pd
+from peerd.wire.p2pd import P2pd, P2pdConfig, start_p2pd
+from peerd.wire.run_folder import RunFolder
 from peerd.wire.services import start_server
 from peerd.wire.throttle import Throttles
 from peerd.wire.tunnel import Tunnel
@@ -39,6 +42,7 @@ class Network:
     tunnel: Tunnel
     links: Links
     config: P2pdConfig
+    folder: RunFolder
     addresses: tuple[str, ...]
     server: grpc.aio.Server | None = None
     keep_folders: bool = False
@@ -67,6 +71,7 @@ class Network:
             await self.p2pd.discard()
         else:
             await self.p2pd.stop()
+        self.folder.release()
 
 
 async def open_network(
@@ -86,14 +91,16 @@ async def open_network(
         remove=(home.folder,) if settings.ephemeral else (),
         prune=(home.folder.parent,) if settings.ephemeral else (),
     )
-    make_private_folder(home.run_folder, keep=home.control_socket)  # which outlives a move to another stage
+    await asyncio.to_thread(run_folder.sweep)
+    folder = await asyncio.to_thread(run_folder.claim, home.run_folder, home.control_socket)  # that one outlives a move to another stage
     try:
         p2pd = await start_p2pd(config)
     except BaseException:
         shutil.rmtree(home.run_folder, ignore_errors=True)  # no keeper is there to do it
+        folder.release()
         raise
     tunnel = Tunnel(p2pd, home.run_folder, grpc_socket(home), addresses_of, throttles)
-    return Network(home, p2pd, tunnel, Links(tunnel), config, await p2pd.addresses())
+    return Network(home, p2pd, tunnel, Links(tunnel), config, folder, await p2pd.addresses())
 
 
 def grpc_socket(home: Home) -> Path:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import socket
-import stat
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peerd.errors import DiskError, PeerdError, PortTakenError, UnreachableError
+from peerd.errors import PeerdError, PortTakenError, UnreachableError
 from peerd.wire.libp2p import P2P, P2PD, Multiaddr, PeerID
 
 START_TIMEOUT_S = 60.0
@@ -96,7 +95,7 @@ class P2pd:
 
 
 async def start_p2pd(config: P2pdConfig) -> P2pd:
-    """Start p2pd and attach. PortTakenError, DiskError, or PeerdError with p2pd's last words."""
+    """Start p2pd and attach. PortTakenError, or PeerdError with p2pd's last words."""
     check_port_free(config.host, config.port)
     control = config.run_folder / "p2pd.sock"
     control.unlink(missing_ok=True)
@@ -130,24 +129,6 @@ async def watch(daemon: P2pd) -> None:
         pass
     await daemon.process.wait()
     daemon.exited.set()
-
-
-def make_private_folder(folder: Path, keep: Path) -> None:
-    """A folder only this user can enter, with at most `keep` in it; refuses one that somebody else made.
-
-    The home's lock is held, so what else lies in it was left by a daemon that could not clean up.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        info = folder.lstat()
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-            raise DiskError(f"{folder} belongs to another user", "remove it or choose another --home")
-        folder.chmod(0o700)
-        for leftover in folder.iterdir():
-            if leftover != keep:
-                leftover.unlink()
-    except OSError as error:
-        raise DiskError(f"{folder}: {error.strerror}", "choose a folder you can write to with --home") from None
 
 
 def _command(config: P2pdConfig, control: Path) -> list[str]:
