@@ -43,6 +43,7 @@ from peerd.table.record import PeerId, Phase, RawRecord
 from peerd.timeline.spans import SpanRing
 from peerd.train.data import Corpus
 from peerd.train.trainer import Trainer
+from peerd.wire.checkup import CheckupServicer
 from peerd.wire.clients import AveragingClient, StageClient, StateClient, SwarmClient
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer, Tallies
@@ -193,6 +194,7 @@ class Node:
             StageServicer(self.door, self.service),
             AveragingServicer(self.door, self.rounds),
             StateServicer(self.door, self.snapshots),
+            CheckupServicer(self.door, self.network.tunnel.seen_at),
         )
 
     # News of myself
