@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from peerd import __version__
-from peerd.cli import demo, guide, logs, new, organise, owner, past, simulate, trace, volunteer, watch
+from peerd.cli import demo, doctor, guide, logs, new, organise, owner, past, simulate, trace, volunteer, watch
 from peerd.cli.options import home_option
 from peerd.errors import ExitCode, PeerdError
 
@@ -49,6 +49,7 @@ def cli() -> None:
 for _verb in (
     demo.demo,
     volunteer.join,
+    doctor.doctor,
     watch.status,
     watch.peers,
     watch.top,

@@ -88,7 +88,7 @@ def settings_of(context: click.Context, flags: dict[str, Any], *, run_file: str 
             home=str(chosen_home(context).folder),
             run_file=run_file,
             join=join,
-            host=_ipv4(flags["host"]),
+            host=ipv4(flags["host"]),
             port=flags["port"],
             stage=-1 if flags["stage"] is None else flags["stage"],
             stay=flags["stage"] is not None,
@@ -110,7 +110,8 @@ def _is_device(name: str) -> bool:
     return name in ("auto", "cpu", "cuda", "mps") or (name.startswith("cuda:") and name[5:].isascii() and name[5:].isdigit())
 
 
-def _ipv4(host: str) -> str:
+def ipv4(host: str) -> str:
+    """--host as the daemon takes it; UsageError where it is no IPv4 address."""
     import ipaddress
 
     if not host:

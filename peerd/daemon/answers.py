@@ -13,6 +13,7 @@ from typing import Any, cast
 from peerd.control.protocol import SCHEMA, Counters, HealthItem, OwnerInfo, PeerInfo, PeersReply, RunInfo
 from peerd.control.server import Say, Verb
 from peerd.daemon.departure import Departure
+from peerd.daemon.dialled import dial_backs
 from peerd.daemon.export import export_run
 from peerd.daemon.governor import Governor
 from peerd.daemon.node import Node
@@ -49,6 +50,7 @@ class Answers:
             "pause": self._governor.pause_verb,
             "resume": self._governor.resume_verb,
             "limits": self._governor.limits_verb,
+            "reach": self.reach,
         }
 
     def resting_verbs(self, left: asyncio.Event) -> dict[str, Verb]:
@@ -64,7 +66,7 @@ class Answers:
             left.set()
             return {"schema": SCHEMA}
 
-        return {"wait": not_now, "export": not_now, "leave": leave}
+        return {"wait": not_now, "export": not_now, "reach": not_now, "leave": leave}
 
     async def status(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         node = self._node
@@ -129,6 +131,14 @@ class Answers:
         if not isinstance(folder, str) or not Path(folder).is_absolute():
             raise UsageError("export needs an absolute folder")
         return {"schema": SCHEMA, **await export_run(self._node, Path(folder), say)}
+
+    async def reach(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+        """Several peers dial back."""
+        node = self._node
+        others = [record.peer for record in node.membership.live().records if record.peer != node.membership.me]
+        found = await dial_backs(node.network.links, node.place.signed.run, others, node.network.port)
+        answers = [{"peer": each.peer, "observed": each.observed, "reached": each.reached} for each in found]
+        return {"schema": SCHEMA, "port": node.network.port, "answers": answers}
 
     def _own_row(self) -> PeerInfo:
         """My own row as it is now, not as it was last announced."""

@@ -75,7 +75,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     directory = await Directory.join(network.p2pd.p2p, signed, reached, must_answer=bool(contacts))
     stack.push_async_callback(directory.close)
     directory.store_manifest_soon(signed)
-    local.remember(signed.run, pack_manifest(signed), _port_of(network), start=str(run.start.path) if run.start else "")
+    local.remember(signed.run, pack_manifest(signed), network.port, start=str(run.start.path) if run.start else "")
     found = _Found(run, device, memory_for(device, governor.limits.memory))
     node = await _build(settings, found, network, Swarm(membership, local), stack)
     node.attach(directory, run.text.corpus)
@@ -152,10 +152,6 @@ def _free_port(settings: Settings, local: LocalState) -> int:
     except PortTakenError:
         return 0
     return local.port
-
-
-def _port_of(network: Network) -> int:
-    return int(network.addresses[0].split("/")[4]) if network.addresses else 0
 
 
 async def _reach(network: Network, book: dict[PeerId, tuple[str, ...]]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.address import Address
 from peerd.errors import AddressError, ClockError, RemoteError, UnreachableError
+from peerd.policy.checkup import clock_is_off
 from peerd.swarm.signed import SignedManifest, read_manifest
 from peerd.table.record import PeerId, RunId
 from peerd.wire import run_folder
@@ -30,7 +31,6 @@ from peerd.wire.tunnel import Tunnel
 from peerd.wire.values import Description
 
 DESCRIBE_TIMEOUT_S = 10.0
-MAX_CLOCK_OFFSET_S = 3.0
 
 
 @dataclass(slots=True)
@@ -48,6 +48,11 @@ class Network:
     keep_folders: bool = False
     """This daemon goes on: the keeper shall not clean up after it."""
 
+    @property
+    def port(self) -> int:
+        """The TCP port at which p2pd listens; 0 where it says none."""
+        return int(self.addresses[0].split("/")[4]) if self.addresses else 0
+
     async def serve(self, servicers: Sequence[Any]) -> None:
         self.server = await start_server(str(grpc_socket(self.home)), servicers)
         await self.tunnel.start()
@@ -55,8 +60,7 @@ class Network:
     async def revive(self, bootstrap: tuple[str, ...]) -> None:
         """A new p2pd under the same identity and port; gRPC's channels and server stay as they are."""
         await self.p2pd.discard()
-        port = int(self.addresses[0].split("/")[4]) if self.addresses else 0
-        self.p2pd = await start_p2pd(replace(self.config, port=port, bootstrap=bootstrap))
+        self.p2pd = await start_p2pd(replace(self.config, port=self.port, bootstrap=bootstrap))
         self.addresses = await self.p2pd.addresses()
         await self.tunnel.attach(self.p2pd)
 
@@ -107,8 +111,28 @@ def grpc_socket(home: Home) -> Path:
     return home.run_folder / "grpc.sock"
 
 
+@dataclass(frozen=True, slots=True)
+class Visited:
+    """What the peer at an address says about itself."""
+
+    description: Description
+    clock_offset_s: float
+    """How far this machine's clock is ahead of the peer's, known to half a round trip."""
+    round_trip_s: float
+
+
 async def ask_for_run(network: Network, address: Address) -> SignedManifest:
     """Reach the peer at the address, and get the run it serves, verified against the address's run id if it has one."""
+    visited = await visit_peer(network, address)
+    offset_s = visited.clock_offset_s
+    if clock_is_off(offset_s, visited.round_trip_s):
+        ahead = "ahead of" if offset_s > 0 else "behind"
+        raise ClockError(f"this machine's clock is {abs(offset_s):.1f} s {ahead} the swarm's", "set it, for instance by switching on NTP")
+    return choose_run(visited.description, address)
+
+
+async def visit_peer(network: Network, address: Address) -> Visited:
+    """UnreachableError where nobody answers under that name."""
     try:
         await network.p2pd.connect(address.peer, [address.multiaddr])
         asked_s = time.time()
@@ -118,19 +142,12 @@ async def ask_for_run(network: Network, address: Address) -> SignedManifest:
             f"nobody answers as {address.peer} at {address.multiaddr.rpartition('/p2p/')[0]}",
             "check the address, that its daemon is running, and your network",
         ) from None
-    _check_clock(description, asked_s, time.time())
-    return _choose_run(description, address)
+    answered_s = time.time()
+    return Visited(description, (asked_s + answered_s) / 2 - description.clock_s, answered_s - asked_s)
 
 
-def _check_clock(description: Description, asked_s: float, answered_s: float) -> None:
-    """DHT records carry wall-clock expiry, so clocks must agree within a few seconds."""
-    offset_s = (asked_s + answered_s) / 2 - description.clock_s
-    if abs(offset_s) > MAX_CLOCK_OFFSET_S + (answered_s - asked_s) / 2:
-        ahead = "ahead of" if offset_s > 0 else "behind"
-        raise ClockError(f"this machine's clock is {abs(offset_s):.1f} s {ahead} the swarm's", "set it, for instance by switching on NTP")
-
-
-def _choose_run(description: Description, address: Address) -> SignedManifest:
+def choose_run(description: Description, address: Address) -> SignedManifest:
+    """The run that the address means. AddressError where the peer does not serve it, SignatureError where it is not signed."""
     runs = [read_manifest(raw.body, raw.organiser_key, raw.signature) for raw in description.manifests]
     matching = [run for run in runs if address.run in (None, run.run)]
     if not matching:

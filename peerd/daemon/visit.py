@@ -15,6 +15,7 @@ os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
 
 import asyncio
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -57,6 +58,8 @@ def main(arguments: list[str]) -> int:
     except PeerdError as error:
         print(f"peerd: error: {error}", file=sys.stderr)
         return error.exit_code
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 

@@ -123,7 +123,7 @@ class LocalState:
             self.manifest = bytes.fromhex(last["manifest"]) if "manifest" in last else None
             self.peers = [str(each) for each in last.get("peers", [])]
             self.start = str(last.get("start", ""))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
             raise DiskError(f"{self._path} is damaged", "delete it; pinned organiser keys will be asked for anew") from None

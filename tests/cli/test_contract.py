@@ -42,6 +42,7 @@ VERBS = {
     "status": {"--home", "--json"},
     "peers": {"--home", "--json"},
     "top": {"--home"},
+    "doctor": {"--device", "--host", "--port", "--home", "--json"},
     "wait": {"--serving", "--step", "--timeout", "--home", "--json"},
     "dashboard": {"--open", "--home", "--json"},
     "logs": {"--follow", "-f", "--lines", "-n", "--json", "--home"},

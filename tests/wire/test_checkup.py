@@ -32,7 +32,7 @@ def listening() -> Iterator[tuple[PeerId, int]]:
     with tempfile.TemporaryDirectory(prefix="peerd-t-", dir="/tmp") as folder:
         identity = Identity.load_or_create(Path(folder) / "key")
         port = free_port()
-        command = [P2PD, f"-id={folder}/key", f"-listen=/unix{folder}/s", f"-hostAddrs=/ip4/127.0.0.1/tcp/{port}"]
+        command = [str(P2PD), f"-id={folder}/key", f"-listen=/unix{folder}/s", f"-hostAddrs=/ip4/127.0.0.1/tcp/{port}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             assert process.stdout is not None
             assert any(line.startswith("Peer ID:") for line in process.stdout)
@@ -182,9 +182,7 @@ async def status_of(rpc: object) -> object:
     return refusal.value.code()
 
 
-@pytest.mark.parametrize(
-    "said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x13/multistream/1.0.0\n\x03na\n", os.urandom(64), b"\x00" * 64]
-)
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x13/multistream/1.0.0\n\x03na\n", b"\x00" * 64])
 async def test_whatever_else_answers_at_a_port_is_not_the_peer(said: bytes) -> None:
     async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer):
