@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from peerd import __version__
-from peerd.cli import demo, doctor, guide, logs, new, organise, owner, past, simulate, trace, volunteer, watch
+from peerd.cli import demo, doctor, guide, logs, new, organise, owner, past, service, simulate, trace, volunteer, watch
 from peerd.cli.options import home_option
 from peerd.errors import ExitCode, PeerdError
 
@@ -63,6 +63,7 @@ for _verb in (
     owner.pause,
     owner.resume,
     owner.limits,
+    service.service,
     new.new,
     organise.start,
     organise.export,

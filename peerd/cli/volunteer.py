@@ -45,11 +45,12 @@ def join(context: click.Context, /, addresses: tuple[str, ...], detach: bool, as
     """
     join = " ".join(addresses).strip()
     if not join:
-        _check_was_in_a_run(chosen_home(context))
+        check_was_in_a_run(chosen_home(context))
     launch(context, settings_of(context, flags, join=join), detach=detach, as_json=as_json)
 
 
-def _check_was_in_a_run(home: Home) -> None:
+def check_was_in_a_run(home: Home) -> None:
+    """UsageError where there is no run to go back into."""
     import json
 
     from peerd.errors import UsageError

@@ -56,6 +56,10 @@ VERBS = {
         *("--upload", "--download", "--daily", "--monthly", "--memory", "--duty", "--hours", "--max-temperature", "--while-used"),
         *("--on-battery", "--metered", "--home", "--json"),
     },
+    "service": {"--home"},
+    "service install": {"--print", "--home"},
+    "service uninstall": {"--home"},
+    "service status": {"--home", "--json"},
     "new": {
         *("--name", "--stages", "--layers", "--d-model", "--heads", "--d-ff", "--sequence-length", "--microbatch-size", "--microbatches"),
         *("--data", "--steps", "--learning-rate", "--seed", "--accumulate", "--from", "--device-memory", "--force", "--home", "--json"),
