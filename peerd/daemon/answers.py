@@ -136,9 +136,9 @@ class Answers:
         """Several peers dial back."""
         node = self._node
         others = [record.peer for record in node.membership.live().records if record.peer != node.membership.me]
-        found = await dial_backs(node.network.links, node.place.signed.run, others, node.network.port)
+        found = await dial_backs(node.network.links, node.place.signed.run, others, node.network.outside_port)
         answers = [{"peer": each.peer, "observed": each.observed, "reached": each.reached} for each in found]
-        return {"schema": SCHEMA, "port": node.network.port, "answers": answers}
+        return {"schema": SCHEMA, "port": node.network.outside_port, "answers": answers}
 
     def _own_row(self) -> PeerInfo:
         """My own row as it is now, not as it was last announced."""

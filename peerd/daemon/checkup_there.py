@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,7 @@ from peerd.table.view import TTL_PERIODS
 from peerd.wire.checkup import MAX_PROBE_BYTES, CheckupClient
 from peerd.wire.links import Links
 
+MAPPED_WITHIN_S, LOOK_AGAIN_S = 12.0, 0.5
 FIRST_PROBE_BYTES = 256 * 1024
 WORTH_MORE_BITS_PER_S = 4e6
 """A connection as fast as this is measured again with more bytes: the first few tell little about it."""
@@ -99,6 +102,15 @@ async def reach(network: Network, identity: Identity, contacts: Sequence[Address
     return None, findings
 
 
+async def _mapped(network: Network) -> bool:
+    """Whether the router forwards another port in time; it is asked as soon as p2pd starts."""
+    deadline_s = time.monotonic() + MAPPED_WITHIN_S
+    while network.outside_port == network.port and time.monotonic() < deadline_s:
+        await asyncio.sleep(LOOK_AGAIN_S)
+        await network.look_at_addresses()
+    return network.outside_port != network.port
+
+
 async def speeds(links: Links, run: RunId, peers: Sequence[PeerId]) -> list[Finding]:
     """Up and down, against the first peer that takes part."""
     client = CheckupClient(links, run)
@@ -133,7 +145,11 @@ async def examine(network: Network, contact: Contact, daemons_findings: Sequence
             yield finding
     else:
         port = network.port
-        dial_back = of_dial_backs(await dial_backs(network.links, run, peers, port), port)
+        dialled = await dial_backs(network.links, run, peers, port)
+        if network.config.map_port and not any(answer.reached for answer in dialled) and await _mapped(network):
+            port = network.outside_port
+            dialled = await dial_backs(network.links, run, peers, port)
+        dial_back = of_dial_backs(dialled, port)
         yield dial_back
         yield of_relay(dial_back)
     for finding in await speeds(network.links, run, peers):

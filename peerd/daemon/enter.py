@@ -134,8 +134,10 @@ def _address_book(local: LocalState, signed: SignedManifest | None, contacts: Se
         return {each.peer: (each.multiaddr,) for each in contacts}
     if signed is None or local.run != signed.run:
         return {}
-    known = [parse_address(each) for each in local.peers]
-    return {each.peer: (each.multiaddr,) for each in known}
+    book: dict[PeerId, tuple[str, ...]] = {}
+    for each in map(parse_address, local.peers):
+        book[each.peer] = (*book.get(each.peer, ()), each.multiaddr)
+    return book
 
 
 def _host(settings: Settings, contacts: Sequence[Address], book: dict[PeerId, tuple[str, ...]]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import structlog
 
 from peerd import __version__
 from peerd.config.paths import Home
@@ -23,7 +24,7 @@ from peerd.table.record import PeerId, RunId
 from peerd.wire import run_folder
 from peerd.wire.clients import SwarmClient
 from peerd.wire.links import Links
-from peerd.wire.p2pd import P2pd, P2pdConfig, start_p2pd
+from peerd.wire.p2pd import P2pd, P2pdConfig, is_public, start_p2pd
 from peerd.wire.run_folder import RunFolder
 from peerd.wire.services import start_server
 from peerd.wire.throttle import Throttles
@@ -31,6 +32,7 @@ from peerd.wire.tunnel import Tunnel
 from peerd.wire.values import Description
 
 DESCRIBE_TIMEOUT_S = 10.0
+LOG = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -44,14 +46,25 @@ class Network:
     config: P2pdConfig
     folder: RunFolder
     addresses: tuple[str, ...]
+    port: int
+    """The TCP port at which p2pd listens; 0 where it says none."""
     server: grpc.aio.Server | None = None
     keep_folders: bool = False
     """This daemon goes on: the keeper shall not clean up after it."""
 
     @property
-    def port(self) -> int:
-        """The TCP port at which p2pd listens; 0 where it says none."""
-        return int(self.addresses[0].split("/")[4]) if self.addresses else 0
+    def outside_port(self) -> int:
+        """The port by which others come in: that which the router forwards, where it does."""
+        return port_in(self.addresses[:1]) if self.addresses and is_public(self.addresses[0]) else self.port
+
+    async def look_at_addresses(self) -> bool:
+        """Whether they are other ones now: a router may forward a port seconds after the start, or no longer."""
+        before = self.addresses
+        try:
+            self.addresses = await self.p2pd.addresses()
+        except Exception as error:  # hivemind raises its own family, none of them documented; the next look tells
+            LOG.debug("addresses not known", error=repr(error))
+        return self.addresses != before
 
     async def serve(self, servicers: Sequence[Any]) -> None:
         self.server = await start_server(str(grpc_socket(self.home)), servicers)
@@ -62,6 +75,7 @@ class Network:
         await self.p2pd.discard()
         self.p2pd = await start_p2pd(replace(self.config, port=self.port, bootstrap=bootstrap))
         self.addresses = await self.p2pd.addresses()
+        self.port = port_in(self.addresses)
         await self.tunnel.attach(self.p2pd)
 
     async def stop_serving(self) -> None:
@@ -92,6 +106,7 @@ async def open_network(
         host=settings.host,
         port=settings.port,
         bootstrap=bootstrap,
+        map_port=settings.port_mapping and not settings.host.startswith("127."),
         remove=(home.folder,) if settings.ephemeral else (),
         prune=(home.folder.parent,) if settings.ephemeral else (),
     )
@@ -104,7 +119,13 @@ async def open_network(
         folder.release()
         raise
     tunnel = Tunnel(p2pd, home.run_folder, grpc_socket(home), addresses_of, throttles)
-    return Network(home, p2pd, tunnel, Links(tunnel), config, folder, await p2pd.addresses())
+    addresses = await p2pd.addresses()
+    return Network(home, p2pd, tunnel, Links(tunnel), config, folder, addresses, port_in(addresses))
+
+
+def port_in(addresses: Sequence[str]) -> int:
+    """That of the last, which is not one that a router forwards."""
+    return int(addresses[-1].split("/")[4]) if addresses else 0
 
 
 def grpc_socket(home: Home) -> Path:

@@ -90,7 +90,7 @@ def test_systemd_finds_nothing_wrong_whatever_the_words(tmp_path: Path) -> None:
     odd = Service(command=("/bin/true", ADDRESS, "--data", '/a b/"c"\\d%e$HOME;#'), home=tmp_path / "ho me%h$x", log=tmp_path / "log")
     unit = tmp_path / "peerd.service"
     unit.write_text(systemd_unit(odd))
-    command = ["systemd-analyze", "verify", "--user", "--man=no", unit]
+    command = ["systemd-analyze", "verify", "--user", "--man=no", str(unit)]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}  # it asks for one also where nobody is logged in
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
     assert [line for line in done.stderr.splitlines() if unit.name in line] == []
