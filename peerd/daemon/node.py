@@ -232,7 +232,8 @@ class Node:
         """For coming back without an address."""
         others = [r for r in self.membership.live().records if r.peer != self.membership.me and r.addresses]
         # The second too: a router may not lead those behind it back to its own public address.
-        self.local.remember_peers([address for r in others for address in r.addresses[:2]])
+        second = {r.peer: [address for address in r.addresses[1:2] if not address.startswith("/ip4/127.")] for r in others}
+        self.local.remember_peers([address for r in others for address in (r.addresses[0], *second[r.peer])])
 
     async def note_progress(self) -> None:
         """Whether the run comes further, by the table."""

@@ -133,7 +133,7 @@ class Tunnel:
                 with contextlib.closing(local[1]):
                     await _splice(local, (reader, writer), self._throttles)
         finally:
-            del self._origins[name]
+            self._origins.pop(name, None)
 
     def _new_name(self, peer: PeerId) -> str:
         return f"{_CALLER_PREFIX}{peer}.{next(self._numbers) % 100_000}"  # config/paths.py counts its characters

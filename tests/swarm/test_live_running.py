@@ -73,7 +73,9 @@ def test_the_doctor_finds_members_and_passers_by_well(swarm: Swarm) -> None:
         done = run_peerd(swarm.environment, *arguments, "--device", "cpu", "--json")
         assert done.returncode == 0, done.stdout + done.stderr
         checks = {check["code"]: check for check in json.loads(done.stdout)["checks"]}
-        names = ("reach", "clock", "run", "dial-back", "upload", "download", "dht")
+        names = ["reach", "clock", "run", "dial-back", "dht"]
+        if "--home" not in arguments:  # a second measurement within a minute is refused
+            names += ["upload", "download"]
         assert {name: checks[name]["verdict"] for name in names} == dict.fromkeys(names, "ok"), checks
         assert checks["dial-back"]["title"].startswith(dialled)
 

@@ -63,14 +63,14 @@ class CheckupServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Sink(self, request_iterator, context):
-        """How fast the caller can send: the callee counts for a few seconds what comes, at most 4 MiB, and drops it.
+        """How fast the caller can send: the callee counts what comes, at most 2 MiB, and drops it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Source(self, request, context):
-        """How fast the caller can receive: as many zeros as asked for, at most 4 MiB.
+        """How fast the caller can receive: as many zeros as asked for, at most 2 MiB.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,9 +36,9 @@ class CheckupStub:
     came, never to another, and looks whether the caller's own key answers there.
     """
     Sink: _grpc.StreamUnaryMultiCallable[_checkup_pb2.Chunk, _checkup_pb2.SinkReply]
-    """How fast the caller can send: the callee counts for a few seconds what comes, at most 4 MiB, and drops it."""
+    """How fast the caller can send: the callee counts what comes, at most 2 MiB, and drops it."""
     Source: _grpc.UnaryStreamMultiCallable[_checkup_pb2.SourceRequest, _checkup_pb2.Chunk]
-    """How fast the caller can receive: as many zeros as asked for, at most 4 MiB."""
+    """How fast the caller can receive: as many zeros as asked for, at most 2 MiB."""
 
 @_typing.type_check_only
 class CheckupAsyncStub(CheckupStub):
@@ -48,9 +48,9 @@ class CheckupAsyncStub(CheckupStub):
     came, never to another, and looks whether the caller's own key answers there.
     """
     Sink: _aio.StreamUnaryMultiCallable[_checkup_pb2.Chunk, _checkup_pb2.SinkReply]  # type: ignore[assignment]
-    """How fast the caller can send: the callee counts for a few seconds what comes, at most 4 MiB, and drops it."""
+    """How fast the caller can send: the callee counts what comes, at most 2 MiB, and drops it."""
     Source: _aio.UnaryStreamMultiCallable[_checkup_pb2.SourceRequest, _checkup_pb2.Chunk]  # type: ignore[assignment]
-    """How fast the caller can receive: as many zeros as asked for, at most 4 MiB."""
+    """How fast the caller can receive: as many zeros as asked for, at most 2 MiB."""
 
 class CheckupServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -69,7 +69,7 @@ class CheckupServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_checkup_pb2.Chunk],
         context: _ServicerContext,
     ) -> _typing.Union[_checkup_pb2.SinkReply, _abc.Awaitable[_checkup_pb2.SinkReply]]:
-        """How fast the caller can send: the callee counts for a few seconds what comes, at most 4 MiB, and drops it."""
+        """How fast the caller can send: the callee counts what comes, at most 2 MiB, and drops it."""
 
     @_abc_1.abstractmethod
     def Source(
@@ -77,6 +77,6 @@ class CheckupServicer(metaclass=_abc_1.ABCMeta):
         request: _checkup_pb2.SourceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_checkup_pb2.Chunk], _abc.AsyncIterator[_checkup_pb2.Chunk]]:
-        """How fast the caller can receive: as many zeros as asked for, at most 4 MiB."""
+        """How fast the caller can receive: as many zeros as asked for, at most 2 MiB."""
 
 def add_CheckupServicer_to_server(servicer: CheckupServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
