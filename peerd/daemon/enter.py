@@ -130,12 +130,10 @@ def _addresses_in(membership: Membership) -> tuple[str, ...]:
 
 def _address_book(local: LocalState, signed: SignedManifest | None, contacts: Sequence[Address]) -> dict[PeerId, tuple[str, ...]]:
     """Peers to try: those at the addresses, else those this home met when it was last in the run."""
-    if contacts:
-        return {each.peer: (each.multiaddr,) for each in contacts}
-    if signed is None or local.run != signed.run:
+    if not contacts and (signed is None or local.run != signed.run):
         return {}
     book: dict[PeerId, tuple[str, ...]] = {}
-    for each in map(parse_address, local.peers):
+    for each in contacts or map(parse_address, local.peers):
         book[each.peer] = (*book.get(each.peer, ()), each.multiaddr)
     return book
 
