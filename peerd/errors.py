@@ -46,6 +46,12 @@ class ExitCode(enum.IntEnum):
     INTERRUPTED = 130
 
 
+FOR_THE_USER_TO_MEND = frozenset(
+    {ExitCode.USAGE, ExitCode.MANIFEST, ExitCode.SIGNATURE, ExitCode.ADDRESS, ExitCode.IDENTITY_IN_USE, ExitCode.STAGE}
+)
+"""What a new start cannot mend: a service that ends with one of these stays down."""
+
+
 class PeerdError(Exception):
     """An error with one clear line for its reader and what to do about it."""
 

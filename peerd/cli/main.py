@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from peerd import __version__
-from peerd.cli import demo, generate, guide, logs, new, organise, owner, past, simulate, trace, volunteer, watch
+from peerd.cli import demo, doctor, generate, guide, logs, new, organise, owner, past, service, simulate, trace, volunteer, watch
 from peerd.cli.options import home_option
 from peerd.errors import ExitCode, PeerdError
 
@@ -49,6 +49,7 @@ def cli() -> None:
 for _verb in (
     demo.demo,
     volunteer.join,
+    doctor.doctor,
     watch.status,
     watch.peers,
     watch.top,
@@ -62,6 +63,7 @@ for _verb in (
     owner.pause,
     owner.resume,
     owner.limits,
+    service.service,
     new.new,
     organise.start,
     organise.export,

@@ -37,6 +37,7 @@ EXPORT_SILENCE_S = 600.0
 @click.option("--data", metavar="PATH", help="Text file or folder, where it lies elsewhere on this machine.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="IPv4 address to listen on; 0.0.0.0 lets other machines join.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port to listen on; 0: any free one.")
+@click.option("--no-port-mapping", is_flag=True, help="Do not ask the router to forward the port.")
 @click.option("--detach", is_flag=True, help="Return once others can join; the daemon goes on in the background.")
 @click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", hidden=True)
 @click.option("--slow", "slow_factor", type=FACTOR, default=1.0, metavar="FACTOR", hidden=True)
@@ -88,8 +89,9 @@ def settings_of(context: click.Context, flags: dict[str, Any], *, run_file: str 
             home=str(chosen_home(context).folder),
             run_file=run_file,
             join=join,
-            host=_ipv4(flags["host"]),
+            host=ipv4(flags["host"]),
             port=flags["port"],
+            port_mapping=not flags["no_port_mapping"],
             stage=-1 if flags["stage"] is None else flags["stage"],
             stay=flags["stage"] is not None,
             device=flags["device"],
@@ -110,7 +112,8 @@ def _is_device(name: str) -> bool:
     return name in ("auto", "cpu", "cuda", "mps") or (name.startswith("cuda:") and name[5:].isascii() and name[5:].isdigit())
 
 
-def _ipv4(host: str) -> str:
+def ipv4(host: str) -> str:
+    """--host as the daemon takes it; UsageError where it is no IPv4 address."""
     import ipaddress
 
     if not host:

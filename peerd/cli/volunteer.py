@@ -22,6 +22,7 @@ LEAVE_SILENCE_S = 120.0
 @click.option("--data", metavar="PATH", help="The run's text, where the run trains on its organiser's own.")
 @click.option("--host", default="", help="IPv4 address to listen on.  [default: all, or loopback if ADDRESS is on it]")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port to listen on; 0: any free one.")
+@click.option("--no-port-mapping", is_flag=True, help="Do not ask the router to forward the port.")
 @click.option("--detach", is_flag=True, help="Return once the daemon can be reached; it goes on in the background.")
 @click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", hidden=True)
 @click.option("--slow", "slow_factor", type=FACTOR, default=1.0, metavar="FACTOR", hidden=True)
@@ -45,11 +46,12 @@ def join(context: click.Context, /, addresses: tuple[str, ...], detach: bool, as
     """
     join = " ".join(addresses).strip()
     if not join:
-        _check_was_in_a_run(chosen_home(context))
+        check_was_in_a_run(chosen_home(context))
     launch(context, settings_of(context, flags, join=join), detach=detach, as_json=as_json)
 
 
-def _check_was_in_a_run(home: Home) -> None:
+def check_was_in_a_run(home: Home) -> None:
+    """UsageError where there is no run to go back into."""
     import json
 
     from peerd.errors import UsageError

@@ -19,7 +19,8 @@ from peerd.config import cut
 from peerd.config.bounds import between as _between
 from peerd.config.codec import parse_codec
 from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
-from peerd.config.train_config import TrainConfig
+from peerd.config.train_config import MAX_MICROBATCHES_PER_STEP as MAX_MICROBATCHES_PER_STEP
+from peerd.config.train_config import TrainConfig as TrainConfig
 from peerd.errors import DiskError, ManifestError
 
 MAX_MANIFEST_BYTES = 64 * 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ MAX_SOCKET_PATH_CHARS = 103
 """What sockaddr_un holds on macOS, less its final zero (Linux: 107)."""
 MAX_SOCKET_NAME_CHARS = 63
 """The longest name in the run folder: the tunnel's `from-PEER.NUMBER`, with 52 characters of peer id and 5 digits."""
+SHORT_PARENT = Path("/tmp")  # noqa: S108 - what is made in it is 0700 and checked by its owner
+"""Where run folders lie whose home's path is too long."""
+_DIGEST_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +81,22 @@ class Home:
         inside = self.folder / "run"
         if len(str(inside)) + 1 + MAX_SOCKET_NAME_CHARS <= MAX_SOCKET_PATH_CHARS:
             return inside
-        digest = hashlib.blake2b(str(self.folder).encode(), digest_size=8).hexdigest()
-        return Path("/tmp") / f"peerd-{os.getuid()}-{digest}"  # noqa: S108 - created 0700 and checked by its owner
+        digest = hashlib.blake2b(str(self.folder).encode(), digest_size=_DIGEST_BYTES).hexdigest()
+        return SHORT_PARENT / f"peerd-{os.getuid()}-{digest}"
 
     @property
     def control_socket(self) -> Path:
         return self.run_folder / "control.sock"
+
+
+def short_run_folders() -> list[Path]:
+    """Whatever has the name of one of this user's run folders outside its home; who made it, and whether it is used, is not known."""
+    prefix = f"peerd-{os.getuid()}-"
+    with contextlib.suppress(OSError), os.scandir(SHORT_PARENT) as entries:
+        return sorted(
+            Path(entry) for entry in entries if entry.name.startswith(prefix) and len(entry.name) == len(prefix) + 2 * _DIGEST_BYTES
+        )
+    return []
 
 
 def resolve_home(flag: str | None) -> Home:

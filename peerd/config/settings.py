@@ -22,6 +22,8 @@ class Settings:
     """IPv4 address to listen on; 0.0.0.0 for all. Empty: loopback when starting or joining there, else all."""
     port: int = 0
     """TCP port to listen on; 0 lets the system choose."""
+    port_mapping: bool = True
+    """Ask the router to forward the port, where the daemon listens beyond loopback."""
     stage: int = -1
     """Stage to serve; -1 takes the one that needs help most."""
     stay: bool = False

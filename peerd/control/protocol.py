@@ -15,6 +15,7 @@ resume    -                                    {"schema", OwnerInfo's fields}
 limits    change (some of the limits)          {"schema", OwnerInfo's fields}
 dashboard -                                    {"schema", "address"}: with the token
 export    folder (absolute path)               {"schema", "step", "folder", "files", "num_parameters"}; with progress lines
+reach     -                                    {"schema", "port", "answers"}: per peer asked, its "peer", "observed" and "reached"
 fault     kind, then for_s, factor, at or seed {"schema"}; only where Settings.allow_faults: this daemon does as daemon/faults.py says
 """
 

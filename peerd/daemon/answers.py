@@ -15,6 +15,7 @@ from peerd.config.schedule import learning_rate_at
 from peerd.control.protocol import SCHEMA, Counters, HealthItem, OwnerInfo, PeerInfo, PeersReply, RunInfo, UpdateInfo
 from peerd.control.server import Say, Verb
 from peerd.daemon.departure import Departure
+from peerd.daemon.dialled import dial_backs
 from peerd.daemon.export import export_run
 from peerd.daemon.governor import Governor
 from peerd.daemon.node import Node
@@ -51,6 +52,7 @@ class Answers:
             "pause": self._governor.pause_verb,
             "resume": self._governor.resume_verb,
             "limits": self._governor.limits_verb,
+            "reach": self.reach,
         }
 
     def resting_verbs(self, left: asyncio.Event) -> dict[str, Verb]:
@@ -66,7 +68,7 @@ class Answers:
             left.set()
             return {"schema": SCHEMA}
 
-        return {"wait": not_now, "export": not_now, "leave": leave}
+        return {"wait": not_now, "export": not_now, "reach": not_now, "leave": leave}
 
     async def status(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         node = self._node
@@ -143,6 +145,14 @@ class Answers:
             raise UsageError("export needs an absolute folder")
         hugging_face = request.get("format") == "hf"
         return {"schema": SCHEMA, **await export_run(self._node, Path(folder), say, hugging_face)}
+
+    async def reach(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+        """Several peers dial back."""
+        node = self._node
+        others = [record.peer for record in node.membership.live().records if record.peer != node.membership.me]
+        found = await dial_backs(node.network.links, node.place.signed.run, others, node.network.outside_port)
+        answers = [{"peer": each.peer, "observed": each.observed, "reached": each.reached} for each in found]
+        return {"schema": SCHEMA, "port": node.network.outside_port, "answers": answers}
 
     def _own_row(self) -> PeerInfo:
         """My own row as it is now, not as it was last announced."""

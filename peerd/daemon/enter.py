@@ -75,7 +75,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     directory = await Directory.join(network.p2pd.p2p, signed, reached, must_answer=bool(contacts))
     stack.push_async_callback(directory.close)
     directory.store_manifest_soon(signed)
-    local.remember(signed.run, pack_manifest(signed), _port_of(network), start=str(run.start.path) if run.start else "")
+    local.remember(signed.run, pack_manifest(signed), network.port, start=str(run.start.path) if run.start else "")
     found = _Found(run, device, memory_for(device, governor.limits.memory))
     node = await _build(settings, found, network, Swarm(membership, local), stack)
     node.attach(directory, run.text.corpus)
@@ -130,12 +130,12 @@ def _addresses_in(membership: Membership) -> tuple[str, ...]:
 
 def _address_book(local: LocalState, signed: SignedManifest | None, contacts: Sequence[Address]) -> dict[PeerId, tuple[str, ...]]:
     """Peers to try: those at the addresses, else those this home met when it was last in the run."""
-    if contacts:
-        return {each.peer: (each.multiaddr,) for each in contacts}
-    if signed is None or local.run != signed.run:
+    if not contacts and (signed is None or local.run != signed.run):
         return {}
-    known = [parse_address(each) for each in local.peers]
-    return {each.peer: (each.multiaddr,) for each in known}
+    book: dict[PeerId, tuple[str, ...]] = {}
+    for each in contacts or map(parse_address, local.peers):
+        book[each.peer] = (*book.get(each.peer, ()), each.multiaddr)
+    return book
 
 
 def _host(settings: Settings, contacts: Sequence[Address], book: dict[PeerId, tuple[str, ...]]) -> str:
@@ -152,10 +152,6 @@ def _free_port(settings: Settings, local: LocalState) -> int:
     except PortTakenError:
         return 0
     return local.port
-
-
-def _port_of(network: Network) -> int:
-    return int(network.addresses[0].split("/")[4]) if network.addresses else 0
 
 
 async def _reach(network: Network, book: dict[PeerId, tuple[str, ...]]) -> tuple[str, ...]:

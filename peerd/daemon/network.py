@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -10,24 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import structlog
 
 from peerd import __version__
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.address import Address
 from peerd.errors import AddressError, ClockError, RemoteError, UnreachableError
+from peerd.policy.checkup import clock_is_off
 from peerd.swarm.signed import SignedManifest, read_manifest
 from peerd.table.record import PeerId, RunId
+from peerd.wire import run_folder
 from peerd.wire.clients import SwarmClient
 from peerd.wire.links import Links
-from peerd.wire.p2pd import P2pd, P2pdConfig, make_private_folder, start_p2pd
+from peerd.wire.p2pd import P2pd, P2pdConfig, is_public, start_p2pd
+from peerd.wire.run_folder import RunFolder
 from peerd.wire.services import start_server
 from peerd.wire.throttle import Throttles
 from peerd.wire.tunnel import Tunnel
 from peerd.wire.values import Description
 
 DESCRIBE_TIMEOUT_S = 10.0
-MAX_CLOCK_OFFSET_S = 3.0
+LOG = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -39,10 +44,27 @@ class Network:
     tunnel: Tunnel
     links: Links
     config: P2pdConfig
+    folder: RunFolder
     addresses: tuple[str, ...]
+    port: int
+    """The TCP port at which p2pd listens; 0 where it says none."""
     server: grpc.aio.Server | None = None
     keep_folders: bool = False
     """This daemon goes on: the keeper shall not clean up after it."""
+
+    @property
+    def outside_port(self) -> int:
+        """The port by which others come in: that which the router forwards, where it does."""
+        return port_in(self.addresses[:1]) if self.addresses and is_public(self.addresses[0]) else self.port
+
+    async def look_at_addresses(self) -> bool:
+        """Whether they are other ones now: a router may forward a port seconds after the start, or no longer."""
+        before = self.addresses
+        try:
+            self.addresses = await self.p2pd.addresses()
+        except Exception as error:  # hivemind raises its own family, none of them documented; the next look tells
+            LOG.debug("addresses not known", error=repr(error))
+        return self.addresses != before
 
     async def serve(self, servicers: Sequence[Any]) -> None:
         self.server = await start_server(str(grpc_socket(self.home)), servicers)
@@ -51,9 +73,9 @@ class Network:
     async def revive(self, bootstrap: tuple[str, ...]) -> None:
         """A new p2pd under the same identity and port; gRPC's channels and server stay as they are."""
         await self.p2pd.discard()
-        port = int(self.addresses[0].split("/")[4]) if self.addresses else 0
-        self.p2pd = await start_p2pd(replace(self.config, port=port, bootstrap=bootstrap))
+        self.p2pd = await start_p2pd(replace(self.config, port=self.port, bootstrap=bootstrap))
         self.addresses = await self.p2pd.addresses()
+        self.port = port_in(self.addresses)
         await self.tunnel.attach(self.p2pd)
 
     async def stop_serving(self) -> None:
@@ -67,6 +89,7 @@ class Network:
             await self.p2pd.discard()
         else:
             await self.p2pd.stop()
+        self.folder.release()
 
 
 async def open_network(
@@ -83,25 +106,54 @@ async def open_network(
         host=settings.host,
         port=settings.port,
         bootstrap=bootstrap,
+        map_port=settings.port_mapping and not settings.host.startswith("127."),
         remove=(home.folder,) if settings.ephemeral else (),
         prune=(home.folder.parent,) if settings.ephemeral else (),
     )
-    make_private_folder(home.run_folder, keep=home.control_socket)  # which outlives a move to another stage
+    await asyncio.to_thread(run_folder.sweep)
+    folder = await asyncio.to_thread(run_folder.claim, home.run_folder, home.control_socket)  # that one outlives a move to another stage
     try:
         p2pd = await start_p2pd(config)
     except BaseException:
         shutil.rmtree(home.run_folder, ignore_errors=True)  # no keeper is there to do it
+        folder.release()
         raise
     tunnel = Tunnel(p2pd, home.run_folder, grpc_socket(home), addresses_of, throttles)
-    return Network(home, p2pd, tunnel, Links(tunnel), config, await p2pd.addresses())
+    addresses = await p2pd.addresses()
+    return Network(home, p2pd, tunnel, Links(tunnel), config, folder, addresses, port_in(addresses))
+
+
+def port_in(addresses: Sequence[str]) -> int:
+    """That of the last, which is not one that a router forwards."""
+    return int(addresses[-1].split("/")[4]) if addresses else 0
 
 
 def grpc_socket(home: Home) -> Path:
     return home.run_folder / "grpc.sock"
 
 
+@dataclass(frozen=True, slots=True)
+class Visited:
+    """What the peer at an address says about itself."""
+
+    description: Description
+    clock_offset_s: float
+    """How far this machine's clock is ahead of the peer's, known to half a round trip."""
+    round_trip_s: float
+
+
 async def ask_for_run(network: Network, address: Address) -> SignedManifest:
     """Reach the peer at the address, and get the run it serves, verified against the address's run id if it has one."""
+    visited = await visit_peer(network, address)
+    offset_s = visited.clock_offset_s
+    if clock_is_off(offset_s, visited.round_trip_s):
+        ahead = "ahead of" if offset_s > 0 else "behind"
+        raise ClockError(f"this machine's clock is {abs(offset_s):.1f} s {ahead} the swarm's", "set it, for instance by switching on NTP")
+    return choose_run(visited.description, address)
+
+
+async def visit_peer(network: Network, address: Address) -> Visited:
+    """UnreachableError where nobody answers under that name."""
     try:
         await network.p2pd.connect(address.peer, [address.multiaddr])
         asked_s = time.time()
@@ -111,19 +163,12 @@ async def ask_for_run(network: Network, address: Address) -> SignedManifest:
             f"nobody answers as {address.peer} at {address.multiaddr.rpartition('/p2p/')[0]}",
             "check the address, that its daemon is running, and your network",
         ) from None
-    _check_clock(description, asked_s, time.time())
-    return _choose_run(description, address)
+    answered_s = time.time()
+    return Visited(description, (asked_s + answered_s) / 2 - description.clock_s, answered_s - asked_s)
 
 
-def _check_clock(description: Description, asked_s: float, answered_s: float) -> None:
-    """DHT records carry wall-clock expiry, so clocks must agree within a few seconds."""
-    offset_s = (asked_s + answered_s) / 2 - description.clock_s
-    if abs(offset_s) > MAX_CLOCK_OFFSET_S + (answered_s - asked_s) / 2:
-        ahead = "ahead of" if offset_s > 0 else "behind"
-        raise ClockError(f"this machine's clock is {abs(offset_s):.1f} s {ahead} the swarm's", "set it, for instance by switching on NTP")
-
-
-def _choose_run(description: Description, address: Address) -> SignedManifest:
+def choose_run(description: Description, address: Address) -> SignedManifest:
+    """The run that the address means. AddressError where the peer does not serve it, SignatureError where it is not signed."""
     runs = [read_manifest(raw.body, raw.organiser_key, raw.signature) for raw in description.manifests]
     matching = [run for run in runs if address.run in (None, run.run)]
     if not matching:

@@ -43,6 +43,7 @@ from peerd.table.record import PeerId, Phase, RawRecord
 from peerd.timeline.spans import SpanRing
 from peerd.train.samples import Microbatches
 from peerd.train.trainer import Trainer
+from peerd.wire.checkup import CheckupServicer
 from peerd.wire.clients import AveragingClient, StageClient, StateClient, SwarmClient
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer, Tallies
@@ -53,6 +54,7 @@ MIN_PATIENCE_S = 5.0
 SWEEP_PERIOD_S = 5.0
 TRIM_PERIOD_S = 60.0
 ADDRESS_BOOK_PERIOD_S = 1.0
+ADDRESS_PERIOD_S = 5.0
 PROGRESS_PERIOD_S = 1.0
 FORGET_AFTER_TTLS = 10
 MAX_COMMIT_TIMES = 100_000
@@ -194,6 +196,7 @@ class Node:
             StageServicer(self.door, self.service),
             AveragingServicer(self.door, self.rounds),
             StateServicer(self.door, self.snapshots),
+            CheckupServicer(self.door, self.network.tunnel.seen_at),
         )
 
     # News of myself
@@ -212,6 +215,14 @@ class Node:
                     self.membership.forget(peer)
                     await self.network.links.drop(peer)
 
+    async def watch_addresses(self) -> None:
+        """Others learn at once where this peer can be reached, when its router forwards a port or no longer does."""
+        while self.network.config.map_port:
+            await asyncio.sleep(ADDRESS_PERIOD_S)
+            if await self.network.look_at_addresses():
+                LOG.info("addresses changed", addresses=self.network.addresses)
+                self.announce()
+
     async def keep_address_book(self) -> None:
         """Who is there goes to disk soon: all may be killed at any moment, and then nobody knows where to come back to."""
         while True:
@@ -221,7 +232,9 @@ class Node:
     def remember_peers(self) -> None:
         """For coming back without an address."""
         others = [r for r in self.membership.live().records if r.peer != self.membership.me and r.addresses]
-        self.local.remember_peers([r.addresses[0] for r in others])
+        # The second too: a router may not lead those behind it back to its own public address.
+        second = {r.peer: [address for address in r.addresses[1:2] if not address.startswith("/ip4/127.")] for r in others}
+        self.local.remember_peers([address for r in others for address in (r.addresses[0], *second[r.peer])])
 
     async def note_progress(self) -> None:
         """Whether the run comes further, by the table."""

@@ -264,6 +264,7 @@ async def _run(node: Node, departure: Departure, service: ControlService) -> Non
             group.create_task(node.stepper.run())
             group.create_task(node.sweep())
             group.create_task(node.keep_address_book())
+            group.create_task(node.watch_addresses())
             group.create_task(node.note_progress())
             if node.trainer is not None:
                 group.create_task(node.trainer.run())

@@ -15,6 +15,7 @@ os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
 
 import asyncio
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -36,7 +37,7 @@ async def visit(text: str, home: Home) -> dict[str, object]:
     """The swarm's table as the peer at the address has it. AddressError, UnreachableError, SignatureError, ClockError."""
     address = parse_address(text)
     host = "127.0.0.1" if address.is_loopback else "0.0.0.0"  # noqa: S104 - the answer may come in anywhere
-    settings = Settings(home=str(home.folder), join=text, host=host, ephemeral=True)
+    settings = Settings(home=str(home.folder), join=text, host=host, port_mapping=False, ephemeral=True)
     identity = Identity.load_or_create(home.identity)
     network = await open_network(settings, home, (address.multiaddr,), lambda _peer: (address.multiaddr,))
     try:
@@ -57,6 +58,8 @@ def main(arguments: list[str]) -> int:
     except PeerdError as error:
         print(f"peerd: error: {error}", file=sys.stderr)
         return error.exit_code
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 

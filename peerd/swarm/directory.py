@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ MANIFEST_SUBKEY = "manifest"
 MANIFEST_LIFE_S = 3600.0
 OPERATION_TIMEOUT_S = 10.0
 REBUILD_SHUTDOWN_S = 1.0
+ROUND_TRIP_TIMEOUT_S = 15.0
+ROUND_TRIP_LIFE_S = 30.0
 LOG = structlog.get_logger()
 
 
@@ -129,6 +132,24 @@ async def _start_node(p2p: P2P, run: RunId, num_stages: int, bootstrap: Sequence
         ensure_bootstrap_success=must_answer,
         strict=must_answer,
     )
+
+
+async def round_trip(p2p: P2P, bootstrap: Sequence[str]) -> str:
+    """Write a value into the DHT that others keep, and read it back from them. What went wrong; empty where nothing did."""
+    node = None
+    try:
+        async with asyncio.timeout(ROUND_TRIP_TIMEOUT_S):
+            node = await DHTNode.create(p2p=p2p, initial_peers=list(bootstrap), client_mode=True, cache_locally=False, cache_on_store=False)
+            key, value = secrets.token_hex(16), secrets.token_hex(16)
+            if not await node.store(key, value, get_dht_time() + ROUND_TRIP_LIFE_S, exclude_self=True):
+                return "no peer keeps what is written"
+            found = await node.get(key, latest=True)
+            return "" if found is not None and found.value == value else "what was written cannot be read back"
+    except Exception as error:  # hivemind raises plain exceptions here
+        return f"it does not answer: {str(error) or 'no answer in time'}"
+    finally:
+        if node is not None:
+            await node.shutdown()
 
 
 def stage_key(run: RunId, stage: int) -> str:

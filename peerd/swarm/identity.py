@@ -23,7 +23,7 @@ from peerd.table.record import PeerId, RunId
 _PRIVATE_PREFIX = bytes([0x08, 0x01, 0x12, 0x40])
 _PEER_PREFIX = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
 SIGNATURE_BYTES = 64
-MAX_PEERS = 32
+MAX_PEERS = 64
 MAX_INCARNATION = 1 << 62
 
 
@@ -123,7 +123,7 @@ class LocalState:
             self.manifest = bytes.fromhex(last["manifest"]) if "manifest" in last else None
             self.peers = [str(each) for each in last.get("peers", [])]
             self.start = str(last.get("start", ""))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
             raise DiskError(f"{self._path} is damaged", "delete it; pinned organiser keys will be asked for anew") from None

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import os
 import socket
-import stat
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peerd.errors import DiskError, PeerdError, PortTakenError, UnreachableError
+from peerd.errors import PeerdError, PortTakenError, UnreachableError
 from peerd.wire.libp2p import P2P, P2PD, Multiaddr, PeerID
 
 START_TIMEOUT_S = 60.0
@@ -36,6 +36,8 @@ class P2pdConfig:
     host: str = "127.0.0.1"
     port: int = 0
     bootstrap: tuple[str, ...] = ()
+    map_port: bool = False
+    """Ask the router to forward the port (UPnP, NAT-PMP). p2pd renews that every 20 s; a minute after its end it is gone."""
     remove: tuple[Path, ...] = ()
     prune: tuple[Path, ...] = ()
 
@@ -49,11 +51,10 @@ class P2pd:
     exited: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def addresses(self) -> tuple[str, ...]:
-        """Where others reach this peer: multiaddrs with its id, loopback last."""
+        """Where others reach this peer: multiaddrs with its id, public ones first, loopback last."""
         async with asyncio.timeout(CONTROL_TIMEOUT_S):
             found = [str(address) for address in await self.p2p.get_visible_maddrs(latest=True)]
-        tcp = [address for address in found if "/tcp/" in address and "/ip4/" in address]
-        return tuple(sorted(tcp, key=lambda address: address.startswith("/ip4/127.")))
+        return tuple(sorted((address for address in found if "/tcp/" in address and "/ip4/" in address), key=_remoteness))
 
     async def connect(self, peer: str, addresses: Sequence[str]) -> None:
         """Make p2pd know and dial a peer's addresses; UnreachableError when none answers."""
@@ -96,7 +97,7 @@ class P2pd:
 
 
 async def start_p2pd(config: P2pdConfig) -> P2pd:
-    """Start p2pd and attach. PortTakenError, DiskError, or PeerdError with p2pd's last words."""
+    """Start p2pd and attach. PortTakenError, or PeerdError with p2pd's last words."""
     check_port_free(config.host, config.port)
     control = config.run_folder / "p2pd.sock"
     control.unlink(missing_ok=True)
@@ -132,29 +133,22 @@ async def watch(daemon: P2pd) -> None:
     daemon.exited.set()
 
 
-def make_private_folder(folder: Path, keep: Path) -> None:
-    """A folder only this user can enter, with at most `keep` in it; refuses one that somebody else made.
+def is_public(address: str) -> bool:
+    """Whether a multiaddr of an IPv4 address is one that the internet knows."""
+    return _remoteness(address) == 0
 
-    The home's lock is held, so what else lies in it was left by a daemon that could not clean up.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        info = folder.lstat()
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-            raise DiskError(f"{folder} belongs to another user", "remove it or choose another --home")
-        folder.chmod(0o700)
-        for leftover in folder.iterdir():
-            if leftover != keep:
-                leftover.unlink()
-    except OSError as error:
-        raise DiskError(f"{folder}: {error.strerror}", "choose a folder you can write to with --home") from None
+
+def _remoteness(address: str) -> int:
+    """0: known to the internet; 1: to a private network; 2: to this machine."""
+    host = ipaddress.IPv4Address(address.split("/")[2])
+    return 2 if host.is_loopback else 0 if host.is_global else 1
 
 
 def _command(config: P2pdConfig, control: Path) -> list[str]:
     command = [
         str(P2PD), f"-id={config.identity_file}", f"-listen=/unix{control}",
         f"-hostAddrs=/ip4/{config.host}/tcp/{config.port}", "-dhtServer=1", "-relay=1", "-relayService=0", "-autonat=0",
-        "-natPortMap=0", "-autoRelay=0", "-connManager=1", "-idleTimeout=0s", "-persistentConnMaxMsgSize=4194304",
+        f"-natPortMap={int(config.map_port)}", "-autoRelay=0", "-connManager=1", "-idleTimeout=0s", "-persistentConnMaxMsgSize=4194304",
     ]  # fmt: skip
     if config.bootstrap:
         command += ["-b=1", "-bootstrapPeers=" + ",".join(config.bootstrap)]

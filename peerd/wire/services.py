@@ -25,6 +25,7 @@ from peerd.wire import convert, timelines
 from peerd.wire.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
+    checkup_pb2_grpc,
     stage_pb2,
     stage_pb2_grpc,
     state_pb2,
@@ -351,6 +352,8 @@ async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.S
                 stage_pb2_grpc.add_StageServicer_to_server(servicer, server)
             case AveragingServicer():
                 averaging_pb2_grpc.add_AveragingServicer_to_server(servicer, server)
+            case checkup_pb2_grpc.CheckupServicer():
+                checkup_pb2_grpc.add_CheckupServicer_to_server(servicer, server)
             case StateServicer():
                 state_pb2_grpc.add_StateServicer_to_server(servicer, server)
     server.add_insecure_port(f"unix:{socket_path}")

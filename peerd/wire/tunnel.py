@@ -49,6 +49,8 @@ class Tunnel:
         self._servers: dict[PeerId, asyncio.Server] = {}
         self._numbers = itertools.count()
         self._streams: set[asyncio.Task[None]] = set()
+        self._origins: dict[str, str] = {}
+        """Where the connections come from, by the names of their sockets."""
         self.on_broken: Callable[[PeerId], None] = lambda _peer: None
         """Called when a stream that had been open ends from the other side."""
 
@@ -104,7 +106,7 @@ class Tunnel:
 
     async def _dial(self, peer: PeerId) -> Stream:
         if peer == self._me:  # libp2p refuses to dial itself
-            return await self._connect_as(peer)
+            return await self._connect_as(self._new_name(peer))
         addresses = self._addresses_of(peer)
         if addresses:
             await self._p2pd.connect(peer, addresses)
@@ -115,17 +117,29 @@ class Tunnel:
         return reader, writer
 
     async def _inward(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._track(self._serve_inward(PeerId(info.peer_id.to_base58()), reader, writer))
+        await self._track(self._serve_inward(PeerId(info.peer_id.to_base58()), str(info.addr), reader, writer))
 
-    async def _serve_inward(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer):
-            async with asyncio.timeout(LOCAL_TIMEOUT_S):
-                local = await self._connect_as(peer)
-            with contextlib.closing(local[1]):
-                await _splice(local, (reader, writer), self._throttles)
+    def seen_at(self, grpc_peer: str) -> str | None:
+        """The multiaddr from which the connection behind a call comes, by gRPC's name of it; None where it is not known."""
+        return self._origins.get(grpc_peer.rpartition("/")[2])
 
-    async def _connect_as(self, peer: PeerId) -> Stream:
-        name = self._folder / f"{_CALLER_PREFIX}{peer}.{next(self._numbers) % 100_000}"  # config/paths.py counts its characters
+    async def _serve_inward(self, peer: PeerId, origin: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        name = self._new_name(peer)
+        self._origins[name] = origin
+        try:
+            with contextlib.closing(writer):
+                async with asyncio.timeout(LOCAL_TIMEOUT_S):
+                    local = await self._connect_as(name)
+                with contextlib.closing(local[1]):
+                    await _splice(local, (reader, writer), self._throttles)
+        finally:
+            self._origins.pop(name, None)
+
+    def _new_name(self, peer: PeerId) -> str:
+        return f"{_CALLER_PREFIX}{peer}.{next(self._numbers) % 100_000}"  # config/paths.py counts its characters
+
+    async def _connect_as(self, caller: str) -> Stream:
+        name = self._folder / caller
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             local.setblocking(False)

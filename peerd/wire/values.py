@@ -109,3 +109,20 @@ class Description:
     manifests: tuple[RawManifest, ...]
     software: str
     clock_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DialBack:
+    """What a peer found that was asked to dial back."""
+
+    observed: str
+    """The caller's IPv4 address as that peer sees it; empty where it cannot tell."""
+    reached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """So many bytes came in so many seconds after the first ones."""
+
+    num_bytes: int
+    took_s: float

@@ -18,6 +18,7 @@ from tests.control.fake_daemon import answering, line
 _DAEMON_FLAGS = {
     *("--stage", "--device", "--data", "--host", "--port", "--detach", "--compute-stand-in", "--slow", "--home", "--json"),
     *("--dashboard-port", "--dashboard-host", "--dashboard-public", "--no-dashboard", "--otel", "--tensorboard", "--wandb"),
+    "--no-port-mapping",
 }
 
 VERBS = {
@@ -42,6 +43,7 @@ VERBS = {
     "status": {"--home", "--json"},
     "peers": {"--home", "--json"},
     "top": {"--home"},
+    "doctor": {"--device", "--host", "--port", "--home", "--json"},
     "wait": {"--serving", "--step", "--timeout", "--home", "--json"},
     "dashboard": {"--open", "--home", "--json"},
     "logs": {"--follow", "-f", "--lines", "-n", "--json", "--home"},
@@ -55,6 +57,10 @@ VERBS = {
         *("--upload", "--download", "--daily", "--monthly", "--memory", "--duty", "--hours", "--max-temperature", "--while-used"),
         *("--on-battery", "--metered", "--home", "--json"),
     },
+    "service": {"--home"},
+    "service install": {"--print", "--home"},
+    "service uninstall": {"--home"},
+    "service status": {"--home", "--json"},
     "new": {
         *("--name", "--stages", "--layers", "--d-model", "--heads", "--d-ff", "--sequence-length", "--microbatch-size", "--microbatches"),
         *("--data", "--steps", "--learning-rate", "--seed", "--accumulate", "--from", "--device-memory", "--force", "--home", "--json"),

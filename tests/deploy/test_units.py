@@ -9,21 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from peerd.errors import ExitCode
+from peerd.errors import FOR_THE_USER_TO_MEND, ExitCode
 from tests.command_line import check
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = sorted((ROOT / "deploy").rglob("*.service"))
 DAEMONS = [unit for unit in UNITS if unit.parent.name == "systemd"]
-# What a user or organiser has to mend first (peerd/docs/errors.md).
-NO_USE_TO_TRY_AGAIN = {
-    ExitCode.USAGE,
-    ExitCode.MANIFEST,
-    ExitCode.SIGNATURE,
-    ExitCode.ADDRESS,
-    ExitCode.IDENTITY_IN_USE,
-    ExitCode.STAGE,
-}
 
 
 def settings_of(unit: Path) -> dict[str, list[str]]:
@@ -54,7 +45,7 @@ def test_there_are_units_for_a_volunteer_and_for_a_runs_first_peer() -> None:
 @pytest.mark.parametrize("unit", DAEMONS, ids=lambda unit: unit.name)
 def test_a_unit_gives_up_where_a_new_start_cannot_help_and_only_there(unit: Path) -> None:
     found = daemons(unit)
-    assert {int(code) for code in found["RestartPreventExitStatus"].split()} == NO_USE_TO_TRY_AGAIN
+    assert {int(code) for code in found["RestartPreventExitStatus"].split()} == FOR_THE_USER_TO_MEND
     assert found["SuccessExitStatus"] == str(int(ExitCode.INTERRUPTED))
     assert found["Restart"] == "on-failure"
     assert found["StartLimitIntervalSec"] == "0"
@@ -64,7 +55,7 @@ def test_the_page_on_errors_says_the_same() -> None:
     page = (ROOT / "peerd" / "docs" / "errors.md").read_text()
     told = re.search(r"After ([\d, and]+) it should not", page)
     assert told
-    assert {int(code) for code in re.findall(r"\d+", told[1])} == NO_USE_TO_TRY_AGAIN
+    assert {int(code) for code in re.findall(r"\d+", told[1])} == FOR_THE_USER_TO_MEND
 
 
 @pytest.mark.parametrize("unit", DAEMONS, ids=lambda unit: unit.name)

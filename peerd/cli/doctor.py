@@ -1,0 +1,92 @@
+"""The verb doctor: what stands between this machine and a run. The checks are made in a process of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peerd.cli.options import chosen_home, home_option, json_option
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+DOCTOR_TIMEOUT_S = 300.0
+_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+@click.command()
+@click.argument("addresses", metavar="[ADDRESS]...", nargs=-1)
+@click.option("--device", default="auto", show_default=True, help="The device to check: auto, cpu, cuda, cuda:N or mps.")
+@click.option("--host", default="", help="IPv4 address that a daemon would listen on.  [default: all]")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port of a daemon; 0: that of last time.")
+@home_option
+@json_option
+@click.pass_context
+def doctor(context: click.Context, addresses: tuple[str, ...], device: str, host: str, port: int, as_json: bool) -> int:
+    """Check everything that can keep this machine out of a run, and say what to do about it.
+
+    Versions, device, memory, disk, port, networking process and what a crash left. With ADDRESS, or where this home knows peers of a
+    run, also: clock, whether others can reach this machine, bandwidth, the DHT. It joins nothing, and moves at most 10 MB.
+    Exits 0 where nothing is worse than a warning, 1 where there is a problem.
+
+    \b
+    Examples:
+      peerd doctor
+      peerd doctor /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW... --port 31337
+    """
+    from peerd.cli.launch import run_child
+    from peerd.cli.organise import ipv4
+
+    order = {"home": str(chosen_home(context).folder), "addresses": addresses, "device": device, "host": ipv4(host), "port": port}
+    with _patience():
+        reply = run_child("peerd.daemon.doctor", json.dumps(order), timeout_s=DOCTOR_TIMEOUT_S, what="the checkup")
+    if as_json:
+        click.echo(json.dumps(reply))
+    else:
+        print_checkup(reply)
+    return 1 if reply["worst"] == "problem" else 0
+
+
+@contextlib.contextmanager
+def _patience() -> Iterator[None]:
+    """Something that moves, where somebody looks."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from peerd.cli.render import console
+
+    with console(to_stderr=True).status("checking this machine and its connection"):
+        yield
+
+
+def print_checkup(reply: dict[str, Any]) -> None:
+    """A table on a terminal, else one line for each check."""
+    from peerd.cli.render import console, plain
+
+    if sys.stdout.isatty():
+        console().print(checkup_table(reply))
+        return
+    for check in reply["checks"]:
+        remedy = f"; {plain(check['remedy'])}" if check["remedy"] else ""
+        click.echo(f"{plain(check['verdict'])}: {plain(check['code'])}: {plain(check['title'])}{remedy}")
+
+
+def checkup_table(reply: dict[str, Any]) -> Table:
+    """Verdict, what was checked, what was found with the remedy below it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from peerd.cli.render import plain
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for check in reply["checks"]:
+        told = Text(plain(check["title"]))
+        if check["remedy"]:
+            told.append(f"\n{plain(check['remedy'])}", style="bold")
+        table.add_row(Text(check["verdict"], style=_STYLES.get(check["verdict"], "")), Text(plain(check["code"]), style="dim"), told)
+    return table

@@ -1,0 +1,28 @@
+"""Asking several peers whether they can reach this one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from peerd.errors import RemoteError
+from peerd.policy.checkup import Dialled
+from peerd.table.record import PeerId, RunId
+from peerd.wire.checkup import CheckupClient
+from peerd.wire.links import Links
+
+MAX_DIALLERS = 4
+
+
+async def dial_backs(links: Links, run: RunId, peers: Sequence[PeerId], port: int) -> list[Dialled]:
+    """What several peers found when asked to dial back at `port`."""
+    client = CheckupClient(links, run)
+
+    async def ask(peer: PeerId) -> Dialled:
+        try:
+            answer = await client.dial_back(peer, port)
+        except RemoteError:
+            return Dialled(peer, "", None)
+        return Dialled(peer, answer.observed, answer.reached)
+
+    return list(await asyncio.gather(*(ask(peer) for peer in peers[:MAX_DIALLERS])))

@@ -1,0 +1,186 @@
+"""Both sides of the checkup service: dialling back, and how fast bytes go either way. Bounded and rationed, for anybody may ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError
+from peerd.policy.favours import Ration
+from peerd.table.record import PeerId, RunId
+from peerd.wire.dialling import answers_as
+from peerd.wire.generated import checkup_pb2, checkup_pb2_grpc
+from peerd.wire.links import Links, as_remote_error, raise_if_ours
+from peerd.wire.services import Door
+from peerd.wire.values import DialBack, Speed
+
+MAX_PROBE_BYTES = 2 << 20
+PROBE_TIMEOUT_S = 15.0
+DIAL_BACK_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 10.0
+_PIECE_BYTES = 64 * 1024
+SeenAt = Callable[[str], str | None]
+"""The multiaddr from which a gRPC connection came (`Tunnel.seen_at`)."""
+
+
+class CheckupServicer(checkup_pb2_grpc.CheckupServicer):
+    def __init__(self, door: Door, seen_at: SeenAt) -> None:
+        self._door = door
+        self._seen_at = seen_at
+        self._dials = Ration(each=4, total=30)
+        self._probes = Ration(each=4, total=4)  # a doctor's worth: whoever asks on and on gets 1 Mbit/s
+        self._busy_until_s = 0.0
+        """So long a connection is being measured, at most: two at once would measure one another."""
+
+    async def DialBack(self, request: checkup_pb2.DialBackRequest, context: Any) -> checkup_pb2.DialBackReply:
+        caller = await self._door.caller(context)
+        try:
+            self._door.check_run(request.run)
+            if not 0 < request.port < 65536:
+                raise BadMessageError("a port is between 1 and 65535")
+            _take(self._dials, caller)
+        except PeerdError as error:
+            await self._door.refuse(context, caller, error)
+        host = host_in(self._seen_at(context.peer()))
+        reached = bool(host) and await answers_as(caller, host, request.port, DIAL_BACK_TIMEOUT_S)
+        return checkup_pb2.DialBackReply(observed=host, reached=reached)
+
+    async def Sink(self, messages: AsyncIterator[checkup_pb2.Chunk], context: Any) -> checkup_pb2.SinkReply:
+        caller = await self._door.caller(context)
+        try:
+            with self._measuring(caller):
+                speed = await _measure(self._pieces_from(messages))
+        except PeerdError as error:
+            await self._door.refuse(context, caller, error)
+        self._door.traffic.received_bytes += speed.num_bytes
+        return checkup_pb2.SinkReply(num_bytes=speed.num_bytes, took_s=speed.took_s)
+
+    async def Source(self, request: checkup_pb2.SourceRequest, context: Any) -> AsyncIterator[checkup_pb2.Chunk]:
+        caller = await self._door.caller(context)
+        try:
+            self._door.check_run(request.run)
+            if request.num_bytes > MAX_PROBE_BYTES:
+                raise BadMessageError(f"at most {MAX_PROBE_BYTES} bytes are sent to measure a connection")
+            with self._measuring(caller):
+                for piece in _pieces(request.num_bytes):
+                    yield piece
+                    self._door.traffic.sent_bytes += len(piece.data)
+        except PeerdError as error:
+            await self._door.refuse(context, caller, error)
+
+    @contextlib.contextmanager
+    def _measuring(self, caller: PeerId) -> Any:
+        if self._busy_until_s > time.monotonic():
+            raise BusyError("another connection is being measured")
+        _take(self._probes, caller)
+        until_s = self._busy_until_s = time.monotonic() + PROBE_TIMEOUT_S
+        try:
+            yield
+        finally:
+            if self._busy_until_s == until_s:
+                self._busy_until_s = 0.0
+
+    async def _pieces_from(self, messages: AsyncIterator[checkup_pb2.Chunk]) -> AsyncIterator[int]:
+        total = 0
+        while (message := await self._door.read(messages)) is not None:
+            total += len(message.data)
+            if total > MAX_PROBE_BYTES:
+                raise BadMessageError("more bytes than a connection is measured with")
+            yield len(message.data)
+
+
+class CheckupClient:
+    """Asks others how this peer stands."""
+
+    def __init__(self, links: Links, run: RunId) -> None:
+        self._links = links
+        self._run = run
+
+    async def dial_back(self, peer: PeerId, port: int) -> DialBack:
+        """Whether `peer` reaches me at this port of the address it sees me at. RemoteError where it does not say."""
+        stub: Any = checkup_pb2_grpc.CheckupStub(await self._links.channel(peer))
+        request = checkup_pb2.DialBackRequest(run=self._run, port=port)
+        reply = await _answer(stub.DialBack(request, timeout=DIAL_BACK_TIMEOUT_S + ANSWER_TIMEOUT_S))
+        return DialBack(reply.observed[:64], reply.reached)
+
+    async def upload(self, peer: PeerId, num_bytes: int) -> Speed:
+        """As the peer measured it. RemoteError where it does not."""
+        stub: Any = checkup_pb2_grpc.CheckupStub(await self._links.channel(peer))
+        reply = await _answer(stub.Sink(_stream(num_bytes), timeout=PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S))
+        return Speed(int(reply.num_bytes), float(reply.took_s))
+
+    async def download(self, peer: PeerId, num_bytes: int) -> Speed:
+        """As measured here. RemoteError where the peer does not send."""
+        stub: Any = checkup_pb2_grpc.CheckupStub(await self._links.channel(peer))
+        request = checkup_pb2.SourceRequest(run=self._run, num_bytes=num_bytes)
+        rpc = stub.Source(request, timeout=PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S)
+        try:
+            return await _measure(_lengths(rpc))
+        except grpc.aio.AioRpcError as error:
+            raise as_remote_error(error) from None
+        except asyncio.CancelledError:
+            raise_if_ours()
+            raise PeerGoneError("the connection was closed") from None
+        finally:
+            rpc.cancel()
+
+
+def host_in(multiaddr: str | None) -> str:
+    """The IPv4 address of a direct connection; empty for a relayed one, or any other."""
+    parts = (multiaddr or "").split("/")
+    if len(parts) < 3 or parts[1] != "ip4" or "p2p-circuit" in parts:
+        return ""
+    try:
+        return str(ipaddress.IPv4Address(parts[2]))
+    except ValueError:
+        return ""
+
+
+async def _measure(pieces: AsyncIterator[int]) -> Speed:
+    """From the first piece on: what has gone before it, the way there and back, does not count. What has come until the time is up."""
+    first_s = last_s = 0.0
+    num_bytes = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            async for piece in pieces:
+                last_s = time.monotonic()
+                num_bytes += piece if first_s else 0
+                first_s = first_s or last_s
+    return Speed(num_bytes, last_s - first_s)
+
+
+def _take(ration: Ration, caller: PeerId) -> None:
+    if refusal := ration.take(caller, time.monotonic()):
+        raise BusyError(refusal)
+
+
+def _pieces(num_bytes: int) -> list[checkup_pb2.Chunk]:
+    whole, rest = divmod(num_bytes, _PIECE_BYTES)
+    piece = checkup_pb2.Chunk(data=bytes(_PIECE_BYTES))
+    return [piece] * whole + ([checkup_pb2.Chunk(data=bytes(rest))] if rest else [])
+
+
+async def _stream(num_bytes: int) -> AsyncIterator[checkup_pb2.Chunk]:
+    for piece in _pieces(num_bytes):
+        yield piece
+
+
+async def _lengths(rpc: AsyncIterator[checkup_pb2.Chunk]) -> AsyncIterator[int]:
+    async for message in rpc:
+        yield len(message.data)
+
+
+async def _answer(rpc: Any) -> Any:
+    try:
+        return await rpc
+    except grpc.aio.AioRpcError as error:
+        raise as_remote_error(error) from None
+    except asyncio.CancelledError:
+        raise_if_ours()
+        raise PeerGoneError("the connection was closed") from None

@@ -1,0 +1,153 @@
+"""The folder of a daemon's sockets: claimed by one daemon at a time, and swept away where its daemon is gone.
+
+A claim is a lock on the folder itself, which the system gives up with the daemon, however it ends. A folder is stale
+where nobody holds that lock and no socket in it takes a connection; its age says nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from peerd.config import paths
+from peerd.errors import DiskError
+
+CLAIM_TIMEOUT_S = 5.0
+_LOOK_AGAIN_S = 0.01
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOBODY_LISTENS = (errno.ECONNREFUSED, errno.ENOENT, errno.EPROTOTYPE)
+
+
+@dataclass(slots=True)
+class RunFolder:
+    """A claimed folder; the claim ends with `release`, or with this process."""
+
+    path: Path
+    _descriptor: int
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def claim(folder: Path, keep: Path) -> RunFolder:
+    """A folder that only this user can enter, with at most `keep` in it. DiskError where somebody else made it.
+
+    The home's lock is held, so what else lies in it was left by a daemon that could not clean up.
+    """
+    deadline_s = time.monotonic() + CLAIM_TIMEOUT_S
+    try:
+        while (descriptor := _claimed(folder)) is None:
+            if time.monotonic() > deadline_s:
+                raise DiskError(f"{folder} is held by another process", "end the peerd that uses it, or choose another --home")
+            time.sleep(_LOOK_AGAIN_S)  # it is being swept
+        try:
+            for leftover in folder.iterdir():
+                if leftover != keep:
+                    leftover.unlink()
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        raise DiskError(f"{folder}: {error.strerror}", "choose a folder you can write to with --home") from None
+    return RunFolder(folder, descriptor)
+
+
+def _claimed(folder: Path) -> int | None:
+    """Its descriptor, locked; None while another process holds it or has just removed it."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        raise DiskError(f"{folder} belongs to another user", "remove it or choose another --home")
+    try:
+        descriptor = os.open(folder, _OPEN)
+    except FileNotFoundError:
+        return None
+    if _lock(descriptor) and _is_at(descriptor, folder):
+        os.fchmod(descriptor, 0o700)
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def stale_folders() -> Iterator[Path]:
+    """Run folders of this user outside any home, left by daemons that are gone."""
+    for folder in paths.short_run_folders():
+        descriptor = _opened_if_stale(folder)
+        if descriptor is not None:
+            os.close(descriptor)
+            yield folder
+
+
+def sweep() -> list[Path]:
+    """Remove them. Takes milliseconds and never waits; what cannot be removed stays."""
+    return [folder for folder in paths.short_run_folders() if _remove_if_stale(folder)]
+
+
+def _remove_if_stale(folder: Path) -> bool:
+    descriptor = _opened_if_stale(folder)
+    if descriptor is None:
+        return False
+    try:
+        for name in os.listdir(descriptor):  # noqa: PTH208 - what was opened, wherever the path leads by now
+            os.unlink(name, dir_fd=descriptor)  # a folder inside it is none of ours: refused
+        folder.rmdir()
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _opened_if_stale(folder: Path) -> int | None:
+    """Its descriptor, locked, where it is this user's alone and no daemon uses it."""
+    try:
+        descriptor = os.open(folder, _OPEN)
+    except OSError:
+        return None
+    info = os.fstat(descriptor)
+    is_ours = info.st_uid == os.getuid() and stat.S_IMODE(info.st_mode) == 0o700
+    if is_ours and _lock(descriptor) and _is_at(descriptor, folder) and not is_listened_to(folder):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def is_listened_to(folder: Path) -> bool:
+    """Whether a socket in it takes connections, or might: only a plain refusal counts as nobody."""
+    for entry in folder.iterdir():
+        if entry.is_symlink() or not entry.is_socket():
+            continue
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            if probe.connect_ex(str(entry)) not in _NOBODY_LISTENS:
+                return True
+    return False
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks: the sockets alone decide
+    return True
+
+
+def _is_at(descriptor: int, folder: Path) -> bool:
+    """Whether the path still leads to what was opened."""
+    try:
+        there = folder.lstat()
+    except OSError:
+        return False
+    here = os.fstat(descriptor)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)

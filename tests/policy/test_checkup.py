@@ -1,0 +1,108 @@
+"""What measurements mean: thresholds, and that every fault comes with a remedy."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peerd.policy import checkup
+from peerd.policy.checkup import Dialled, Finding, Verdict
+from peerd.table.record import PeerId
+
+OK, WARNING, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM
+sizes = st.integers(0, 1 << 45)
+rates = st.none() | st.floats(0, 1e11)
+dialled = st.builds(
+    Dialled, st.sampled_from("abc").map(PeerId), st.sampled_from(["", "203.0.113.7", "198.51.100.2"]), st.none() | st.booleans()
+)
+
+
+@settings(max_examples=40)
+@given(
+    sizes,
+    st.lists(sizes, max_size=4),
+    st.floats(-1e6, 1e6),
+    st.floats(0, 100),
+    st.lists(dialled, max_size=6),
+    rates,
+    st.dictionaries(st.sampled_from(["torch", "grpcio"]), st.text(max_size=12)),
+)
+def test_every_fault_has_a_remedy_and_nothing_else_has(
+    size: int,
+    needed: list[int],
+    offset_s: float,
+    round_trip_s: float,
+    answers: list[Dialled],
+    rate: float | None,
+    found: dict[str, str],
+) -> None:
+    dial_back = checkup.of_dial_backs(answers, 4001)
+    findings = [
+        checkup.of_memory(size, needed),
+        checkup.of_disk("/home", size),
+        checkup.of_open_files(size),
+        checkup.of_clock(offset_s, round_trip_s),
+        dial_back,
+        checkup.of_relay(dial_back),
+        *checkup.of_speed(rate, rate),
+        *checkup.of_versions(found, {"torch": "2.6", "grpcio": "1.85.1"}),
+    ]
+    for finding in findings:
+        assert bool(finding.remedy) == (finding.verdict is not OK)
+        assert finding.title
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [
+        (None, PROBLEM),
+        ("2.5.9", PROBLEM),
+        ("2.6", OK),
+        ("2.6.0+cpu", OK),
+        ("2.10.0", OK),
+        ("3.0.0rc1", OK),
+        ("", PROBLEM),
+        ("odd", PROBLEM),
+    ],
+)
+def test_a_library_is_missing_too_old_or_fine(version: str | None, verdict: Verdict) -> None:
+    (finding,) = checkup.of_versions({"torch": version} if version is not None else {}, {"torch": "2.6"})
+    assert finding.verdict is verdict
+
+
+def test_memory_is_judged_by_the_run_where_that_is_known() -> None:
+    needed = [2_000_000_000, 4_000_000_000]
+    assert [checkup.of_memory(free, needed).verdict for free in (10**9, 3 * 10**9, 5 * 10**9)] == [PROBLEM, WARNING, OK]
+    assert [checkup.of_memory(free, []).verdict for free in (10**8, 2 * 10**9)] == [WARNING, OK]
+
+
+@pytest.mark.parametrize(
+    ("offset_s", "round_trip_s", "verdict"),
+    [(0.0, 0.1, OK), (0.9, 0.0, OK), (-2.0, 0.0, WARNING), (3.1, 0.0, PROBLEM), (3.1, 0.4, WARNING), (-60.0, 2.0, PROBLEM)],
+)
+def test_a_clock_is_judged_within_what_the_round_trip_leaves_open(offset_s: float, round_trip_s: float, verdict: Verdict) -> None:
+    finding = checkup.of_clock(offset_s, round_trip_s)
+    assert finding.verdict is verdict
+    assert (verdict is PROBLEM) == checkup.clock_is_off(offset_s, round_trip_s)
+
+
+def of_answers(*answers: tuple[str, bool | None]) -> Finding:
+    return checkup.of_dial_backs([Dialled(PeerId(str(number)), *answer) for number, answer in enumerate(answers)], 4001)
+
+
+def test_being_reached_is_what_those_say_who_say_anything() -> None:
+    here, there = "203.0.113.7", "198.51.100.2"
+    assert of_answers().verdict is WARNING
+    assert of_answers(("", None), ("", None)).verdict is WARNING
+    assert of_answers((here, True), ("", None)).verdict is OK
+    assert of_answers((here, True), (here, False)).verdict is WARNING
+    assert of_answers((here, False), (here, False)).verdict is PROBLEM
+    assert of_answers((here, True), (there, True)).verdict is WARNING
+    assert "1 of 2 peers reached port 4001 at 203.0.113.7" in of_answers((here, True), (here, False)).title
+
+
+@given(st.lists(st.sampled_from(list(Verdict)), max_size=5))
+def test_the_worst_verdict_is_the_whole_checkups(verdicts: list[Verdict]) -> None:
+    found = checkup.worst([Finding("x", verdict, "x", "y") for verdict in verdicts])
+    assert found is (PROBLEM if PROBLEM in verdicts else WARNING if WARNING in verdicts else OK)
