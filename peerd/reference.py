@@ -23,13 +23,15 @@ from peerd.config import manifest as manifest_files
 from peerd.config.atomic import draft
 from peerd.config.manifest import Manifest
 from peerd.config.paths import cache_folder
+from peerd.data.progress import TerminalBar, silent
+from peerd.data.tokens import prepare_tokens
 from peerd.errors import ExitCode, PeerdError, UsageError
 from peerd.models.stages import StageModule, build_stage
 from peerd.stage.export import HistoryEntry, write_export
 from peerd.stage.optimizer import AdamW
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import StartState
-from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
+from peerd.train.data import Corpus, agree_on_data
 
 SCHEMA = 1
 
@@ -160,15 +162,15 @@ def run(request: ReferenceRequest) -> dict[str, Any]:
 def _open_run(request: ReferenceRequest) -> tuple[Manifest, Corpus, StartState | None]:
     """The manifest with its data and start filled in, and these. Relative paths are relative to the run file's folder."""
     manifest = manifest_files.load(Path(request.run_file))
-    source = request.data or manifest.data.source
-    if source != STDLIB and not request.data:
-        source = str(Path(request.run_file).absolute().parent / Path(source).expanduser())
-    token_file = prepare_tokens(source, cache_folder())
-    agreed = agree_on_data(manifest, token_file)
-    agreed = dataclasses.replace(agreed, data=dataclasses.replace(agreed.data, source=source))
+    folder, bar = Path(request.run_file).absolute().parent, TerminalBar()
+    data = manifest.data.located(folder)
+    data = dataclasses.replace(data, source=request.data) if request.data else data
+    token_file = prepare_tokens(data.source, cache_folder(), data, bar if sys.stderr.isatty() else silent)
+    bar.clear()
+    agreed = agree_on_data(dataclasses.replace(manifest, data=data), token_file)
     if not manifest.start.state:
         return agreed, Corpus(token_file, agreed), None
-    path = (Path(request.run_file).absolute().parent / Path(manifest.start.state).expanduser()).absolute()
+    path = (folder / Path(manifest.start.state).expanduser()).absolute()
     start = StartState(path)
     agreed = start.agree(dataclasses.replace(agreed, start=dataclasses.replace(agreed.start, state=str(path))))
     if request.steps <= start.step:

@@ -22,6 +22,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "table": {},
     "policy": {"table": "decisions are functions of the view"},
     "config": {"policy": "what the owner allows is what the governor judges by"},
+    "data": {"config": "which text, which tokenizer, where the cache is"},
     "models": {"config": "a model is built from its manifest"},
     "wire": {
         "config": "bounds of messages follow from the manifest",
@@ -51,7 +52,8 @@ ALLOWED: dict[str, dict[str, str]] = {
         "wire": "slices are sent and received",
     },
     "train": {
-        "config": "which text, which seed",
+        "config": "which seed, how large a microbatch",
+        "data": "microbatches are windows of the token file",
         "policy": "which microbatches to launch",
         "stage": "a trainer on a first stage hands over without the wire",
         "swarm": "who is there",
@@ -75,6 +77,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cli": {
         "config": "homes, settings, run files",
         "control": "the socket's client",
+        "data": "what `peerd new` finds out about text and tokenizer",
         "sim": "simulating needs no daemon: it runs in the client's own process",
         "table": "the words of the replies",
     },
@@ -96,6 +99,8 @@ HEAVY: dict[str, set[str]] = {
     "starlette": {"observe"},
     "uvicorn": {"observe"},
     "sqlite3": {"observe"},
+    "tokenizers": {"data"},
+    "pyarrow": {"data"},
 }
 
 STDLIB_ONLY = {"table", "policy"}

@@ -150,9 +150,9 @@ def _from_file(path: Path) -> Manifest:
     run = manifest.load(path)
     if run.start.state:
         run = dataclasses.replace(run, start=dataclasses.replace(run.start, state=str(_beside(path, run.start.state, "start.state"))))
-    if run.data.source == "stdlib":
-        return run
-    return dataclasses.replace(run, data=dataclasses.replace(run.data, source=str(_beside(path, run.data.source, "data.source"))))
+    if run.data.source != "stdlib" and not run.data.source.startswith(manifest.REMOTE):
+        _beside(path, run.data.source, "data.source")
+    return dataclasses.replace(run, data=run.data.located(path.absolute().parent))
 
 
 def _beside(run_file: Path, named: str, field: str) -> Path:

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
-from peerd.cli.options import SEED, STAGES, FiniteRange, create_folder, existing_source, home_option, json_option
+from peerd.cli.options import SEED, STAGES, FiniteRange, create_folder, existing_path, existing_source, home_option, json_option
 from peerd.errors import DiskError, UsageError
 
 if TYPE_CHECKING:
-    from peerd.config.manifest import Manifest
+    from peerd.config.manifest import DataConfig, Manifest
 
 START_FILE = "start.safetensors"
 
-_TRAIN_FIELDS = ("num_stages", "microbatches_per_step", "microbatch_size", "sequence_length", "steps", "learning_rate", "accumulate")
+_TRAIN_FIELDS = (
+    *("num_stages", "microbatches_per_step", "microbatch_size", "sequence_length", "steps", "learning_rate", "accumulate"),
+    *("evaluate_every_steps", "evaluation_microbatches"),
+)
 _MODEL_FLAGS = {"num_layers": "--layers", "d_model": "--d-model", "num_heads": "--heads", "d_ff": "--d-ff"}
-_ORGANISERS_OWN = "local"
 _POSITIVE = click.IntRange(1, 1_000_000)
 
 
@@ -35,7 +37,14 @@ _POSITIVE = click.IntRange(1, 1_000_000)
 @click.option("--sequence-length", type=click.IntRange(2, 1 << 20), default=128, show_default=True, help="Tokens per sequence.")
 @click.option("--microbatch-size", type=click.IntRange(1, 65536), default=4, show_default=True, help="Sequences per microbatch.")
 @click.option("--microbatches", "microbatches_per_step", type=click.IntRange(1, 8192), default=16, show_default=True, help="Per step.")
-@click.option("--data", "source", default="stdlib", show_default=True, metavar="SOURCE", help="Text file or folder to train on.")
+@click.option("--data", "source", default="stdlib", show_default=True, metavar="SOURCE", help="Text to train on; see below.")
+@click.option("--field", metavar="NAME", help="Where jsonl and parquet files have the text.  [default: text]")
+@click.option("--tokenizer", default="bytes", show_default=True, metavar="NAME", help="bytes, bpe:SIZE, a tokenizer.json or its folder.")
+@click.option("--evaluation-fraction", type=FiniteRange(0, 0.5), default=0.0, show_default=True, help="Share of the text kept for it.")
+@click.option(
+    "--evaluate-every", "evaluate_every_steps", type=click.IntRange(0, 10**9), default=0, show_default=True, help="Steps; 0: never."
+)
+@click.option("--evaluation-microbatches", type=click.IntRange(1, 8192), default=16, show_default=True, help="Per evaluation.")
 @click.option("--steps", type=click.IntRange(0, 10**9), default=0, show_default=True, help="End after so many steps; 0: never.")
 @click.option("--learning-rate", type=FiniteRange(0, 100), default=3e-3, show_default=True, help="Of AdamW.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="First weights and order of the text.")
@@ -51,6 +60,9 @@ def new(context: click.Context, /, folder: str, sources: tuple[str, ...], force:
     run.toml says what is trained, on what and how; edit it as you like before the run starts. organiser.key signs the
     run: keep it, and keep it to yourself. An existing key is used again.
 
+    SOURCE is a file or folder of text, jsonl or parquet files, an http(s) address, hub:OWNER/NAME on a model hub, or stdlib.
+    It is turned into tokens when the run starts. bpe:SIZE trains a tokenizer on the text itself.
+
     With --from the run goes on where an earlier one has come to, with its optimizer's state and all its fields but those
     that flags name; the number of stages may be another. FOLDER is what `peerd export` wrote; or, repeated, the homes of
     peers that hold every stage between them: then the newest step of which their checkpoints have every parameter is taken.
@@ -59,6 +71,7 @@ def new(context: click.Context, /, folder: str, sources: tuple[str, ...], force:
     Examples:
       peerd new my-run --stages 2 --steps 1000
       peerd start my-run
+      peerd new mine --data texts.jsonl --tokenizer bpe:2048 --evaluation-fraction 0.02 --evaluate-every 50
       peerd new wider --from exported --stages 4 --steps 2000
     """
     target = Path(folder).expanduser().absolute()
@@ -108,9 +121,9 @@ def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) ->
     request = {"sources": [str(Path(source).expanduser().absolute()) for source in sources], "out": str(folder / START_FILE)}
     reply = run_child("peerd.repartition", json.dumps(request), timeout_s=None, what="reading the earlier run")
     earlier = manifests.parse(cast("dict[str, Any]", reply["manifest"]), "the earlier run")
-    source = given.get("source", earlier.data.source)
-    if source == _ORGANISERS_OWN:
-        raise UsageError("the earlier run's text is its organiser's own", "say where it lies with --data")
+    tokenizer = given.get("tokenizer") or _known_tokenizer(earlier)
+    data = _data_of({"source": earlier.data.source, "field": earlier.data.field} | given | {"tokenizer": tokenizer})
+    fraction = given.get("evaluation_fraction", earlier.data.evaluation_fraction)
     if not reply["optimizer"]:
         click.echo("peerd: the state comes without the optimizer's, whose averages begin anew", err=True)
     if reply["inexact_steps"]:
@@ -120,7 +133,7 @@ def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) ->
             earlier,
             name=given["name"] if given.get("name") else _name_from(folder),
             seed=given.get("seed", earlier.seed),
-            data=manifests.DataConfig(source=existing_source(source, "--data")),
+            data=dataclasses.replace(data, evaluation_fraction=fraction),
             start=manifests.StartConfig(state=START_FILE, step=cast("int", reply["step"])),
             train=dataclasses.replace(earlier.train, **{name: given[name] for name in _TRAIN_FIELDS if name in given}),
         )
@@ -132,22 +145,70 @@ def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) ->
 
 
 def _manifest_of(folder: Path, fields: dict[str, Any]) -> Manifest:
-    from peerd.config.manifest import DataConfig, Manifest, ModelConfig, TrainConfig
+    from peerd.config.manifest import Manifest, ModelConfig, TrainConfig
 
     name = fields["name"] if fields["name"] is not None else _name_from(folder)
     num_layers = fields["num_layers"] or max(4, fields["num_stages"])
     d_ff = fields["d_ff"] or 4 * fields["d_model"]
-    source = existing_source(fields["source"], "--data")
+    data = _data_of(fields)
+    vocab_size = _vocab_size(data.tokenizer)
     try:
         return Manifest(
             name=name,
             seed=fields["seed"],
-            model=ModelConfig(num_layers=num_layers, d_model=fields["d_model"], num_heads=fields["num_heads"], d_ff=d_ff),
-            data=DataConfig(source=source),
+            model=ModelConfig(
+                num_layers=num_layers, d_model=fields["d_model"], num_heads=fields["num_heads"], d_ff=d_ff, vocab_size=vocab_size
+            ),
+            data=dataclasses.replace(data, evaluation_fraction=fields["evaluation_fraction"]),
             train=TrainConfig(**{field: fields[field] for field in _TRAIN_FIELDS}),
         )
     except ValueError as error:
         raise UsageError(str(error), "correct that flag; `peerd new --help` lists them") from None
+
+
+def _data_of(fields: dict[str, Any]) -> DataConfig:
+    """Where the text is and what its tokens are; paths are checked and made absolute."""
+    from peerd.config.manifest import LOCAL, REMOTE, DataConfig
+    from peerd.data.sources import guess_field
+
+    if fields["source"] == LOCAL:
+        raise UsageError("the earlier run's text is its organiser's own", "say where it lies with --data")
+    source, tokenizer = existing_source(fields["source"], "--data"), fields["tokenizer"]
+    field = fields.get("field")
+    if tokenizer != "bytes" and not tokenizer.startswith(("bpe:", *REMOTE)):
+        tokenizer = existing_path(tokenizer, "--tokenizer", "bytes, bpe:SIZE, a tokenizer.json or its folder")
+        tokenizer = tokenizer if "." in Path(tokenizer).name else tokenizer + "/"
+    try:
+        return DataConfig(source=source, field=guess_field(source) if field is None else field, tokenizer=tokenizer)
+    except ValueError as error:
+        raise UsageError(str(error), "correct --tokenizer") from None
+
+
+def _known_tokenizer(earlier: Manifest) -> str:
+    """The earlier run's tokenizer as this machine has it."""
+    from peerd.config.manifest import LOCAL
+    from peerd.config.paths import cache_folder
+    from peerd.data.tokenizer import tokenizer_path
+
+    kept = tokenizer_path(earlier.data, cache_folder())
+    if kept is None and earlier.data.tokenizer == LOCAL:
+        raise UsageError("the earlier run's tokenizer is its organiser's own", "say where it lies with --tokenizer")
+    return str(kept) if kept is not None else earlier.data.tokenizer
+
+
+def _vocab_size(tokenizer: str) -> int:
+    """Of a BPE that is still to be trained, as many tokens as it is asked for."""
+    from peerd.config.paths import cache_folder
+    from peerd.data.download import obtain_tokenizer
+    from peerd.data.progress import silent
+    from peerd.data.tokenizer import BYTE_VOCABULARY, TOKENIZER_FILE, FileTokenizer
+
+    if tokenizer == "bytes":
+        return BYTE_VOCABULARY
+    if tokenizer.startswith("bpe:"):
+        return int(tokenizer.removeprefix("bpe:"))
+    path = obtain_tokenizer(tokenizer, cache_folder(), silent)
+    return FileTokenizer(path / TOKENIZER_FILE if path.is_dir() else path, "").vocab_size
 
 
 def _name_from(folder: Path) -> str:

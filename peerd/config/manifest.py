@@ -19,6 +19,10 @@ from peerd.errors import DiskError, ManifestError
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_MICROBATCHES_PER_STEP = 8192
 MAX_BOUNDARY_BYTES = 256 * 1024 * 1024
+REMOTE = ("http://", "https://", "hub:")
+"""What the name of a data source or tokenizer begins with that is not on this machine."""
+LOCAL = "local"
+"""What a signed manifest calls a file that only its organiser has; peers never learn a path of another machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +50,55 @@ class DataConfig:
     """Which tokens the run trains on. Peers agree on the token file's hash, never on a path."""
 
     source: str = "stdlib"
-    """`stdlib` (the Python standard library's sources), or in a run.toml a text file or folder of the organiser."""
-    tokenizer: Literal["bytes"] = "bytes"
+    """`stdlib` (the Python standard library's sources), or in a run.toml a file, a folder, a URL or `hub:NAME` of the organiser."""
+    source_blake3: str = ""
+    """Hash of what a URL gives, hex; filled in when the run is started. Given before, another file is refused."""
+    field: str = ""
+    """The field of jsonl records or parquet rows that holds the text; empty: files are plain text."""
+    tokenizer: str = "bytes"
+    """`bytes`, `bpe:SIZE` (trained on the text), or in a run.toml a tokenizer.json, its folder or `hub:NAME`."""
+    evaluation_fraction: float = 0.0
+    """Share of the tokens, at the end of the token file, that evaluation reads and training never does."""
     blake3: str = ""
     """Hash of the token file, hex; filled in when the run is started."""
+    chunks_blake3: str = ""
+    """Hash of the hashes of its chunks, by which a download from a peer is checked; filled in when the run is started."""
     num_tokens: int = 0
     """Length of the token file; filled in when the run is started."""
+    token_bytes: int = 1
+    """Bytes per token in it: 1, 2 or 4, little endian; filled in when the run is started."""
+    tokenizer_blake3: str = ""
+    """Hash of the tokenizer.json, hex; filled in when the run is started. Empty for bytes."""
+    end_of_text: str = ""
+    """The token that ends each document; filled in when the run is started. Empty where there is none."""
+
+    def __post_init__(self) -> None:
+        _between("data.evaluation_fraction", self.evaluation_fraction, 0.0, 0.5)
+        _between("data.num_tokens", self.num_tokens, 0, 1 << 48)
+        if self.token_bytes not in (1, 2, 4):
+            raise ValueError("data.token_bytes must be 1, 2 or 4")
+        if not _names_a_tokenizer(self.tokenizer):
+            raise ValueError(
+                f"data.tokenizer is {self.tokenizer!r}; it must be bytes, bpe:SIZE with 257 to 1000000 tokens, hub:NAME, or the path of a"
+                " tokenizer.json or of its folder (./NAME where it lies beside the run.toml)"
+            )
+        for name in ("source_blake3", "blake3", "chunks_blake3", "tokenizer_blake3"):
+            _hash_or_nothing(f"data.{name}", getattr(self, name))
+
+    def located(self, folder: Path) -> DataConfig:
+        """With its paths as seen from `folder`, where the run.toml lies; what is no path stays as it is."""
+        source, tokenizer = self.source, self.tokenizer
+        if source != "stdlib" and not source.startswith(REMOTE):
+            source = str((folder / Path(source).expanduser()).absolute())
+        if tokenizer != LOCAL and ("/" in tokenizer or tokenizer.endswith(".json")) and not tokenizer.startswith(REMOTE):
+            tokenizer = str((folder / Path(tokenizer).expanduser()).absolute())
+        return dataclasses.replace(self, source=source, tokenizer=tokenizer)
+
+    def published(self) -> DataConfig:
+        """As the signed manifest has it: peers never learn a path of another machine, or an address with a key in it."""
+        source = self.source if self.source == "stdlib" else LOCAL
+        tokenizer = self.tokenizer if self.tokenizer == "bytes" or self.tokenizer.startswith("bpe:") else LOCAL
+        return dataclasses.replace(self, source=source, tokenizer=tokenizer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +114,7 @@ class StartConfig:
 
     def __post_init__(self) -> None:
         _between("start.step", self.step, 0, 1 << 40)
-        if self.blake3 and not (len(self.blake3) == 64 and all(c in "0123456789abcdef" for c in self.blake3)):
-            raise ValueError("start.blake3 must be 64 hex digits")
+        _hash_or_nothing("start.blake3", self.blake3)
         if not self.state and (self.step or self.blake3):
             raise ValueError("start.step and start.blake3 need start.state")
 
@@ -92,6 +138,10 @@ class TrainConfig:
     weight_decay: float = 0.01
     accumulate: Literal["float32", "float64"] = "float32"
     """Precision of gradient accumulators and their all-reduce; float64 makes the sum independent of its order."""
+    evaluate_every_steps: int = 0
+    """The swarm computes the loss on the evaluation tokens every so many steps and at the end; 0: never."""
+    evaluation_microbatches: int = 16
+    """Microbatches of an evaluation, always the same ones."""
 
     def __post_init__(self) -> None:
         _between("train.num_stages", self.num_stages, 1, 4096)
@@ -105,6 +155,13 @@ class TrainConfig:
         _between("train.beta2", self.beta2, 0.0, 0.999999)
         _between("train.epsilon", self.epsilon, 1e-16, 1.0)
         _between("train.weight_decay", self.weight_decay, 0.0, 10.0)
+        _between("train.evaluate_every_steps", self.evaluate_every_steps, 0, 1 << 40)
+        _between("train.evaluation_microbatches", self.evaluation_microbatches, 1, MAX_MICROBATCHES_PER_STEP)
+
+    def evaluates_at(self, step: int) -> bool:
+        """Whether the parameters that `step` updates lie behind are evaluated."""
+        every = self.evaluate_every_steps
+        return every > 0 and (step % every == 0 or step == self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +213,8 @@ class Manifest:
         _between("seed", self.seed, 0, 2**63 - 1)
         if self.train.num_stages > self.model.num_layers:
             raise ValueError(f"train.num_stages ({self.train.num_stages}) must not exceed model.num_layers ({self.model.num_layers})")
+        if self.train.evaluate_every_steps and not self.data.evaluation_fraction:
+            raise ValueError("train.evaluate_every_steps needs tokens to evaluate on: set data.evaluation_fraction, for example to 0.02")
         if self.boundary_bytes > MAX_BOUNDARY_BYTES:
             raise ValueError(
                 f"a microbatch's activations take {self.boundary_bytes} bytes; the limit is {MAX_BOUNDARY_BYTES}: "
@@ -256,6 +315,18 @@ def _refuse_unknown(document: dict[str, Any], kind: type, prefix: str) -> None:
 def _between(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ValueError(f"{name} is {value}; it must be between {low:g} and {high:g}")
+
+
+def _names_a_tokenizer(tokenizer: str) -> bool:
+    kind, _, rest = tokenizer.partition(":")
+    if kind == "bpe":
+        return rest.isascii() and rest.isdigit() and len(rest) < 8 and 256 < int(rest) <= 1_000_000
+    return tokenizer in ("bytes", LOCAL) or (kind == "hub" and bool(rest)) or "/" in tokenizer or tokenizer.endswith(".json")
+
+
+def _hash_or_nothing(name: str, value: str) -> None:
+    if value and not (len(value) == 64 and all(character in "0123456789abcdef" for character in value)):
+        raise ValueError(f"{name} must be 64 hex digits")
 
 
 _DEFAULT = Manifest()

@@ -10,9 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from peerd.config.manifest import Manifest
+from peerd.config.manifest import LOCAL, Manifest
+from peerd.config.paths import cache_folder
 from peerd.control.server import Say
 from peerd.daemon.node import Node
+from peerd.daemon.text import SWARM
+from peerd.data.tokenizer import tokenizer_path
 from peerd.errors import DiskError, StageError
 from peerd.models.stages import estimate_stage_memory_bytes
 from peerd.stage.export import write_export
@@ -49,9 +52,11 @@ async def export_run(node: Node, folder: Path, say: Say) -> Mapping[str, Any]:
 
 
 def with_paths(manifest: Manifest, source: str, start: str) -> Manifest:
-    """The manifest as a run.toml of this machine: with the paths that its text and its start are read from here."""
-    if source:
-        manifest = dataclasses.replace(manifest, data=dataclasses.replace(manifest.data, source=source))
+    """The manifest as a run.toml of this machine: with the paths that its text, its tokenizer and its start are read from here."""
+    kept = tokenizer_path(manifest.data, cache_folder())
+    tokenizer = str(kept) if kept and manifest.data.tokenizer == LOCAL else manifest.data.tokenizer
+    data = dataclasses.replace(manifest.data, tokenizer=tokenizer, source=source if source not in ("", SWARM) else manifest.data.source)
+    manifest = dataclasses.replace(manifest, data=data)
     return dataclasses.replace(manifest, start=dataclasses.replace(manifest.start, state=start)) if start else manifest
 
 

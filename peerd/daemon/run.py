@@ -34,10 +34,10 @@ from peerd.daemon.node import Node
 from peerd.daemon.observer import Observer
 from peerd.daemon.past import Past
 from peerd.daemon.supervisor import Supervisor
+from peerd.data.sources import STDLIB
 from peerd.errors import ExitCode, PeerdError
 from peerd.observe.archive import Archive
 from peerd.swarm.identity import lock_home
-from peerd.train.data import STDLIB
 
 ANY_STAGE = -1
 LOG = structlog.get_logger()

@@ -7,17 +7,20 @@ from pathlib import Path
 
 import structlog
 
-from peerd.config.manifest import Manifest, load
+from peerd.config.manifest import LOCAL, Manifest, load
 from peerd.config.organiser import KEY_FILE, load_key
 from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
+from peerd.data.progress import Report, silent
+from peerd.data.sources import STDLIB
+from peerd.data.tokens import kept_tokens, prepare_tokens
 from peerd.errors import DiskError, ManifestError
 from peerd.stage.start import StartState
 from peerd.swarm.signed import SignedManifest, sign_manifest
-from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
+from peerd.train.data import Corpus, agree_on_data
 
-LOCAL_SOURCE = "local"
-"""What a signed manifest calls a file that only its organiser has; peers never learn a path of another machine."""
+SWARM = "swarm"
+"""Given as this machine's data source: fetch the run's token file from a peer that has it."""
 LOG = structlog.get_logger()
 
 
@@ -38,21 +41,20 @@ class Run:
     start: StartState | None = None
 
 
-def organise(settings: Settings) -> Run:
+def organise(settings: Settings, report: Report = silent) -> Run:
     """Read run.toml, make the token file, find the state that the run begins from, sign."""
     path = Path(settings.run_file)
     manifest = load(path)
-    source = settings.data or manifest.data.source
-    if source != STDLIB:
-        source = str((path.parent / Path(source).expanduser()).absolute())
-    manifest = agree_on_data(manifest, tokens := prepare_tokens(source, cache_folder()))
+    data = (replace(manifest.data, source=settings.data) if settings.data else manifest.data).located(path.parent)
+    tokens = prepare_tokens(data.source, cache_folder(), data, report)
+    manifest = agree_on_data(manifest, tokens)
     corpus = Corpus(tokens, manifest)
-    published = replace(manifest, data=replace(manifest.data, source=STDLIB if source == STDLIB else LOCAL_SOURCE))
+    published = replace(manifest, data=replace(manifest.data, source=data.source).published())
     start = None
     if manifest.start.state:
         start = StartState((path.parent / Path(manifest.start.state).expanduser()).absolute())
-        published = start.agree(replace(published, start=replace(manifest.start, state=LOCAL_SOURCE)))
-    return Run(sign_manifest(published, load_key(path.parent / KEY_FILE)), Text(corpus, source), start)
+        published = start.agree(replace(published, start=replace(manifest.start, state=LOCAL)))
+    return Run(sign_manifest(published, load_key(path.parent / KEY_FILE)), Text(corpus, data.source), start)
 
 
 def start_for(manifest: Manifest, path: str) -> StartState | None:
@@ -68,13 +70,16 @@ def start_for(manifest: Manifest, path: str) -> StartState | None:
     return start
 
 
-def text_for(manifest: Manifest, settings: Settings) -> Text:
+def text_for(manifest: Manifest, settings: Settings, report: Report = silent) -> Text:
     """The run's text if this machine has it; a peer without it serves a stage and launches nothing."""
+    if settings.data == SWARM:
+        kept = kept_tokens(manifest.data, cache_folder())
+        return Text(Corpus(kept, manifest) if kept else None, SWARM)
     source = settings.data or (STDLIB if manifest.data.source == STDLIB else "")
     if not source:
         return Text(None, "")
     try:
-        tokens = prepare_tokens(source, cache_folder())
+        tokens = prepare_tokens(source, cache_folder(), manifest.data, report)
         agree_on_data(manifest, tokens)
         return Text(Corpus(tokens, manifest), source)
     except ManifestError as error:

@@ -6,9 +6,12 @@ import json
 import stat
 from pathlib import Path
 
+import pytest
+
 from peerd.cli.main import run
 from peerd.config import manifest
 from peerd.config.organiser import load_key, public_bytes
+from peerd.data.tokenizer import FileTokenizer, train_bpe
 
 
 def test_new_writes_the_run_its_flags_describe_and_prints_its_id(tmp_path: Path) -> None:
@@ -35,3 +38,31 @@ def test_every_line_of_a_new_run_file_fits_a_terminal(tmp_path: Path) -> None:
     text = (tmp_path / "run.toml").read_text()
     assert max(map(len, text.splitlines())) <= 130
     assert json.loads(manifest.load(tmp_path / "run.toml").canonical_bytes())["name"] == "a"
+
+
+def test_new_takes_text_tokenizer_and_evaluation_from_its_flags(tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n')
+    flags = ["--data", str(tmp_path / "texts.jsonl"), "--tokenizer", "bpe:300", "--evaluation-fraction", "0.1", "--evaluate-every", "5"]
+    assert run(["new", str(tmp_path / "run"), *flags]) == 0
+    made = manifest.load(tmp_path / "run" / "run.toml")
+    assert (made.data.field, made.data.tokenizer, made.data.evaluation_fraction) == ("text", "bpe:300", 0.1)
+    assert (made.model.vocab_size, made.train.evaluate_every_steps, made.train.evaluation_microbatches) == (300, 5, 16)
+
+
+def test_new_reads_a_tokenizers_vocabulary_and_its_path_is_found_from_anywhere(tmp_path: Path) -> None:
+    folder = tmp_path / "words"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes(train_bpe([b"some text " * 9], 270))
+    assert run(["new", str(tmp_path / "run"), "--tokenizer", str(folder)]) == 0
+    made = manifest.load(tmp_path / "run" / "run.toml")
+    assert made.model.vocab_size == FileTokenizer(folder / "tokenizer.json", "").vocab_size <= 270
+    assert made.data.located(Path("/elsewhere")).tokenizer == str(folder)
+
+
+def test_evaluation_without_text_for_it_is_refused_with_what_to_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["new", str(tmp_path), "--evaluate-every", "5"]) == 2
+    assert "set data.evaluation_fraction" in capsys.readouterr().err
+    assert run(["new", str(tmp_path), "--tokenizer", "bpe:12"]) == 2
+    assert "bpe:SIZE with 257 to" in capsys.readouterr().err
+    assert run(["new", str(tmp_path), "--tokenizer", "/nowhere"]) == 2
+    assert "--tokenizer: /nowhere: no such file or folder" in capsys.readouterr().err
