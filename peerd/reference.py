@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,10 +28,11 @@ from peerd.data.progress import TerminalBar, silent
 from peerd.data.tokens import prepare_tokens
 from peerd.errors import ExitCode, PeerdError, UsageError
 from peerd.models.stages import StageModule, build_stage
-from peerd.stage.export import HistoryEntry, write_export
+from peerd.stage.export import HistoryEntry, write_evaluations, write_export
 from peerd.stage.optimizer import AdamW
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import StartState
+from peerd.table.record import Evaluation
 from peerd.train.data import Corpus, agree_on_data
 
 SCHEMA = 1
@@ -58,6 +60,7 @@ class ReferenceResult:
     optimizer_state: dict[str, Tensor]
     """As `stage.optimizer.AdamW.tensors`."""
     history: list[HistoryEntry]
+    evaluations: list[Evaluation]
 
 
 def train_reference(
@@ -76,19 +79,36 @@ def train_reference(
     stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
     optimizers = [AdamW(manifest, dict(stage.named_parameters())) for stage in stages]
     history: list[HistoryEntry] = []
+    evaluations: list[Evaluation] = []
     if start is not None:
         for stage, optimizer in zip(stages, optimizers, strict=True):
             history = _load(stage, optimizer, start.of_stage(manifest, stage.stage))
     for step in range(start.step if start else 0, steps):
+        if manifest.train.evaluates_at(step):
+            evaluations.append(evaluate(manifest, corpus, stages, step))
         loss, gradients = mean_gradients(manifest, corpus, stages, step)
         for optimizer, of_stage in zip(optimizers, gradients, strict=True):
             optimizer.update(step, of_stage)
         history.append(HistoryEntry(step=step, loss=loss, tokens=manifest.tokens_per_step))
         if report is not None:
             report(history[-1])
+    if manifest.train.evaluates_at(steps):
+        evaluations.append(evaluate(manifest, corpus, stages, steps))
     parameters = {name: parameter.detach() for stage in stages for name, parameter in stage.named_parameters()}
     state = {name: tensor for optimizer in optimizers for name, tensor in optimizer.tensors().items()}
-    return ReferenceResult(parameters=parameters, optimizer_state=state, history=history)
+    return ReferenceResult(parameters=parameters, optimizer_state=state, history=history, evaluations=evaluations)
+
+
+def evaluate(manifest: Manifest, corpus: Corpus, stages: Sequence[StageModule], step: int) -> Evaluation:
+    """The mean loss over the evaluation microbatches, as the swarm computes it at `step`."""
+    losses = []
+    for index in range(manifest.train.evaluation_microbatches):
+        hidden, labels = corpus.evaluation_microbatch(index)
+        with torch.no_grad():
+            for stage in stages:
+                hidden = stage(hidden, labels if stage.is_last else None)
+        losses.append(float(hidden))
+    return Evaluation(step, math.fsum(losses) / len(losses))
 
 
 def _load(stage: StageModule, optimizer: AdamW, state: Downloaded) -> list[HistoryEntry]:
@@ -150,6 +170,7 @@ def run(request: ReferenceRequest) -> dict[str, Any]:
     result = train_reference(manifest, corpus, request.steps, _print_progress, start)
     elapsed_s = time.monotonic() - began
     write_export(Path(request.out), manifest, result.parameters, result.optimizer_state, result.history)
+    write_evaluations(Path(request.out), result.evaluations)
     return {
         "schema": SCHEMA,
         "steps": len(result.history),

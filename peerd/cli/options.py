@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
-EXPORTED_FILES = frozenset({"run.toml", "model.safetensors", "optimizer.safetensors", "history.jsonl"})
+EXPORTED_FILES = frozenset({"run.toml", "model.safetensors", "optimizer.safetensors", "history.jsonl", "evaluations.jsonl"})
 
 
 class FiniteRange(click.FloatRange):

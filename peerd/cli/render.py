@@ -115,10 +115,12 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         ("stage", f"{peer['stage']} (of 0 to {run['num_stages'] - 1}) on {plain(peer['device'], 20)}"),
         ("step", f"{peer['step']}{end}, {phase_of(peer)}, holds {peer['done']} of {run['microbatches_per_step']} microbatches"),
         ("loss", "-" if peer["last_loss"] is None else f"{peer['last_loss']:.4f}"),
+        *_evaluation_row(reply),
         ("queue", f"{peer['queue']} waiting, {peer['in_flight']} in flight, {amount(peer['throughput'])} samples/s"),
         ("microbatches", work),
         ("exactness", exactness(counters)),
         ("traffic", traffic),
+        ("data", plain(reply.get("data", ""))),
         ("decision", pause_line(reply["owner"]) or plain(reply["decision"])),
     ]
     if reply.get("dashboard"):
@@ -172,6 +174,11 @@ def _run_or_pause(run: bool) -> str:
     return "run" if run else "pause"
 
 
+def _evaluation_row(reply: StatusReply) -> list[tuple[str, str]]:
+    evaluation = reply.get("evaluation")
+    return [("evaluation", f"loss {evaluation['loss']:.4f} at step {evaluation['step']}")] if evaluation else []
+
+
 def print_peers(reply: PeersReply) -> None:
     """The whole swarm."""
     out = console()
@@ -185,6 +192,9 @@ def swarm_line(reply: PeersReply) -> str:
     step = "-" if reply["work_step"] is None else str(reply["work_step"])
     end = f" of {run['steps']}" if run["steps"] else ""
     loss = "-" if reply["last_loss"] is None else f"{reply['last_loss']:.4f}"
+    evaluation = reply.get("evaluation")
+    if evaluation:
+        loss += f" (evaluation {evaluation['loss']:.4f})"
     return f"{plain(run['name'], 30)}: step {step}{end}, loss {loss}, {amount(reply['tokens_per_second'])} tokens/s"
 
 

@@ -35,6 +35,7 @@ from peerd.observe.archive import Archive
 from peerd.observe.store import HistoryStore
 from peerd.observe.thinning import at_most
 from peerd.observe.values import Event, FinishedStep, Sample
+from peerd.table.record import Evaluation
 
 POINTS = 600
 """So many samples are drawn at most."""
@@ -164,6 +165,7 @@ class Dashboard:
             "run": self._answers.run_info(),
             "me": self._node.membership.me,
             "steps": [_step(entry) for entry in steps],
+            "evaluations": [_evaluation(each) for each in (await self._node.evaluations())[-SHOWN_STEPS:]],
             "samples": [_sample(sample) for sample in at_most(samples, POINTS)],
             "events": [event_info(event) for event in events],
         }
@@ -180,6 +182,7 @@ class Dashboard:
             "time_s": time.time(),
             "step": table["work_step"],
             "loss": table["last_loss"],
+            "evaluation": _evaluation(evaluation) if (evaluation := self._node.evaluation) else None,
             "tokens_per_second": table["tokens_per_second"],
             "num_peers": sum(len(stage["peers"]) for stage in table["stages"]),
             "stages": [{**stage, "peers": [_peer(peer) for peer in stage["peers"]]} for stage in table["stages"]],
@@ -222,6 +225,10 @@ def _peer(peer: PeerInfo) -> Sequence[object]:
 
 def _step(entry: FinishedStep) -> Sequence[object]:
     return [entry.step, entry.loss, entry.time_s]
+
+
+def _evaluation(evaluation: Evaluation) -> Sequence[object]:
+    return [evaluation.step, evaluation.loss]
 
 
 def _sample(sample: Sample) -> Sequence[object]:

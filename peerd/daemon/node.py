@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -15,13 +15,16 @@ from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.averaging.stepper import Stepper
 from peerd.config.manifest import Manifest
+from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
 from peerd.daemon.device import describe
 from peerd.daemon.heap import give_back_free_memory
 from peerd.daemon.network import Network, describe_self
-from peerd.errors import BadMessageError
+from peerd.daemon.text import SWARM
+from peerd.errors import BadMessageError, PeerdError
 from peerd.policy.contributions import StageTally
 from peerd.policy.governor import Limits
+from peerd.policy.evaluating import newest_evaluation
 from peerd.policy.health import Facts, Progress, advance
 from peerd.policy.ledger import work_step
 from peerd.policy.rebalance import Move
@@ -39,12 +42,14 @@ from peerd.swarm.identity import LocalState
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership, Vitals, clock_s
 from peerd.swarm.signed import SignedManifest
-from peerd.table.record import PeerId, Phase, RawRecord
+from peerd.table.record import Evaluation, PeerId, Phase, RawRecord
 from peerd.train.data import Corpus
+from peerd.train.evaluator import Evaluator
+from peerd.train.sharing import DataFetcher, DataGiver
 from peerd.train.trainer import Trainer
-from peerd.wire.clients import AveragingClient, StageClient, StateClient, SwarmClient
+from peerd.wire.clients import AveragingClient, DataClient, StageClient, StateClient, SwarmClient
 from peerd.wire.dispatch import Dispatcher
-from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer, Tallies
+from peerd.wire.services import AveragingServicer, DataServicer, Door, StageServicer, StateServicer, SwarmServicer, Tallies
 
 AVERAGING_SHARE_OF_TTL = 0.6
 MICROBATCH_TOTAL_S = 600.0
@@ -113,6 +118,8 @@ class Node:
         self.rebalance_moves: tuple[Move, ...] = ()
         """Those of the last plan, anybody's."""
         self.tallies: Tallies = _no_tallies
+        self.evaluations: Callable[[], Awaitable[Sequence[Evaluation]]] = _no_evaluations
+        """All that this home's daemons know of."""
         self.on_news: Callable[[], None] = lambda: None
         """My phase, step or ledger changed."""
         self._entered_s = clock_s()
@@ -144,7 +151,11 @@ class Node:
         swarm_client = SwarmClient(links, run)
         self.liveness = Liveness(membership, swarm_client)
         self.door = Door(run, patience_s, links.traffic)
+        cache = cache_folder()
+        self.data_giver = DataGiver(manifest.data, cache)
+        self.data_fetcher = DataFetcher(DataClient(links, run), membership, manifest.data, cache, patience_s)
         self.trainer: Trainer | None = None
+        self.evaluator: Evaluator | None = None
         self.gossip: Gossip
         self.directory: Directory
         self._trains_from = 0
@@ -159,7 +170,7 @@ class Node:
         begun = work_step(self.membership.live(), self.place.manifest.train.num_stages)
         self._trains_from = (begun or 0) + 1 if others else 0
         if corpus is not None:
-            self.trainer = Trainer(self.place.manifest, corpus, self.membership, self.dispatcher)
+            self.train_with(corpus)
         self.membership.own = lambda: self.state.record
         self.membership.vitals = self._vitals
         self.membership.on_superseded = self._superseded
@@ -182,6 +193,51 @@ class Node:
         self.service.on_records = lambda _caller, records: self.membership.absorb(records)
         self.service.on_progress = self._ledger_grew
 
+    def train_with(self, corpus: Corpus) -> None:
+        """The parts that need the data; others may then fetch it from here."""
+        manifest = self.place.manifest
+        self.data_giver.has_tokens = True
+        self.trainer = Trainer(manifest, corpus, self.membership, self.dispatcher)
+        if manifest.train.evaluate_every_steps:
+            self.evaluator = Evaluator(manifest, corpus, self.membership, self.dispatcher)
+            self.evaluator.on_result = self.announce
+
+    async def train(self) -> None:
+        """Launch microbatches and evaluate, where the data is here, or once it has been fetched."""
+        if self.trainer is None and self.place.data_source == SWARM:
+            try:
+                corpus = Corpus(await self.data_fetcher.fetch(), self.place.manifest)
+            except PeerdError as error:  # without the data it serves its stage all the same
+                LOG.warning("the data cannot be fetched", reason=str(error))
+                return
+            if self.leaving:
+                return
+            self._trains_from = (work_step(self.membership.live(), self.place.manifest.train.num_stages) or 0) + 1
+            self.train_with(corpus)
+            self.announce()
+        async with asyncio.TaskGroup() as group:
+            for part in (self.trainer, self.evaluator):
+                if part is not None:
+                    group.create_task(part.run())
+
+    @property
+    def data_state(self) -> str:
+        """Whether the run's data is here, in words."""
+        if self.trainer is not None:
+            return "here: launches microbatches, and gives it to peers that fetch it"
+        if self.place.data_source == SWARM:
+            done, total = self.data_fetcher.bytes_done, self.data_fetcher.bytes_total
+            return f"being fetched from peers: {done / 1e6:.1f} of {total / 1e6:.1f} MB"
+        return "not here: launches no microbatches (`peerd join --data swarm` fetches it)"
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """The newest that this peer has made or heard of."""
+        if not self.place.manifest.train.evaluate_every_steps:
+            return None
+        mine = self.evaluator.newest if self.evaluator else None
+        return newest_evaluation(self.membership.live(), self.place.manifest.train.num_stages, mine)
+
     @property
     def servicers(self) -> Sequence[object]:
         return (
@@ -189,6 +245,7 @@ class Node:
             StageServicer(self.door, self.service),
             AveragingServicer(self.door, self.rounds),
             StateServicer(self.door, self.snapshots),
+            DataServicer(self.door, self.data_giver),
         )
 
     # News of myself
@@ -318,6 +375,7 @@ class Node:
             throughput=counters.throughput,
             tokens=counters.tokens,
             last_loss=history[-1].loss if history else None,
+            evaluation=self.evaluation,
             software=__version__,
             device=describe(self.place.device),
             memory_bytes=self.place.memory_bytes,
@@ -341,6 +399,10 @@ class Node:
             LOG.warning("suspect: no answer to a re-dial", suspect=peer)
             self.faults_seen += 1
         self.announce()
+
+
+async def _no_evaluations() -> Sequence[Evaluation]:
+    return ()
 
 
 async def _no_tallies() -> Sequence[StageTally]:

@@ -55,7 +55,11 @@ def readings(node: Node, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_event_loop_lag_seconds": max(observer.lags_s) if observer else 0.0,
         "peerd_health_items": _by_severity(answers),
     }
-    return values if loss is None else {**values, "peerd_loss": loss}
+    if loss is not None:
+        values["peerd_loss"] = loss
+    if (evaluation := node.evaluation) is not None:
+        values |= {"peerd_evaluation_loss": evaluation.loss, "peerd_evaluation_step": evaluation.step}
+    return values
 
 
 def _of_table(node: Node) -> dict[str, Reading]:

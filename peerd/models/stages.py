@@ -85,16 +85,18 @@ def estimate_stage_memory_bytes(manifest: Manifest, stage: int, slots: int) -> i
     """Bytes that serving a stage takes with `slots` microbatches in hand.
 
     Per parameter: the current and the previous value, the gradient, the accumulator and Adam's two moments, and during a round
-    a copy of the accumulator, the parts that come in and the sum that goes out. Per slot: the input
+    a copy of the accumulator, the parts that come in and the sum that goes out; with evaluation those of the evaluated step
+    too. Per slot: the input
     and the output's gradient. Graphs: one per slot where compute.recompute is "never", else one at a time ("auto" recomputes
     when memory is short). Torch itself and the allocator's slack are not counted.
     """
     module = _on_meta(manifest, stage)
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     accumulator_bytes = 8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES
+    num_copies = 5 + (manifest.train.evaluate_every_steps > 0)
     num_graphs = slots if manifest.compute.recompute == "never" else min(slots, 1)
     return (
-        num_parameters * (5 * FLOAT32_BYTES + 4 * accumulator_bytes)
+        num_parameters * (num_copies * FLOAT32_BYTES + 4 * accumulator_bytes)
         + slots * 2 * manifest.boundary_bytes
         + num_graphs * module.graph_bytes(manifest.tokens_per_microbatch)
     )

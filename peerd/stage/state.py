@@ -90,6 +90,8 @@ class StageState:
         self.history: list[HistoryEntry] = []
         self.keep_graph = manifest.compute.recompute == "never" if keep_graph is None else keep_graph
         self._generation = 0
+        self._evaluated: tuple[int, StageModule] | None = None
+        """The parameters of the last evaluated step that was left behind, until the next one is."""
 
     # Microbatches
 
@@ -162,6 +164,32 @@ class StageState:
             return self.previous
         raise WrongStateError(f"I am at step {self.record.step}")
 
+    # Evaluation
+
+    @property
+    def evaluated_step(self) -> int | None:
+        """The step whose parameters are set aside for its evaluation."""
+        return self._evaluated[0] if self._evaluated else None
+
+    def evaluate(self, step: int, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Forward only, with the parameters of an evaluated step: activations, or from the last stage the loss.
+
+        Touches neither accumulator nor ledger. WrongStateError when the step's parameters are gone.
+        """
+        module = self.module
+        if step != self.record.step:
+            if self._evaluated is None or self._evaluated[0] != step:
+                raise WrongStateError(f"I do not hold the parameters of step {step}")
+            module = self._evaluated[1]
+        with torch.no_grad():
+            output: Tensor = module(inputs, labels) if module.is_last else module(inputs)
+        return output
+
+    def _set_aside(self) -> None:
+        """Before the parameters of an evaluated step change: training does not wait for its evaluation."""
+        if self._manifest.train.evaluates_at(self.record.step):
+            self._evaluated = (self.record.step, copy.deepcopy(self.module))
+
     # The life of a step
 
     def open_round(self, roster: Roster) -> tuple[str, Tensor | None]:
@@ -222,6 +250,7 @@ class StageState:
         return held
 
     def _apply(self, roster: Roster, flat_sum: Tensor) -> None:
+        self._set_aside()
         if self.previous is None:
             self.previous = copy.deepcopy(self.module)
         else:
@@ -237,6 +266,7 @@ class StageState:
 
     def skip_step(self) -> None:
         """Rule 11: the step is given up as inexact; the parameters stay as they are."""
+        self._set_aside()
         lineage = lineage_skipped(self.record.lineage, self.record.step)
         self.previous = copy.deepcopy(self.module)
         self._begin(self.record.step + 1, lineage)
@@ -322,6 +352,7 @@ class StageState:
         else:
             self.previous = None
         self.history = list(history)
+        self._evaluated = None  # it may descend from another lineage
         self._generation += 1
         self._begin(step, lineage)
 

@@ -11,7 +11,7 @@ import msgpack
 from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP, Manifest, parse_bytes, run_id
 from peerd.errors import BadMessageError, SignatureError
 from peerd.swarm.identity import SIGNATURE_BYTES, Identity, public_key_of, verify
-from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, RawRecord, RunId, Suspicion, Void
+from peerd.table.record import AverageId, Evaluation, Lineage, PeerId, PeerRecord, Phase, RawRecord, RunId, Suspicion, Void
 from peerd.wire.convert import bitmap_from, bitmap_to
 
 MAX_RECORD_BYTES = 4096
@@ -143,6 +143,7 @@ def _to_list(record: PeerRecord) -> list[Any]:
         record.throughput,
         record.tokens,
         record.last_loss,
+        [record.evaluation.step, record.evaluation.loss] if record.evaluation else None,
         record.software,
         record.device,
         record.memory_bytes,
@@ -150,12 +151,13 @@ def _to_list(record: PeerRecord) -> list[Any]:
 
 
 def _from_list(fields: Any) -> PeerRecord:
-    if not isinstance(fields, list) or len(fields) != 26:
-        raise ValueError("a record has 26 fields")
+    if not isinstance(fields, list) or len(fields) != 27:
+        raise ValueError("a record has 27 fields")
     (peer, incarnation, version, addresses, stage, step, phase, done, ledger_no, average_id, lineage, leaving, trains, trains_from) = (
         fields[:14]
     )
-    (suspects, voids, checkpoints, gives_start, queue, in_flight, throughput, tokens, last_loss, software, device, memory) = fields[14:]
+    (suspects, voids, checkpoints, gives_start, queue, in_flight, throughput, tokens, last_loss) = fields[14:23]
+    evaluation, software, device, memory = fields[23:]
     inexact, chain = _list(lineage, 2)
     return PeerRecord(
         peer=PeerId(_text(peer, 64)),
@@ -181,6 +183,7 @@ def _from_list(fields: Any) -> PeerRecord:
         throughput=_real(throughput),
         tokens=_count(tokens),
         last_loss=None if last_loss is None else _real(last_loss),
+        evaluation=None if evaluation is None else _evaluation(evaluation),
         software=_text(software, 64),
         device=_text(device, 64),
         memory_bytes=_count(memory),
@@ -221,6 +224,11 @@ def _list(value: Any, length: int | None = None) -> list[Any]:
     if not isinstance(value, list) or len(value) > 64 or (length is not None and len(value) != length):
         raise ValueError("not a list of the right length")
     return value
+
+
+def _evaluation(value: Any) -> Evaluation:
+    step, loss = _list(value, 2)
+    return Evaluation(_count(step), _real(loss))
 
 
 def _triple(value: Any) -> list[Any]:

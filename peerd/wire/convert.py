@@ -60,6 +60,7 @@ def call_to(call: Call, run: str, records: Iterable[RawRecord]) -> stage_pb2.Cal
         inputs=tensor_to(call.inputs),
         labels=tensor_to(call.labels),
         records=records_to(records),
+        evaluation=call.evaluation,
     )
 
 
@@ -77,6 +78,7 @@ def call_from(header: stage_pb2.CallHeader) -> Call:
         accumulate=frozenset(header.accumulate),
         inputs=tensor_from(header.inputs),
         labels=tensor_from(header.labels),
+        evaluation=header.evaluation,
         path={hop.stage: PeerId(hop.peer) for hop in header.path},
     )
 

@@ -27,7 +27,7 @@ def test_history_shows_the_last_steps_and_their_times(capsys: pytest.CaptureFixt
 
 
 def test_an_empty_history_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    print_history({"schema": 1, "steps": [], "events": []}, most_steps=5, with_events=True)
+    print_history({"schema": 1, "steps": [], "evaluations": [], "events": []}, most_steps=5, with_events=True)
     assert lines_of(capsys) == ["no step is finished yet", "no events yet"]
 
 

@@ -205,9 +205,8 @@ def test_too_little_text_to_evaluate_on_is_refused(tmp_path: Path) -> None:
 
 def test_wider_tokens_are_read_as_they_were_written(tmp_path: Path) -> None:
     manifest = tiny_manifest()
-    manifest = dataclasses.replace(
-        manifest, model=dataclasses.replace(manifest.model, vocab_size=300), data=DataConfig(tokenizer="bpe:300")
-    )
+    model = dataclasses.replace(manifest.model, vocab_size=300)
+    manifest = dataclasses.replace(manifest, model=model, data=DataConfig(tokenizer="bpe:300"))
     made = prepare_tokens(str(real_text()), tmp_path, manifest.data)
     agreed = agree_on_data(manifest, made)
     assert (agreed.data.token_bytes, agreed.data.end_of_text) == (2, "<|endoftext|>")
