@@ -32,7 +32,7 @@ EXPORT_SILENCE_S = 600.0
 @click.argument("run_file", metavar="RUN.toml")
 @click.option("--stage", type=click.IntRange(0, 4095), help="Stage to serve.  [default: the one that needs help most]")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
-@click.option("--data", metavar="PATH", help="Text file or folder, where it lies elsewhere on this machine.")
+@click.option("--data", metavar="SOURCE", help="The text, where it lies elsewhere: a file, a folder or an address.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="IPv4 address to listen on; 0.0.0.0 lets other machines join.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port to listen on; 0: any free one.")
 @click.option("--detach", is_flag=True, help="Return once others can join; the daemon goes on in the background.")
@@ -90,7 +90,7 @@ def settings_of(context: click.Context, flags: dict[str, Any], *, run_file: str 
             stage=-1 if flags["stage"] is None else flags["stage"],
             stay=flags["stage"] is not None,
             device=flags["device"],
-            data=existing_source(flags["data"], "--data") if flags["data"] else "",
+            data=_source_of(flags["data"], joins=not run_file),
             compute_stand_in_ms=flags["stand_in_ms"],
             slow_factor=flags["slow_factor"],
             dashboard=not flags["no_dashboard"],
@@ -100,6 +100,13 @@ def settings_of(context: click.Context, flags: dict[str, Any], *, run_file: str 
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _source_of(data: str | None, *, joins: bool) -> str:
+    """What --data names; only who joins can fetch from the swarm."""
+    if joins and data == "swarm":
+        return data
+    return existing_source(data, "--data") if data else ""
 
 
 def _is_device(name: str) -> bool:
@@ -175,7 +182,7 @@ def export(context: click.Context, folder: Path, as_json: bool) -> None:
 @click.argument("run_file", metavar="RUN.toml")
 @click.option("--steps", type=STEPS, required=True, help="Steps to train.")
 @click.option("--out", type=OUTPUT_FOLDER, required=True, metavar="DIR", help="Folder for the result.")
-@click.option("--data", metavar="PATH", help="Text file or folder, where it lies elsewhere on this machine.")
+@click.option("--data", metavar="SOURCE", help="The text, where it lies elsewhere: a file, a folder or an address.")
 @home_option
 @json_option
 def reference(run_file: str, steps: int, out: Path, data: str | None, as_json: bool) -> None:
