@@ -52,7 +52,7 @@ class DataConfig:
     source: str = "stdlib"
     """`stdlib` (the Python standard library's sources), or in a run.toml a file, a folder, a URL or `hub:NAME` of the organiser."""
     source_blake3: str = ""
-    """Hash of what a URL gives, hex; filled in when the run is started. Given before, another file is refused."""
+    """Hash of the file that a URL gives, hex; filled in when the run is started. Where it is given, another file is refused."""
     field: str = ""
     """The field of jsonl records or parquet rows that holds the text; empty: files are plain text."""
     tokenizer: str = "bytes"
@@ -85,12 +85,17 @@ class DataConfig:
         for name in ("source_blake3", "blake3", "chunks_blake3", "tokenizer_blake3"):
             _hash_or_nothing(f"data.{name}", getattr(self, name))
 
+    @property
+    def tokenizer_is_path(self) -> bool:
+        plain = self.tokenizer in ("bytes", LOCAL) or self.tokenizer.startswith(("bpe:", *REMOTE))
+        return not plain
+
     def located(self, folder: Path) -> DataConfig:
         """With its paths as seen from `folder`, where the run.toml lies; what is no path stays as it is."""
         source, tokenizer = self.source, self.tokenizer
         if source != "stdlib" and not source.startswith(REMOTE):
             source = str((folder / Path(source).expanduser()).absolute())
-        if tokenizer != LOCAL and ("/" in tokenizer or tokenizer.endswith(".json")) and not tokenizer.startswith(REMOTE):
+        if self.tokenizer_is_path:
             tokenizer = str((folder / Path(tokenizer).expanduser()).absolute())
         return dataclasses.replace(self, source=source, tokenizer=tokenizer)
 

@@ -182,7 +182,7 @@ class Dashboard:
             "time_s": time.time(),
             "step": table["work_step"],
             "loss": table["last_loss"],
-            "evaluation": _evaluation(evaluation) if (evaluation := self._node.evaluation) else None,
+            "evaluation": _evaluation(evaluation) if (evaluation := self._node.training.evaluation) else None,
             "tokens_per_second": table["tokens_per_second"],
             "num_peers": sum(len(stage["peers"]) for stage in table["stages"]),
             "stages": [{**stage, "peers": [_peer(peer) for peer in stage["peers"]]} for stage in table["stages"]],

@@ -18,7 +18,7 @@ from peerd.daemon.text import SWARM
 from peerd.data.tokenizer import tokenizer_path
 from peerd.errors import DiskError, StageError
 from peerd.models.stages import estimate_stage_memory_bytes
-from peerd.stage.export import write_evaluations, write_export
+from peerd.stage.export import EVALUATIONS_FILE, write_evaluations, write_export
 from peerd.stage.snapshots import Downloaded
 
 ATTEMPTS = 8
@@ -46,10 +46,11 @@ async def export_run(node: Node, folder: Path, say: Say) -> Mapping[str, Any]:
         raise DiskError(f"{folder}: {error.strerror}", "choose another folder") from None
     manifest = with_paths(node.place.manifest, node.place.data_source, node.start_path)
     await asyncio.to_thread(write_export, folder, manifest, parameters, optimizer, history)
-    await node.data_fetcher.fetch_tokenizer()
-    if node.place.manifest.train.evaluate_every_steps:
-        await asyncio.to_thread(write_evaluations, folder, [each for each in await node.evaluations() if each.step <= step])
+    await node.training.fetcher.fetch_tokenizer()
+    evaluations = [each for each in await node.evaluations() if each.step <= step]
+    await asyncio.to_thread(write_evaluations, folder, evaluations)
     files = [name for name in FILES if name != "optimizer.safetensors" or optimizer is not None]
+    files += [EVALUATIONS_FILE] if evaluations else []
     num_parameters = sum(tensor.numel() for tensor in parameters.values())
     return {"step": step, "folder": str(folder), "files": files, "num_parameters": num_parameters}
 

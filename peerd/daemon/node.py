@@ -15,18 +15,16 @@ from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.averaging.stepper import Stepper
 from peerd.config.manifest import Manifest
-from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
 from peerd.daemon.device import describe
 from peerd.daemon.heap import give_back_free_memory
 from peerd.daemon.network import Network, describe_self
 from peerd.daemon.text import SWARM
-from peerd.errors import BadMessageError, PeerdError
+from peerd.daemon.training import Training
+from peerd.errors import BadMessageError
 from peerd.policy.contributions import StageTally
 from peerd.policy.governor import Limits
-from peerd.policy.evaluating import newest_evaluation
 from peerd.policy.health import Facts, Progress, advance
-from peerd.policy.ledger import work_step
 from peerd.policy.rebalance import Move
 from peerd.policy.recovery import Beginning
 from peerd.policy.stepping import StepRules
@@ -44,8 +42,6 @@ from peerd.swarm.membership import Membership, Vitals, clock_s
 from peerd.swarm.signed import SignedManifest
 from peerd.table.record import Evaluation, PeerId, Phase, RawRecord
 from peerd.train.data import Corpus
-from peerd.train.evaluator import Evaluator
-from peerd.train.sharing import DataFetcher, DataGiver
 from peerd.train.trainer import Trainer
 from peerd.wire.clients import AveragingClient, DataClient, StageClient, StateClient, SwarmClient
 from peerd.wire.dispatch import Dispatcher
@@ -151,14 +147,9 @@ class Node:
         swarm_client = SwarmClient(links, run)
         self.liveness = Liveness(membership, swarm_client)
         self.door = Door(run, patience_s, links.traffic)
-        cache = cache_folder()
-        self.data_giver = DataGiver(manifest.data, cache)
-        self.data_fetcher = DataFetcher(DataClient(links, run), membership, manifest.data, cache, patience_s)
-        self.trainer: Trainer | None = None
-        self.evaluator: Evaluator | None = None
+        self.training = Training(manifest, membership, self.dispatcher, DataClient(links, run), patience_s)
         self.gossip: Gossip
         self.directory: Directory
-        self._trains_from = 0
         self.swarm_client = swarm_client
 
     def attach(self, directory: Directory, corpus: Corpus | None) -> None:
@@ -166,11 +157,10 @@ class Node:
         period_s = self.place.manifest.swarm.announce_period_s
         self.directory = directory
         self.gossip = Gossip(self.membership, self.swarm_client, directory, self.liveness, period_s)
-        others = [r for r in self.membership.live().records if r.trains and r.peer != self.membership.me]
-        begun = work_step(self.membership.live(), self.place.manifest.train.num_stages)
-        self._trains_from = (begun or 0) + 1 if others else 0
+        self.training.on_change = self.announce
+        self.training.fetches = corpus is None and self.place.data_source == SWARM
         if corpus is not None:
-            self.train_with(corpus)
+            self.training.begin(corpus)
         self.membership.own = lambda: self.state.record
         self.membership.vitals = self._vitals
         self.membership.on_superseded = self._superseded
@@ -193,50 +183,9 @@ class Node:
         self.service.on_records = lambda _caller, records: self.membership.absorb(records)
         self.service.on_progress = self._ledger_grew
 
-    def train_with(self, corpus: Corpus) -> None:
-        """The parts that need the data; others may then fetch it from here."""
-        manifest = self.place.manifest
-        self.data_giver.has_tokens = True
-        self.trainer = Trainer(manifest, corpus, self.membership, self.dispatcher)
-        if manifest.train.evaluate_every_steps:
-            self.evaluator = Evaluator(manifest, corpus, self.membership, self.dispatcher)
-            self.evaluator.on_result = self.announce
-
-    async def train(self) -> None:
-        """Launch microbatches and evaluate, where the data is here, or once it has been fetched."""
-        if self.trainer is None and self.place.data_source == SWARM:
-            try:
-                corpus = Corpus(await self.data_fetcher.fetch(), self.place.manifest)
-            except PeerdError as error:  # without the data it serves its stage all the same
-                LOG.warning("the data cannot be fetched", reason=str(error))
-                return
-            if self.leaving:
-                return
-            self._trains_from = (work_step(self.membership.live(), self.place.manifest.train.num_stages) or 0) + 1
-            self.train_with(corpus)
-            self.announce()
-        async with asyncio.TaskGroup() as group:
-            for part in (self.trainer, self.evaluator):
-                if part is not None:
-                    group.create_task(part.run())
-
     @property
-    def data_state(self) -> str:
-        """Whether the run's data is here, in words."""
-        if self.trainer is not None:
-            return "here: launches microbatches, and gives it to peers that fetch it"
-        if self.place.data_source == SWARM:
-            done, total = self.data_fetcher.bytes_done, self.data_fetcher.bytes_total
-            return f"being fetched from peers: {done / 1e6:.1f} of {total / 1e6:.1f} MB"
-        return "not here: launches no microbatches (`peerd join --data swarm` fetches it)"
-
-    @property
-    def evaluation(self) -> Evaluation | None:
-        """The newest that this peer has made or heard of."""
-        if not self.place.manifest.train.evaluate_every_steps:
-            return None
-        mine = self.evaluator.newest if self.evaluator else None
-        return newest_evaluation(self.membership.live(), self.place.manifest.train.num_stages, mine)
+    def trainer(self) -> Trainer | None:
+        return self.training.trainer
 
     @property
     def servicers(self) -> Sequence[object]:
@@ -245,7 +194,7 @@ class Node:
             StageServicer(self.door, self.service),
             AveragingServicer(self.door, self.rounds),
             StateServicer(self.door, self.snapshots),
-            DataServicer(self.door, self.data_giver),
+            DataServicer(self.door, self.training.giver),
         )
 
     # News of myself
@@ -369,13 +318,13 @@ class Node:
             addresses=self.network.addresses,
             leaving=self.leaving,
             trains=self.trainer is not None and not self.trained_enough,
-            trains_from=self._trains_from,
+            trains_from=self.training.trains_from,
             queue=self.service.queue,
             in_flight=self.trainer.in_flight if self.trainer else 0,
             throughput=counters.throughput,
             tokens=counters.tokens,
             last_loss=history[-1].loss if history else None,
-            evaluation=self.evaluation,
+            evaluation=self.training.evaluation,
             software=__version__,
             device=describe(self.place.device),
             memory_bytes=self.place.memory_bytes,

@@ -128,7 +128,7 @@ class Observer:
             if record.stage == last_stage and record.last_loss is not None and record.step - 1 not in self._losses:
                 self._note_loss(record.step - 1, record.last_loss)
 
-        evaluation = self._node.evaluation
+        evaluation = self._node.training.evaluation
         if evaluation is not None and evaluation.step > self._evaluated:
             self._evaluated = evaluation.step
             self.archive.note_evaluation(evaluation)

@@ -57,7 +57,7 @@ def readings(node: Node, answers: Answers, observer: Observer | None) -> dict[st
     }
     if loss is not None:
         values["peerd_loss"] = loss
-    if (evaluation := node.evaluation) is not None:
+    if (evaluation := node.training.evaluation) is not None:
         values |= {"peerd_evaluation_loss": evaluation.loss, "peerd_evaluation_step": evaluation.step}
     return values
 

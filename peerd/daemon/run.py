@@ -254,7 +254,7 @@ async def _run(node: Node, departure: Departure, service: ControlService) -> Non
             group.create_task(node.sweep())
             group.create_task(node.keep_address_book())
             group.create_task(node.note_progress())
-            group.create_task(node.train())
+            group.create_task(node.training.run())
             group.create_task(Supervisor(node).run())
             group.create_task(departure.run())
             group.create_task(Mover(node, departure).run())

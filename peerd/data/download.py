@@ -37,10 +37,6 @@ MOST_HUB_FILES = 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95}){0,3}")
 
 
-def is_remote(source: str) -> bool:
-    return source.startswith(("http://", "https://", HUB_PREFIX))
-
-
 def obtain(source: str, cache: Path, digest: str, report: Report) -> str:
     """A URL's file, or the folder of a hub's data set, in the cache; downloaded once.
 

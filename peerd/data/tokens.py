@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,8 +20,7 @@ import numpy as np
 from blake3 import blake3
 
 from peerd.config.atomic import commit, disk_error, draft
-from peerd.config.manifest import LOCAL, DataConfig
-from peerd.data.download import is_remote, obtain, obtain_tokenizer
+from peerd.config.manifest import LOCAL, REMOTE, DataConfig
 from peerd.data.progress import Progress, Report, silent
 from peerd.data.sources import STDLIB, Piece, SourceFile, list_source, pieces
 from peerd.data.tokenizer import (
@@ -62,6 +61,8 @@ class TokenFile:
     """Of its tokenizer; 0: not known."""
     tokenizer_blake3: str = ""
     end_of_text: str = ""
+    source_blake3: str = ""
+    """Of the file that a URL gave."""
 
 
 @dataclass(slots=True)
@@ -106,14 +107,14 @@ def prepare_tokens(source: str, cache: Path, data: DataConfig | None = None, rep
     cannot be had, DiskError where a file cannot be read or written, UnreachableError where a download fails.
     """
     data = data or DataConfig()
-    place = obtain(source, cache, data.source_blake3, report) if is_remote(source) else source
+    place, source_blake3 = _obtained(source, cache, data, report) if source.startswith(REMOTE) else (source, "")
     files = list_source(place, data.field)
     if not files:
         raise ManifestError(f"data source {source}: no text files in it", "name a UTF-8 text file or a folder of them")
     key = _key(source, files, data)
     kept = _look_up(cache / f"{key}.json", cache)
     if kept is not None:
-        return kept
+        return replace(kept, source_blake3=source_blake3)
     digest, end_of_text = _tokenizer_of(files, data, cache, report)
     tokenizer = open_tokenizer(digest, end_of_text, cache)
     work = _Work(files, data.field, tokenizer, cache, blake3(f"{key} {digest} {end_of_text}".encode()).hexdigest(length=16), report)
@@ -122,9 +123,9 @@ def prepare_tokens(source: str, cache: Path, data: DataConfig | None = None, rep
         if kept is not None:
             work.part.unlink(missing_ok=True)
             work.note.unlink(missing_ok=True)
-            return kept
+            return replace(kept, source_blake3=source_blake3)
         num_tokens = _convert(work, stream, source)
-        return _finish(work, num_tokens, digest, end_of_text, cache / f"{key}.json")
+        return replace(_finish(work, num_tokens, digest, end_of_text, cache / f"{key}.json"), source_blake3=source_blake3)
 
 
 def kept_tokens(data: DataConfig, cache: Path) -> TokenFile | None:
@@ -161,6 +162,14 @@ def hash_of_hashes(hashes: Sequence[bytes]) -> str:
     return blake3(b"".join(hashes)).hexdigest()
 
 
+def _obtained(source: str, cache: Path, data: DataConfig, report: Report) -> tuple[str, str]:
+    """Where a download lies, and the hash of the file that a URL gave."""
+    from peerd.data.download import file_hash, obtain
+
+    place = obtain(source, cache, data.source_blake3, report)
+    return place, file_hash(Path(place)) if Path(place).is_file() else ""
+
+
 def _tokenizer_of(files: Sequence[SourceFile], data: DataConfig, cache: Path, report: Report) -> tuple[str, str]:
     """The hash of the tokenizer, which is then in the cache, and the token that ends documents; both empty for bytes."""
     if data.tokenizer == BYTES:
@@ -180,8 +189,16 @@ def _tokenizer_of(files: Sequence[SourceFile], data: DataConfig, cache: Path, re
         content = train_bpe(sampled(texts(), total_bytes), int(data.tokenizer.removeprefix(BPE_PREFIX)))
         end_of_text = END_OF_TEXT
     else:
-        content, end_of_text = read_tokenizer(obtain_tokenizer(data.tokenizer, cache, report))
+        content, end_of_text = read_tokenizer(_tokenizer_place(data, cache, report))
     return keep_tokenizer(content, cache), end_of_text
+
+
+def _tokenizer_place(data: DataConfig, cache: Path, report: Report) -> Path:
+    if data.tokenizer_is_path:
+        return Path(data.tokenizer).expanduser()
+    from peerd.data.download import obtain_tokenizer
+
+    return obtain_tokenizer(data.tokenizer, cache, report)
 
 
 @contextlib.contextmanager
@@ -338,8 +355,8 @@ def _key(source: str, files: Sequence[SourceFile], data: DataConfig) -> str:
     """What an unchanged source and tokenizer are recognised by."""
     listing = [(str(file.path), file.num_bytes, file.modified_ns) for file in files]
     tokenizer = [data.tokenizer, data.tokenizer_blake3]
-    if (named := Path(data.tokenizer).expanduser()).exists():
-        content, end_of_text = read_tokenizer(named)
+    if data.tokenizer_is_path:
+        content, end_of_text = read_tokenizer(Path(data.tokenizer).expanduser())
         tokenizer += [blake3(content).hexdigest(), end_of_text]
     build = sys.version if source == STDLIB else ""
     return blake3(repr((INDEX_VERSION, source, build, listing, data.field, tokenizer)).encode()).hexdigest(length=16)

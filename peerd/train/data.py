@@ -40,7 +40,11 @@ def agree_on_data(manifest: Manifest, token_file: TokenFile) -> Manifest:
             "use the organiser's own text as data, or fetch it from a peer with --data swarm",
         )
     filled_in = ("blake3", "chunks_blake3", "num_tokens", "token_bytes", "tokenizer_blake3", "end_of_text")
-    agreed = dataclasses.replace(data, **{name: getattr(token_file, name) for name in filled_in})
+    agreed = dataclasses.replace(
+        data,
+        source_blake3=token_file.source_blake3 or data.source_blake3,
+        **{name: getattr(token_file, name) for name in filled_in},
+    )
     return dataclasses.replace(manifest, data=agreed)
 
 

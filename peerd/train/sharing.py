@@ -59,10 +59,11 @@ class DataGiver:
             self._hashes[digest] = asyncio.ensure_future(asyncio.to_thread(chunk_hashes, path))
         try:
             hashes = await asyncio.shield(self._hashes[digest])  # of a large file it takes longer than a caller may wait: it goes on
+            num_bytes = path.stat().st_size
         except OSError:
-            del self._hashes[digest]
+            self._hashes.pop(digest, None)
             raise WrongStateError("the data is not here any more") from None
-        return path.stat().st_size, hashes, self._read(path, first_chunk * CHUNK_BYTES)
+        return num_bytes, hashes, self._read(path, min(first_chunk * CHUNK_BYTES, num_bytes))
 
     def _path_of(self, digest: str) -> Path:
         if digest and digest == self._data.tokenizer_blake3 and (path := kept_tokenizer(digest, self._cache)).is_file():

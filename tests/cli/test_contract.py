@@ -57,6 +57,7 @@ VERBS = {
     "new": {
         *("--name", "--stages", "--layers", "--d-model", "--heads", "--d-ff", "--sequence-length", "--microbatch-size", "--microbatches"),
         *("--data", "--steps", "--learning-rate", "--seed", "--accumulate", "--from", "--force", "--home", "--json"),
+        *("--field", "--tokenizer", "--evaluation-fraction", "--evaluate-every", "--evaluation-microbatches"),
     },
     "export": {"--home", "--json"},
     "reference": {"--steps", "--out", "--data", "--home", "--json"},

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow
 import pytest
+from blake3 import blake3
 from pyarrow import parquet
 
 from peerd.config.manifest import DataConfig
@@ -117,6 +118,7 @@ def test_an_address_is_a_source_like_any_other(site: Site, tmp_path: Path) -> No
     site.files["/data/lines.jsonl"] = b'{"text": "one"}\n{"text": "two"}\n'
     made = prepare_tokens(site.address + "/data/lines.jsonl?key=1", tmp_path, DataConfig(field="text"))
     assert made.path.read_bytes() == b"one\ntwo"
+    assert made.source_blake3 == blake3(site.files["/data/lines.jsonl"]).hexdigest()
 
 
 def test_data_sets_and_tokenizers_of_a_hub_are_found_by_name(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
