@@ -13,6 +13,7 @@ from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
 from peerd.data.progress import Report, silent
 from peerd.data.sources import STDLIB
+from peerd.data.tokenizer import BYTES, tokenizer_path
 from peerd.data.tokens import kept_tokens, prepare_tokens
 from peerd.errors import DiskError, ManifestError
 from peerd.stage.start import StartState
@@ -77,6 +78,9 @@ def text_for(manifest: Manifest, settings: Settings, report: Report = silent) ->
         return Text(Corpus(kept, manifest) if kept else None, SWARM)
     source = settings.data or (STDLIB if manifest.data.source == STDLIB else "")
     if not source:
+        return Text(None, "")
+    if not settings.data and manifest.data.tokenizer != BYTES and tokenizer_path(manifest.data, cache_folder()) is None:
+        LOG.info("the run's tokenizer is not on this machine, so it launches no microbatches", remedy="--data stdlib or --data swarm")
         return Text(None, "")
     try:
         tokens = prepare_tokens(source, cache_folder(), manifest.data, report)

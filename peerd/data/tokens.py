@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,6 +44,7 @@ CHUNK_BYTES = 16 << 20
 BATCH_BYTES = 4 << 20
 """Text that the tokenizer gets at once: it works on several threads."""
 NOTED_EVERY_BYTES = 64 << 20
+WAIT_S = 0.1
 ALWAYS_HASHED_BYTES = 1 << 30
 """A kept file that is larger, and has not been touched since it was made, is not hashed again at each start."""
 
@@ -113,14 +115,14 @@ def prepare_tokens(source: str, cache: Path, data: DataConfig | None = None, rep
         raise ManifestError(f"data source {source}: no text files in it", "name a UTF-8 text file or a folder of them")
     key = _key(source, files, data)
     kept = _look_up(cache / f"{key}.json", cache)
-    if kept is not None:
+    if kept is not None and data.tokenizer_blake3 in ("", kept.tokenizer_blake3):
         return replace(kept, source_blake3=source_blake3)
     digest, end_of_text = _tokenizer_of(files, data, cache, report)
     tokenizer = open_tokenizer(digest, end_of_text, cache)
     work = _Work(files, data.field, tokenizer, cache, blake3(f"{key} {digest} {end_of_text}".encode()).hexdigest(length=16), report)
     with _owned(work) as stream:
         kept = _look_up(cache / f"{key}.json", cache)  # another process may just have made it
-        if kept is not None:
+        if kept is not None and kept.tokenizer_blake3 == digest:
             work.part.unlink(missing_ok=True)
             work.note.unlink(missing_ok=True)
             return replace(kept, source_blake3=source_blake3)
@@ -211,7 +213,7 @@ def _owned(work: _Work) -> Iterator[IO[bytes]]:
         work.cache.mkdir(parents=True, exist_ok=True)
         while True:
             with work.part.open("ab") as stream:
-                fcntl.flock(stream, fcntl.LOCK_EX)
+                _lock(stream, work.report)
                 if _is_same(stream, work.part):
                     try:
                         yield stream
@@ -222,6 +224,16 @@ def _owned(work: _Work) -> Iterator[IO[bytes]]:
                     return
     except OSError as error:
         raise disk_error(work.cache, error) from error
+
+
+def _lock(stream: IO[bytes], report: Report) -> None:
+    """Waits for as long as it takes; a report may interrupt that too."""
+    while True:
+        try:
+            return fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report(Progress("waiting for another peerd that makes the same file", 0, 0))
+            time.sleep(WAIT_S)
 
 
 def _is_same(stream: IO[bytes], path: Path) -> bool:
@@ -354,10 +366,12 @@ def _is_intact(path: Path, digest: str, num_bytes: int, modified_ns: int) -> boo
 def _key(source: str, files: Sequence[SourceFile], data: DataConfig) -> str:
     """What an unchanged source and tokenizer are recognised by."""
     listing = [(str(file.path), file.num_bytes, file.modified_ns) for file in files]
-    tokenizer = [data.tokenizer, data.tokenizer_blake3]
+    tokenizer = [data.tokenizer]
     if data.tokenizer_is_path:
         content, end_of_text = read_tokenizer(Path(data.tokenizer).expanduser())
-        tokenizer += [blake3(content).hexdigest(), end_of_text]
+        tokenizer = [LOCAL, blake3(content).hexdigest(), end_of_text]
+    elif data.tokenizer == LOCAL:
+        tokenizer += [data.tokenizer_blake3, data.end_of_text]
     build = sys.version if source == STDLIB else ""
     return blake3(repr((INDEX_VERSION, source, build, listing, data.field, tokenizer)).encode()).hexdigest(length=16)
 

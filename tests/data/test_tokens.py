@@ -72,6 +72,21 @@ def test_any_tokenizer_json_will_do_and_a_change_of_it_makes_another_token_file(
     assert other.blake3 != trained.blake3
 
 
+def test_who_has_the_organisers_tokenizer_makes_his_token_file_of_the_same_text(tmp_path: Path, source: str) -> None:
+    cache, told = tmp_path / "cache", InterruptedAfter(10**6)
+    named = tmp_path / "tokenizer.json"
+    trained = prepare_tokens(source, tmp_path / "his", BPE)
+    named.write_bytes((tmp_path / "his" / f"{trained.tokenizer_blake3}.tokenizer.json").read_bytes())
+    his = prepare_tokens(source, cache, replace(BPE, tokenizer=str(named)))
+    published = replace(BPE, tokenizer="local", tokenizer_blake3=his.tokenizer_blake3, end_of_text=his.end_of_text)
+    assert prepare_tokens(source, cache, published, told) == his
+    assert told.first is None, "it is the same file, and made already"
+    with pytest.raises(ManifestError, match=r"the run's tokenizer is its organiser's own; fetch the data .* --data swarm"):
+        prepare_tokens(source, tmp_path / "elsewhere", published)
+    other = replace(BPE, tokenizer_blake3=trained.tokenizer_blake3, end_of_text=trained.end_of_text)
+    assert prepare_tokens(source, cache, other).blake3 == trained.blake3, "a BPE of the run is not trained again where it is kept"
+
+
 def test_records_as_bytes_are_parted_as_texts_always_were(tmp_path: Path, source: str) -> None:
     made = prepare_tokens(source, tmp_path / "cache", DataConfig(field="text"))
     assert made.path.read_bytes() == "\n".join(TEXTS).encode()
@@ -114,7 +129,7 @@ def test_two_that_want_the_same_file_make_it_once(tmp_path: Path, source: str) -
     for thread in threads:
         thread.join()
     assert len(made) == 4
-    assert len(set(made)) == len(heard) == 1
+    assert len(set(made)) == [progress.what for progress in heard].count("tokenizing") == 1
     assert len(list(cache.iterdir())) == 2
 
 
