@@ -62,6 +62,7 @@ for _verb in (
     owner.resume,
     owner.limits,
     new.new,
+    organise.data,
     organise.start,
     organise.export,
     organise.reference,

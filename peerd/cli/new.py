@@ -71,7 +71,7 @@ def new(context: click.Context, /, folder: str, sources: tuple[str, ...], force:
     Examples:
       peerd new my-run --stages 2 --steps 1000
       peerd start my-run
-      peerd new my-run --tokenizer bpe:2048 --evaluation-fraction 0.02 --evaluate-every 50
+      peerd new my-run --tokenizer bpe:2048 --evaluation-fraction 0.02
       peerd new wider --from exported --stages 4 --steps 2000
     """
     target = Path(folder).expanduser().absolute()

@@ -1,4 +1,4 @@
-"""The organiser's verbs but new: start, export, reference."""
+"""The organiser's verbs but new: data, start, export, reference."""
 
 from __future__ import annotations
 
@@ -61,7 +61,44 @@ def start(context: click.Context, /, run_file: str, detach: bool, as_json: bool,
     load_key(path.parent / KEY_FILE)
     if flags["stage"] is not None and flags["stage"] >= run.train.num_stages:
         raise UsageError(f"--stage {flags['stage']}: the run has stages 0 to {run.train.num_stages - 1}", "name one of those")
-    launch(context, settings_of(context, flags, run_file=str(path)), detach=detach, as_json=as_json)
+    settings = settings_of(context, flags, run_file=str(path))
+    if detach:  # the text may take hours, and a daemon in the background shows no progress
+        _prepare(path, settings.data)
+    launch(context, settings, detach=detach, as_json=as_json)
+
+
+@click.command()
+@click.argument("run_file", metavar="RUN.toml")
+@click.option("--data", metavar="SOURCE", help="The text, where it lies elsewhere: a file, a folder or an address.")
+@home_option
+@json_option
+def data(run_file: str, data: str | None, as_json: bool) -> None:
+    """Turn a run's text into tokens, and say what they are.
+
+    `peerd start` does so too; this is for a large text ahead of the start. A bar shows how far it is, and what is
+    interrupted goes on with the next command. The file stays in your cache folder.
+
+    \b
+    Example:
+      peerd data my-run
+    """
+    reply = _prepare(run_file_path(run_file), existing_source(data, "--data") if data else "")
+    if as_json:
+        click.echo(json.dumps(reply))
+        return
+    ends = f", documents end with {reply['end_of_text']}" if reply["end_of_text"] else ""
+    click.echo(f"text:       {reply['source']}")
+    click.echo(f"tokenizer:  {reply['tokenizer']}, {reply['vocab_size']:,} tokens{ends}")
+    click.echo(f"tokens:     {reply['num_tokens']:,} of {reply['token_bytes']} bytes; one pass is {reply['steps_per_pass']:,.1f} steps")
+    click.echo(f"evaluation: {reply['num_evaluation_tokens']:,} of them are kept for it")
+    click.echo(f"file:       {reply['file']}")
+
+
+def _prepare(path: Path, source: str) -> dict[str, Any]:
+    """The token file in a process of its own: what the client starts with stays light."""
+    from peerd.cli.launch import run_child
+
+    return run_child("peerd.data", json.dumps({"run_file": str(path), "data": source}), timeout_s=None, what="making the token file")
 
 
 def run_file_path(value: str) -> Path:

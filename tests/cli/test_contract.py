@@ -59,6 +59,7 @@ VERBS = {
         *("--data", "--steps", "--learning-rate", "--seed", "--accumulate", "--from", "--force", "--home", "--json"),
         *("--field", "--tokenizer", "--evaluation-fraction", "--evaluate-every", "--evaluation-microbatches"),
     },
+    "data": {"--data", "--home", "--json"},
     "export": {"--home", "--json"},
     "reference": {"--steps", "--out", "--data", "--home", "--json"},
     "help": {"--home"},

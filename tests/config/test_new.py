@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +69,22 @@ def test_evaluation_without_text_for_it_is_refused_with_what_to_set(tmp_path: Pa
     assert "bpe:SIZE with 257 to" in capsys.readouterr().err
     assert run(["new", str(tmp_path), "--tokenizer", "/nowhere"]) == 2
     assert "--tokenizer: /nowhere: no such file or folder" in capsys.readouterr().err
+
+
+def test_the_token_file_can_be_made_ahead_and_is_described(tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "some text"}\n' * 500)
+    flags = ["--data", str(tmp_path / "texts.jsonl"), "--evaluation-fraction", "0.1", "--sequence-length", "8"]
+    assert run(["new", str(tmp_path / "run"), *flags]) == 0
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", "from peerd.cli.main import main; main()", "data", str(tmp_path / "run"), "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    told = json.loads(done.stdout)
+    assert (told["num_tokens"], told["num_evaluation_tokens"], told["token_bytes"], told["vocab_size"]) == (4999, 499, 1, 256)
+    assert Path(told["file"]).read_bytes() == b"\n".join([b"some text"] * 500)
+    assert told["steps_per_pass"] == 4500 / (16 * 4 * 8)
