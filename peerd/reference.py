@@ -22,7 +22,8 @@ from torch import Tensor
 
 from peerd.config import manifest as manifest_files
 from peerd.config.atomic import draft
-from peerd.config.manifest import Manifest
+from peerd.config.codec import parse_codec
+from peerd.config.manifest import Manifest, WireConfig
 from peerd.config.paths import cache_folder
 from peerd.data.progress import TerminalBar, silent
 from peerd.data.tokens import prepare_tokens
@@ -34,8 +35,10 @@ from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import StartState
 from peerd.table.record import Evaluation
 from peerd.train.data import Corpus, agree_on_data
+from peerd.wire.codecs import through
 
 SCHEMA = 1
+_PLAIN = WireConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +92,7 @@ def train_reference(
         loss, gradients = mean_gradients(manifest, corpus, stages, step)
         for optimizer, of_stage in zip(optimizers, gradients, strict=True):
             optimizer.update(step, of_stage)
-        history.append(HistoryEntry(step=step, loss=loss, tokens=manifest.tokens_per_step))
+        history.append(HistoryEntry(step=step, loss=loss, tokens=manifest.tokens_per_step_at(step)))
         if report is not None:
             report(history[-1])
     if manifest.train.evaluates_at(steps):
@@ -101,12 +104,12 @@ def train_reference(
 
 def evaluate(manifest: Manifest, corpus: Corpus, stages: Sequence[StageModule], step: int) -> Evaluation:
     """The mean loss over the evaluation microbatches, as the swarm computes it at `step`."""
-    losses = []
+    forth, losses = parse_codec(manifest.wire.activations), []
     for index in range(manifest.train.evaluation_microbatches):
         hidden, labels = corpus.evaluation_microbatch(index)
         with torch.no_grad():
             for stage in stages:
-                hidden = stage(hidden, labels if stage.is_last else None)
+                hidden = stage(hidden if stage.is_first else through(forth, hidden), labels if stage.is_last else None)
         losses.append(float(hidden))
     return Evaluation(step, math.fsum(losses) / len(losses))
 
@@ -129,7 +132,7 @@ def mean_gradients(manifest: Manifest, corpus: Corpus, stages: Sequence[StageMod
     loss_sum = 0.0
     for index in range(num_microbatches):
         tokens, labels = corpus.microbatch(step, index)
-        loss_sum += backpropagate(stages, tokens, labels)
+        loss_sum += backpropagate(stages, tokens, labels, manifest.wire)
         for stage, of_stage in zip(stages, sums, strict=True):
             _collect_gradients(stage, of_stage)
     for of_stage in sums:
@@ -138,19 +141,21 @@ def mean_gradients(manifest: Manifest, corpus: Corpus, stages: Sequence[StageMod
     return loss_sum / num_microbatches, sums
 
 
-def backpropagate(stages: Sequence[StageModule], tokens: Tensor, labels: Tensor) -> float:
+def backpropagate(stages: Sequence[StageModule], tokens: Tensor, labels: Tensor, wire: WireConfig = _PLAIN) -> float:
     """One microbatch down the chain and back, leaving gradients on the parameters; returns its loss.
 
-    The stages are not joined into one graph: activations and gradients are handed over at each boundary, as between peers.
+    The stages are not joined into one graph: activations and gradients are handed over at each boundary, as between peers, and
+    lose there what the wire's codecs lose.
     """
+    forth, back = parse_codec(wire.activations), parse_codec(wire.activation_gradients)
     inputs, outputs = [tokens], []
     for stage in stages:
         outputs.append(stage(inputs[-1], labels if stage.is_last else None))
-        inputs.append(outputs[-1].detach().requires_grad_())
+        inputs.append(through(forth, outputs[-1].detach()).requires_grad_())
     gradient: Tensor | None = None
     for received, output in zip(reversed(inputs[:-1]), reversed(outputs), strict=True):
         output.backward(gradient)
-        gradient = received.grad
+        gradient = None if received.grad is None else through(back, received.grad)
     return float(outputs[-1].detach())
 
 
@@ -176,7 +181,7 @@ def run(request: ReferenceRequest) -> dict[str, Any]:
         "steps": len(result.history),
         "loss_first": result.history[0].loss,
         "loss_last": result.history[-1].loss,
-        "tokens_per_second": round((len(result.history) - manifest.start.step) * manifest.tokens_per_step / elapsed_s, 1),
+        "tokens_per_second": round(sum(entry.tokens for entry in result.history[manifest.start.step :]) / elapsed_s, 1),
     }
 
 

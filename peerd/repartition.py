@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from peerd.config import manifest as manifest_files
 from peerd.config.manifest import Manifest
 from peerd.config.paths import Home
 from peerd.errors import DiskError, ExitCode, ManifestError, PeerdError, UsageError
-from peerd.models.stages import initial_parameter_spec
+from peerd.models.stages import initial_parameter_spec, layers_of
 from peerd.stage.checkpoints import Checkpoint, read_checkpoint, scan_folder
 from peerd.stage.export import HistoryEntry
 from peerd.stage.optimizer import optimizer_spec
@@ -144,6 +144,15 @@ def _read_tensors(path: Path) -> tuple[dict[str, Tensor], int]:
         raise ManifestError(f"{path} is not an exported model: {error}", "export the run anew") from None
 
 
+def _with_boundaries(manifest: Manifest) -> Manifest:
+    """Where the model is narrow is part of it from now on: in other stages it would be another model."""
+    model = manifest.model
+    if model.boundary == "none" or model.boundary_layers:
+        return manifest
+    cuts = tuple(layers_of(manifest, stage).start for stage in range(1, manifest.train.num_stages))
+    return replace(manifest, model=replace(model, boundary_layers=cuts))
+
+
 def run(request: Request) -> dict[str, Any]:
     """The whole command. Returns the summary that goes to standard output."""
     reached = gather([Path(source) for source in request.sources])
@@ -154,7 +163,7 @@ def run(request: Request) -> dict[str, Any]:
         "num_parameters": sum(tensor.numel() for tensor in reached.parameters.values()),
         "optimizer": bool(reached.optimizer),
         "inexact_steps": reached.inexact_steps,
-        "manifest": asdict(reached.manifest),
+        "manifest": asdict(_with_boundaries(reached.manifest)),
     }
 
 

@@ -23,7 +23,8 @@ ALLOWED: dict[str, dict[str, str]] = {
     "policy": {"table": "decisions are functions of the view"},
     "config": {"policy": "what the owner allows is what the governor judges by"},
     "data": {"config": "which text, which tokenizer, where the cache is"},
-    "models": {"config": "a model is built from its manifest"},
+    "planner": {"config": "what is trained and how it is cut"},
+    "models": {"config": "a model is built from its manifest", "planner": "where it is cut, and what its parts cost"},
     "wire": {
         "config": "bounds of messages follow from the manifest",
         "policy": "rosters and ledgers travel, and a call is routed by the wiring policy",
@@ -78,6 +79,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "config": "homes, settings, run files",
         "control": "the socket's client",
         "data": "what `peerd new` finds out about text and tokenizer",
+        "planner": "what a new run costs its volunteers",
         "sim": "simulating needs no daemon: it runs in the client's own process",
         "table": "the words of the replies",
     },
@@ -88,7 +90,7 @@ CLIENT_SIDE = {"peerd.control.client", "peerd.control.protocol"}
 
 # Libraries that only these rooms may import: they are slow to load, or belong to one room's craft.
 HEAVY: dict[str, set[str]] = {
-    "torch": {"models", "stage", "averaging", "train", "daemon", "reference"},
+    "torch": {"models", "wire", "stage", "averaging", "train", "daemon", "reference"},
     "hivemind": {"wire"},
     "grpc": {"wire", "daemon"},
     "rich": {"cli"},

@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
-import torch
 from blake3 import blake3
 from torch import Tensor
 
+from peerd.averaging.compression import Compression, Slice
+from peerd.averaging.exchange import Reduced, Round, elements_of, sum_in_order, whole_of
 from peerd.averaging.log import AverageLog
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.policy.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt
-from peerd.stage.accumulator import all_finite, split_evenly
+from peerd.stage.accumulator import split_evenly
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.state import HeldAverage, StageState
 from peerd.stage.tensors import decode_flat, encode_flat
@@ -33,26 +33,6 @@ from peerd.wire.values import Average
 MAX_DEAD_ROUNDS = 64
 ABORT_TIMEOUT_S = 2.0
 LOG = structlog.get_logger()
-
-
-@dataclass(slots=True)
-class Round:
-    """One open round at this member."""
-
-    roster: Roster
-    mine: int
-    """My index in the roster, and the slice I reduce."""
-    accumulator: Tensor
-    bounds: list[tuple[int, int]]
-    parts: dict[PeerId, Tensor] = field(default_factory=dict)
-    complete: asyncio.Event = field(default_factory=asyncio.Event)
-    """Every member's part is here."""
-    slices: dict[int, Tensor] = field(default_factory=dict)
-    silent: list[PeerId] = field(default_factory=list)
-    """Members that did not answer the proposal."""
-    refused: bool = False
-    reduced: asyncio.Future[Tensor] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    progress_s: float = 0.0
 
 
 class Rounds:
@@ -73,6 +53,7 @@ class Rounds:
         self._client = client
         self._averaging_s = averaging_s
         self._clock = clock
+        self.compression = Compression(state.weight_codec, state.accumulator.flat.dtype)
         self._work: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
         self._dead: deque[AverageId] = deque(maxlen=MAX_DEAD_ROUNDS)
@@ -145,8 +126,9 @@ class Rounds:
         if accumulator is None:
             return reason
         mine = roster.peers.index(self._state.record.peer)
-        bounds = split_evenly(accumulator.numel(), len(roster.entries))
-        self.open = Round(roster, mine, accumulator, bounds, progress_s=self._clock())
+        length = accumulator.numel()
+        slices = [Slice(start, end, end == length and start < end) for start, end in split_evenly(length, len(roster.entries))]
+        self.open = Round(roster, mine, accumulator, slices, progress_s=self._clock())
         opened, self._opened = self._opened, asyncio.Event()
         opened.set()
         self._work = asyncio.get_running_loop().create_task(self._run(self.open))
@@ -157,9 +139,9 @@ class Rounds:
         """Exchange slices until the average is whole. A failure leaves the round to rule 4, which closes it."""
         me = self._state.record.peer
         try:
-            await self._add_part(current, me, self._slice(current, current.mine))
+            await self._add_part(current, me, await self._executor.run(Priority.CONTROL, lambda: self._own_part(current)))
             await self._fetch_slices(current)
-            whole = await self._executor.run(Priority.CONTROL, lambda: _whole(current))
+            whole = await self._executor.run(Priority.CONTROL, lambda: whole_of(current))
         except RemoteError as error:
             await self.close(current.roster.average_id, error.message)
             return
@@ -181,9 +163,9 @@ class Rounds:
 
     async def _fetch_slice(self, current: Round, number: int, peer: PeerId) -> None:
         if number == current.mine:
-            current.slices[number] = await asyncio.shield(current.reduced)
+            current.slices[number] = (await asyncio.shield(current.reduced)).total
             return
-        part = await self._executor.run(Priority.CONTROL, lambda: encode_flat(self._slice(current, number)))
+        part = await self._executor.run(Priority.CONTROL, lambda: self._part_for(current, number))
         size = sum(len(chunk) for chunk in part)
         header = PartHeader(current.roster.average_id, number, current.roster.entries[current.mine].done, size)
         try:
@@ -192,26 +174,29 @@ class Rounds:
             self.on_failure(peer)
             raise
         current.progress_s = self._clock()
-        current.slices[number] = await self._executor.run(Priority.CONTROL, lambda: _decode_finite(chunks, current.accumulator.dtype))
+        self.compression.traffic.update(sent=size, received=size)
+        where = current.slices_of[number]
+        current.slices[number] = await self._executor.run(Priority.CONTROL, lambda: self.compression.received(chunks, where))
 
     # As reducer
 
     async def reduce(self, caller: PeerId, part: Part, receive: Receive) -> Sequence[bytes]:
         current = await self._round_of(part.average_id)
         entry = current.roster.entry_of(caller)
-        start, end = current.bounds[current.mine]
-        size = (end - start) * current.accumulator.element_size()
+        where = current.slices_of[current.mine]
+        size = self.compression.num_bytes(where)
         if entry is None or entry.done != part.ledger or part.slice_index != current.mine or part.num_bytes != size:
             raise BadMessageError("this part is not what the roster says")
         chunks = await receive()
-        tensor = await self._executor.run(Priority.CONTROL, lambda: _decode_finite(chunks, current.accumulator.dtype))
+        tensor = await self._executor.run(Priority.CONTROL, lambda: self.compression.received(chunks, where))
         await self._add_part(current, caller, tensor)
         try:
             async with asyncio.timeout(2 * self._averaging_s):
                 reduced = await asyncio.shield(current.reduced)
         except TimeoutError:
             raise PeerGoneError("the round did not come together") from None
-        return await self._executor.run(Priority.CONTROL, lambda: encode_flat(reduced))
+        self.compression.traffic.update(sent=size, received=size)
+        return reduced.chunks
 
     async def _add_part(self, current: Round, peer: PeerId, part: Tensor) -> None:
         if current.complete.is_set():
@@ -220,9 +205,9 @@ class Rounds:
         current.progress_s = self._clock()
         if len(current.parts) == len(current.roster.entries):
             current.complete.set()  # before the wait: a part sent twice must not be added up twice
-            total = await self._executor.run(Priority.CONTROL, lambda: _sum_in_order(current))
+            reduced = await self._executor.run(Priority.CONTROL, lambda: self._reduce(current))
             if not current.reduced.done():
-                current.reduced.set_result(total)
+                current.reduced.set_result(reduced)
 
     async def _round_of(self, average_id: AverageId) -> Round:
         """The open round of this id; a part may come before its PROPOSE and waits for it."""
@@ -315,9 +300,12 @@ class Rounds:
 
     def applied(self, held: HeldAverage) -> None:
         """Log an average for mates that missed it, when the torch thread has nothing better to do."""
+        length = held.flat_sum.numel()
         self.missed.clear()
         self._latest = held
         self.num_applied += 1
+        if self.compression.codec.is_lossy:  # on its own thread, before any job of the next round
+            self._in_background(self._executor.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id, length)))
         self.on_applied(held.roster)
         if len(held.roster.entries) > 1:  # alone, there is no mate that could have missed it
             self._in_background(self._write_log(held))
@@ -331,37 +319,27 @@ class Rounds:
         for task in (*self._background, *([self._work] if self._work else [])):
             task.cancel()
 
-    def _slice(self, current: Round, number: int) -> Tensor:
-        start, end = current.bounds[number]
-        return current.accumulator[start:end]
+    # Jobs of the executor's thread
+
+    def _own_part(self, current: Round) -> Tensor:
+        where, values = elements_of(current, current.mine)
+        return self.compression.kept(self.compression.parts, current.roster.average_id, where, values)
+
+    def _part_for(self, current: Round, number: int) -> tuple[bytes, ...]:
+        where, values = elements_of(current, number)
+        return self.compression.sent(self.compression.parts, current.roster.average_id, where, values)[1]
+
+    def _reduce(self, current: Round) -> Reduced:
+        where, average_id = current.slices_of[current.mine], current.roster.average_id
+        total, compression = sum_in_order(current), self.compression
+        if len(current.roster.entries) == 1:
+            return Reduced(compression.kept(compression.sums, average_id, where, total), ())
+        return Reduced(*compression.sent(compression.sums, average_id, where, total))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def _decode_finite(chunks: Sequence[bytes], dtype: torch.dtype) -> Tensor:
-    part = decode_flat(chunks, dtype)
-    if not all_finite([part]):
-        raise BadMessageError("a part or slice that is not finite")
-    return part
-
-
-def _whole(current: Round) -> Tensor:
-    """The slices as one vector."""
-    slices = [current.slices[number] for number in range(len(current.bounds))]
-    return torch.cat(slices) if len(slices) > 1 else slices[0]
-
-
-def _sum_in_order(current: Round) -> Tensor:
-    """Parts added in the roster's order, so that the bits do not depend on who came first."""
-    first, *rest = (current.parts[peer] for peer in current.roster.peers)
-    total = first.clone() if rest else first  # a part is nobody else's
-    for part in rest:
-        total += part
-    current.parts.clear()
-    return total
 
 
 def _pack(held: HeldAverage) -> tuple[Average, bytes, Sequence[bytes]]:

@@ -10,11 +10,22 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
-from peerd.cli.options import SEED, STAGES, FiniteRange, create_folder, existing_path, existing_source, home_option, json_option
+from peerd.cli.options import (
+    MEMORY,
+    SEED,
+    STAGES,
+    FiniteRange,
+    create_folder,
+    existing_path,
+    existing_source,
+    home_option,
+    json_option,
+)
 from peerd.errors import DiskError, UsageError
 
 if TYPE_CHECKING:
     from peerd.config.manifest import DataConfig, Manifest
+    from peerd.planner.workload import StageEstimate
 
 START_FILE = "start.safetensors"
 
@@ -50,11 +61,14 @@ _POSITIVE = click.IntRange(1, 1_000_000)
 @click.option("--seed", type=SEED, default=0, show_default=True, help="First weights and order of the text.")
 @click.option("--accumulate", type=click.Choice(["float32", "float64"]), default="float32", show_default=True, help="Gradient sums.")
 @click.option("--from", "sources", multiple=True, metavar="FOLDER", help="Go on from an earlier run's state; see below.")
+@click.option("--device-memory", type=MEMORY, metavar="SIZE", help="Cut so that each stage fits a device with so much, e.g. 8GB.")
 @click.option("--force", is_flag=True, help="Overwrite an existing run.toml (never the key).")
 @home_option
 @json_option
 @click.pass_context
-def new(context: click.Context, /, folder: str, sources: tuple[str, ...], force: bool, as_json: bool, **fields: Any) -> None:
+def new(
+    context: click.Context, /, folder: str, sources: tuple[str, ...], device_memory: int | None, force: bool, as_json: bool, **fields: Any
+) -> None:
     """Write DIR/run.toml and the organiser's key.
 
     run.toml says what is trained, on what and how; edit it as you like before the run starts. organiser.key signs the
@@ -66,6 +80,9 @@ def new(context: click.Context, /, folder: str, sources: tuple[str, ...], force:
     With --from the run goes on where an earlier one has come to, with its optimizer's state and all its fields but those
     that flags name; the number of stages may be another. FOLDER is what `peerd export` wrote; or, repeated, the homes of
     peers that hold every stage between them: then the newest step of which their checkpoints have every parameter is taken.
+
+    With --device-memory the model is cut into --stages, or into as few as it takes, so that the smallest device can serve each
+    of them. What each stage takes is printed: memory, and the upload that its speed needs.
 
     \b
     Examples:
@@ -87,10 +104,13 @@ def new(context: click.Context, /, folder: str, sources: tuple[str, ...], force:
         raise UsageError(f"{run_file} exists", "choose another folder, or overwrite it with --force")
     if sources:
         manifest = _continued(target, sources, {name: fields[name] for name in given})
+    if device_memory:
+        manifest = _fitted(manifest, device_memory, "num_stages" in given)
     _write(target, manifest, as_json)
 
 
 def _write(folder: Path, manifest: Manifest, as_json: bool) -> None:
+    from peerd.cli.render_estimate import estimate_fields, estimate_lines
     from peerd.config.manifest import run_id
     from peerd.config.organiser import KEY_FILE, create_key, load_key, public_bytes
     from peerd.config.run_file import explained
@@ -102,15 +122,42 @@ def _write(folder: Path, manifest: Manifest, as_json: bool) -> None:
     except OSError as error:
         raise DiskError(f"cannot write {run_file}: {error.strerror}") from None
     run = run_id(public_bytes(key), manifest.name)
+    stages = _estimates(manifest)
     if as_json:
         reply = {"schema": 1, "run": run, "run_file": str(run_file), "key_file": str(key_file), "step": manifest.start.step}
+        reply["stages"] = [estimate_fields(stage) for stage in stages]
         click.echo(json.dumps(reply))
         return
     click.echo(f"wrote {run_file} (edit it as you like) and {key_file} (keep it secret)")
     if manifest.start.state:
         click.echo(f"begins: at step {manifest.start.step}, in {manifest.train.num_stages} stages")
+    for line in estimate_lines(stages, manifest.slots) if stages else []:
+        click.echo(line)
     click.echo(f"run id: {run}")
     click.echo(f"next:   peerd start {run_file}")
+
+
+def _estimates(manifest: Manifest) -> list[StageEstimate]:
+    """What each stage takes; nothing for a model that must be built to know."""
+    from peerd.planner.cutting import stage_layers
+    from peerd.planner.kinds import planned_loads
+    from peerd.planner.workload import estimate_stage
+
+    loads = planned_loads(manifest)
+    return [estimate_stage(manifest, loads, layers) for layers in stage_layers(manifest, loads)] if loads else []
+
+
+def _fitted(manifest: Manifest, device_bytes: int, stages_given: bool) -> Manifest:
+    """Cut for devices with so much memory."""
+    from peerd.config.cut import cut_points
+    from peerd.planner.cutting import fitted
+    from peerd.planner.kinds import planned_loads
+
+    loads = planned_loads(manifest)
+    if loads is None:
+        raise UsageError(f"--device-memory: what a model of kind {manifest.model.kind} takes is not known", "set train.cut in run.toml")
+    numbers = [manifest.train.num_stages] if stages_given else range(1, len(cut_points(manifest.model)) + 2)
+    return fitted(manifest, loads, device_bytes, numbers)
 
 
 def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) -> Manifest:
@@ -135,13 +182,21 @@ def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) ->
             seed=given.get("seed", earlier.seed),
             data=dataclasses.replace(data, evaluation_fraction=fraction),
             start=manifests.StartConfig(state=START_FILE, step=cast("int", reply["step"])),
-            train=dataclasses.replace(earlier.train, **{name: given[name] for name in _TRAIN_FIELDS if name in given}),
+            train=dataclasses.replace(earlier.train, **_train_fields(earlier, given)),
         )
     except ValueError as error:
         raise UsageError(str(error), "correct that flag; `peerd new --help` lists them") from None
     if 0 < manifest.train.steps <= manifest.start.step:
         raise UsageError(f"the earlier run has {manifest.start.step} steps behind it", "name more with --steps, or 0 for no end")
     return manifest
+
+
+def _train_fields(earlier: Manifest, given: dict[str, Any]) -> dict[str, Any]:
+    """What flags name. In another number of stages, a cut that was chosen is chosen anew, where the model can be cut."""
+    fields = {name: given[name] for name in _TRAIN_FIELDS if name in given}
+    chosen = earlier.train.cut != "even" or bool(earlier.model.boundary_layers)
+    recut = chosen and fields.get("num_stages", earlier.train.num_stages) != earlier.train.num_stages
+    return {**fields, "cut": "cost"} if recut else fields
 
 
 def _manifest_of(folder: Path, fields: dict[str, Any]) -> Manifest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +30,19 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class MemorySize(click.ParamType[int]):
+    """Bytes as `8GB` or `24GiB`."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([MGT]i?)B", str(value), re.ASCII)
+        size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+        if size <= 0:
+            self.fail(f"{value!r} is not a size such as 8GB or 24GiB.", param, ctx)
+        return size
+
+
 class OutputFolder(click.ParamType[Path]):
     """A folder to write an exported model into: absent, empty, or holding nothing but an earlier export."""
 
@@ -48,6 +62,8 @@ class OutputFolder(click.ParamType[Path]):
 
 
 OUTPUT_FOLDER = OutputFolder()
+_UNITS = {"M": 10**6, "G": 10**9, "T": 10**12, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+MEMORY = MemorySize()
 SEED = click.IntRange(0, 2**63 - 1)
 STEPS = click.IntRange(1, 10**9)
 STAGES = click.IntRange(1, 4096)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from peerd.config import cut
+from peerd.config.codec import parse_codec
 from peerd.errors import DiskError, ManifestError
 
 MAX_MANIFEST_BYTES = 64 * 1024
@@ -37,12 +39,26 @@ class ModelConfig:
     """Width of the gated hidden layer."""
     vocab_size: int = 256
     """256 for the byte tokenizer."""
+    layers_per_group: int = 1
+    """So many layers in a row share one set of weights (ALBERT, arXiv 1909.11942); 1: each has its own."""
+    boundary: Literal["none", "bottleneck", "maxout"] = "none"
+    """How hidden states are narrowed where the model is cut (SWARM appendix I)."""
+    boundary_factor: int = 2
+    """So many times narrower."""
+    boundary_layers: tuple[int, ...] = ()
+    """Layers before which the hidden states are narrowed; empty: wherever the run is cut into stages."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "d_model", "num_heads", "d_ff", "vocab_size"):
             _between(f"model.{name}", getattr(self, name), 1, 1_000_000)
         if self.d_model % (2 * self.num_heads):
             raise ValueError(f"model.d_model ({self.d_model}) must be a multiple of twice model.num_heads ({self.num_heads})")
+        cut.check_model(self)
+
+    @property
+    def boundary_width(self) -> int:
+        """Width of the hidden states that cross from one stage to the next."""
+        return self.d_model if self.boundary == "none" else self.d_model // self.boundary_factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +143,17 @@ class StartConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     num_stages: int = 2
+    cut: Literal["even", "cost"] | tuple[int, ...] = "even"
+    """Layers of each stage: evenly many, about equal work (filled in when the run is started), or so many for each."""
     microbatches_per_step: int = 16
     microbatch_size: int = 4
     """Sequences per microbatch."""
     sequence_length: int = 128
     """Tokens per sequence."""
+    first_sequence_length: int = 0
+    """Tokens per sequence of the first step, from where it rises linearly; 0: sequence_length from the start."""
+    sequence_length_steps: int = 0
+    """The step from which on sequences have sequence_length tokens."""
     steps: int = 0
     """The run ends after this many steps; 0 goes on for ever."""
     learning_rate: float = 3e-3
@@ -153,6 +175,7 @@ class TrainConfig:
         _between("train.microbatches_per_step", self.microbatches_per_step, 1, MAX_MICROBATCHES_PER_STEP)
         _between("train.microbatch_size", self.microbatch_size, 1, 65536)
         _between("train.sequence_length", self.sequence_length, 2, 1 << 20)
+        cut.check_ramp(self)
         _between("train.steps", self.steps, 0, 1 << 40)
         _between("train.warmup_steps", self.warmup_steps, 0, 1 << 40)
         _between("train.learning_rate", self.learning_rate, 0.0, 100.0)
@@ -184,6 +207,25 @@ class ComputeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WireConfig:
+    """How tensors travel: "none", "bfloat16", "float16", "int8" (256 values share a scale) or "topk:RATIO"."""
+
+    activations: str = "none"
+    """Hidden states on their way to the next stage."""
+    activation_gradients: str = "none"
+    """Gradients on their way back."""
+    weight_gradients: str = "none"
+    """Gradients that mates of a stage average; what compression leaves out is added the next time (error feedback)."""
+
+    def __post_init__(self) -> None:
+        for entry in dataclasses.fields(self):
+            try:
+                parse_codec(getattr(self, entry.name))
+            except ValueError as error:
+                raise ValueError(f"wire.{entry.name}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmConfig:
     announce_period_s: float = 5.0
     """How often a peer announces itself; three missed periods and it counts as gone."""
@@ -210,6 +252,7 @@ class Manifest:
     start: StartConfig = field(default_factory=StartConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
+    wire: WireConfig = field(default_factory=WireConfig)
     swarm: SwarmConfig = field(default_factory=SwarmConfig)
 
     def __post_init__(self) -> None:
@@ -220,6 +263,7 @@ class Manifest:
             raise ValueError(f"train.num_stages ({self.train.num_stages}) must not exceed model.num_layers ({self.model.num_layers})")
         if self.train.evaluate_every_steps and not self.data.evaluation_fraction:
             raise ValueError("train.evaluate_every_steps needs tokens to evaluate on: set data.evaluation_fraction, for example to 0.02")
+        cut.check_cut(self.model, self.train)
         if self.boundary_bytes > MAX_BOUNDARY_BYTES:
             raise ValueError(
                 f"a microbatch's activations take {self.boundary_bytes} bytes; the limit is {MAX_BOUNDARY_BYTES}: "
@@ -229,15 +273,36 @@ class Manifest:
     @property
     def boundary_bytes(self) -> int:
         """Bytes of one microbatch's activations (or their gradient) between two stages, uncompressed."""
-        return 4 * self.train.microbatch_size * self.train.sequence_length * self.model.d_model
+        return 4 * self.tokens_per_microbatch * self.model.boundary_width
 
     @property
     def tokens_per_microbatch(self) -> int:
+        """At full sequence length."""
         return self.train.microbatch_size * self.train.sequence_length
 
     @property
     def tokens_per_step(self) -> int:
+        """At full sequence length."""
         return self.train.microbatches_per_step * self.tokens_per_microbatch
+
+    def sequence_length_at(self, step: int) -> int:
+        return cut.sequence_length_at(self.train, step)
+
+    def tokens_per_microbatch_at(self, step: int) -> int:
+        return self.train.microbatch_size * self.sequence_length_at(step)
+
+    def tokens_per_step_at(self, step: int) -> int:
+        return self.train.microbatches_per_step * self.tokens_per_microbatch_at(step)
+
+    @property
+    def slots(self) -> int:
+        """Microbatches a peer may hold: two per stage of the pipeline below it and two in hand keep everybody busy."""
+        return self.compute.slots or 2 * self.train.num_stages + 2
+
+    @property
+    def layer_counts(self) -> tuple[int, ...] | None:
+        """Layers of each stage, or None where their cost decides."""
+        return cut.layer_counts(self.model, self.train)
 
     def canonical_bytes(self) -> bytes:
         """The bytes that are signed: JSON with sorted keys."""

@@ -41,7 +41,7 @@ class RunInfo(TypedDict):
     num_stages: int
     microbatches_per_step: int
     steps: int  # 0: no end
-    tokens_per_step: int
+    tokens_per_step: int  # at full sequence length
     boundary_bytes: int  # one microbatch's activations between two stages
 
 

@@ -147,7 +147,8 @@ class Answers:
         (first, began_s), (last, ended_s) = times[0], times[-1]
         step_s = (ended_s - began_s) / (last - first)
         ended_s = max(ended_s, time.time() - 2 * step_s)  # a run that stands still gets slower and slower
-        return (last - first) * self._node.place.manifest.tokens_per_step / max(ended_s - began_s, 1e-9)
+        tokens = sum(self._node.place.manifest.tokens_per_step_at(step) for step in range(first + 1, last + 1))
+        return tokens / max(ended_s - began_s, 1e-9)
 
     def counters(self) -> Counters:
         total = {name: count + self._earlier.get(name, 0) for name, count in self._counters_of_stage().items()}  # type: ignore[operator]

@@ -139,7 +139,8 @@ class Observer:
         if len(self._losses) > MAX_LOSSES:
             del self._losses[min(self._losses)]
         if step in self._node.commit_times_s:
-            self.archive.note_step(FinishedStep(step=step, loss=loss, tokens=self._node.place.manifest.tokens_per_step, time_s=None))
+            tokens = self._node.place.manifest.tokens_per_step_at(step)
+            self.archive.note_step(FinishedStep(step=step, loss=loss, tokens=tokens, time_s=None))
 
     def _note_phase(self) -> None:
         phase, now_s = self._node.state.record.phase.name.lower(), clock_s()
@@ -151,7 +152,7 @@ class Observer:
         """An average was applied: the step is finished here, and its roster says who computed it."""
         self.archive.note_average(roster)
         loss = self._losses.get(roster.step)
-        tokens = self._node.place.manifest.tokens_per_step
+        tokens = self._node.place.manifest.tokens_per_step_at(roster.step)
         self.archive.note_step(FinishedStep(step=roster.step, loss=loss, tokens=tokens, time_s=time.time()))
 
     def _note_downloaded_history(self) -> None:

@@ -34,6 +34,7 @@ def readings(node: Node, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_averages_total": node.rounds.num_applied,
         "peerd_rounds_failed_total": counters["rounds_failed"],
         "peerd_bytes_total": {"sent": counters["bytes_sent"], "received": counters["bytes_received"]},
+        "peerd_tensor_bytes_total": _of_tensors(node),
         "peerd_boundary_bytes_total": counters["boundary_bytes"],
         "peerd_boundary_crossings_total": counters["boundary_crossings"],
         "peerd_microbatches_accumulated_total": counters["accumulated_microbatches"],
@@ -73,6 +74,12 @@ def _of_table(node: Node) -> dict[str, Reading]:
         "peerd_stage_missing_microbatches": {stage: bitmap.bit_count() for stage, bitmap in absent.items()},
         "peerd_suspects": len(node.membership.view.suspects(clock_s())),
     }
+
+
+def _of_tensors(node: Node) -> dict[str | tuple[str, ...], float]:
+    compression = node.rounds.compression
+    averaged = {("weight_gradients", str(compression.codec), way): total for way, total in compression.traffic.items()}
+    return {labels: float(total) for labels, total in (*node.network.links.traffic.tensors.items(), *averaged.items())}
 
 
 def _by_severity(answers: Answers) -> dict[str | tuple[str, ...], float]:

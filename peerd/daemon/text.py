@@ -16,6 +16,7 @@ from peerd.data.sources import STDLIB
 from peerd.data.tokenizer import BYTES, tokenizer_path
 from peerd.data.tokens import kept_tokens, prepare_tokens
 from peerd.errors import DiskError, ManifestError
+from peerd.models.stages import with_cut
 from peerd.stage.start import StartState
 from peerd.swarm.signed import SignedManifest, sign_manifest
 from peerd.train.data import Corpus, agree_on_data
@@ -45,7 +46,7 @@ class Run:
 def organise(settings: Settings, report: Report = silent) -> Run:
     """Read run.toml, make the token file, find the state that the run begins from, sign."""
     path = Path(settings.run_file)
-    manifest = load(path)
+    manifest = with_cut(load(path))
     data = (replace(manifest.data, source=settings.data) if settings.data else manifest.data).located(path.parent)
     tokens = prepare_tokens(data.source, cache_folder(), data, report)
     manifest = agree_on_data(manifest, tokens)

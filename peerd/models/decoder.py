@@ -1,7 +1,7 @@
 """The built-in language model: a decoder after SWARM section 4.3, with rotary embeddings and GeGLU.
 
 Choices: LayerNorm before each sub-layer, no biases in the linear layers, no dropout, head and embedding untied (a tied pair
-would need a gradient sum between the first and the last stage). Layers are not shared.
+would need a gradient sum between the first and the last stage). Layers that share their weights lie in one stage, for the same reason.
 Shapes in docstrings: B sequences, S tokens, D d_model, H heads, K = D / H, F d_ff, V vocabulary.
 """
 
@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from peerd.config.manifest import Manifest, ModelConfig
+from peerd.models.boundary import Narrow, Widen
 from peerd.models.module import StageModule
+from peerd.planner.decoder import decoder_loads
+from peerd.planner.workload import Load
 
 ROTARY_BASE = 10000.0
 VOCABULARY_STD = 0.02
@@ -82,8 +85,11 @@ class DecoderStage(StageModule):
         config = self.config = manifest.model
         if self.is_first:
             self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        # A dictionary, not a list: its keys are the layers' indices in the whole model, so names do not depend on the split.
-        self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in layers})
+        # Dictionaries, not lists: their keys are the layers' indices in the whole model, so names do not depend on the split.
+        self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in layers[:: config.layers_per_group]})
+        narrowed = narrowed_before(config, layers)
+        self.narrow = nn.ModuleDict({str(layer): Narrow(config) for layer in narrowed if layer > layers.start})
+        self.widen = nn.ModuleDict({str(layer): Widen(config) for layer in narrowed if layer < layers.stop})
         if self.is_last:
             self.final_norm = nn.LayerNorm(config.d_model)
             self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
@@ -93,8 +99,14 @@ class DecoderStage(StageModule):
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
         hidden = self.embedding(inputs) if self.is_first else inputs
         rotary = self.rotary[:, : hidden.shape[1]]
-        for block in self.blocks.values():
-            hidden = block(hidden, rotary)
+        for layer, block in self.blocks.items():
+            if layer in self.widen:
+                hidden = self.widen[layer](hidden)
+            for _ in range(self.config.layers_per_group):
+                hidden = block(hidden, rotary)
+            after = str(int(layer) + self.config.layers_per_group)
+            if after in self.narrow:
+                hidden = self.narrow[after](hidden)
         if not self.is_last:
             return hidden
         logits: Tensor = self.head(self.final_norm(hidden))
@@ -117,22 +129,24 @@ class DecoderStage(StageModule):
         return torch.rand(shape, generator=generator).mul_(2).sub_(1).mul_(std * math.sqrt(3))
 
     def graph_bytes(self, num_tokens: int) -> int:
-        """Counted by hand from what each operation saves for its backward; a test compares it with what torch saves."""
-        config = self.config
-        # Per layer: both norms' inputs and outputs (4 D), projected and rotated query, key, value (5 D), attention's result and its
-        # copy for the projection (2 D), gate and value (2 F), GELU's result (F), their product (F), and per-row statistics.
-        per_layer = 11 * config.d_model + 4 * config.d_ff + config.num_heads + 4
-        floats = per_layer * len(self.blocks)
-        if self.is_last:
-            floats += 2 * config.d_model + 3 * config.vocab_size  # logits, their log-softmax and their gradient
-        return 4 * floats * num_tokens
+        return self._load(1, num_tokens).graph_bytes
 
     def forward_flops(self, microbatch: int, sequence: int) -> int:
-        """Two per multiplication of a projection's matrix with a token, and attention's two products over the whole sequence."""
-        config = self.config
-        per_layer = 4 * config.d_model**2 + 3 * config.d_model * config.d_ff + 2 * sequence * config.d_model
-        head = config.d_model * config.vocab_size if self.is_last else 0
-        return 2 * microbatch * sequence * (len(self.blocks) * per_layer + head)
+        return self._load(microbatch, sequence).forward_flops
+
+    def _load(self, microbatch: int, sequence: int) -> Load:
+        """As planned, from the parts that this stage really has."""
+        loads = decoder_loads(self.config, microbatch, sequence)
+        parts = [loads.groups[0]] * len(self.blocks) + [loads.narrowing] * len(self.narrow) + [loads.widening] * len(self.widen)
+        return sum([*parts, *[loads.first] * self.is_first, *[loads.last] * self.is_last], Load())
+
+
+def narrowed_before(config: ModelConfig, layers: range) -> list[int]:
+    """Layers among these, and the one after them, before which hidden states are narrow: at a stage's ends, or where prescribed."""
+    if config.boundary == "none":
+        return []
+    points = config.boundary_layers or (layers.start, layers.stop)
+    return [layer for layer in points if layers.start <= layer <= layers.stop and 0 < layer < config.num_layers]
 
 
 def rotary_table(sequence: int, head_width: int) -> Tensor:

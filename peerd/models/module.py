@@ -34,9 +34,9 @@ class StageModule(nn.Module):
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
         """One microbatch through this stage.
 
-        inputs: int64 tokens [microbatch, sequence] for the first stage, else float32 hidden [microbatch, sequence, d_model].
+        inputs: int64 tokens [microbatch, sequence] for the first stage, else float32 hidden [microbatch, sequence, boundary_width].
         labels: int64 [microbatch, sequence], for the last stage only.
-        Returns hidden [microbatch, sequence, d_model]; from the last stage the scalar mean cross-entropy over the microbatch's
+        Returns hidden [microbatch, sequence, boundary_width]; from the last stage the scalar mean cross-entropy over the microbatch's
         tokens, in nats, or without labels the logits [microbatch, sequence, vocabulary].
         """
 

@@ -18,6 +18,9 @@ from peerd.config.manifest import Manifest
 from peerd.errors import StageError
 from peerd.models.decoder import DecoderStage
 from peerd.models.module import StageModule
+from peerd.planner.cutting import resolved, stage_layers
+from peerd.planner.kinds import planned_loads
+from peerd.planner.workload import Load, ModelLoads, stage_memory_bytes
 
 __all__ = [
     "BUILDERS",
@@ -33,23 +36,47 @@ __all__ = [
 
 BUILDERS: dict[str, Callable[[Manifest, int, range], StageModule]] = {"decoder": DecoderStage}
 """Manifest's model.kind -> what builds one stage of it from (manifest, stage, layers)."""
-
-FLOAT32_BYTES = 4
 AUTO_MEMORY_SHARE = 0.5
 """Of free memory that "auto" gives to a stage with its graphs: others on this machine may look at the same free memory."""
 
 
 def layers_of(manifest: Manifest, stage: int) -> range:
-    """The global indices of a stage's layers: an even split, earlier stages take the remainder.
-
-    Raises StageError for a stage the run does not have.
-    """
+    """The global indices of a stage's layers. Raises StageError for a stage the run does not have."""
     num_stages = manifest.train.num_stages
     if not 0 <= stage < num_stages:
         raise StageError(f"there is no stage {stage}", f"this run's stages are 0 to {num_stages - 1}")
-    share, remainder = divmod(manifest.model.num_layers, num_stages)
-    start = stage * share + min(stage, remainder)
-    return range(start, start + share + (stage < remainder))
+    return stage_layers(manifest, None if manifest.layer_counts else model_loads(manifest))[stage]
+
+
+def model_loads(manifest: Manifest) -> ModelLoads:
+    """What the parts of the model cost for one microbatch at full length.
+
+    Of a kind that the planner does not know, by the difference that each group of layers makes to a stage without memory.
+    """
+    return planned_loads(manifest) or measured_loads(manifest)
+
+
+def with_cut(manifest: Manifest) -> Manifest:
+    """The manifest with a cut by cost as the numbers of layers it comes to: what is signed must not depend on who estimates."""
+    return manifest if manifest.layer_counts else resolved(manifest, model_loads(manifest))
+
+
+def measured_loads(manifest: Manifest) -> ModelLoads:
+    """The same, asked of stages built on the meta device, of any kind of model without narrow boundaries."""
+    size, num_layers = manifest.model.layers_per_group, manifest.model.num_layers
+
+    def load_of(stage: int, layers: range) -> Load:
+        with torch.device("meta"), _Uninitialised():
+            module = BUILDERS[manifest.model.kind](manifest, stage, layers)
+        return Load(
+            num_parameters=sum(parameter.numel() for parameter in module.parameters()),
+            forward_flops=module.forward_flops(manifest.train.microbatch_size, manifest.train.sequence_length),
+            graph_bytes=module.graph_bytes(manifest.tokens_per_microbatch),
+        )
+
+    first, last = load_of(0, range(0)), load_of(manifest.train.num_stages - 1, range(num_layers, num_layers))
+    groups = tuple(load_of(0, range(layer, layer + size)) - first for layer in range(0, num_layers, size))
+    return ModelLoads(first=first, groups=groups, last=last if manifest.train.num_stages > 1 else last - first)
 
 
 def build_stage(manifest: Manifest, stage: int, device: torch.device | str) -> StageModule:
@@ -82,23 +109,11 @@ def estimate_graph_bytes(manifest: Manifest, stage: int) -> int:
 
 
 def estimate_stage_memory_bytes(manifest: Manifest, stage: int, slots: int) -> int:
-    """Bytes that serving a stage takes with `slots` microbatches in hand.
-
-    Per parameter: the current and the previous value, the gradient, the accumulator and Adam's two moments, and during a round
-    a copy of the accumulator, the parts that come in and the sum that goes out; with evaluation those of the evaluated step
-    too. Per slot: the input
-    and the output's gradient. Graphs: one per slot where compute.recompute is "never", else one at a time ("auto" recomputes
-    when memory is short). Torch itself and the allocator's slack are not counted.
-    """
+    """Bytes that serving a stage takes with `slots` microbatches in hand, as `planner.workload.stage_memory_bytes` counts them."""
     module = _on_meta(manifest, stage)
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
-    accumulator_bytes = 8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES
-    num_copies = 5 + (manifest.train.evaluate_every_steps > 0)
-    num_graphs = slots if manifest.compute.recompute == "never" else min(slots, 1)
-    return (
-        num_parameters * (num_copies * FLOAT32_BYTES + 4 * accumulator_bytes)
-        + slots * 2 * manifest.boundary_bytes
-        + num_graphs * module.graph_bytes(manifest.tokens_per_microbatch)
+    return stage_memory_bytes(
+        manifest, Load(num_parameters=num_parameters, graph_bytes=module.graph_bytes(manifest.tokens_per_microbatch)), slots
     )
 
 

@@ -49,6 +49,7 @@ METRICS = (
     Described("peerd_averages_total", "counter", "Averages this daemon applied"),
     Described("peerd_rounds_failed_total", "counter", "Averaging rounds that did not come together"),
     Described("peerd_bytes_total", "counter", "RPC payload, tensors and messages alike", ("direction",)),
+    Described("peerd_tensor_bytes_total", "counter", "Bytes of tensors as they travelled", ("tensor", "codec", "direction")),
     Described("peerd_boundary_bytes_total", "counter", "RPC payload sent over stage boundaries"),
     Described("peerd_boundary_crossings_total", "counter", "Activations sent over a stage boundary"),
     Described("peerd_microbatches_accumulated_total", "counter", "Microbatches added to this daemon's accumulator"),

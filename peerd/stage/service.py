@@ -14,6 +14,7 @@ from typing import Protocol
 
 import structlog
 
+from peerd.config.codec import NONE, parse_codec
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
 from peerd.policy.admission import why_refuse_call, why_refuse_evaluation
@@ -62,6 +63,7 @@ class StageService:
         self._executor = executor
         self._next_hop = next_hop
         self.pace = pace
+        self._activations, self._gradients = parse_codec(manifest.wire.activations), parse_codec(manifest.wire.activation_gradients)
         self._held: dict[bytes, Ticket] = {}
         self._slots = slots_of(manifest)
         self._last_busy_s = 0.0
@@ -117,12 +119,13 @@ class StageService:
             most, whole = train.evaluation_microbatches, "an evaluation"
         if call.index >= most or (call.evaluation and not train.evaluates_at(call.step)):
             raise BadMessageError(f"microbatch {call.index} of {whole} of {most}")
-        rows = (train.microbatch_size, train.sequence_length)
+        length = train.sequence_length if call.evaluation else self._manifest.sequence_length_at(call.step)
+        rows = (train.microbatch_size, length)
         if record.stage == 0:
-            call.inputs.check("int32", rows)
+            call.inputs.check("int32", rows, NONE)
         else:
-            call.inputs.check("float32", (*rows, self._manifest.model.d_model))
-        call.labels.check("int32", rows)
+            call.inputs.check("float32", (*rows, self._manifest.model.boundary_width), self._activations)
+        call.labels.check("int32", rows, NONE)
         reserved = 1 if call.step == record.step - 1 else 0
         if len(self._held) >= self._slots + reserved:
             raise BusyError(f"all {self._slots} slots are taken")
@@ -182,7 +185,7 @@ class StageService:
             LOG.debug("microbatch not added", step=self._state.record.step, reason=outcome.refused)
         else:
             self.counters.accumulated += 1
-            self.counters.tokens += self._manifest.tokens_per_microbatch
+            self.counters.tokens += self._manifest.tokens_per_microbatch_at(ticket.step)
             self.on_progress()
         self._measure()
         return CallResult(gradient=gradient, downstream_s=downstream_s, queued_s=ticket.queued_s, records=(*self.records(), *records))
@@ -215,7 +218,7 @@ class StageService:
     def _forward(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...]) -> tuple[TensorBytes, TensorBytes]:
         started_s = time.monotonic()
         labels = self._take_inputs(call, ticket, chunks)
-        activations = encode(self._state.forward(ticket))
+        activations = encode(self._state.forward(ticket), self._activations)
         self.pace.hold(started_s, FORWARD_SHARE)
         return activations, labels
 
@@ -228,7 +231,7 @@ class StageService:
         output = self._state.evaluate(call.step, ticket.inputs, ticket.labels)
         if not all_finite([output]):
             raise PeerGoneError("the loss of this evaluation is not finite: the run has diverged, or an earlier stage lies")
-        found = float(output) if self._state.module.is_last else encode(output)
+        found = float(output) if self._state.module.is_last else encode(output, self._activations)
         self.pace.hold(started_s, FORWARD_SHARE)
         self._last_busy_s += time.monotonic() - started_s  # throughput is that of training
         return found, labels
@@ -236,21 +239,22 @@ class StageService:
     def _backward(self, ticket: Ticket, below: TensorBytes | None) -> tuple[Outcome, TensorBytes | None]:
         started_s = time.monotonic()
         assert below is not None  # the dispatcher has checked that it is there and of the right shape
+        below.check(below.dtype, below.shape, self._gradients)
         gradient = decode(below, self._state.device)
         if not all_finite([gradient]):
             raise BadMessageError("the next stage gave a gradient that is not finite")
         outcome = self._state.backward(ticket, gradient)
         self.pace.hold(started_s, BACKWARD_SHARE)
-        return outcome, None if outcome.gradient is None else encode(outcome.gradient)
+        return outcome, None if outcome.gradient is None else encode(outcome.gradient, self._gradients)
 
     def _last_stage(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...]) -> tuple[Outcome, TensorBytes | None]:
         started_s = time.monotonic()
         self._take_inputs(call, ticket, chunks)
         outcome = self._state.forward_backward(ticket)
         self.pace.hold(started_s, FORWARD_SHARE + BACKWARD_SHARE)
-        return outcome, None if outcome.gradient is None else encode(outcome.gradient)
+        return outcome, None if outcome.gradient is None else encode(outcome.gradient, self._gradients)
 
 
 def slots_of(manifest: Manifest) -> int:
-    """Microbatches a peer may hold: two per stage of the pipeline below it and two in hand keep everybody busy."""
-    return manifest.compute.slots or 2 * manifest.train.num_stages + 2
+    """Microbatches a peer may hold."""
+    return manifest.slots

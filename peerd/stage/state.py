@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from peerd.config.codec import parse_codec
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
 from peerd.models.stages import StageModule, build_stage
@@ -88,6 +89,8 @@ class StageState:
         self.average: HeldAverage | None = None
         """The finished average of this step."""
         self.history: list[HistoryEntry] = []
+        self.weight_codec = parse_codec(manifest.wire.weight_gradients)
+        """What mates of this stage send each other's gradients as."""
         self.keep_graph = manifest.compute.recompute == "never" if keep_graph is None else keep_graph
         self._generation = 0
         self._evaluated: tuple[int, StageModule] | None = None
@@ -262,7 +265,7 @@ class StageState:
         self._generation += 1
         if self.module.is_last:
             loss = float(flat_sum[-1]) / num_microbatches
-            self._remember(HistoryEntry(step=roster.step, loss=loss, tokens=self._manifest.tokens_per_step))
+            self._remember(HistoryEntry(step=roster.step, loss=loss, tokens=self._manifest.tokens_per_step_at(roster.step)))
 
     def skip_step(self) -> None:
         """Rule 11: the step is given up as inexact; the parameters stay as they are."""

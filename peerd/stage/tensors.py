@@ -7,20 +7,28 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from peerd.config.codec import NONE, Codec
+from peerd.wire import codecs
 from peerd.wire.values import CHUNK_BYTES, TensorBytes
 
 _DTYPES = {"float32": torch.float32, "int32": torch.int32}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def encode(tensor: Tensor) -> TensorBytes:
-    """Raw bytes of a float32 or int32 tensor, cut into chunks: one copy."""
+def encode(tensor: Tensor, codec: Codec = NONE) -> TensorBytes:
+    """Bytes of a float32 or int32 tensor, cut into chunks: one copy where they stay raw."""
+    if codec.is_lossy:
+        packed = codecs.encode(codec, tensor.detach().float().reshape(-1)).cpu()
+        return TensorBytes("float32", tuple(tensor.shape), encode_flat(packed), codec)
     flat = tensor.detach().to("cpu").contiguous()
     return TensorBytes(_NAMES[flat.dtype], tuple(flat.shape), encode_flat(flat.view(-1)))
 
 
 def decode(value: TensorBytes, device: torch.device) -> Tensor:
-    """The tensor; its chunks hold exactly its bytes (the wire has checked that)."""
+    """The tensor; its chunks hold exactly its bytes (the wire has checked that). BadMessageError where they make none."""
+    if value.codec.is_lossy:
+        packed = decode_flat(value.chunks, torch.uint8).to(device)
+        return codecs.decode(value.codec, packed, value.num_values).view(value.shape)
     flat = decode_flat(value.chunks, _DTYPES[value.dtype])
     return flat.view(value.shape).to(device)
 

@@ -75,24 +75,28 @@ class Corpus:
         self.seed = manifest.seed
         self.microbatch_size = train.microbatch_size
         self.sequence_length = train.sequence_length
+        self.length_at = manifest.sequence_length_at
         try:
             self._tokens = np.memmap(token_file.path, dtype=np.dtype(f"<u{token_file.token_bytes}"), mode="r")
         except OSError as error:
             raise DiskError(f"{token_file.path}: {error.strerror}", "start again: the file is made anew") from error
 
     def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
-        """Tokens and labels (each token's successor) of microbatch (step, index), int64 [microbatch_size, sequence_length]."""
-        return self._windows(step, index, 0, self.num_train_tokens)
+        """Tokens and labels (each token's successor) of microbatch (step, index), int64 [microbatch_size, sequence_length].
+
+        While sequences grow, a window is the beginning of the one that full length would give.
+        """
+        return self._windows(step, index, 0, self.num_train_tokens, self.length_at(step))
 
     def evaluation_microbatch(self, index: int) -> tuple[Tensor, Tensor]:
-        """The same of the tokens that are kept for evaluation."""
-        return self._windows(EVALUATION, index, self.num_train_tokens, self.num_evaluation_tokens)
+        """The same of the tokens that are kept for evaluation, always of full length."""
+        return self._windows(EVALUATION, index, self.num_train_tokens, self.num_evaluation_tokens, self.sequence_length)
 
-    def _windows(self, step: int, index: int, first: int, num_tokens: int) -> tuple[Tensor, Tensor]:
+    def _windows(self, step: int, index: int, first: int, num_tokens: int, length: int) -> tuple[Tensor, Tensor]:
         rows = []
         for sample in range(self.microbatch_size):
             start = first + window_start(self.seed, step, index, sample, num_tokens - self.sequence_length)
-            rows.append(self._tokens[start : start + self.sequence_length + 1])
+            rows.append(self._tokens[start : start + length + 1])
         windows = torch.from_numpy(np.stack(rows).astype(np.int64))
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 

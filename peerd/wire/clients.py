@@ -86,6 +86,7 @@ class StageClient:
             if call.stage > 0:
                 traffic.boundary_crossings += 1
                 traffic.boundary_bytes += sent
+                traffic.count("activations", "sent", call.inputs)
 
         rpc = stub.Backpropagate(messages())
         try:
@@ -96,6 +97,7 @@ class StageClient:
                 chunks = await _read_chunks(rpc, expected.num_bytes, patience_s)
                 gradient = expected.with_chunks(chunks)
                 traffic.received_bytes += expected.num_bytes
+                traffic.count("activation_gradients", "received", expected)
             if await read_within(rpc.__aiter__(), patience_s) is not None:
                 raise BadMessageError("more bytes than the gradient has")
             return CallResult(

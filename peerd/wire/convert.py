@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from peerd.config.codec import NONE, Codec, parse_codec
 from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BadMessageError
 from peerd.policy.contributions import StageTally, Tally
@@ -33,7 +34,8 @@ def records_from(messages: Iterable[swarm_pb2.SignedRecord], most: int = MAX_REC
 
 
 def tensor_to(tensor: TensorBytes) -> stage_pb2.TensorHeader:
-    return stage_pb2.TensorHeader(shape=tensor.shape, dtype=tensor.dtype, num_bytes=tensor.num_bytes)
+    codec = str(tensor.codec) if tensor.codec.is_lossy else ""
+    return stage_pb2.TensorHeader(shape=tensor.shape, dtype=tensor.dtype, num_bytes=tensor.num_bytes, codec=codec)
 
 
 def tensor_from(header: stage_pb2.TensorHeader) -> TensorBytes:
@@ -42,10 +44,20 @@ def tensor_from(header: stage_pb2.TensorHeader) -> TensorBytes:
         raise BadMessageError(f"unknown tensor type {header.dtype[:20]!r}")
     if not 1 <= len(header.shape) <= 8 or header.num_bytes > MAX_BOUNDARY_BYTES:
         raise BadMessageError(f"a tensor of {len(header.shape)} dimensions and {header.num_bytes} bytes")
-    tensor = TensorBytes(header.dtype, tuple(header.shape), ())
-    if tensor.num_bytes != header.num_bytes:
+    tensor = TensorBytes(header.dtype, tuple(header.shape), (), _codec_from(header))
+    if ITEM_BYTES[header.dtype] * tensor.num_values > MAX_BOUNDARY_BYTES or tensor.num_bytes != header.num_bytes:
         raise BadMessageError(f"{header.num_bytes} bytes do not make {header.dtype}{list(header.shape)}")
     return tensor
+
+
+def _codec_from(header: stage_pb2.TensorHeader) -> Codec:
+    try:
+        codec = parse_codec(header.codec or str(NONE))
+    except ValueError as error:
+        raise BadMessageError(str(error)) from None
+    if codec.is_lossy and header.dtype != "float32":
+        raise BadMessageError(f"a tensor of {header.dtype} does not travel as {codec}")
+    return codec
 
 
 def call_to(call: Call, run: str, records: Iterable[RawRecord]) -> stage_pb2.CallHeader:

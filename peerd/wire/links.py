@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import grpc
@@ -12,7 +13,7 @@ import grpc
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, WrongStateError
 from peerd.table.record import PeerId
 from peerd.wire.tunnel import Tunnel
-from peerd.wire.values import CHUNK_BYTES
+from peerd.wire.values import CHUNK_BYTES, TensorBytes
 
 MAX_MESSAGE_BYTES = 4 * CHUNK_BYTES
 CHANNEL_OPTIONS = (
@@ -42,6 +43,11 @@ class Traffic:
     received_bytes: int = 0
     boundary_bytes: int = 0
     boundary_crossings: int = 0
+    tensors: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """Bytes of tensors by what they are, their codec and sent or received."""
+
+    def count(self, what: str, direction: str, tensor: TensorBytes) -> None:
+        self.tensors[what, str(tensor.codec), direction] += tensor.num_bytes
 
 
 class Links:

@@ -231,7 +231,10 @@ class StageServicer(stage_pb2_grpc.StageServicer):
 
         async def receive() -> tuple[bytes, ...]:
             replies.put_nowait(stage_pb2.ReplyMessage(accepted=stage_pb2.Accepted()))
-            return await self._door.read_chunks(messages, call.inputs.num_bytes + call.labels.num_bytes)
+            chunks = await self._door.read_chunks(messages, call.inputs.num_bytes + call.labels.num_bytes)
+            if call.stage > 0:
+                self._door.traffic.count("activations", "received", call.inputs)
+            return chunks
 
         def progress(stage: int, peer: PeerId) -> None:
             replies.put_nowait(stage_pb2.ReplyMessage(forwarded=stage_pb2.Forwarded(stage=stage, peer=peer)))
@@ -242,6 +245,7 @@ class StageServicer(stage_pb2_grpc.StageServicer):
         if result.gradient is not None:
             traffic = self._door.traffic
             traffic.sent_bytes += result.gradient.num_bytes
+            traffic.count("activation_gradients", "sent", result.gradient)
             traffic.boundary_crossings += 1
             traffic.boundary_bytes += result.gradient.num_bytes + sum(len(body) + len(sign) for body, sign in result.records)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from peerd.config.codec import NONE, Codec
 from peerd.errors import BadMessageError
 from peerd.policy.roster import Roster
 from peerd.table.record import Lineage, PeerId, RawRecord
@@ -15,23 +16,31 @@ ITEM_BYTES = {"float32": 4, "int32": 4}
 
 @dataclass(frozen=True, slots=True)
 class TensorBytes:
-    """A tensor as raw little-endian bytes, cut into chunks; turned into a tensor only off the event loop."""
+    """A tensor as little-endian bytes, raw or encoded, cut into chunks; turned into a tensor only off the event loop."""
 
     dtype: str
     shape: tuple[int, ...]
     chunks: tuple[bytes, ...]
+    codec: Codec = NONE
+
+    @property
+    def num_values(self) -> int:
+        return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+        """As they travel."""
+        return self.codec.num_bytes(self.num_values) if self.codec.is_lossy else ITEM_BYTES[self.dtype] * self.num_values
 
     def with_chunks(self, chunks: tuple[bytes, ...]) -> TensorBytes:
-        return TensorBytes(self.dtype, self.shape, chunks)
+        return replace(self, chunks=chunks)
 
-    def check(self, dtype: str, shape: tuple[int, ...]) -> None:
-        """BadMessageError unless this is exactly what the stage takes."""
+    def check(self, dtype: str, shape: tuple[int, ...], codec: Codec | None = None) -> None:
+        """BadMessageError unless this is exactly what the stage takes; without `codec` any will do."""
         if (self.dtype, self.shape) != (dtype, shape):
             raise BadMessageError(f"a tensor of {self.dtype}{list(self.shape)} where {dtype}{list(shape)} is due")
+        if codec not in (None, self.codec):
+            raise BadMessageError(f"a tensor encoded as {self.codec} where {codec} is due")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,12 @@ import torch
 
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
+from peerd.config.manifest import Manifest, WireConfig
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.policy.roster import Roster, entry_of
 from peerd.stage.accumulator import split_evenly
 from peerd.stage.executor import Executor, Priority
-from peerd.stage.state import StageState
+from peerd.stage.state import HeldAverage, StageState
 from peerd.stage.tensors import encode_flat
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, RawRecord
 from peerd.wire.clients import AveragingClient, PartHeader, ReceivedAverage
@@ -117,12 +118,12 @@ class Client:
 async def make_group(tmp_path: Path) -> AsyncIterator[Callable[..., Group]]:
     groups: list[Group] = []
 
-    def make(num_members: int) -> Group:
+    def make(num_members: int, manifest: Manifest = MANIFEST) -> Group:
         group = Group()
         groups.append(group)
         for number in range(num_members):
             peer = PeerId(f"member{number}")
-            group.members[peer] = make_member(group, peer, tmp_path / peer)
+            group.members[peer] = make_member(group, peer, tmp_path / peer, manifest)
             fill(group.members[peer].state, range(number, MICROBATCHES, num_members))
         return group
 
@@ -133,9 +134,9 @@ async def make_group(tmp_path: Path) -> AsyncIterator[Callable[..., Group]]:
             member.executor.close()
 
 
-def make_member(group: Group, peer: PeerId, folder: Path) -> Member:
+def make_member(group: Group, peer: PeerId, folder: Path, manifest: Manifest) -> Member:
     record = PeerRecord(peer=peer, incarnation=1)
-    state = StageState(MANIFEST, record, torch.device("cpu"), lambda: view_of(record))
+    state = StageState(manifest, record, torch.device("cpu"), lambda: view_of(record))
     state.serve()
     executor, log = Executor(), AverageLog(folder, torch.float64)
     loop = asyncio.get_running_loop()
@@ -163,7 +164,7 @@ def whole_sum(member: Member) -> torch.Tensor:
     return total
 
 
-MakeGroup = Callable[[int], Group]
+MakeGroup = Callable[..., Group]
 
 
 @pytest.mark.parametrize("num_members", [1, 2, 3, 4])
@@ -177,6 +178,32 @@ async def test_all_members_end_with_the_same_bits_which_are_the_whole_sum(make_g
         assert torch.equal(member.average, expected)
         assert member.state.record.average_id == roster.average_id
     assert group.failures == []
+
+
+@pytest.mark.parametrize(("codec", "apart"), [("bfloat16", 0.01), ("int8", 0.02), ("topk:0.5", 1.0)])
+@pytest.mark.parametrize("num_members", [1, 3])
+async def test_compressed_sums_are_equal_to_the_bit_at_every_member(
+    make_group: MakeGroup, num_members: int, codec: str, apart: float
+) -> None:
+    """The reducer too takes what its bytes say; alone, nothing travels and nothing is lost. The losses' sum is exact."""
+    group = make_group(num_members, replace(MANIFEST, wire=WireConfig(weight_gradients=codec)))
+    roster = group.roster()
+    assert await group.leader(roster).rounds.lead(roster) == ""
+    await group.settled(Phase.AVERAGED)
+    leader = group.leader(roster)
+    expected = whole_sum(leader)
+    assert all(torch.equal(member.average, leader.average) for member in group.members.values())
+    assert float(leader.average[-1]) == float(expected[-1])
+    error = float((leader.average - expected).norm() / expected.norm())
+    assert (error == 0) if num_members == 1 else (0 < error < apart)
+    held = HeldAverage(roster, leader.state.record.lineage, leader.average)
+    for member in group.members.values():
+        member.rounds.applied(held)
+        await asyncio.sleep(0)  # until its job is queued
+        await member.executor.run(Priority.IDLE, lambda: None)
+        left_out = member.rounds.compression.parts.left_out
+        assert left_out is not None
+        assert bool(left_out.any()) == (num_members > 1)
 
 
 @pytest.mark.parametrize("late", [0, 1, 2])

@@ -56,7 +56,7 @@ VERBS = {
     },
     "new": {
         *("--name", "--stages", "--layers", "--d-model", "--heads", "--d-ff", "--sequence-length", "--microbatch-size", "--microbatches"),
-        *("--data", "--steps", "--learning-rate", "--seed", "--accumulate", "--from", "--force", "--home", "--json"),
+        *("--data", "--steps", "--learning-rate", "--seed", "--accumulate", "--from", "--device-memory", "--force", "--home", "--json"),
         *("--field", "--tokenizer", "--evaluation-fraction", "--evaluate-every", "--evaluation-microbatches"),
     },
     "data": {"--data", "--home", "--json"},

@@ -4,32 +4,41 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, StartConfig, SwarmConfig, TrainConfig
+from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, StartConfig, SwarmConfig, TrainConfig, WireConfig
 
+codecs = st.sampled_from(["none", "bfloat16", "float16", "int8", "topk:0.1", "topk:1"])
 names = st.text("abcdefghijklmnopqrstuvwxyzABCXYZ0123456789-_.", min_size=1, max_size=64)
 sources = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
 
 
 @st.composite
 def models(draw: st.DrawFn) -> ModelConfig:
-    heads = draw(st.integers(1, 8))
+    heads, group = draw(st.integers(1, 8)), draw(st.integers(1, 4))
     return ModelConfig(
-        num_layers=draw(st.integers(1, 64)),
+        num_layers=group * draw(st.integers(1, 16)),
         d_model=2 * heads * draw(st.integers(1, 32)),
         num_heads=heads,
         d_ff=draw(st.integers(1, 4096)),
         vocab_size=draw(st.integers(1, 70000)),
+        layers_per_group=group,
+        boundary=draw(st.sampled_from(["none", "bottleneck", "maxout"])),
     )
 
 
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
     model = draw(models())
+    num_stages, length = draw(st.integers(1, model.num_layers // model.layers_per_group)), draw(st.integers(2, 512))
+    in_groups = (model.layers_per_group,) * (num_stages - 1)
+    first_length = draw(st.just(0) | st.integers(2, length))
     train = TrainConfig(
-        num_stages=draw(st.integers(1, model.num_layers)),
+        num_stages=num_stages,
+        cut=draw(st.sampled_from(["even", "cost", (*in_groups, model.num_layers - sum(in_groups))])),
+        first_sequence_length=first_length,
+        sequence_length_steps=draw(st.integers(1, 1 << 40)) if first_length else 0,
         microbatches_per_step=draw(st.integers(1, 8192)),
         microbatch_size=draw(st.integers(1, 16)),
-        sequence_length=draw(st.integers(2, 512)),
+        sequence_length=length,
         steps=draw(st.integers(0, 1 << 40)),
         learning_rate=draw(st.floats(0, 100)),
         warmup_steps=draw(st.integers(0, 1000)),
@@ -44,5 +53,6 @@ def manifests(draw: st.DrawFn) -> Manifest:
         start=StartConfig(state=draw(st.just("") | sources)),
         train=train,
         compute=ComputeConfig(threads=draw(st.integers(0, 1024)), recompute=draw(st.sampled_from(["auto", "always", "never"]))),
+        wire=WireConfig(activations=draw(codecs), activation_gradients=draw(codecs), weight_gradients=draw(codecs)),
         swarm=SwarmConfig(announce_period_s=draw(st.floats(0.2, 300))),
     )

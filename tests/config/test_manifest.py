@@ -91,6 +91,11 @@ def test_any_value_of_any_field_is_taken_or_refused_and_nothing_else(path: tuple
         ("compute", "threads", -1),
         ("swarm", "announce_period_s", 0.0),
         ("data", "tokenizer", "words"),
+        ("wire", "activations", "int4"),
+        ("wire", "weight_gradients", "topk:2"),
+        ("train", "cut", [1, 1]),
+        ("train", "cut", "best"),
+        ("model", "boundary_layers", [-1]),
     ],
 )
 def test_a_broken_rule_is_told_by_the_name_of_its_field(section: str, field: str, value: object) -> None:

@@ -88,3 +88,27 @@ def test_the_token_file_can_be_made_ahead_and_is_described(tmp_path: Path) -> No
     assert (told["num_tokens"], told["num_evaluation_tokens"], told["token_bytes"], told["vocab_size"]) == (4999, 499, 1, 256)
     assert Path(told["file"]).read_bytes() == b"\n".join([b"some text"] * 500)
     assert told["steps_per_pass"] == 4500 / (16 * 4 * 8)
+
+
+def test_new_says_what_each_stage_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["new", str(tmp_path / "a"), "--stages", "4", "--layers", "8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["stage", "layers", "parameters", "memory", "tokens/s", "upload", "averaging"]
+    assert [line.split()[:2] for line in lines[2:5]] == [["0", "0-1"], ["1-2", "2-5"], ["3", "6-7"]]
+    assert max(map(len, lines[1:6])) <= 80
+    assert run(["new", str(tmp_path / "b"), "--json"]) == 0
+    stages = json.loads(capsys.readouterr().out)["stages"]
+    assert [(stage["first_layer"], stage["num_layers"]) for stage in stages] == [(0, 2), (2, 2)]
+    assert all(stage["memory_bytes"] > stage["parameter_bytes"] + stage["optimizer_bytes"] for stage in stages)
+
+
+def test_a_small_device_gets_small_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["new", str(tmp_path / "a"), "--layers", "8", "--device-memory", "30MB"]) == 0
+    made = manifest.load(tmp_path / "a" / "run.toml")
+    assert made.train.num_stages > 2
+    assert run(["new", str(tmp_path / "b"), "--layers", "8", "--device-memory", "1GB"]) == 0
+    assert manifest.load(tmp_path / "b" / "run.toml").train.num_stages == 1
+    capsys.readouterr()
+    assert run(["new", str(tmp_path / "c"), "--layers", "8", "--stages", "2", "--device-memory", "10MB"]) == 3
+    assert "no cut of the model fits devices of 0.01 GB" in capsys.readouterr().err
+    assert run(["new", str(tmp_path / "d"), "--device-memory", "lots"]) == 2

@@ -6,6 +6,7 @@ import math
 
 from hypothesis import strategies as st
 
+from peerd.config.codec import parse_codec
 from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP
 from peerd.policy.roster import Roster, RosterEntry
 from peerd.table.record import PeerId
@@ -20,7 +21,9 @@ shapes = st.lists(st.integers(0, 6), min_size=1, max_size=4).map(tuple)
 @st.composite
 def tensors(draw: st.DrawFn) -> TensorBytes:
     """A tensor whose bytes travel separately."""
-    return TensorBytes(draw(st.sampled_from(sorted(ITEM_BYTES))), draw(shapes), ())
+    dtype = draw(st.sampled_from(sorted(ITEM_BYTES)))
+    names = ["none", "bfloat16", "float16", "int8", "topk:0.25"] if dtype == "float32" else ["none"]
+    return TensorBytes(dtype, draw(shapes), (), parse_codec(draw(st.sampled_from(names))))
 
 
 @st.composite

@@ -11,6 +11,7 @@ import grpc
 import pytest
 import torch
 
+from peerd.config.codec import parse_codec
 from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BusyError, WrongStateError
 from peerd.stage.tensors import decode, encode
@@ -71,6 +72,7 @@ async def backpropagate(callee: Callee, *messages: stage_pb2.CallMessage) -> Non
         ({"inputs": encode(torch.zeros(*ROWS, 33))}, BAD, "is due"),
         ({"inputs": encode(torch.zeros(*ROWS, 32, dtype=torch.int32))}, BAD, "is due"),
         ({"labels": encode(torch.zeros(*ROWS))}, BAD, "is due"),
+        ({"inputs": encode(torch.zeros(*ROWS, 32), parse_codec("int8"))}, BAD, "encoded as int8 where none is due"),
         ({"labels": encode(torch.zeros((2, 2), dtype=torch.int32))}, BAD, "is due"),
         ({"labels": encode(torch.full(ROWS, 256, dtype=torch.int32))}, BAD, "vocabulary"),
         ({"labels": encode(torch.full(ROWS, -1, dtype=torch.int32))}, BAD, "vocabulary"),
@@ -82,6 +84,13 @@ async def test_a_call_that_breaks_a_rule_is_refused(callee: Callee, changes: dic
     call = callee.call(**changes)
     await assert_refused(callee, backpropagate(callee, header_of(call), *tensor_messages(call)), status, words)
     assert callee.service.counters.accumulated == 1  # the sound one's
+
+
+async def test_tensors_are_counted_by_what_they_are_their_codec_and_direction(callee: Callee) -> None:
+    await callee.assert_lives()
+    size = 4 * ROWS[0] * ROWS[1] * MANIFEST.model.d_model
+    expected = {("activations", "none", "received"): size, ("activation_gradients", "none", "sent"): size}
+    assert callee.door.traffic.tensors == expected
 
 
 async def test_a_call_of_another_run_is_refused(callee: Callee) -> None:

@@ -86,6 +86,7 @@ class TopApp(App[None]):
         Binding("q", "quit", "quit"),
         Binding("ctrl+c", "quit", show=False, priority=True),
         Binding("ctrl+z", "suspend_process", show=False),
+        Binding("p", "pause", "pause"),
         Binding("l", "leave", "leave"),
     ]
 
@@ -137,6 +138,9 @@ class TopApp(App[None]):
     def on_swarm_list_opened(self, message: SwarmList.Opened) -> None:
         self.push_screen(PeerDetails(message.peer, self._picture))
 
+    def action_pause(self) -> None:
+        self._feed.pause(not self._picture.paused, lambda trouble: self.post_message(Heard(trouble)))
+
     def action_leave(self) -> None:
         def answered(yes: bool | None) -> None:
             if yes:
@@ -162,6 +166,8 @@ class TopApp(App[None]):
         self.refresh(layout=True)
 
     def _show(self) -> None:
+        if not self.screen_stack:  # it is quitting, and this is the last that was heard
+            return
         root = self.screen_stack[0]
         root.set_class(self._trouble is not None, "-troubled")
         for view in root.query(LinesView):
@@ -177,7 +183,7 @@ class TopApp(App[None]):
     def _state(self) -> str:
         if self._trouble is not None:
             return f"last heard {duration(time.monotonic() - self._heard_s)} ago"
-        return f"{self._leaving or 'live'}, up {self._picture.uptime}"
+        return f"{self._leaving or ('paused' if self._picture.paused else 'live')}, up {self._picture.uptime}"
 
     def _trouble_lines(self, width: int) -> Sequence[Line]:
         if self._trouble is None:

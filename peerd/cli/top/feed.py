@@ -69,6 +69,17 @@ class Feed:
 
         threading.Thread(target=request, name="top-leave", daemon=True).start()
 
+    def pause(self, yes: bool, tell: Callable[[Trouble], object]) -> None:
+        """Ask the daemon to pause or to go on; what it does is seen with the next asking. `tell` hears why it does not."""
+
+        def request() -> None:
+            try:
+                self._client.request("pause" if yes else "resume", silence_s=SILENCE_S, wait=False)
+            except PeerdError as error:
+                tell(Trouble(error.message))
+
+        threading.Thread(target=request, name="top-pause", daemon=True).start()
+
     def _run(self, tell: Callable[[Picture | Trouble], object]) -> None:
         pause_s = PERIOD_S
         while not self._stopped.wait(pause_s):

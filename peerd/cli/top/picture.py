@@ -69,6 +69,8 @@ class Picture:
     events: tuple[Event, ...]
     uptime: str
     my_stage: int
+    paused: bool
+    """Or about to pause."""
 
     @property
     def num_peers(self) -> int:
@@ -90,6 +92,7 @@ def picture_of(reading: Reading, recall: Recall) -> Picture:
     stages = tuple(_part(stage, run["microbatches_per_step"], me) for stage in peers["stages"])
     return Picture(
         pid=status["pid"],
+        paused=bool(status["owner"]["paused"]),
         run=plain(run["name"], 64),
         step=peers["work_step"],
         last_step=run["steps"],

@@ -29,9 +29,9 @@ class SwarmList(ScrollView, can_focus=True):
         Binding("pagedown", "page(1)", show=False),
         Binding("home,g", "go(-1000000)", show=False),
         Binding("end,G", "go(1000000)", show=False),
-        Binding("enter,space", "open", "details / fold", key_display="enter"),
+        Binding("enter,space", "open", "details", key_display="enter"),
         Binding("f", "fold_all", "fold all"),
-        Binding("m", "mine", "my row"),
+        Binding("m", "mine", "mine"),
     ]
 
     class Opened(Message):

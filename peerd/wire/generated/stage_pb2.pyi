@@ -26,9 +26,13 @@ class TensorHeader(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     NUM_BYTES_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
     dtype: _builtins.str
     """float32, int32"""
     num_bytes: _builtins.int
+    """as they travel"""
+    codec: _builtins.str
+    """as in the manifest's [wire]; empty: none"""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -37,10 +41,11 @@ class TensorHeader(_message.Message):
         shape: _abc.Iterable[_builtins.int] | None = ...,
         dtype: _builtins.str = ...,
         num_bytes: _builtins.int = ...,
+        codec: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "num_bytes", b"num_bytes", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "dtype", b"dtype", "num_bytes", b"num_bytes", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

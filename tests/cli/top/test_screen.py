@@ -22,7 +22,7 @@ from peerd.cli.top.swarm_list import SwarmList
 from peerd.config.paths import Home
 from peerd.control.client import ControlClient
 from peerd.errors import PeerdError
-from tests.cli.replies import peer_info, peers_reply, run_info, status_reply
+from tests.cli.replies import owner_info, peer_info, peers_reply, run_info, status_reply
 from tests.control.fake_daemon import serving
 
 WITHIN_S = 30.0
@@ -200,6 +200,22 @@ async def test_the_cursor_stays_with_its_peer_while_others_come_and_go(home: Hom
         await until(pilot, app, lambda text: "10 peers in 2 stages" in text)
         assert swarm.chosen == chosen
         await until(pilot, app, lambda text: "..xxxxxx11" in text)  # and in sight
+
+
+async def test_one_key_pauses_and_goes_on(home: Home, daemon: Daemon) -> None:
+    def orders() -> list[str]:
+        return [request["verb"] for request in daemon.asked if request["verb"] in ("pause", "resume")]
+
+    app = app_of(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("p")
+        await until(pilot, app, lambda _text: orders() == ["pause"])
+        daemon.status["owner"] = owner_info(paused="its owner paused it", until="by `peerd resume`")
+        await until(pilot, app, lambda text: "paused, up" in text)
+        await pilot.press("p")
+        await until(pilot, app, lambda _text: orders() == ["pause", "resume"])
+        daemon.status["owner"] = owner_info()
+        await until(pilot, app, lambda text: "live, up" in text)
 
 
 async def test_leaving_asks_first(home: Home, daemon: Daemon) -> None:

@@ -1,0 +1,111 @@
+"""What slices of the accumulator travel as, and what compression leaves out, kept for the next time (error feedback).
+
+A reducer's sum counts as what its bytes decode to, for itself too, so all members end with the same bits. The last element of the
+accumulator is the sum of losses and travels exactly. Without a codec slices travel raw and nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from peerd.config.codec import Codec
+from peerd.errors import BadMessageError
+from peerd.stage.accumulator import all_finite
+from peerd.stage.tensors import decode_flat, encode_flat
+from peerd.table.record import AverageId
+from peerd.wire import codecs
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of the accumulator: elements start to end."""
+
+    start: int
+    end: int
+    is_last: bool
+    """Holds the sum of losses at its end."""
+
+    @property
+    def num_compressed(self) -> int:
+        return self.end - self.start - self.is_last
+
+
+@dataclass(slots=True)
+class Residual:
+    """What has been left out of what was sent, element by element; a round's counts once its average is applied (Seide 2014, EF-SGD)."""
+
+    left_out: Tensor | None = None
+    pending: dict[AverageId, list[tuple[Slice, Tensor]]] = field(default_factory=lambda: defaultdict(list))
+
+    def added_to(self, values: Tensor, where: Slice) -> Tensor:
+        return values if self.left_out is None else values + self.left_out[where.start : where.end]
+
+    def note(self, average_id: AverageId, where: Slice, rest: Tensor) -> None:
+        self.pending[average_id].append((where, rest))
+
+    def applied(self, average_id: AverageId, length: int) -> None:
+        for where, rest in self.pending.pop(average_id, []):
+            if self.left_out is None:
+                self.left_out = torch.zeros(length, dtype=rest.dtype)
+            self.left_out[where.start : where.end] = rest
+        self.pending.clear()  # rounds of this step that came to nothing
+
+
+class Compression:
+    """One stage's. All methods but the counters' are for the executor's thread."""
+
+    def __init__(self, codec: Codec, dtype: torch.dtype) -> None:
+        self.codec = codec
+        self._dtype = dtype
+        self.parts, self.sums = Residual(), Residual()
+        self.traffic: Counter[str] = Counter()
+        """Bytes of parts and slices sent and received."""
+
+    def num_bytes(self, where: Slice) -> int:
+        """As the slice travels."""
+        if not self.codec.is_lossy:
+            return (where.end - where.start) * self._dtype.itemsize
+        return self.codec.num_bytes(where.num_compressed) + where.is_last * self._dtype.itemsize
+
+    def kept(self, residual: Residual, average_id: AverageId, where: Slice, values: Tensor) -> Tensor:
+        """What stays with me needs no codec: all of it counts."""
+        if not self.codec.is_lossy:
+            return values
+        whole = residual.added_to(values, where)
+        residual.note(average_id, where, torch.zeros_like(whole))
+        return whole
+
+    def sent(self, residual: Residual, average_id: AverageId, where: Slice, values: Tensor) -> tuple[Tensor, tuple[bytes, ...]]:
+        """What its receivers will have, and the bytes that tell them."""
+        if not self.codec.is_lossy:
+            return values, encode_flat(values)
+        whole = residual.added_to(values, where)
+        body = whole[: where.num_compressed]
+        chunks = (*encode_flat(codecs.encode(self.codec, body.float())), *encode_flat(whole[where.num_compressed :]))
+        told = self.received(chunks, where)
+        rest = whole - told
+        residual.note(average_id, where, rest)
+        return told, chunks
+
+    def received(self, chunks: Sequence[bytes], where: Slice) -> Tensor:
+        """BadMessageError where bytes make no finite values; there are as many as `num_bytes` says."""
+        values = self._decoded(chunks, where) if self.codec.is_lossy else decode_flat(chunks, self._dtype)
+        if not all_finite([values]):
+            raise BadMessageError("a part or slice that is not finite")
+        return values
+
+    def _decoded(self, chunks: Sequence[bytes], where: Slice) -> Tensor:
+        data = b"".join(chunks)
+        border = self.codec.num_bytes(where.num_compressed)
+        body = codecs.decode(self.codec, decode_flat([data[:border]], torch.uint8), where.num_compressed)
+        return torch.cat([body.to(self._dtype), decode_flat([data[border:]], self._dtype)])
+
+    def applied(self, average_id: AverageId, length: int) -> None:
+        """An average was applied: what its round left out is to be made up for, and no other round's."""
+        self.parts.applied(average_id, length)
+        self.sums.applied(average_id, length)

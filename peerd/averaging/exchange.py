@@ -1,0 +1,63 @@
+"""One open round at one member: which elements each reduces, what has come in, and the sums over it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from peerd.averaging.compression import Slice
+from peerd.policy.roster import Roster
+from peerd.table.record import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """The sum of a slice, and the bytes that tell it to others."""
+
+    total: Tensor
+    chunks: tuple[bytes, ...]
+
+
+@dataclass(slots=True)
+class Round:
+    """One open round at this member."""
+
+    roster: Roster
+    mine: int
+    """My index in the roster, and the slice I reduce."""
+    accumulator: Tensor
+    slices_of: list[Slice]
+    """By index in the roster: which elements each member reduces."""
+    parts: dict[PeerId, Tensor] = field(default_factory=dict)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+    """Every member's part is here."""
+    slices: dict[int, Tensor] = field(default_factory=dict)
+    silent: list[PeerId] = field(default_factory=list)
+    """Members that did not answer the proposal."""
+    refused: bool = False
+    reduced: asyncio.Future[Reduced] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    progress_s: float = 0.0
+
+
+def elements_of(current: Round, number: int) -> tuple[Slice, Tensor]:
+    where = current.slices_of[number]
+    return where, current.accumulator[where.start : where.end]
+
+
+def whole_of(current: Round) -> Tensor:
+    """The slices as one vector."""
+    slices = [current.slices[number] for number in range(len(current.slices_of))]
+    return torch.cat(slices) if len(slices) > 1 else slices[0]
+
+
+def sum_in_order(current: Round) -> Tensor:
+    """Parts added in the roster's order, so that the bits do not depend on who came first."""
+    first, *rest = (current.parts[peer] for peer in current.roster.peers)
+    total = first.clone() if rest else first  # a part is nobody else's
+    for part in rest:
+        total += part
+    current.parts.clear()
+    return total

@@ -1,0 +1,60 @@
+"""What a new run costs its volunteers, as `peerd new` prints it: a line per stage, or for several alike."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from peerd.planner.workload import StageEstimate
+
+NOMINAL_FLOPS = 1e12
+"""Speed at which tokens and upload are told; a device of another speed multiplies both."""
+
+
+def estimate_lines(stages: list[StageEstimate], slots: int) -> list[str]:
+    rows = []
+    for _, alike in groupby(enumerate(stages), key=lambda each: _cells(each[1])):
+        (first, begins), *rest = alike
+        last, ends = rest[-1] if rest else (first, begins)
+        rows.append((_span(first, last), _span(begins.layers.start, ends.layers.stop - 1), *_cells(begins)))
+    head = ("stage", "layers", "parameters", "memory", "tokens/s", "upload", "averaging")
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]
+    return [
+        *lines,
+        f"memory: with {slots} microbatches in hand; what torch takes for itself comes on top",
+        "tokens/s, upload: of a device that sustains 1 TFLOP/s",
+        "averaging: uploaded once a step where many peers serve the stage",
+    ]
+
+
+def _span(first: int, last: int) -> str:
+    return f"{first}-{last}" if last > first else str(first)
+
+
+def _cells(stage: StageEstimate) -> tuple[str, ...]:
+    tokens_per_s = NOMINAL_FLOPS / stage.flops_per_token
+    return (
+        f"{stage.load.num_parameters / 1e6:,.2f} M",
+        f"{stage.memory_bytes / 1e9:,.2f} GB",
+        f"{tokens_per_s:,.0f}",
+        f"{8e-6 * tokens_per_s * stage.upload_bytes_per_token:,.0f} Mbit/s",
+        f"{stage.averaging_bytes / 1e6:,.1f} MB",
+    )
+
+
+def estimate_fields(stage: StageEstimate) -> dict[str, Any]:
+    """The same for --json, in bytes and operations."""
+    return {
+        "first_layer": stage.layers.start,
+        "num_layers": len(stage.layers),
+        "num_parameters": stage.load.num_parameters,
+        "parameter_bytes": stage.load.parameter_bytes,
+        "optimizer_bytes": stage.load.optimizer_bytes,
+        "activation_bytes": stage.load.graph_bytes,
+        "memory_bytes": stage.memory_bytes,
+        "flops_per_token": stage.flops_per_token,
+        "upload_bytes_per_token": stage.upload_bytes_per_token,
+        "averaging_bytes": stage.averaging_bytes,
+    }

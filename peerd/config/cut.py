@@ -1,0 +1,86 @@
+"""What follows from a manifest's [model] and [train]: where the model is cut into stages, and how long a step's sequences are."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from peerd.config.manifest import ModelConfig, TrainConfig
+
+MAX_POINTS_TO_CHOOSE_FROM = 256
+
+
+def group_starts(model: ModelConfig) -> tuple[int, ...]:
+    """Layers, but the first, with which a group of layers that share weights begins."""
+    return tuple(range(model.layers_per_group, model.num_layers, model.layers_per_group))
+
+
+def cut_points(model: ModelConfig) -> tuple[int, ...]:
+    """Layers before which the model may be cut: where a group begins, and where it is narrow if that is prescribed."""
+    return model.boundary_layers or group_starts(model)
+
+
+def layer_counts(model: ModelConfig, train: TrainConfig) -> tuple[int, ...] | None:
+    """Layers of each stage, or None where their cost decides; an even cut gives earlier stages the remainder."""
+    if train.cut == "cost":
+        return None
+    if train.cut != "even":
+        return train.cut
+    share, remainder = divmod(model.num_layers // model.layers_per_group, train.num_stages)
+    return tuple(model.layers_per_group * (share + (stage < remainder)) for stage in range(train.num_stages))
+
+
+def check_model(model: ModelConfig) -> None:
+    """Groups and narrow boundaries; ValueError names the field."""
+    size, factor = model.layers_per_group, model.boundary_factor
+    if not 1 <= size <= model.num_layers or model.num_layers % size:
+        raise ValueError(f"model.num_layers ({model.num_layers}) must be a multiple of model.layers_per_group ({size})")
+    if not 2 <= factor <= 1024 or (model.boundary != "none" and model.d_model % factor):
+        raise ValueError(f"model.boundary_factor is {factor}; it must be 2 to 1024 and divide model.d_model ({model.d_model})")
+    if model.boundary_layers and model.boundary == "none":
+        raise ValueError('model.boundary_layers needs model.boundary = "bottleneck" or "maxout"')
+    starts = group_starts(model) if model.boundary_layers else ()
+    if list(model.boundary_layers) != sorted(set(model.boundary_layers) & set(starts)):
+        raise ValueError(f"model.boundary_layers must be some of {_listed(starts)}, rising: layers with which a group begins")
+
+
+def check_cut(model: ModelConfig, train: TrainConfig) -> None:
+    """That the model can be cut so; ValueError names the field."""
+    counts, num_stages, points = layer_counts(model, train), train.num_stages, cut_points(model)
+    told = f"the model can be cut before layers {_listed(points)} only"
+    if num_stages > len(points) + 1:
+        raise ValueError(f"train.num_stages is {num_stages}; {told}, so into {len(points) + 1}")
+    if counts is None:
+        if len(points) > MAX_POINTS_TO_CHOOSE_FROM:
+            raise ValueError(f'train.cut = "cost" chooses from at most {MAX_POINTS_TO_CHOOSE_FROM} places; give the numbers of layers')
+        return
+    if len(counts) != num_stages or min(counts) < 1 or sum(counts) != model.num_layers:
+        raise ValueError(f"train.cut must be {num_stages} numbers of layers, at least 1 each, {model.num_layers} in all")
+    odd = sorted(set(accumulate(counts[:-1])) - set(points))
+    if odd:
+        raise ValueError(f'train.cut cuts before layer {odd[0]}; {told}: "cost" keeps to those')
+
+
+def check_ramp(train: TrainConfig) -> None:
+    """The growth of sequences; ValueError names the field."""
+    first, steps = train.first_sequence_length, train.sequence_length_steps
+    if bool(first) != bool(steps):
+        raise ValueError("train.first_sequence_length and train.sequence_length_steps go together: set both or neither")
+    if first and not 2 <= first <= train.sequence_length:
+        raise ValueError(f"train.first_sequence_length is {first}; it must be 2 to train.sequence_length ({train.sequence_length})")
+    if not 0 <= steps <= 1 << 40:
+        raise ValueError(f"train.sequence_length_steps is {steps}; it must be between 0 and {1 << 40}")
+
+
+def sequence_length_at(train: TrainConfig, step: int) -> int:
+    """Tokens per sequence at a step: a linear ramp in multiples of 8 (Li et al., arXiv 2108.06084), the same for every peer."""
+    if step >= train.sequence_length_steps:
+        return train.sequence_length
+    risen = (train.sequence_length - train.first_sequence_length) * step // train.sequence_length_steps
+    return train.first_sequence_length + risen // 8 * 8
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, numbers[:12]))
+    return f"{shown}, ..." if len(numbers) > 12 else shown or "none"

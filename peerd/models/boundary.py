@@ -1,0 +1,43 @@
+"""Narrow boundaries between stages (SWARM appendix I): less travels, and some quality is lost.
+
+The sending stage ends with `Narrow`, the receiving one begins with `Widen`; what crosses lies between them. LayerNorm on both
+sides keeps training from diverging. Shapes: B sequences, S tokens, D d_model, C = D / boundary_factor.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from peerd.config.manifest import ModelConfig
+
+
+class Narrow(nn.Module):
+    """LayerNorm, then a learned projection (bottleneck) or the maximum of each `boundary_factor` neighbours (maxout, arXiv 1302.4389)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.d_model)
+        self.factor = config.boundary_factor
+        self.projection = nn.Linear(config.d_model, config.boundary_width, bias=False) if config.boundary == "bottleneck" else None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, C]."""
+        normal: Tensor = self.norm(hidden)
+        if self.projection is None:
+            return normal.view(*normal.shape[:-1], -1, self.factor).amax(dim=-1)
+        narrow: Tensor = self.projection(normal)
+        return narrow
+
+
+class Widen(nn.Module):
+    """LayerNorm and a learned projection back to the model's width."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.boundary_width)
+        self.projection = nn.Linear(config.boundary_width, config.d_model, bias=False)
+
+    def forward(self, narrow: Tensor) -> Tensor:
+        """[B, S, C] -> [B, S, D]."""
+        hidden: Tensor = self.projection(self.norm(narrow))
+        return hidden

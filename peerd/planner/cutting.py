@@ -1,0 +1,84 @@
+"""Where to cut a model: stages of about equal work, each of which fits the smallest device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Literal
+
+from peerd.config.cut import cut_points
+from peerd.config.manifest import Manifest
+from peerd.errors import ManifestError
+from peerd.planner.workload import Load, ModelLoads, stage_flops, stage_load, stage_memory_bytes
+
+NO_LIMIT = 1 << 62
+
+
+def balanced_cut(manifest: Manifest, loads: ModelLoads, most_bytes: int = NO_LIMIT) -> tuple[int, ...] | None:
+    """Layers of each stage such that the slowest is as fast as can be; None where no cut fits into `most_bytes` a stage.
+
+    A chain in a fixed order: dynamic programming over the cut points is exact. Among equals the one of least squares is taken.
+    """
+    num_stages, num_layers = manifest.train.num_stages, manifest.model.num_layers
+    load_of = functools.cache(lambda start, end: stage_load(manifest, loads, range(start, end)))
+    best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
+    """Layers behind a cut -> the slowest stage's work so far, the sum of squares, the counts."""
+    for stage in range(num_stages):
+        is_last = stage == num_stages - 1
+        found: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        for start, (slowest, squares, counts) in best.items():
+            for end in (num_layers,) if is_last else cut_points(manifest.model):
+                if end <= start:
+                    continue
+                load: Load = load_of(start, end)
+                if stage_memory_bytes(manifest, load, manifest.slots) > most_bytes:
+                    break
+                work = stage_flops(manifest, load, is_last)
+                candidate = (max(slowest, work), squares + work * work, (*counts, end - start))
+                found[end] = min(found.get(end, candidate), candidate)
+        best = found
+    return best[num_layers][2] if num_layers in best else None
+
+
+def stage_layers(manifest: Manifest, loads: ModelLoads | None) -> list[range]:
+    """The layers of every stage. `loads` are needed where the cut is left to the cost."""
+    counts = manifest.layer_counts or (loads and balanced_cut(manifest, loads))
+    assert counts  # without a limit on memory there is always a cut
+    return [range(start, end) for start, end in pairwise((0, *accumulate(counts)))]
+
+
+def resolved(manifest: Manifest, loads: ModelLoads) -> Manifest:
+    """The manifest with the numbers of layers in `cut`."""
+    counts = tuple(len(layers) for layers in stage_layers(manifest, loads))
+    return replace(manifest, train=replace(manifest.train, cut=counts))
+
+
+def fitted(manifest: Manifest, loads: ModelLoads, device_bytes: int, numbers_of_stages: Iterable[int]) -> Manifest:
+    """The run cut into the first of these numbers of stages of which each fits a device of `device_bytes`.
+
+    An even cut that fits is taken as it is. Raises ManifestError where no cut fits.
+    """
+    for num_stages in numbers_of_stages:
+        even = _cut(manifest, num_stages, "even")
+        if even is not None and all(
+            stage_memory_bytes(even, stage_load(even, loads, layers), even.slots) <= device_bytes for layers in stage_layers(even, loads)
+        ):
+            return even
+        by_cost = _cut(manifest, num_stages, "cost")
+        counts = balanced_cut(by_cost, loads, device_bytes) if by_cost is not None else None
+        if by_cost is not None and counts is not None:
+            return replace(by_cost, train=replace(by_cost.train, cut=counts))
+    raise ManifestError(
+        f"no cut of the model fits devices of {device_bytes / 1e9:g} GB",
+        "more stages, or lower the model's width, the sequence length or the microbatch size",
+    )
+
+
+def _cut(manifest: Manifest, num_stages: int, cut: Literal["even", "cost"]) -> Manifest | None:
+    """None where the model cannot be cut so."""
+    try:
+        return replace(manifest, train=replace(manifest.train, num_stages=num_stages, cut=cut))
+    except ValueError:
+        return None

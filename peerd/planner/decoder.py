@@ -1,0 +1,46 @@
+"""What each part of the built-in decoder costs, counted by hand; tests compare it with what torch counts and saves.
+
+D d_model, F d_ff, V vocabulary, C boundary width.
+"""
+
+from __future__ import annotations
+
+from peerd.config.manifest import ModelConfig
+from peerd.planner.workload import FLOAT32_BYTES, Load, ModelLoads
+
+
+def decoder_loads(config: ModelConfig, microbatch: int, sequence: int) -> ModelLoads:
+    """For one microbatch of [microbatch, sequence] tokens."""
+    tokens = microbatch * sequence
+    width, narrow = config.d_model, config.boundary_width
+
+    def load(num_parameters: int, products: int, floats: int) -> Load:
+        """`products`: multiplications per token; `floats`: kept per token from forward to backward."""
+        return Load(num_parameters=num_parameters, forward_flops=2 * tokens * products, graph_bytes=FLOAT32_BYTES * tokens * floats)
+
+    # Projections of 4 D^2 + 3 D F, and attention's two products over the whole sequence. What is kept: both norms' inputs and outputs
+    # (4 D), projected and rotated query, key, value (5 D), attention's result and its copy for the projection (2 D), gate and value
+    # (2 F), GELU's result (F), their product (F), and per-row statistics.
+    weights = 4 * width**2 + 3 * width * config.d_ff
+    layer = load(weights + 4 * width, weights + 2 * sequence * width, 11 * width + 4 * config.d_ff + config.num_heads + 4)
+    group = Load(
+        num_parameters=layer.num_parameters,
+        forward_flops=config.layers_per_group * layer.forward_flops,
+        graph_bytes=config.layers_per_group * layer.graph_bytes,
+    )
+    vocabulary = width * config.vocab_size
+    projection = width * narrow
+    narrowing = widening = Load()
+    if config.boundary == "bottleneck":
+        narrowing = load(2 * width + projection, projection, 2 * width + 2)
+    elif config.boundary == "maxout":
+        narrowing = load(2 * width, 0, 2 * width + narrow + 2)
+    if config.boundary != "none":
+        widening = load(2 * narrow + projection, projection, 2 * narrow + 2)
+    return ModelLoads(
+        first=load(vocabulary, 0, 0),
+        groups=(group,) * (config.num_layers // config.layers_per_group),
+        last=load(2 * width + vocabulary, vocabulary, 2 * width + 3 * config.vocab_size),  # logits, their log-softmax, their gradient
+        narrowing=narrowing,
+        widening=widening,
+    )

@@ -1,0 +1,111 @@
+"""A chain of real stage services with codecs at its boundaries gives what the reference gives, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from peerd.config.manifest import Manifest, WireConfig
+from peerd.errors import BadMessageError, PeerGoneError
+from peerd.models.stages import build_stage
+from peerd.reference import backpropagate
+from peerd.stage.executor import Executor, Pace
+from peerd.stage.service import StageService
+from peerd.stage.state import StageState
+from peerd.stage.tensors import encode
+from peerd.table.record import PeerId, PeerRecord
+from peerd.wire.values import Call, CallResult, TensorBytes
+from tests.strategies import view_of
+from tests.tiny_run import tiny_manifest
+
+CODECS = ["none", "bfloat16", "float16", "int8", "topk:0.25"]
+TOKENS, LABELS = torch.randint(0, 256, (2, 2, 16), generator=torch.Generator().manual_seed(3)).unbind(0)
+
+
+class Chain:
+    """Stage services that hand on to one another without a wire; `spoil` may change what comes back to a stage."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.states: list[StageState] = []
+        self.services: list[StageService] = []
+        self.executors: list[Executor] = []
+        self.distrusted: list[PeerId] = []
+        self.sent: list[TensorBytes] = []
+        self.spoil: Callable[[TensorBytes], TensorBytes] = lambda gradient: gradient
+        for stage in range(manifest.train.num_stages):
+            record = PeerRecord(peer=PeerId(f"p{stage}"), incarnation=1, stage=stage)
+            state = StageState(manifest, record, torch.device("cpu"), lambda record=record: view_of(record))  # type: ignore[misc]
+            state.serve()
+            executor = Executor()
+            self.states.append(state)
+            self.executors.append(executor)
+            self.services.append(StageService(manifest, state, executor, self, Pace()))
+
+    async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
+        on_forwarded(call.stage, PeerId(f"p{call.stage}"))
+
+        async def receive() -> tuple[bytes, ...]:
+            return (*call.inputs.chunks, *call.labels.chunks)
+
+        without_bytes = replace(call, inputs=call.inputs.with_chunks(()), labels=call.labels.with_chunks(()))
+        result = await self.services[call.stage].backpropagate(PeerId("caller"), without_bytes, receive, lambda _stage, _peer: None)
+        self.sent += [call.inputs] if call.stage else []
+        return result if result.gradient is None else replace(result, gradient=self.spoil(result.gradient))
+
+    def distrust(self, call: Call, peer: PeerId) -> None:
+        self.distrusted.append(peer)
+
+    def launch(self) -> Call:
+        inputs, labels, stages = encode(TOKENS.int()), encode(LABELS.int()), frozenset(range(len(self.states)))
+        return Call(call_id=bytes(16), stage=0, step=0, index=0, accumulate=stages, inputs=inputs, labels=labels)
+
+
+@pytest.fixture
+def make_chain() -> Iterator[Callable[[WireConfig], Chain]]:
+    chains: list[Chain] = []
+
+    def make(wire: WireConfig) -> Chain:
+        torch.set_num_threads(1)
+        chains.append(Chain(replace(tiny_manifest(3), wire=wire)))
+        return chains[-1]
+
+    yield make
+    for chain in chains:
+        for executor in chain.executors:
+            executor.close()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+async def test_the_chain_gives_the_references_gradients_to_the_bit(make_chain: Callable[[WireConfig], Chain], codec: str) -> None:
+    wire = WireConfig(activations=codec, activation_gradients=codec)
+    chain = make_chain(wire)
+    await chain.send(chain.launch(), lambda _stage, _peer: None)
+    stages = [build_stage(tiny_manifest(3), stage, "cpu") for stage in range(3)]
+    loss = backpropagate(stages, TOKENS, LABELS, wire)
+    assert float(chain.states[-1].accumulator.flat[-1]) == pytest.approx(loss, rel=1e-7)
+    for state, stage in zip(chain.states, stages, strict=True):
+        expected = torch.cat([parameter.grad.flatten() for parameter in stage.parameters() if parameter.grad is not None])
+        assert torch.equal(state.accumulator.flat[:-1], expected)
+    assert {str(tensor.codec) for tensor in chain.sent} == {codec}
+
+
+async def test_a_gradient_in_another_codec_is_the_next_stages_fault(make_chain: Callable[[WireConfig], Chain]) -> None:
+    """And none of the caller's business: the microbatch is sent elsewhere, and given up after some tries."""
+    chain = make_chain(WireConfig(activation_gradients="int8"))
+    chain.spoil = lambda gradient: encode(torch.zeros(gradient.shape))
+    with pytest.raises(PeerGoneError):
+        await chain.send(chain.launch(), lambda _stage, _peer: None)
+    assert set(chain.distrusted) == {PeerId("p2")}
+    assert all(state.record.done == 0 for state in chain.states[:2])
+
+
+async def test_activations_that_decode_to_nothing_are_refused(make_chain: Callable[[WireConfig], Chain]) -> None:
+    chain = make_chain(WireConfig(activations="topk:0.25"))
+    sound = encode(torch.ones(2, 16, 32), chain.services[1]._activations)
+    broken = sound.with_chunks((b"\xff" * sound.num_bytes,))
+    with pytest.raises(BadMessageError, match="positions"):
+        await chain.send(replace(chain.launch(), stage=1, inputs=broken), lambda _stage, _peer: None)
+    assert chain.services[1].queue == 0

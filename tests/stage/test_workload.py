@@ -1,0 +1,67 @@
+"""What the planner expects of a stage is what a real one holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from peerd.config.manifest import Manifest, WireConfig
+from peerd.models.stages import layers_of, measured_loads, model_loads
+from peerd.planner.workload import estimate_stage, stage_load
+from peerd.stage.state import StageState
+from peerd.table.record import PeerId, PeerRecord
+from tests.strategies import view_of
+from tests.tiny_run import tiny_manifest
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"num_layers": 6, "layers_per_group": 2},
+    {"num_layers": 6, "boundary": "bottleneck", "boundary_factor": 4},
+    {"num_layers": 6, "boundary": "maxout", "boundary_factor": 4, "boundary_layers": (1, 2, 4)},
+]
+
+
+def manifest_of(model: dict[str, Any]) -> Manifest:
+    tiny = tiny_manifest(3)
+    return dataclasses.replace(
+        tiny, model=dataclasses.replace(tiny.model, **model), train=dataclasses.replace(tiny.train, cut="cost", num_stages=3)
+    )
+
+
+@pytest.mark.parametrize("model", VARIANTS)
+def test_parameters_and_optimizer_take_the_bytes_that_were_planned(model: dict[str, Any]) -> None:
+    """To the byte, but for the optimizer's step counts: 4 bytes a parameter tensor."""
+    manifest = manifest_of(model)
+    for stage in range(3):
+        record = PeerRecord(peer=PeerId("me"), stage=stage)
+        state = StageState(manifest, record, torch.device("cpu"), lambda record=record: view_of(record))  # type: ignore[misc]
+        load = stage_load(manifest, model_loads(manifest), layers_of(manifest, stage))
+        parameters = list(state.module.parameters())
+        assert load.parameter_bytes == sum(parameter.nbytes for parameter in parameters)
+        assert load.optimizer_bytes == sum(tensor.nbytes for tensor in state.optimizer.tensors().values()) - 4 * len(parameters)
+        assert load.num_parameters == state.accumulator.flat.numel() - 1  # the loss rides along
+
+
+@pytest.mark.parametrize("model", VARIANTS[:2])
+def test_costs_asked_of_built_stages_are_those_counted_by_hand(model: dict[str, Any]) -> None:
+    """How kinds are planned that nobody has counted."""
+    assert measured_loads(manifest_of(model)) == model_loads(manifest_of(model))
+
+
+def test_upload_is_a_tensor_to_each_neighbour() -> None:
+    manifest = tiny_manifest(3)
+    loads = model_loads(manifest)
+    uploads = [estimate_stage(manifest, loads, layers_of(manifest, stage)).upload_bytes_per_token for stage in range(3)]
+    assert uploads == [4 * 32, 2 * 4 * 32, 4 * 32]
+
+
+def test_codecs_spare_upload_and_error_feedback_takes_memory() -> None:
+    plain = tiny_manifest(3)
+    small = dataclasses.replace(plain, wire=WireConfig(activations="int8", activation_gradients="bfloat16", weight_gradients="int8"))
+    before, after = (estimate_stage(manifest, model_loads(manifest), layers_of(manifest, 1)) for manifest in (plain, small))
+    assert after.upload_bytes_per_token == pytest.approx(32 * (1 + 4 / 256) + 2 * 32)
+    assert after.averaging_bytes < 0.26 * before.averaging_bytes
+    assert after.memory_bytes == before.memory_bytes + 2 * before.load.parameter_bytes

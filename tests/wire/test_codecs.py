@@ -1,0 +1,144 @@
+"""Codecs: every vector comes back as near as its codec promises, in as many bytes as it says; any bytes decode or are refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from peerd.config.codec import INT8_BLOCK, TOPK_CHUNK, Codec, parse_codec
+from peerd.errors import BadMessageError
+from peerd.stage.tensors import decode as decode_tensor
+from peerd.stage.tensors import encode as encode_tensor
+from peerd.wire.codecs import decode, encode, through
+
+NAMES = ["none", "bfloat16", "float16", "int8", "topk:0.01", "topk:0.25", "topk:0.9", "topk:1"]
+codecs = st.sampled_from(NAMES).map(parse_codec)
+CPU = torch.device("cpu")
+
+
+def normal(length: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(length, generator=torch.Generator().manual_seed(seed))
+
+
+@st.composite
+def vectors(draw: st.DrawFn) -> Tensor:
+    """Odd lengths around blocks and chunks, odd magnitudes, zeros and ties among them."""
+    length = draw(st.integers(0, 3 * INT8_BLOCK + 1) | st.integers(TOPK_CHUNK - 2, 2 * TOPK_CHUNK + 2))
+    values = normal(length, draw(st.integers(0, 100)), 10.0 ** draw(st.integers(-38, 30)))
+    if draw(st.booleans()):
+        values[::2] = 0.0
+    if draw(st.booleans()):
+        values = values.sign() * draw(st.floats(2.0**-99, 2.0**99, width=32))
+    return values
+
+
+@given(codecs, vectors())
+@example(parse_codec("int8"), torch.full((5,), 1e-45))
+def test_a_vector_comes_back_as_near_as_promised_in_as_many_bytes_as_told(codec: Codec, values: Tensor) -> None:
+    packed = encode(codec, values)
+    assert (packed.dtype, packed.numel()) == (torch.uint8, codec.num_bytes(values.numel()))
+    back = decode(codec, packed, values.numel())
+    assert (back.dtype, back.shape) == (values.dtype, values.shape)
+    error = (back - values).abs()
+    if codec.name == "none":
+        assert torch.equal(back, values)
+    elif codec.name == "bfloat16":
+        assert bool((error <= 2.0**-8 * values.abs() + 1e-38).all())
+    elif codec.name == "float16":
+        assert bool((error <= 2.0**-11 * values.abs() + 2.0**-25)[values.abs() < 65504].all())
+        assert bool((back.abs() <= 65504).all())
+    elif codec.name == "int8":
+        peaks = [block.abs().max() for block in values.split(INT8_BLOCK)] if values.numel() else []  # type: ignore[no-untyped-call]
+        allowed = torch.cat([peak.expand(INT8_BLOCK) for peak in peaks])[: values.numel()] / 253 if peaks else values
+        assert bool((error <= allowed.clamp_min(1e-30)).all())
+    else:
+        assert bool(((back == values) | (back == 0)).all())
+        for sent, given_ in zip(back.split(TOPK_CHUNK), values.split(TOPK_CHUNK), strict=True):  # type: ignore[no-untyped-call]
+            left = given_[(sent == 0) & (given_ != 0)].abs()
+            if left.numel():
+                assert int((sent != 0).sum()) >= min(codec.kept(given_.numel()), int((given_ != 0).sum()))
+                assert float(left.max()) <= float(sent[sent != 0].abs().min())
+
+
+@given(codecs, vectors())
+def test_a_tensor_travels_as_chunks_and_its_receiver_has_what_through_gives(codec: Codec, values: Tensor) -> None:
+    tensor = values.view(1, -1)
+    sent = encode_tensor(tensor, codec)
+    assert sum(map(len, sent.chunks)) == sent.num_bytes == codec.num_bytes(values.numel())
+    assert torch.equal(decode_tensor(sent, CPU), through(codec, tensor))
+
+
+@given(codecs, st.integers(0, 2 * INT8_BLOCK), st.integers(0, 2**32 - 1))
+def test_any_bytes_make_values_or_are_refused(codec: Codec, length: int, seed: int) -> None:
+    data = torch.randint(0, 256, (codec.num_bytes(length),), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    try:
+        assert decode(codec, data, length).shape == (length,)
+    except BadMessageError as error:
+        assert "positions" in error.message
+    if length:
+        with pytest.raises(BadMessageError, match="do not make"):
+            decode(codec, data[:-1], length)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 300, 5000])
+def test_what_is_not_finite_stays_so(name: str, bad: float, place: int) -> None:
+    values = normal(5001)
+    values[place] = bad
+    assert not bool(through(parse_codec(name), values).isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("positions", "fine"), [([0, 5], True), ([5, 0], False), ([3, 3], False), ([-1, 2], False), ([0, 8], False), ([0, 7], True)]
+)
+def test_positions_must_rise_inside_the_tensor(positions: list[int], fine: bool) -> None:
+    codec = parse_codec("topk:0.25")
+    data = torch.cat([torch.tensor([1.0, 2.0]).view(torch.uint8), torch.tensor(positions, dtype=torch.int16).view(torch.uint8)])
+    if fine:
+        assert decode(codec, data, 8)[positions].tolist() == [1.0, 2.0]
+    else:
+        with pytest.raises(BadMessageError, match="positions"):
+            decode(codec, data, 8)
+
+
+def test_each_codec_takes_its_share_of_the_bytes() -> None:
+    length = 1 << 20
+    shares = {name: parse_codec(name).num_bytes(length) / (4 * length) for name in NAMES}
+    assert shares == pytest.approx(
+        {"none": 1, "bfloat16": 0.5, "float16": 0.5, "int8": 65 / 256, "topk:0.01": 0.015, "topk:0.25": 0.375, "topk:0.9": 1, "topk:1": 1},
+        rel=0.01,
+    )
+
+
+def test_eight_bits_cost_seven_thousandths_of_normal_values() -> None:
+    values = normal(1 << 16)
+    error = (through(parse_codec("int8"), values) - values).pow(2).mean().sqrt() / values.pow(2).mean().sqrt()
+    assert float(error) == pytest.approx(0.0066, rel=0.1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_codec_is_called_what_it_was_parsed_from(name: str) -> None:
+    assert str(parse_codec(name)) == name
+
+
+@pytest.mark.parametrize(
+    "text", ["", "int4", "topk", "topk:0", "topk:0.0", "topk:2", "topk:-0.1", "topk:nan", "topk:1e-3", "INT8", 99 * "x"]
+)
+def test_other_names_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no codec; known are"):
+        parse_codec(text)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gpu_decodes_to_the_same_bits(name: str) -> None:
+    codec, values = parse_codec(name), normal(3 * TOPK_CHUNK + 77)
+    packed = encode(codec, values)
+    assert torch.equal(decode(codec, packed.cuda(), values.numel()).cpu(), decode(codec, packed, values.numel()))
+    assert torch.equal(encode(codec, values.cuda()).cpu(), packed)
