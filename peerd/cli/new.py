@@ -223,7 +223,7 @@ def _manifest_of(folder: Path, fields: dict[str, Any]) -> Manifest:
 
 def _data_of(fields: dict[str, Any]) -> DataConfig:
     """Where the text is and what its tokens are; paths are checked and made absolute."""
-    from peerd.config.manifest import LOCAL, REMOTE, DataConfig
+    from peerd.config.data_config import LOCAL, REMOTE, DataConfig
     from peerd.data.sources import guess_field
 
     if fields["source"] == LOCAL:
@@ -241,7 +241,7 @@ def _data_of(fields: dict[str, Any]) -> DataConfig:
 
 def _known_tokenizer(earlier: Manifest) -> str:
     """The earlier run's tokenizer as this machine has it."""
-    from peerd.config.manifest import LOCAL
+    from peerd.config.data_config import LOCAL
     from peerd.config.paths import cache_folder
     from peerd.data.tokenizer import tokenizer_path
 

@@ -130,7 +130,7 @@ def chosen_home(context: click.Context) -> Home:
 
 def existing_source(value: str, flag: str) -> str:
     """A data source as the daemon needs it: `stdlib`, an address, `hub:NAME`, or the absolute path of a readable file or folder."""
-    from peerd.config.manifest import REMOTE
+    from peerd.config.data_config import REMOTE
 
     return value if value == "stdlib" or value.startswith(REMOTE) else existing_path(value, flag, "a text file or folder, or stdlib")
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from peerd.config.manifest import LOCAL, Manifest
+from peerd.config.data_config import LOCAL
+from peerd.config.manifest import Manifest
 from peerd.config.paths import cache_folder
 from peerd.control.server import Say
 from peerd.daemon.node import Node

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import structlog
 
-from peerd.config.manifest import LOCAL, Manifest, load
+from peerd.config.data_config import LOCAL
+from peerd.config.manifest import Manifest, load
 from peerd.config.organiser import KEY_FILE, load_key
 from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -55,7 +56,8 @@ class TerminalBar:
             return
         self._shown_s = now_s
         filled = round(BAR_WIDTH * progress.share)
-        self._write(f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {progress.text}")
+        line = f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {progress.text}"
+        self._write(line[: shutil.get_terminal_size().columns - 1])
 
     def clear(self) -> None:
         if self._width:

@@ -15,7 +15,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from peerd.config.atomic import commit, draft
-from peerd.config.manifest import DataConfig
+from peerd.config.data_config import DataConfig
 from peerd.errors import DiskError, ManifestError, UsageError
 
 BYTES = "bytes"

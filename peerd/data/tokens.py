@@ -21,7 +21,7 @@ import numpy as np
 from blake3 import blake3
 
 from peerd.config.atomic import commit, disk_error, draft
-from peerd.config.manifest import LOCAL, REMOTE, DataConfig
+from peerd.config.data_config import LOCAL, REMOTE, DataConfig
 from peerd.data.progress import Progress, Report, silent
 from peerd.data.sources import STDLIB, Piece, SourceFile, list_source, pieces
 from peerd.data.tokenizer import (

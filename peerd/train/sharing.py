@@ -20,7 +20,7 @@ import structlog
 from blake3 import blake3
 
 from peerd.config.atomic import commit, disk_error
-from peerd.config.manifest import DataConfig
+from peerd.config.data_config import DataConfig
 from peerd.data.tokenizer import MAX_TOKENIZER_BYTES, keep_tokenizer, kept_tokenizer
 from peerd.data.tokens import CHUNK_BYTES, TokenFile, chunk_hashes, hash_of_hashes, kept_tokens
 from peerd.errors import BadMessageError, BusyError, DiskError, RemoteError, StageError, WrongStateError
