@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from peerd.cli.new import recut
+from peerd.config import manifest as manifest_files
 from peerd.config.manifest import Manifest, StartConfig
 from peerd.config.organiser import create_key
 from peerd.config.paths import Home
@@ -148,3 +150,24 @@ def test_the_command_prints_one_json_object_or_one_line(homes: Homes, capsys: py
     assert main([json.dumps({"sources": sources[:1], "out": str(out)})]) == ManifestError.exit_code
     assert capsys.readouterr().err.startswith("peerd: error: the checkpoints hold no step")
     assert main(["{}"]) == UsageError.exit_code
+
+
+def test_a_narrow_model_takes_its_narrow_places_along(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In other stages it is narrow where it was, and cut there only."""
+    tiny = tiny_manifest(3)
+    narrow = dataclasses.replace(tiny, model=dataclasses.replace(tiny.model, boundary="maxout"))
+    trained = train_reference(narrow, corpus_of(narrow, tmp_path), 1)
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    write_export(folder, narrow, trained.parameters, trained.optimizer_state, trained.history)
+    assert main([json.dumps({"sources": [str(folder)], "out": str(tmp_path / "start.safetensors")})]) == 0
+    document = json.loads(capsys.readouterr().out)["manifest"]
+    earlier = manifest_files.parse(document, "test")
+    assert earlier.model.boundary_layers == (2, 4)
+    assert recut(earlier, {"steps": 9}) == {"steps": 9}
+    assert recut(earlier, {"num_stages": 2}) == {"num_stages": 2, "cut": "cost"}
+    assert recut(tiny, {"num_stages": 2}) == {"num_stages": 2}
+    fewer = dataclasses.replace(earlier, train=dataclasses.replace(earlier.train, **recut(earlier, {"num_stages": 2})))
+    assert set(initial_parameter_spec(fewer, 0)) | set(initial_parameter_spec(fewer, 1)) == set(trained.parameters)
+    with pytest.raises(ValueError, match="before layers 2, 4 only, so into 3"):
+        dataclasses.replace(earlier, train=dataclasses.replace(earlier.train, **recut(earlier, {"num_stages": 4})))

@@ -182,7 +182,7 @@ def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) ->
             seed=given.get("seed", earlier.seed),
             data=dataclasses.replace(data, evaluation_fraction=fraction),
             start=manifests.StartConfig(state=START_FILE, step=cast("int", reply["step"])),
-            train=dataclasses.replace(earlier.train, **_train_fields(earlier, given)),
+            train=dataclasses.replace(earlier.train, **recut(earlier, {name: given[name] for name in _TRAIN_FIELDS if name in given})),
         )
     except ValueError as error:
         raise UsageError(str(error), "correct that flag; `peerd new --help` lists them") from None
@@ -191,12 +191,11 @@ def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) ->
     return manifest
 
 
-def _train_fields(earlier: Manifest, given: dict[str, Any]) -> dict[str, Any]:
-    """What flags name. In another number of stages, a cut that was chosen is chosen anew, where the model can be cut."""
-    fields = {name: given[name] for name in _TRAIN_FIELDS if name in given}
+def recut(earlier: Manifest, fields: dict[str, Any]) -> dict[str, Any]:
+    """[train] as flags change it. In another number of stages, a cut that was chosen is chosen anew, where the model can be cut."""
     chosen = earlier.train.cut != "even" or bool(earlier.model.boundary_layers)
-    recut = chosen and fields.get("num_stages", earlier.train.num_stages) != earlier.train.num_stages
-    return {**fields, "cut": "cost"} if recut else fields
+    moves = fields.get("num_stages", earlier.train.num_stages) != earlier.train.num_stages
+    return {**fields, "cut": "cost"} if chosen and moves else fields
 
 
 def _manifest_of(folder: Path, fields: dict[str, Any]) -> Manifest:

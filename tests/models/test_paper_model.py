@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from peerd.config.manifest import Manifest, ModelConfig, StartConfig, TrainConfig
 from peerd.errors import ManifestError
-from peerd.models.stages import build_stage, estimate_forward_flops, estimate_graph_bytes, initial_parameter_spec, layers_of
+from peerd.models.stages import build_stage, estimate_forward_flops, estimate_graph_bytes, initial_parameter_spec, layers_of, with_cut
 from peerd.reference import train_reference
 from peerd.stage.start import StartState, write_start
 from tests.models.test_stages import saved_bytes
@@ -165,3 +165,12 @@ def test_a_narrow_model_goes_on_in_fewer_stages_and_is_refused_in_others(tmp_pat
     assert layers_of(elsewhere, 1).start == 3
     with pytest.raises(ManifestError, match=r"narrow\.3\.norm\.weight is missing"):
         StartState(path).agree(elsewhere)
+
+
+def test_a_cut_by_cost_is_signed_as_the_numbers_it_comes_to() -> None:
+    """What others estimate must not matter."""
+    manifest = paper_manifest(3, VARIANTS["all"])
+    signed = with_cut(manifest)
+    assert (manifest.train.cut, signed.train.cut) == ("cost", (2, 2, 2))
+    assert [layers_of(manifest, stage) for stage in range(3)] == [layers_of(signed, stage) for stage in range(3)]
+    assert with_cut(signed) is signed

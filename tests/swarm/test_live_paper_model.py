@@ -13,7 +13,7 @@ from tests.swarm.daemons import Swarm
 from tests.swarm.runs import assert_close, swarm_manifest
 from tests.swarm.test_live_equality import demo_and_reference, losses_in
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.swarm, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def paper_manifest() -> Manifest:
@@ -38,7 +38,6 @@ def test_the_papers_model_with_8_bit_boundaries_equals_one_machine(place: Swarm)
     assert found["boundary_tensor_bytes"] == 4 * 2 * 32 * 16, "full length, half width"
 
 
-@pytest.mark.slow
 def test_averaging_in_8_bits_learns_what_one_machine_learns(place: Swarm) -> None:
     """Not the same bits: who computed what decides what compression leaves out."""
     plain = swarm_manifest(num_stages=2)
