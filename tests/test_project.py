@@ -88,6 +88,16 @@ def test_links_inside_the_repository_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_documents_name_only_files_that_exist() -> None:
+    named = [
+        (page.name, name)
+        for page in (ROOT / "README.md", *(ROOT / "peerd" / "docs").glob("*.md"))
+        for name in re.findall(r"`((?:peerd|tests|scripts|protos|deploy)/[\w./-]+)`", page.read_text(encoding="utf-8"))
+    ]
+    assert len(named) > 30
+    assert [(page, name) for page, name in named if not (ROOT / name).exists()] == []
+
+
 def test_documents_name_only_verbs_that_exist() -> None:
     unknown = []
     for page in (ROOT / "README.md", *(ROOT / "peerd" / "docs").glob("*.md")):

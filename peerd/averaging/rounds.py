@@ -8,6 +8,7 @@ carries the round's average id; a part whose ledger is not the roster's is refus
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from peerd.stage.executor import Executor, Priority
 from peerd.stage.state import HeldAverage, StageState
 from peerd.stage.tensors import decode_flat, encode_flat
 from peerd.table.record import AverageId, PeerId, RawRecord
+from peerd.timeline.spans import Kind, SpanRing
 from peerd.wire.clients import AveragingClient, PartHeader
 from peerd.wire.services import Part, Receive
 from peerd.wire.values import Average
@@ -63,6 +65,7 @@ class Rounds:
         self.num_applied = 0
         self.missed: Counter[PeerId] = Counter()
         """Rounds of this step that I led and that failed for want of a member."""
+        self.spans = SpanRing(0)
         self._latest: HeldAverage | None = None
         """The last average applied, until it is on disk."""
         self.own_record: Callable[[], RawRecord] = lambda: (b"", b"")
@@ -168,11 +171,13 @@ class Rounds:
         part = await self._executor.run(Priority.CONTROL, lambda: self._part_for(current, number))
         size = sum(len(chunk) for chunk in part)
         header = PartHeader(current.roster.average_id, number, current.roster.entries[current.mine].done, size)
+        began_s = time.monotonic()
         try:
             chunks = await self._client.reduce(peer, header, part, 2 * self._averaging_s)
         except RemoteError:
             self.on_failure(peer)
             raise
+        self.spans.add(Kind.EXCHANGE, began_s, current.roster.step, -1, peer, 2 * size)
         current.progress_s = self._clock()
         self.compression.traffic.update(sent=size, received=size)
         where = current.slices_of[number]

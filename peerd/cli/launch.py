@@ -73,7 +73,7 @@ def run_detached(settings: Settings, home: Home) -> Ready:
         return wait_until_ready(process, READY_TIMEOUT_S)
     except DaemonFailedError as failed:
         with home.log.open("rb") as log:
-            log.seek(log_start)
+            log.seek(log_start if log_start <= log.seek(0, os.SEEK_END) else 0)  # it may have been begun anew
             raise failed.told_by(tail_of(log.read()), home.log) from None
     except BaseException:
         stop_process(process)

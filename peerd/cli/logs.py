@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import click
 
 from peerd.cli.options import chosen_home, home_option
 from peerd.errors import DiskError, NoDaemonError
+
+if TYPE_CHECKING:
+    from peerd.config.paths import Home
 
 POLL_S = 0.2
 TAIL_BYTES = 4 << 20
@@ -45,7 +48,7 @@ def logs(context: click.Context, follow: bool, most: int, as_json: bool) -> None
     show = _show_raw if as_json or not sys.stdout.isatty() else _show_readable
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            for line in lines_of(home.log, most, follow=follow):
+            for line in lines_of(home, most, follow=follow):
                 show(line)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
@@ -53,29 +56,38 @@ def logs(context: click.Context, follow: bool, most: int, as_json: bool) -> None
         raise DiskError(f"cannot read {home.log}: {error.strerror}", "check its permissions") from None
 
 
-def lines_of(path: Path, most: int, *, follow: bool) -> Iterator[str]:
-    """The last lines, then those that come. A log that is cut short or replaced is read anew from its beginning."""
-    stream = path.open("rb")
+def lines_of(home: Home, most: int, *, follow: bool) -> Iterator[str]:
+    """The last lines, then those that come. A log that is cut short or replaced is read to its end, then the new one from its beginning."""
+    stream = home.log.open("rb")
     try:
-        start = max(0, path.stat().st_size - TAIL_BYTES)
-        stream.seek(start)
-        last = deque((line for line in stream.read().split(b"\n")), maxlen=most + 1)
-        rest = last.pop() if last else b""
-        yield from (text_of(line) for line in last)
+        *last, rest = _tail(stream)
+        for full in home.full_logs:
+            if len(last) >= most or not full.exists():
+                break
+            with full.open("rb") as before:
+                last = [*_tail(before)[:-1], *last]
+        yield from (text_of(line) for line in last[len(last) - min(most, len(last)) :])
+        replaced = False
         while follow:
             chunk = stream.read()
             if chunk:
                 *whole, rest = (rest + chunk).split(b"\n")
                 yield from (text_of(line) for line in whole)
-            elif _is_another(path, stream):
+            elif replaced:
                 stream.close()
-                stream, rest = path.open("rb"), b""
-            else:
+                stream, rest, replaced = home.log.open("rb"), b"", False
+            elif not (replaced := _is_another(home.log, stream)):  # else once more: its last lines may have come just now
                 time.sleep(POLL_S)
         if rest:
             yield text_of(rest)
     finally:
         stream.close()
+
+
+def _tail(stream: IO[bytes]) -> list[bytes]:
+    """The last lines of a file, and what comes after the last line's end."""
+    stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
+    return stream.read().split(b"\n")
 
 
 def text_of(line: bytes) -> str:
@@ -87,8 +99,6 @@ def text_of(line: bytes) -> str:
 
 
 def _is_another(path: Path, stream: IO[bytes]) -> bool:
-    import os
-
     try:
         there = path.stat()
     except FileNotFoundError:

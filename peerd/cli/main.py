@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from peerd import __version__
-from peerd.cli import demo, guide, logs, new, organise, owner, past, simulate, volunteer, watch
+from peerd.cli import demo, guide, logs, new, organise, owner, past, simulate, trace, volunteer, watch
 from peerd.cli.options import home_option
 from peerd.errors import ExitCode, PeerdError
 
@@ -56,6 +56,7 @@ for _verb in (
     watch.dashboard,
     past.history,
     past.contributions,
+    trace.trace,
     logs.logs,
     volunteer.leave,
     owner.pause,

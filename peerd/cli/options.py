@@ -107,6 +107,32 @@ def dashboard_options(command: Decorated) -> Decorated:
     return command
 
 
+def telling_options(command: Decorated) -> Decorated:
+    """To whom a daemon tells of its training, besides its own dashboard."""
+    options = (
+        click.option("--otel", is_flag=True, help="Export OpenTelemetry traces of some microbatches (OTEL_* variables)."),
+        click.option("--tensorboard", metavar="DIR", default="", help="Write scalars for TensorBoard there."),
+        click.option("--wandb", metavar="PROJECT", default="", help="Log scalars to Weights & Biases."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def told_settings(flags: dict[str, Any]) -> dict[str, Any]:
+    """What telling_options were given, as the daemon's settings; one clear error where a library is missing."""
+    from importlib.util import find_spec
+
+    wanted = (("otel", "opentelemetry", "otel"), ("tensorboard", "tensorboardX", "tensorboard"), ("wandb", "wandb", "wandb"))
+    for flag, module, extra in wanted:
+        if flags[flag] and find_spec(module) is None:
+            raise UsageError(f"--{flag} needs a library that is not installed", f"pip install 'peerd[{extra}]'")
+    folder = Path(flags["tensorboard"]).expanduser().absolute() if flags["tensorboard"] else None
+    if folder is not None:
+        create_folder(folder)
+    return {"otel": flags["otel"], "tensorboard": str(folder or ""), "wandb": flags["wandb"]}
+
+
 def json_option(command: Decorated) -> Decorated:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(command)
 

@@ -19,6 +19,8 @@ from peerd.cli.options import (
     existing_source,
     home_option,
     json_option,
+    telling_options,
+    told_settings,
 )
 from peerd.errors import ManifestError, UsageError
 
@@ -39,6 +41,7 @@ EXPORT_SILENCE_S = 600.0
 @click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", hidden=True)
 @click.option("--slow", "slow_factor", type=FACTOR, default=1.0, metavar="FACTOR", hidden=True)
 @dashboard_options
+@telling_options
 @home_option
 @json_option
 @click.pass_context
@@ -134,6 +137,7 @@ def settings_of(context: click.Context, flags: dict[str, Any], *, run_file: str 
             dashboard_host=_address(flags["dashboard_host"]),
             dashboard_port=flags["dashboard_port"],
             dashboard_public=flags["dashboard_public"],
+            **told_settings(flags),
         )
     except ValueError as error:
         raise UsageError(str(error)) from None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peerd.cli.options import FACTOR, STAND_IN_MS, chosen_home, dashboard_options, home_option, json_option
+from peerd.cli.options import FACTOR, STAND_IN_MS, chosen_home, dashboard_options, home_option, json_option, telling_options
 from peerd.cli.organise import launch, settings_of
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ LEAVE_SILENCE_S = 120.0
 @click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", hidden=True)
 @click.option("--slow", "slow_factor", type=FACTOR, default=1.0, metavar="FACTOR", hidden=True)
 @dashboard_options
+@telling_options
 @home_option
 @json_option
 @click.pass_context

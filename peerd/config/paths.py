@@ -49,6 +49,11 @@ class Home:
         return self.folder / "daemon.log"
 
     @property
+    def full_logs(self) -> tuple[Path, ...]:
+        """What the log becomes when it is full, the newest first; what is older is gone."""
+        return tuple(self.log.with_name(f"{self.log.name}.{number}") for number in (1, 2))
+
+    @property
     def averages(self) -> Path:
         """The last few averaged gradients, for peers that catch up."""
         return self.folder / "averages"

@@ -45,6 +45,12 @@ class Settings:
     """Anybody may look, nobody may act."""
     observe: bool = True
     """Keep a history of the run in the home."""
+    otel: bool = False
+    """Export OpenTelemetry traces of a sample of microbatches, as the OTEL_* environment says."""
+    tensorboard: str = ""
+    """Folder to write TensorBoard scalars into; empty: none."""
+    wandb: str = ""
+    """Project at Weights & Biases to log scalars to; empty: none."""
     allow_faults: bool = False
     """Accept the control verb `fault` (tests and the demo's chaos only): anyone with the control socket may then harm this daemon."""
     follow_parent: bool = False

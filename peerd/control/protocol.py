@@ -195,4 +195,30 @@ class ContributionsReply(TypedDict):
     stages: list[StageContributionsInfo]  # those that somebody could tell of
 
 
+class PeerTraceInfo(TypedDict):
+    peer: str
+    stage: int
+    complete: bool  # false: it had forgotten the earliest, or had more than it could tell
+    offset_ms: float  # added to its clock
+    offset_error_ms: float  # which is off by no more than this
+    spans: list[list[int]]  # kind (timeline/spans.py), begin and length in us, step, microbatch or -1, other end, bytes
+
+
+class SilentPeerInfo(TypedDict):
+    peer: str
+    stage: int
+    reason: str
+
+
+class TraceReply(TypedDict):
+    schema: int
+    run: str
+    first_step: int
+    last_step: int
+    peers: list[PeerTraceInfo]  # the asking daemon first
+    silent: list[SilentPeerInfo]  # asked in vain
+    not_asked: int  # of a large swarm
+    others: list[str]  # the peers that spans name, by their place in this list; empty: nobody
+
+
 Reply = dict[str, Any]

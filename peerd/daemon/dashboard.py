@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import ipaddress
 import json
+import math
 import os
 import secrets
 import socket
@@ -33,7 +34,7 @@ from peerd.daemon.past import Past, event_info
 from peerd.errors import PeerdError, PortTakenError, UsageError
 from peerd.observe.archive import Archive
 from peerd.observe.store import HistoryStore
-from peerd.observe.thinning import at_most
+from peerd.observe.thinning import at_most, every_so_many
 from peerd.observe.values import Event, FinishedStep, Sample
 from peerd.table.record import Evaluation
 
@@ -41,7 +42,6 @@ POINTS = 600
 """So many samples are drawn at most."""
 SHOWN_STEPS = 2000
 SHOWN_EVENTS = 100
-PAST_S = 24 * 3600.0
 RECENT_STEPS = 50
 OWN_FIELDS = ("counters", "decision", "rebalancing", "moves", "health", "uptime_s")
 RECENT_S = 10.0
@@ -156,17 +156,23 @@ class Dashboard:
 
     # What the page asks for
 
-    async def past(self) -> Mapping[str, Any]:
-        since_s = time.time() - PAST_S
-        samples = await self._archive.read(lambda store: store.samples(since_s)) or []
-        steps = await self._archive.read(lambda store: store.steps(0, SHOWN_STEPS)) or []
-        events = await self._archive.read(lambda store: store.events(0, SHOWN_EVENTS)) or []
+    async def past(self, reach_s: float) -> Mapping[str, Any]:
+        since_s = max(0.0, time.time() - reach_s)
+
+        def seen(store: HistoryStore) -> tuple[list[FinishedStep], list[Sample], list[Event]]:
+            within = [entry for entry in store.steps() if (entry.time_s or 0.0) >= since_s]  # when the earliest were over nobody here knows
+            return every_so_many(within, SHOWN_STEPS), at_most(store.samples(since_s), POINTS), store.events(0, SHOWN_EVENTS)
+
+        steps, samples, events = await self._archive.read(seen) or ([], [], [])
+        shown_s = samples[-1].time_s - samples[0].time_s if samples else 0.0
         return {
             "run": self._answers.run_info(),
             "me": self._node.membership.me,
             "steps": [_step(entry) for entry in steps],
             "evaluations": [_evaluation(each) for each in (await self._node.evaluations())[-SHOWN_STEPS:]],
-            "samples": [_sample(sample) for sample in at_most(samples, POINTS)],
+            "samples": [_sample(sample) for sample in samples],
+            "reach_s": reach_s if math.isfinite(reach_s) else None,
+            "spacing_s": min(reach_s, shown_s) / POINTS,
             "events": [event_info(event) for event in events],
         }
 

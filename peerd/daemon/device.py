@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import psutil
 import torch
 
@@ -42,6 +44,19 @@ def memory_for(device: torch.device, allowed_bytes: int) -> int:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, allowed_bytes / total) if allowed_bytes else 1.0, device)
     return min(free, allowed_bytes or free)
+
+
+def utilisation(device: torch.device) -> float | None:
+    """The share of the time in which it is busy, with anybody's work; None where it does not tell.
+
+    Of a CPU all cores since this was last asked; of an NVIDIA GPU as its driver says, through the extra `gpu` where that is installed.
+    """
+    if device.type == "cpu":
+        return psutil.cpu_percent() / 100
+    if device.type == "cuda":
+        with contextlib.suppress(ModuleNotFoundError, RuntimeError):
+            return torch.cuda.utilization(device) / 100
+    return None
 
 
 def describe(device: torch.device) -> str:

@@ -6,15 +6,21 @@ import logging
 import os
 import sys
 from collections.abc import MutableMapping
+from functools import cache
 from typing import Any
 
 import structlog
 
+from peerd.config.paths import Home
 from peerd.config.secret import redacted_field
+from peerd.daemon.rotation import RotatingStream
 
 
-def configure(**bound: Any) -> None:
-    """Bind what every line should say (peer, stage) and choose the form. PEERD_LOG sets the level."""
+def configure(home: Home, **bound: Any) -> None:
+    """Bind what every line should say (peer, stage) and choose the form. PEERD_LOG sets the level.
+
+    Where standard error is the home's log it is kept from growing without bound.
+    """
     level = getattr(logging, os.environ.get("PEERD_LOG", "info").upper(), logging.INFO)
     human = sys.stderr.isatty()
     renderer: Any = structlog.dev.ConsoleRenderer() if human else structlog.processors.JSONRenderer()
@@ -27,11 +33,17 @@ def configure(**bound: Any) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(_stream_of(home)),
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**bound)
+
+
+@cache
+def _stream_of(home: Home) -> Any:
+    """One for the whole process: it keeps the lock."""
+    return RotatingStream(sys.stderr, home)
 
 
 def _hide_secrets(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -41,6 +41,7 @@ from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership, Vitals, clock_s
 from peerd.swarm.signed import SignedManifest
 from peerd.table.record import Evaluation, PeerId, Phase, RawRecord
+from peerd.timeline.spans import SpanRing
 from peerd.train.data import Corpus
 from peerd.train.trainer import Trainer
 from peerd.wire.clients import AveragingClient, DataClient, StageClient, StateClient, SwarmClient
@@ -129,7 +130,8 @@ class Node:
         run, links = place.signed.run, network.links
 
         pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor)
-        self.dispatcher = Dispatcher(StageClient(links, run), membership, train.num_stages, patience_s, MICROBATCH_TOTAL_S)
+        stage_client = StageClient(links, run)
+        self.dispatcher = Dispatcher(stage_client, membership, train.num_stages, patience_s, MICROBATCH_TOTAL_S)
         self.service = StageService(manifest, self.state, self.executor, self.dispatcher, pace)
         log = AverageLog(network.home.averages, self.state.accumulator.flat.dtype)
         self.rounds = Rounds(self.state, self.executor, AveragingClient(links, run), log, averaging_s, clock_s)
@@ -146,7 +148,9 @@ class Node:
         self.stepper = Stepper(self.state, self.executor, membership, self.rounds, self.downloader, rules)
         swarm_client = SwarmClient(links, run)
         self.liveness = Liveness(membership, swarm_client)
-        self.door = Door(run, patience_s, links.traffic)
+        self.spans = SpanRing()
+        self.door = Door(run, patience_s, links.traffic, self.spans)
+        self.state.spans = self.service.spans = self.rounds.spans = stage_client.spans = self.spans
         self.training = Training(manifest, membership, self.dispatcher, DataClient(links, run), patience_s)
         self.gossip: Gossip
         self.directory: Directory

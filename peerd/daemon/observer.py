@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from itertools import takewhile
 
 import structlog
 
 from peerd.daemon.answers import Answers
+from peerd.daemon.lag import LoopLag
+from peerd.daemon.lookers import scalars
 from peerd.daemon.node import Node
 from peerd.observe.archive import Archive
 from peerd.observe.changes import Snapshot, Standing, changes
+from peerd.observe.sinks import Sinks
 from peerd.observe.values import Event, FinishedStep, Sample
 from peerd.policy.ledger import work_step
 from peerd.policy.roster import Roster
@@ -25,7 +27,6 @@ from peerd.table.record import Phase
 LOOK_PERIOD_S = 1.0
 LOOKS_PER_SAMPLE = 2
 MAX_LOSSES = 64
-LAGS_KEPT = 60
 LOG = structlog.get_logger()
 
 
@@ -36,8 +37,8 @@ class Observer:
         self.archive = archive
         self.phase_s: dict[str, float] = {phase.name.lower(): 0.0 for phase in Phase}
         """How long this peer has been in each phase."""
-        self.lags_s: deque[float] = deque([0.0], maxlen=LAGS_KEPT)
-        """By how much the event loop was late at the last looks."""
+        self.lag = LoopLag()
+        self.sinks: Sinks | None = None
         self._before: Snapshot | None = None
         self._losses: dict[int, float] = {}
         self._known_history = -1
@@ -58,9 +59,7 @@ class Observer:
         looks = 0
         self._note_phase()
         while True:
-            wake_s = clock_s() + LOOK_PERIOD_S
             await asyncio.sleep(LOOK_PERIOD_S)
-            self.lags_s.append(max(0.0, clock_s() - wake_s))
             looks += 1
             try:
                 self.look(time.time())
@@ -141,6 +140,7 @@ class Observer:
         if step in self._node.commit_times_s:
             tokens = self._node.place.manifest.tokens_per_step_at(step)
             self.archive.note_step(FinishedStep(step=step, loss=loss, tokens=tokens, time_s=None))
+            self._tell(step, loss)
 
     def _note_phase(self) -> None:
         phase, now_s = self._node.state.record.phase.name.lower(), clock_s()
@@ -154,6 +154,13 @@ class Observer:
         loss = self._losses.get(roster.step)
         tokens = self._node.place.manifest.tokens_per_step_at(roster.step)
         self.archive.note_step(FinishedStep(step=roster.step, loss=loss, tokens=tokens, time_s=time.time()))
+        if loss is not None:
+            self._tell(roster.step, loss)
+
+    def _tell(self, step: int, loss: float) -> None:
+        """The sinks, once a step: it is finished here and its loss is known."""
+        if self.sinks is not None:
+            self.sinks.note((step, time.time(), scalars(self._node, self._answers, loss)))
 
     def _note_downloaded_history(self) -> None:
         """The last stage's state brings the losses of steps before this daemon was there."""

@@ -13,6 +13,7 @@ from peerd.errors import RemoteError, UsageError
 from peerd.observe.archive import Archive
 from peerd.observe.values import Event
 from peerd.policy.contributions import Report, StageTally, merge, why_impossible
+from peerd.stage.export import HistoryEntry
 from peerd.swarm.membership import clock_s
 from peerd.table.record import Evaluation, PeerId
 from peerd.table.view import LiveView
@@ -63,9 +64,15 @@ class Past:
         stored = await self._archive.read(lambda store: store.steps(since, MAX_STEPS_TOLD)) or []
         times = {entry.step: entry.time_s for entry in stored if entry.time_s is not None} | self._node.commit_times_s
         known = {entry.step: (entry.loss, entry.tokens) for entry in stored if entry.loss is not None}
-        known |= {entry.step: (entry.loss, entry.tokens) for entry in self._node.state.history[-MAX_STEPS_TOLD:] if entry.step >= since}
+        known |= {entry.step: (entry.loss, entry.tokens) for entry in self._remembered() if entry.step >= since}
         newest = sorted(known)[-MAX_STEPS_TOLD:]
         return [{"step": step, "loss": known[step][0], "tokens": known[step][1], "time_s": times.get(step, 0.0)} for step in newest]
+
+    def _remembered(self) -> list[HistoryEntry]:
+        """What the stage's state knows of finished steps, but for one that the torch thread has not quite finished: it has no time yet."""
+        entries, committed = self._node.state.history[-MAX_STEPS_TOLD:], self._node.commit_times_s
+        under_way = max(committed, default=-1) + 1
+        return [entry for entry in entries if not committed or entry.step != under_way]
 
     async def contributions(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         manifest = self._node.place.manifest

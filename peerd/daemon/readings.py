@@ -7,12 +7,15 @@ import torch
 
 from peerd import __version__
 from peerd.daemon.answers import Answers
-from peerd.daemon.device import describe
+from peerd.daemon.device import describe, utilisation
 from peerd.daemon.node import Node
 from peerd.daemon.observer import Observer
 from peerd.observe.metrics import Reading
 from peerd.policy.ledger import missing, work_step
 from peerd.swarm.membership import clock_s
+from peerd.timeline.spans import PHASES
+
+LAG_OVER_S = 60.0
 
 
 def readings(node: Node, answers: Answers, observer: Observer | None) -> dict[str, Reading]:
@@ -31,6 +34,7 @@ def readings(node: Node, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_in_flight_microbatches": node.trainer.in_flight if node.trainer else 0,
         "peerd_phase_seconds_total": {(phase,): spent_s for phase, spent_s in observer.phase_s.items()} if observer else {},
         "peerd_executor_busy_seconds_total": node.executor.busy_s,
+        "peerd_activity_seconds_total": {kind.name.lower(): spent_s for kind, spent_s in node.spans.spent_s.items() if kind not in PHASES},
         "peerd_averages_total": node.rounds.num_applied,
         "peerd_rounds_failed_total": counters["rounds_failed"],
         "peerd_bytes_total": {"sent": counters["bytes_sent"], "received": counters["bytes_received"]},
@@ -53,14 +57,19 @@ def readings(node: Node, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_memory_resident_bytes": psutil.Process().memory_info().rss,
         "peerd_memory_device_bytes": torch.cuda.memory_reserved(node.place.device) if node.place.device.type == "cuda" else 0,
         "peerd_memory_available_bytes": node.place.memory_bytes,
-        "peerd_event_loop_lag_seconds": max(observer.lags_s) if observer else 0.0,
+        "peerd_cpu_seconds_total": sum(psutil.Process().cpu_times()[:2]),
+        "peerd_event_loop_lag_seconds": observer.lag.worst_s(LAG_OVER_S) if observer else 0.0,
+        "peerd_event_loop_lag_quantile_seconds": observer.lag.quantiles() if observer else {},
         "peerd_health_items": _by_severity(answers),
     }
-    if loss is not None:
-        values["peerd_loss"] = loss
-    if (evaluation := node.training.evaluation) is not None:
-        values |= {"peerd_evaluation_loss": evaluation.loss, "peerd_evaluation_step": evaluation.step}
-    return values
+    evaluation = node.training.evaluation
+    known = (
+        ("peerd_loss", loss),
+        ("peerd_evaluation_loss", evaluation.loss if evaluation else None),
+        ("peerd_evaluation_step", evaluation.step if evaluation else None),
+        ("peerd_device_utilisation_ratio", utilisation(node.place.device)),
+    )
+    return values | {name: value for name, value in known if value is not None}
 
 
 def _of_table(node: Node) -> dict[str, Reading]:

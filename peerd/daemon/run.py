@@ -29,11 +29,14 @@ from peerd.daemon.enter import enter
 from peerd.daemon.governor import Governor
 from peerd.daemon.heap import give_back_free_memory
 from peerd.daemon.log import configure
+from peerd.daemon.lookers import sinks_of
 from peerd.daemon.mover import Mover
 from peerd.daemon.node import Node
 from peerd.daemon.observer import Observer
+from peerd.daemon.otel import OpenTelemetry
 from peerd.daemon.past import Past
 from peerd.daemon.supervisor import Supervisor
+from peerd.daemon.tracing import Tracing
 from peerd.data.sources import STDLIB
 from peerd.errors import ExitCode, PeerdError
 from peerd.observe.archive import Archive
@@ -48,7 +51,7 @@ def run_daemon(settings: Settings) -> int:
     """Run until left. PeerdError for whatever stands in the way."""
     home = Home(Path(settings.home))
     lock = lock_home(home)
-    configure()
+    configure(home)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.get_loop().set_exception_handler(_unretrieved)
@@ -100,7 +103,7 @@ async def _serve_one_stage(settings: Settings, home: Home, service: ControlServi
                 node = await entering
             except asyncio.CancelledError:
                 raise KeyboardInterrupt from None
-        configure(peer=node.membership.me[-6:], stage=node.place.stage)
+        configure(home, peer=node.membership.me[-6:], stage=node.place.stage)
         departure = Departure(node)
         await service.serve(node, departure)
         destination: int | None = None
@@ -145,6 +148,7 @@ class ControlService:
         self._following: asyncio.Task[None] | None = None
         self._archive: Archive | None = None
         self._dashboard: Dashboard | None = None
+        self._otel: OpenTelemetry | None = None
         self.observer: Observer | None = None
         self.data_source = ""
 
@@ -174,7 +178,7 @@ class ControlService:
         if first:
             self._open(node)
         self._verbs.update(_verbs(node, self._answers))
-        self._watch(node, self._answers)
+        await self._watch(node, self._answers, first)
         self.data_source = node.place.data_source if node.place.data_source != STDLIB else ""
         if self._following is not None and self._following.done():
             departure.ask_now()  # the parent went while this daemon moved
@@ -186,8 +190,9 @@ class ControlService:
             if node.settings.follow_parent:
                 self._following = self._in_background(self._follow_parent())
             _say_ready(node)
-            if self._dashboard is not None:
-                self._in_background(self._dashboard.run())
+            for looker in (self._dashboard, self._otel):
+                if looker is not None:
+                    self._in_background(looker.run())
 
     def _open(self, node: Node) -> None:
         """The history goes on where this home's last daemon left it."""
@@ -196,19 +201,25 @@ class ControlService:
         self._stack.push_async_callback(self._archive.close)
         if settings.observe:
             self.observer = Observer(self._archive)
+        if settings.otel:
+            self._otel = OpenTelemetry()
         if settings.dashboard:
             self._dashboard = Dashboard(take_place(settings, self._home), self._archive, settings.dashboard_public)
             self._verbs["dashboard"] = self._dashboard.tell
         else:
             self._verbs["dashboard"] = no_dashboard
 
-    def _watch(self, node: Node, answers: Answers) -> None:
+    async def _watch(self, node: Node, answers: Answers, first: bool) -> None:
         """What looks on looks at this stage from here on."""
         assert self._archive is not None
         past = Past(node, self._archive)
         self._verbs.update(past.verbs())
         if self.observer is not None:
             self.observer.attach(node, answers)
+            if first and (node.settings.tensorboard or node.settings.wandb):
+                self.observer.sinks = await self._stack.enter_async_context(sinks_of(node.settings, node))
+        if self._otel is not None:
+            self._otel.attach(node)
         if self._dashboard is not None:
             self._dashboard.attach(node, answers, past, self.observer)
 
@@ -230,7 +241,7 @@ class ControlService:
 
 def _verbs(node: Node, answers: Answers) -> dict[str, Verb]:
     """What the control socket answers to; `fault` only where the settings allow harm."""
-    verbs = answers.verbs()
+    verbs = answers.verbs() | Tracing(node).verbs()
     if node.settings.allow_faults:
         from peerd.daemon.faults import Faults
 
@@ -261,6 +272,7 @@ async def _run(node: Node, departure: Departure, service: ControlService) -> Non
             group.create_task(_mind(service.governor, departure))
             if service.observer is not None:
                 group.create_task(service.observer.run())
+                group.create_task(service.observer.lag.run())
 
 
 @contextlib.contextmanager

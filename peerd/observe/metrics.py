@@ -46,6 +46,12 @@ METRICS = (
     Described("peerd_suspects", "gauge", "Peers that do not answer and whose record has not expired"),
     Described("peerd_phase_seconds_total", "counter", "Time in each phase of a step; averaging is the all-reduce", ("phase",)),
     Described("peerd_executor_busy_seconds_total", "counter", "Time the compute thread spent on forward and backward passes"),
+    Described(
+        "peerd_activity_seconds_total",
+        "counter",
+        "Time in each activity that `peerd trace` shows, summed over microbatches",
+        ("activity",),
+    ),
     Described("peerd_averages_total", "counter", "Averages this daemon applied"),
     Described("peerd_rounds_failed_total", "counter", "Averaging rounds that did not come together"),
     Described("peerd_bytes_total", "counter", "RPC payload, tensors and messages alike", ("direction",)),
@@ -68,7 +74,15 @@ METRICS = (
     Described("peerd_memory_resident_bytes", "gauge", "Memory of the daemon's process"),
     Described("peerd_memory_device_bytes", "gauge", "Memory of the GPU held by the daemon; 0 on a CPU"),
     Described("peerd_memory_available_bytes", "gauge", "What the device had to give when the daemon started"),
+    Described("peerd_device_utilisation_ratio", "gauge", "How busy the device is, with anybody's work; absent where it does not tell"),
+    Described("peerd_cpu_seconds_total", "counter", "Processor time of the daemon's process, all cores"),
     Described("peerd_event_loop_lag_seconds", "gauge", "By how much the event loop was late at worst in the last minute"),
+    Described(
+        "peerd_event_loop_lag_quantile_seconds",
+        "gauge",
+        "The event loop's lateness in the last five minutes, by quantile",
+        ("quantile",),
+    ),
     Described("peerd_health_items", "gauge", "What the user should know, by how serious it is", ("severity",)),
 )
 

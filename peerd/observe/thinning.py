@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from peerd.observe.values import Sample
+from peerd.observe.values import FinishedStep, Sample
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -35,6 +35,12 @@ def merged(samples: Sequence[Sample]) -> Sample:
 def thinned(samples: Sequence[Sample], span_s: float) -> list[Sample]:
     """Samples in order of time, those of one span as one."""
     return [merged(list(group)) for _, group in groupby(samples, key=lambda sample: sample.time_s // span_s)]
+
+
+def every_so_many(steps: Sequence[FinishedStep], most: int) -> list[FinishedStep]:
+    """For a picture: so many of them at most, evenly spaced, with the newest."""
+    size = -(-len(steps) // most)
+    return list(steps[::-1][:: max(1, size)][::-1])
 
 
 def at_most(samples: Sequence[Sample], most: int) -> list[Sample]:

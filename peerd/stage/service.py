@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -23,6 +24,7 @@ from peerd.stage.executor import Executor, Pace, Priority, Result
 from peerd.stage.state import Outcome, StageState, Ticket
 from peerd.stage.tensors import decode, encode, take
 from peerd.table.record import PeerId, RawRecord
+from peerd.timeline.spans import Kind, Span, SpanRing
 from peerd.wire.services import Progress, Receive
 from peerd.wire.values import Call, CallResult, TensorBytes
 
@@ -71,6 +73,9 @@ class StageService:
         """Moving average of the compute time of one."""
         self.leaving = False
         self.counters = StageCounters()
+        self.spans = SpanRing(0)
+        self.tracing: Callable[[Call], AbstractContextManager[Call]] = nullcontext
+        """Surrounds a microbatch; what it gives is what goes on to the next stage."""
         self.records: Callable[[], Sequence[RawRecord]] = tuple
         """My own record, freshly published: what rides on a reply."""
         self.on_progress: Callable[[], None] = lambda: None
@@ -99,7 +104,11 @@ class StageService:
         ticket = Ticket(call.step, call.index, (record.incarnation, record.ledger_no), record.stage in call.accumulate)
         self._held[key] = ticket
         try:
-            return await self._serve(call, ticket, await receive(), progress)
+            with self.tracing(call) as traced:
+                began_s = time.monotonic()
+                chunks = await receive()
+                self.spans.add(Kind.RECEIVE, began_s, call.step, call.index, caller, call.inputs.num_bytes + call.labels.num_bytes)
+                return await self._serve(traced, ticket, chunks, progress)
         finally:
             del self._held[key]
 
@@ -149,6 +158,7 @@ class StageService:
             started_s = time.monotonic()
             below = await self._next_hop.send(onward, note)
             downstream_s = time.monotonic() - started_s
+            self.spans.add(Kind.BELOW, started_s, call.step, call.index, hops[-1])
             try:
                 outcome, gradient = await self._run(Priority.BACKWARD, ticket, partial(self._backward, ticket, below.gradient))
             except BadMessageError:
@@ -173,6 +183,7 @@ class StageService:
 
         def timed() -> Result:
             ticket.queued_s += time.monotonic() - asked_s
+            self.spans.add(Kind.QUEUED, asked_s, ticket.step, ticket.index)
             return work()
 
         return await self._executor.run(priority, timed)
@@ -220,6 +231,7 @@ class StageService:
         labels = self._take_inputs(call, ticket, chunks)
         activations = encode(self._state.forward(ticket), self._activations)
         self.pace.hold(started_s, FORWARD_SHARE)
+        self.spans.add(Kind.FORWARD, started_s, ticket.step, ticket.index)
         return activations, labels
 
     def _forward_only(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...]) -> tuple[TensorBytes | float, TensorBytes]:
@@ -245,14 +257,25 @@ class StageService:
             raise BadMessageError("the next stage gave a gradient that is not finite")
         outcome = self._state.backward(ticket, gradient)
         self.pace.hold(started_s, BACKWARD_SHARE)
-        return outcome, None if outcome.gradient is None else encode(outcome.gradient, self._gradients)
+        gradient_out = None if outcome.gradient is None else encode(outcome.gradient, self._gradients)
+        self._note_backward(ticket, started_s)
+        return outcome, gradient_out
 
     def _last_stage(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...]) -> tuple[Outcome, TensorBytes | None]:
         started_s = time.monotonic()
         self._take_inputs(call, ticket, chunks)
         outcome = self._state.forward_backward(ticket)
         self.pace.hold(started_s, FORWARD_SHARE + BACKWARD_SHARE)
-        return outcome, None if outcome.gradient is None else encode(outcome.gradient, self._gradients)
+        gradient_out = None if outcome.gradient is None else encode(outcome.gradient, self._gradients)
+        self._note_backward(ticket, started_s)
+        return outcome, gradient_out
+
+    def _note_backward(self, ticket: Ticket, started_s: float) -> None:
+        """A backward pass, and the pass that the job made before it."""
+        for kind, ended_s in ticket.passes:
+            self.spans.put(Span(kind, started_s, ended_s, ticket.step, ticket.index))
+            started_s = ended_s
+        self.spans.add(Kind.BACKWARD, started_s, ticket.step, ticket.index)
 
 
 def slots_of(manifest: Manifest) -> int:

@@ -8,6 +8,7 @@ frozen record.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,8 +26,10 @@ from peerd.stage.export import HistoryEntry
 from peerd.stage.optimizer import AdamW
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, Void, check_transition
 from peerd.table.view import LiveView
+from peerd.timeline.spans import Kind, SpanRing
 
 MAX_HISTORY = 100_000
+_PHASES = {Phase.ACCUMULATING: Kind.ACCUMULATING, Phase.AVERAGING: Kind.AVERAGING, Phase.AVERAGED: Kind.AVERAGED}
 
 
 @dataclass(slots=True)
@@ -47,6 +50,8 @@ class Ticket:
     """Which parameters the graph was built with."""
     queued_s: float = 0.0
     """How long it has waited for the executor."""
+    passes: tuple[tuple[Kind, float], ...] = ()
+    """Which passes the last job made, and when each was over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,9 @@ class StageState:
         self._generation = 0
         self._evaluated: tuple[int, StageModule] | None = None
         """The parameters of the last evaluated step that was left behind, until the next one is."""
+        self.spans = SpanRing(0)
+        self._phase_since: tuple[float, int] = (time.monotonic(), record.step)
+        """When this phase began, and of which step it is."""
 
     # Microbatches
 
@@ -115,8 +123,10 @@ class StageState:
     def backward(self, ticket: Ticket, gradient: Tensor) -> Outcome:
         """Backward pass from the gradient of this stage's output; accumulates when the ledger allows."""
         output = ticket.output
+        ticket.passes = ()
         if output is None or ticket.generation != self._generation:
             output = self._recompute(ticket)
+            ticket.passes = ((Kind.RECOMPUTE, time.monotonic()),)
         elif ticket.step != self.record.step:
             raise WrongStateError(f"I am at step {self.record.step}")
         return self._finish(ticket, output, gradient, None)
@@ -125,6 +135,7 @@ class StageState:
         """The last stage: loss and backward at once."""
         output = self._recompute(ticket)
         loss = float(output.detach())
+        ticket.passes = ((Kind.FORWARD, time.monotonic()),)
         if not torch.isfinite(output).all():
             raise PeerGoneError("the loss of this microbatch is not finite: the run has diverged, or an earlier stage lies")
         return self._finish(ticket, output, None, loss)
@@ -179,11 +190,10 @@ class StageState:
 
         Touches neither accumulator nor ledger. WrongStateError when the step's parameters are gone.
         """
-        module = self.module
-        if step != self.record.step:
-            if self._evaluated is None or self._evaluated[0] != step:
-                raise WrongStateError(f"I do not hold the parameters of step {step}")
-            module = self._evaluated[1]
+        kept_step, kept = self._evaluated or (-1, self.module)
+        if step not in (self.record.step, kept_step):
+            raise WrongStateError(f"I do not hold the parameters of step {step}")
+        module = self.module if step == self.record.step else kept
         with torch.no_grad():
             output: Tensor = module(inputs, labels) if module.is_last else module(inputs)
         return output
@@ -240,8 +250,10 @@ class StageState:
         assert self.record.phase is Phase.AVERAGED
         held = self.average
         self._apply(held.roster, held.flat_sum)
+        began_s = time.monotonic()
         self._begin(self.record.step + 1, lineage_after(self.record.lineage, held.roster.average_id))
         self._move(Phase.ACCUMULATING)
+        self.spans.add(Kind.COMMIT, began_s, held.roster.step)
         return held
 
     def catch_up(self, roster: Roster, flat_sum: Tensor) -> HeldAverage:
@@ -254,6 +266,7 @@ class StageState:
 
     def _apply(self, roster: Roster, flat_sum: Tensor) -> None:
         self._set_aside()
+        began_s = time.monotonic()
         if self.previous is None:
             self.previous = copy.deepcopy(self.module)
         else:
@@ -266,6 +279,7 @@ class StageState:
         if self.module.is_last:
             loss = float(flat_sum[-1]) / num_microbatches
             self._remember(HistoryEntry(step=roster.step, loss=loss, tokens=self._manifest.tokens_per_step_at(roster.step)))
+        self.spans.add(Kind.OPTIMIZER, began_s, roster.step)
 
     def skip_step(self) -> None:
         """Rule 11: the step is given up as inexact; the parameters stay as they are."""
@@ -308,9 +322,17 @@ class StageState:
 
     def _move(self, phase: Phase, average_id: AverageId = NO_AVERAGE) -> None:
         check_transition(self.record.phase, phase)
+        self._note_phase()
         if phase is not Phase.AVERAGED:
             self.average = None
         self.record = replace(self.record, phase=phase, average_id=average_id)
+
+    def _note_phase(self) -> None:
+        """The phase that ends now, but for joining, which is no part of a step."""
+        (since_s, step), self._phase_since = self._phase_since, (time.monotonic(), self.record.step)
+        kind = _PHASES.get(self.record.phase)
+        if kind is not None:
+            self.spans.add(kind, since_s, step)
 
     def _remember(self, entry: HistoryEntry) -> None:
         self.history.append(entry)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import structlog
@@ -53,6 +55,8 @@ class Trainer:
         self._step_time_s = 0.0
         self._takeover_s = FIRST_TAKEOVER_S
         self.counters = TrainerCounters()
+        self.tracing: Callable[[Call], AbstractContextManager[Call]] = nullcontext
+        """Surrounds a microbatch; what it gives is what is launched."""
         self._stop_at: int | None = None
         """First step of which nothing is launched any more: this peer leaves."""
 
@@ -126,7 +130,8 @@ class Trainer:
                 self.counters.replayed += 1
                 LOG.info("microbatch launched again", step=launch.step, index=launch.index, stages=sorted(launch.accumulate))
             self._launched.add(key)
-            await self._dispatcher.send(call, lambda _stage, _peer: None)
+            with self.tracing(call) as traced:
+                await self._dispatcher.send(traced, lambda _stage, _peer: None)
         except RemoteError as error:
             LOG.debug("microbatch failed", step=launch.step, index=launch.index, error=str(error))
             await asyncio.sleep(FAILURE_PAUSE_S)

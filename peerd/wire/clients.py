@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,8 @@ from peerd.errors import BadMessageError, PeerGoneError, UnheardError
 from peerd.policy.contributions import StageTally
 from peerd.policy.roster import Roster
 from peerd.table.record import AverageId, Lineage, PeerId, RawRecord, RunId
-from peerd.wire import convert
+from peerd.timeline.spans import Kind, Span, SpanRing
+from peerd.wire import convert, timelines
 from peerd.wire.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
@@ -60,6 +63,30 @@ class SwarmClient:
         self._links.traffic.received_bytes += reply.ByteSize()
         return convert.tallies_from(reply.stages)
 
+    async def timeline(self, peer: PeerId, steps: tuple[int, int], most: int, timeout_s: float) -> ReceivedTimeline:
+        """What the peer did in the steps from the first to the last, at most so many spans, and its clock."""
+        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
+        request = swarm_pb2.TimelineRequest(run=self._run, first_step=steps[0], last_step=steps[1], most=most)
+        asked_s = time.monotonic()
+        reply = await _unary(stub.Timeline(request, timeout=timeout_s))
+        answered_s = time.monotonic()
+        self._links.traffic.received_bytes += reply.ByteSize()
+        if not math.isfinite(reply.clock_s):
+            raise BadMessageError("a clock that shows no time")
+        spans = await asyncio.to_thread(timelines.spans_from, reply) if most else []
+        return ReceivedTimeline(spans=spans, complete=reply.complete, clock_s=reply.clock_s, asked_s=asked_s, answered_s=answered_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedTimeline:
+    """What a peer told, on its clock, and when it was asked and had answered, on mine."""
+
+    spans: Sequence[Span]
+    complete: bool
+    clock_s: float
+    asked_s: float
+    answered_s: float
+
 
 class StageClient:
     """Sends microbatches to peers of a stage."""
@@ -67,6 +94,7 @@ class StageClient:
     def __init__(self, links: Links, run: RunId) -> None:
         self._links = links
         self._run = run
+        self.spans = SpanRing(0)
 
     async def backpropagate(
         self, peer: PeerId, call: Call, records: Sequence[RawRecord], patience_s: float, on_forwarded: Callable[[int, PeerId], None]
@@ -77,11 +105,13 @@ class StageClient:
         traffic = self._links.traffic
 
         async def messages() -> AsyncIterator[stage_pb2.CallMessage]:
+            began_s = time.monotonic()
             yield stage_pb2.CallMessage(header=header)
             sent = header.ByteSize()
             for chunk in (*call.inputs.chunks, *call.labels.chunks):
                 sent += len(chunk)
                 yield stage_pb2.CallMessage(chunk=chunk)
+            self.spans.add(Kind.SEND, began_s, call.step, call.index, peer, sent)
             traffic.sent_bytes += sent
             if call.stage > 0:
                 traffic.boundary_crossings += 1
@@ -93,9 +123,11 @@ class StageClient:
             done = await _wait_for_done(rpc, patience_s, on_forwarded)
             gradient = None
             if done.HasField("gradient"):
+                began_s = time.monotonic()
                 expected = convert.tensor_from(done.gradient)
                 chunks = await _read_chunks(rpc, expected.num_bytes, patience_s)
                 gradient = expected.with_chunks(chunks)
+                self.spans.add(Kind.RECEIVE_GRADIENT, began_s, call.step, call.index, peer, expected.num_bytes)
                 traffic.received_bytes += expected.num_bytes
                 traffic.count("activation_gradients", "received", expected)
             if await read_within(rpc.__aiter__(), patience_s) is not None:

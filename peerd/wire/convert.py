@@ -20,6 +20,7 @@ MAX_TALLIES = 20_000
 MAX_COUNT = 1 << 62
 MAX_PEER_CHARS = 64
 ID_BYTES = 16
+TRACE_BYTES = 24
 
 
 def records_to(records: Iterable[RawRecord]) -> list[swarm_pb2.SignedRecord]:
@@ -73,6 +74,7 @@ def call_to(call: Call, run: str, records: Iterable[RawRecord]) -> stage_pb2.Cal
         labels=tensor_to(call.labels),
         records=records_to(records),
         evaluation=call.evaluation,
+        trace=call.trace,
     )
 
 
@@ -82,6 +84,8 @@ def call_from(header: stage_pb2.CallHeader) -> Call:
         raise BadMessageError("a call id has 16 bytes")
     if header.microbatch >= MAX_MICROBATCHES_PER_STEP or max(len(header.accumulate), len(header.path)) > MAX_STAGES:
         raise BadMessageError("microbatch, accumulate set or path out of range")
+    if len(header.trace) not in (0, TRACE_BYTES):
+        raise BadMessageError(f"a trace context has {TRACE_BYTES} bytes")
     return Call(
         call_id=header.call_id,
         stage=header.stage,
@@ -92,6 +96,7 @@ def call_from(header: stage_pb2.CallHeader) -> Call:
         labels=tensor_from(header.labels),
         evaluation=header.evaluation,
         path={hop.stage: PeerId(hop.peer) for hop in header.path},
+        trace=header.trace,
     )
 
 

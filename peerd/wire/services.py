@@ -20,7 +20,8 @@ from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError, 
 from peerd.policy.contributions import StageTally
 from peerd.policy.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
-from peerd.wire import convert
+from peerd.timeline.spans import MAX_SPANS, Kind, SpanRing
+from peerd.wire import convert, timelines
 from peerd.wire.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
@@ -105,6 +106,7 @@ class Door:
     run: RunId
     patience_s: float
     traffic: Traffic
+    spans: SpanRing = field(default_factory=lambda: SpanRing(0))
     refused: int = 0
     banned_until_s: dict[PeerId, float] = field(default_factory=dict)
     """Senders of broken messages, and when they may call again (monotonic clock)."""
@@ -187,6 +189,21 @@ class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
         self._door.traffic.sent_bytes += reply.ByteSize()
         return reply
 
+    async def Timeline(self, request: swarm_pb2.TimelineRequest, context: Any) -> swarm_pb2.TimelineReply:
+        caller = await self._door.caller(context)
+        try:
+            self._door.check_run(request.run)
+        except PeerdError as error:
+            await self._door.refuse(context, caller, error)
+
+        def told() -> swarm_pb2.TimelineReply:
+            return timelines.spans_to(*self._door.spans.of_steps(request.first_step, request.last_step, min(request.most, MAX_SPANS)))
+
+        reply = await asyncio.to_thread(told) if request.most else swarm_pb2.TimelineReply()
+        reply.clock_s = time.monotonic()
+        self._door.traffic.sent_bytes += reply.ByteSize()
+        return reply
+
 
 class StageServicer(stage_pb2_grpc.StageServicer):
     def __init__(self, door: Door, handler: StageHandler) -> None:
@@ -208,20 +225,23 @@ class StageServicer(stage_pb2_grpc.StageServicer):
                 if reply is None:
                     break
                 yield reply
-            result = await work
+            call, result = await work
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
         finally:
             work.cancel()
             with contextlib.suppress(asyncio.CancelledError, PeerdError):
                 await work
+        began_s = time.monotonic()
         for reply in _result_messages(result):
             yield reply
+        if result.gradient is not None:
+            self._door.spans.add(Kind.SEND_GRADIENT, began_s, call.step, call.index, caller, result.gradient.num_bytes)
         self._count(result)
 
     async def _work(
         self, caller: PeerId, messages: AsyncIterator[Any], replies: asyncio.Queue[stage_pb2.ReplyMessage | None]
-    ) -> CallResult:
+    ) -> tuple[Call, CallResult]:
         first = await self._door.read(messages)
         if first is None or first.WhichOneof("kind") != "header":
             raise BadMessageError("a call without a header")
@@ -239,7 +259,7 @@ class StageServicer(stage_pb2_grpc.StageServicer):
         def progress(stage: int, peer: PeerId) -> None:
             replies.put_nowait(stage_pb2.ReplyMessage(forwarded=stage_pb2.Forwarded(stage=stage, peer=peer)))
 
-        return await self._handler.backpropagate(caller, call, receive, progress)
+        return call, await self._handler.backpropagate(caller, call, receive, progress)
 
     def _count(self, result: CallResult) -> None:
         if result.gradient is not None:

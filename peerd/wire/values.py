@@ -58,6 +58,8 @@ class Call:
     """Forward only, with the parameters of `step`: the reply is the loss."""
     path: dict[int, PeerId] = field(default_factory=dict)
     """Which peer of a later stage has had this microbatch before: a retry prefers it."""
+    trace: bytes = b""
+    """OpenTelemetry's trace and the caller's span in it; empty for all but a sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from tests.control.fake_daemon import answering, line
 
 _DAEMON_FLAGS = {
     *("--stage", "--device", "--data", "--host", "--port", "--detach", "--compute-stand-in", "--slow", "--home", "--json"),
-    *("--dashboard-port", "--dashboard-host", "--dashboard-public", "--no-dashboard"),
+    *("--dashboard-port", "--dashboard-host", "--dashboard-public", "--no-dashboard", "--otel", "--tensorboard", "--wandb"),
 }
 
 VERBS = {
@@ -47,6 +47,7 @@ VERBS = {
     "logs": {"--follow", "-f", "--lines", "-n", "--json", "--home"},
     "history": {"--since", "--events", "--home", "--json"},
     "contributions": {"--share", "--home", "--json"},
+    "trace": {"--steps", "--out", "-o", "--timeout", "--home", "--json"},
     "leave": {"--now", "--home", "--json"},
     "pause": {"--for", "--home", "--json"},
     "resume": {"--home", "--json"},
@@ -151,6 +152,6 @@ def test_home_is_taken_before_and_after_the_verb_and_wins_over_the_environment(p
 
 def test_help_lists_its_pages_and_shows_each(peerd: Command) -> None:
     listed = peerd("help").out
-    for topic in ("volunteer", "organiser", "architecture", "glossary", "errors", "simulate"):
+    for topic in ("volunteer", "organiser", "architecture", "extending", "glossary", "errors", "simulate"):
         assert topic in listed
         assert peerd("help", topic).out.startswith("# ")

@@ -12,11 +12,13 @@ import pytest
 
 from peerd.cli.main import cli
 from peerd.config.paths import Home
+from peerd.daemon.tracing import trace_reply
 from tests.cli.conftest import Command
 from tests.cli.replies import peers_reply, status_reply
 from tests.cli.test_contract import verbs_of
 from tests.command_line import check
 from tests.control.fake_daemon import serving
+from tests.timeline.pipelines import one_step
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "peerd" / "docs").glob("*.md")))
@@ -27,6 +29,7 @@ REPLIES = {
     "peers": dict(peers_reply()),
     "wait": {"schema": 1, "step": 4, "serving": True},
     "leave": {"schema": 1},
+    "trace": dict(trace_reply(first=3, last=3, timelines=one_step(), silent=[], num_not_asked=0, run="paper")),
 }
 
 

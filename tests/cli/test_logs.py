@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.cli.logs import lines_of, readable, text_of
+from peerd.config.paths import Home
 from peerd.config.secret import HIDDEN, NAMES, redacted, redacted_field
+from peerd.daemon.rotation import RotatingStream
 from tests.cli.conftest import Command
 
 
@@ -31,7 +33,7 @@ def test_without_a_log_it_says_so(peerd: Command) -> None:
 def test_following_goes_on_over_a_line_in_two_parts_and_a_log_that_is_replaced(tmp_path: Path) -> None:
     log = tmp_path / "daemon.log"
     log.write_text("old\nlast\n")
-    lines = lines_of(log, 1, follow=True)
+    lines = lines_of(Home(tmp_path), 1, follow=True)
     assert next(lines) == "last"
     with log.open("a") as stream:
         stream.write("in two ")
@@ -47,6 +49,31 @@ def test_following_goes_on_over_a_line_in_two_parts_and_a_log_that_is_replaced(t
     assert next(lines) == "a new one"
     log.write_text("cut\n")
     assert next(lines) == "cut"
+
+
+def test_following_goes_on_over_a_rotation_and_misses_no_line(tmp_path: Path) -> None:
+    """The daemon's own writer writes, fills its log again and again, and the reader gets every line once."""
+    home = Home(tmp_path)
+    with home.log.open("a") as log:
+        writer = RotatingStream(log, home, max_bytes=1000)
+        writer.write("line 0\n")
+        lines = lines_of(home, 10, follow=True)
+        found = [next(lines)]
+        for number in range(1, 200):
+            writer.write(f"line {number} {'x' * 60}\n")
+            found.append(next(lines).split(" x")[0])
+        writer.write("line 200 " + "x" * 1000 + "\n")  # the last words of a full log
+        writer.write("line 201\n")
+        found += [next(lines).split(" x")[0], next(lines)]
+    assert found == [f"line {number}" for number in range(202)]
+
+
+def test_the_last_lines_reach_back_into_the_log_that_was_full(peerd: Command, short_home: Path) -> None:
+    for name, numbers in (("daemon.log.2", range(5)), ("daemon.log.1", range(5, 10)), ("daemon.log", range(10, 12))):
+        (short_home / name).write_text("".join(f"{number}\n" for number in numbers))
+    for most in (0, 1, 2, 4, 7, 9, 12):
+        assert peerd("logs", "-n", most).out.split() == [str(number) for number in range(12 - most, 12)]
+    assert len(peerd("logs", "-n", 50).out.split()) == 12
 
 
 @given(

@@ -19,12 +19,14 @@ class PaperSource:
     def __init__(self, num_stages: int = 2, num_peers: int = 3) -> None:
         self.left = 0
         self.looks = 0
+        self.reaches_s: list[float] = []
         self.num_stages = num_stages
         self.num_peers = num_peers
         self.health: list[dict[str, str]] = []
         self.name = "paper"
 
-    async def past(self) -> Mapping[str, Any]:
+    async def past(self, reach_s: float) -> Mapping[str, Any]:
+        self.reaches_s.append(reach_s)
         run = {"id": "a" * 32, "name": self.name, "num_stages": self.num_stages, "microbatches_per_step": 16, "steps": 100}
         return {
             "run": {**run, "tokens_per_step": 8192, "boundary_bytes": 262144},
@@ -32,6 +34,8 @@ class PaperSource:
             "steps": [[step, 5.5 - step / 20, 1.8e9 + step] for step in range(20)],
             "evaluations": [[step, 5.6 - step / 20] for step in range(0, 20, 5)],
             "samples": [[1.8e9 + 2 * n, 5000.0, 1000, 900, [2] * self.num_stages, [3] * self.num_stages, 0] for n in range(30)],
+            "reach_s": None,
+            "spacing_s": 0.0,
             "events": [{"number": 1, "time_s": 1.8e9, "kind": "joined", "peer": ME, "stage": 0, "text": ""}],
         }
 

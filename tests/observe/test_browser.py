@@ -35,6 +35,20 @@ async def test_it_appears_with_figures_map_charts_events_and_shares() -> None:
         assert await page.is_hidden("#leave")
 
 
+async def test_the_charts_show_the_range_that_is_chosen_and_remember_it() -> None:
+    source = PaperSource()
+    async with served(source) as port, opened() as page:
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await wait_until_live(page)
+        async with page.expect_request("**/api/live?range=7d"):
+            await page.select_option("#range", "7d")
+        await page.wait_for_function("document.querySelectorAll('#loss-chart path.line').length > 0")
+        await page.reload()
+        await wait_until_live(page)
+        assert await page.input_value("#range") == "7d"
+        assert source.reaches_s == [24 * 3600, 7 * 24 * 3600, 7 * 24 * 3600]
+
+
 async def test_a_name_with_markup_in_it_is_only_text() -> None:
     source = PaperSource()
     source.name = "<img src=x onerror=alert(1)>"

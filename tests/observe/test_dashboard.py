@@ -37,12 +37,12 @@ async def ask(port: int, path: str = "/", method: str = "GET", **headers: str) -
     return Answer(int(first.split()[1]), {k.lower(): v for k, _, v in (line.partition(": ") for line in rest)}, body)
 
 
-async def messages(port: int, count: int) -> list[tuple[str, Any]]:
+async def messages(port: int, count: int, asked: str = "") -> list[tuple[str, Any]]:
     """The first messages of the live stream."""
     found: list[tuple[str, Any]] = []
     async with asyncio.timeout(TIMEOUT_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
-        writer.write(f"GET /api/live HTTP/1.1\r\nhost: localhost:{port}\r\n\r\n".encode())
+        writer.write(f"GET /api/live{asked} HTTP/1.1\r\nhost: localhost:{port}\r\n\r\n".encode())
         kind = ""
         while len(found) < count:
             line = (await reader.readline()).decode().strip()
@@ -154,6 +154,16 @@ async def test_the_stream_begins_with_the_past_and_goes_on_with_the_present() ->
     assert (first, second, third) == ("past", "now", "now")
     assert (past["me"], past["run"]["name"], len(past["steps"])) == (ME, "paper", 20)
     assert [len(stage["peers"]) for stage in now["stages"]] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "reach_s"), [("", 86400), ("?range=1h", 3600), ("?range=7d", 604800), ("?range=all", float("inf")), ("?range=x", 86400)]
+)
+async def test_the_past_reaches_as_far_back_as_was_asked(asked: str, reach_s: float) -> None:
+    source = PaperSource()
+    async with served(source) as port:
+        await messages(port, 1, asked)
+    assert source.reaches_s == [reach_s]
 
 
 async def test_nothing_is_computed_while_nobody_looks() -> None:

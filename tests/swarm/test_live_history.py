@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import urllib.request
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from peerd.cli.render_trace import timelines_of
+from peerd.control.protocol import TraceReply
 from peerd.observe.metrics import METRICS
+from peerd.timeline.critical import critical_shares
+from peerd.timeline.spans import Kind
 from tests.swarm.daemons import Swarm, until
 from tests.swarm.runs import swarm_manifest
 
@@ -50,6 +54,23 @@ def test_every_stage_remembers_every_step_and_all_agree_on_who_computed_what() -
         assert samples["peerd_microbatches_lost_total", ()] == 0
         assert {labels[0] for name, labels in samples if name == "peerd_phase_seconds_total"} == PHASES
         assert samples["peerd_stage_peers", ("0",)] == 2
+        assert_all_told_what_they_did(first.request("trace", steps=3), {daemon.ready.peer for daemon in swarm.daemons}, per_step)
+
+
+def assert_all_told_what_they_did(told: dict[str, Any], peers: set[str], per_step: int) -> None:
+    """Of a run that has ended, in its last steps: every pass of every microbatch at both stages, each step's end, and right clocks."""
+    assert (told["first_step"], told["last_step"], told["silent"]) == (3, 5, [])
+    assert {peer["peer"] for peer in told["peers"]} == peers
+    timelines = timelines_of(cast(TraceReply, told))
+    for stage in (0, 1):
+        passes = [(s.step, s.microbatch) for t in timelines if t.stage == stage for s in t.spans if s.kind is Kind.BACKWARD]
+        assert sorted(set(passes)) == [(step, number) for step in (3, 4, 5) for number in range(per_step)]
+    for timeline in timelines:
+        assert [span.step for span in timeline.spans if span.kind is Kind.COMMIT] == [3, 4, 5]
+        assert abs(timeline.offset_s) <= timeline.offset_error_s  # they run on one machine and have one clock
+    path = critical_shares(timelines)
+    assert 0.1 < path.compute < 1
+    assert path.step_end > 0
 
 
 def scrape(address: str) -> dict[tuple[str, tuple[str, ...]], float]:

@@ -25,6 +25,8 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+RANGES_S = {"1h": 3600.0, "24h": 24 * 3600.0, "7d": 7 * 24 * 3600.0, "all": float("inf")}
+USUAL_RANGE_S = RANGES_S["24h"]
 COOKIE_AGE_S = 30 * 24 * 3600
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -107,9 +109,10 @@ class Pages:
 
     async def live(self, request: Request) -> Response:
         address = request.client.host if request.client else ""
+        reach_s = RANGES_S.get(request.query_params.get("range", ""), USUAL_RANGE_S)
         if self._stream.is_full(address):
             return PlainTextResponse("too many look at once\n", HTTPStatus.SERVICE_UNAVAILABLE)
-        return StreamingResponse(self._stream.watch(address), media_type="text/event-stream")
+        return StreamingResponse(self._stream.watch(address, reach_s), media_type="text/event-stream")
 
     async def contributions(self, _request: Request) -> Response:
         return JSONResponse(await self._source.contributions())

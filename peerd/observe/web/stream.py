@@ -19,8 +19,8 @@ KEEP_ALIVE_S = 15.0
 class Source(Protocol):
     """Where the dashboard gets what it shows."""
 
-    async def past(self) -> Mapping[str, Any]:
-        """All there is to know at first: steps, samples, events."""
+    async def past(self, reach_s: float) -> Mapping[str, Any]:
+        """All there is to know at first, of so long ago: steps, samples, events."""
         ...
 
     async def now(self, seen: Mapping[str, int]) -> Mapping[str, Any]:
@@ -43,12 +43,12 @@ class Stream:
         self._ticking: asyncio.Task[None] | None = None
         self._seen: dict[str, int] = {}
 
-    async def watch(self, address: str) -> AsyncIterator[bytes]:
-        """Server-sent events for one viewer, until it goes or the daemon does."""
+    async def watch(self, address: str, reach_s: float) -> AsyncIterator[bytes]:
+        """Server-sent events for one viewer, until it goes or the daemon does; first what was in the last `reach_s`."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(WAITING_PER_VIEWER)
         self._viewers[queue] = address
         try:
-            yield b"retry: 1000\n\n" + _message("past", await self._source.past())
+            yield b"retry: 1000\n\n" + _message("past", await self._source.past(reach_s))
             if self._ticking is None or self._ticking.done():
                 self._ticking = asyncio.get_running_loop().create_task(self._tick())
             while True:

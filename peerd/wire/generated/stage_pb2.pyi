@@ -89,6 +89,7 @@ class CallHeader(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     call_id: _builtins.bytes
     """16 bytes"""
@@ -97,6 +98,8 @@ class CallHeader(_message.Message):
     """the callee's"""
     step: _builtins.int
     microbatch: _builtins.int
+    trace: _builtins.bytes
+    """OpenTelemetry: 16 bytes trace id, 8 bytes id of the caller's span; empty for all but a sample"""
     evaluation: _builtins.bool
     """forward only; the last stage's loss comes back in place of a gradient"""
     @_builtins.property
@@ -126,11 +129,12 @@ class CallHeader(_message.Message):
         inputs: Global___TensorHeader | None = ...,
         labels: Global___TensorHeader | None = ...,
         records: _abc.Iterable[_swarm_pb2.SignedRecord] | None = ...,
+        trace: _builtins.bytes = ...,
         evaluation: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "labels", b"labels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "call_id", b"call_id", "evaluation", b"evaluation", "inputs", b"inputs", "labels", b"labels", "microbatch", b"microbatch", "path", b"path", "records", b"records", "run", b"run", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "call_id", b"call_id", "evaluation", b"evaluation", "inputs", b"inputs", "labels", b"labels", "microbatch", b"microbatch", "path", b"path", "records", b"records", "run", b"run", "stage", b"stage", "step", b"step", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -264,3 +264,94 @@ class ContributionsReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ContributionsReply: _TypeAlias = ContributionsReply  # noqa: Y015
+
+@_typing.final
+class TimelineRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    FIRST_STEP_FIELD_NUMBER: _builtins.int
+    LAST_STEP_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    first_step: _builtins.int
+    last_step: _builtins.int
+    most: _builtins.int
+    """spans; the newest are told"""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        first_step: _builtins.int = ...,
+        last_step: _builtins.int = ...,
+        most: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_step", b"first_step", "last_step", b"last_step", "most", b"most", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimelineRequest: _TypeAlias = TimelineRequest  # noqa: Y015
+
+@_typing.final
+class TimelineReply(_message.Message):
+    """Spans by column: the i-th of each belongs to the i-th span. Times are of the callee's monotonic clock."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLOCK_S_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
+    BEGAN_S_FIELD_NUMBER: _builtins.int
+    TOOK_S_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    MICROBATCHES_FIELD_NUMBER: _builtins.int
+    OTHER_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    clock_s: _builtins.float
+    """as it answers: the caller makes out how far the two clocks are apart"""
+    complete: _builtins.bool
+    """all there were of these steps"""
+    kinds: _builtins.bytes
+    """one byte each, as timeline/spans.py numbers them"""
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def began_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def took_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def microbatches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """-1: about none"""
+
+    @_builtins.property
+    def other(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """1 + the index of the other end in peers; 0: none"""
+
+    @_builtins.property
+    def num_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        clock_s: _builtins.float = ...,
+        complete: _builtins.bool = ...,
+        peers: _abc.Iterable[_builtins.str] | None = ...,
+        kinds: _builtins.bytes = ...,
+        began_s: _abc.Iterable[_builtins.float] | None = ...,
+        took_s: _abc.Iterable[_builtins.float] | None = ...,
+        steps: _abc.Iterable[_builtins.int] | None = ...,
+        microbatches: _abc.Iterable[_builtins.int] | None = ...,
+        other: _abc.Iterable[_builtins.int] | None = ...,
+        num_bytes: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_s", b"began_s", "clock_s", b"clock_s", "complete", b"complete", "kinds", b"kinds", "microbatches", b"microbatches", "num_bytes", b"num_bytes", "other", b"other", "peers", b"peers", "steps", b"steps", "took_s", b"took_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimelineReply: _TypeAlias = TimelineReply  # noqa: Y015

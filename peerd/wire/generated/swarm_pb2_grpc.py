@@ -49,6 +49,11 @@ class SwarmStub:
                 request_serializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.ContributionsRequest.SerializeToString,
                 response_deserializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.ContributionsReply.FromString,
                 _registered_method=True)
+        self.Timeline = channel.unary_unary(
+                '/peerd.Swarm/Timeline',
+                request_serializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.TimelineRequest.SerializeToString,
+                response_deserializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.TimelineReply.FromString,
+                _registered_method=True)
 
 
 class SwarmServicer:
@@ -75,6 +80,13 @@ class SwarmServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Timeline(self, request, context):
+        """What the callee did and when, of the last steps; with most = 0 only what its clock says.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SwarmServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_SwarmServicer_to_server(servicer, server):
                     servicer.Contributions,
                     request_deserializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.ContributionsRequest.FromString,
                     response_serializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.ContributionsReply.SerializeToString,
+            ),
+            'Timeline': grpc.unary_unary_rpc_method_handler(
+                    servicer.Timeline,
+                    request_deserializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.TimelineRequest.FromString,
+                    response_serializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.TimelineReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +192,33 @@ class Swarm:
             '/peerd.Swarm/Contributions',
             peerd_dot_wire_dot_generated_dot_swarm__pb2.ContributionsRequest.SerializeToString,
             peerd_dot_wire_dot_generated_dot_swarm__pb2.ContributionsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Timeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/peerd.Swarm/Timeline',
+            peerd_dot_wire_dot_generated_dot_swarm__pb2.TimelineRequest.SerializeToString,
+            peerd_dot_wire_dot_generated_dot_swarm__pb2.TimelineReply.FromString,
             options,
             channel_credentials,
             insecure,

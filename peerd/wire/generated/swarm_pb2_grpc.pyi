@@ -37,6 +37,8 @@ class SwarmStub:
     """Which runs this peer serves. Needs no membership: it is what `join ADDRESS` asks first."""
     Contributions: _grpc.UnaryUnaryMultiCallable[_swarm_pb2.ContributionsRequest, _swarm_pb2.ContributionsReply]
     """Who computed what, as the callee counted it from the rosters of the averages it applied."""
+    Timeline: _grpc.UnaryUnaryMultiCallable[_swarm_pb2.TimelineRequest, _swarm_pb2.TimelineReply]
+    """What the callee did and when, of the last steps; with most = 0 only what its clock says."""
 
 @_typing.type_check_only
 class SwarmAsyncStub(SwarmStub):
@@ -47,6 +49,8 @@ class SwarmAsyncStub(SwarmStub):
     """Which runs this peer serves. Needs no membership: it is what `join ADDRESS` asks first."""
     Contributions: _aio.UnaryUnaryMultiCallable[_swarm_pb2.ContributionsRequest, _swarm_pb2.ContributionsReply]  # type: ignore[assignment]
     """Who computed what, as the callee counted it from the rosters of the averages it applied."""
+    Timeline: _aio.UnaryUnaryMultiCallable[_swarm_pb2.TimelineRequest, _swarm_pb2.TimelineReply]  # type: ignore[assignment]
+    """What the callee did and when, of the last steps; with most = 0 only what its clock says."""
 
 class SwarmServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -72,5 +76,13 @@ class SwarmServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_swarm_pb2.ContributionsReply, _abc.Awaitable[_swarm_pb2.ContributionsReply]]:
         """Who computed what, as the callee counted it from the rosters of the averages it applied."""
+
+    @_abc_1.abstractmethod
+    def Timeline(
+        self,
+        request: _swarm_pb2.TimelineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_swarm_pb2.TimelineReply, _abc.Awaitable[_swarm_pb2.TimelineReply]]:
+        """What the callee did and when, of the last steps; with most = 0 only what its clock says."""
 
 def add_SwarmServicer_to_server(servicer: SwarmServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

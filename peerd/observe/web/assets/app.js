@@ -1,23 +1,26 @@
 // The page: listens to the daemon's stream and hands what it says to the parts. It keeps the past that the charts draw.
 
 import { Chart, smoothed } from "/assets/chart.js";
-import { amount, bytes, clock, duration, minutes, say, whole } from "/assets/format.js";
+import { amount, bytes, clock, dayAndTime, duration, minutes, say, whole } from "/assets/format.js";
 import { SwarmMap, peerOf } from "/assets/map.js";
 import { Events, showChosen, showHealth, showOwn, showRows, showShares } from "/assets/panels.js";
 
 const $ = (id) => document.getElementById(id);
 const RETRY_MS = 1000, SILENT_MS = 6000, SHARES_MS = 20000, MOST_STEPS = 4000, MOST_SAMPLES = 1200, MOST_LINES = 6;
 
-const past = { run: null, me: "", steps: new Map(), evaluations: new Map(), samples: new Map() };
-let latest = null, heardAt = 0, charted = "";
+const DAY_S = 24 * 3600, KEPT = "peerd-range";
+
+const past = { run: null, me: "", steps: new Map(), evaluations: new Map(), samples: new Map(), reach: null, spacing: 0, began: 0 };
+let latest = null, heardAt = 0, charted = "", stream = null;
 
 const map = new SwarmMap($("map"), (peer) => showChosen($("chosen"), peer, past.me, past.run.microbatches_per_step));
 const events = new Events($("events"));
+const when = (seconds) => (spanOf(past.samples) > DAY_S ? dayAndTime : minutes)(seconds);
 const charts = {
   loss: new Chart($("loss-chart"), { title: "Loss by step", x: (step) => `step ${whole(step)}`, y: (loss) => loss.toFixed(2) }),
-  rate: new Chart($("rate-chart"), { title: "Tokens per second", x: minutes, y: amount, fromZero: true, area: true }),
-  queue: new Chart($("queue-chart"), { title: "Microbatches held", x: minutes, y: amount, fromZero: true }),
-  traffic: new Chart($("traffic-chart"), { title: "Bytes per second", x: minutes, y: bytes, fromZero: true }),
+  rate: new Chart($("rate-chart"), { title: "Tokens per second", x: when, y: amount, fromZero: true, area: true }),
+  queue: new Chart($("queue-chart"), { title: "Microbatches held", x: when, y: amount, fromZero: true }),
+  traffic: new Chart($("traffic-chart"), { title: "Bytes per second", x: when, y: bytes, fromZero: true }),
 };
 
 function takePast(told) {
@@ -26,6 +29,9 @@ function takePast(told) {
   past.steps = new Map(told.steps.map((row) => [row[0], row]));
   past.evaluations = new Map(told.evaluations.map((row) => [row[0], row]));
   past.samples = new Map(told.samples.map((row) => [row[0], row]));
+  past.reach = told.reach_s;
+  past.spacing = told.spacing_s;
+  past.began = told.samples.at(-1)?.[0] ?? 0;
   events.clear();
   events.add(told.events, told.me);
   say($("run"), told.run.name);
@@ -42,7 +48,7 @@ function takeNow(now) {
   latest = now;
   for (const row of now.steps) past.steps.set(row[0], row);
   if (now.evaluation) past.evaluations.set(now.evaluation[0], now.evaluation);
-  for (const row of now.samples) past.samples.set(row[0], row);
+  for (const row of now.samples) addSample(row);
   trim(past.steps, MOST_STEPS);
   trim(past.evaluations, MOST_STEPS);
   trim(past.samples, MOST_SAMPLES);
@@ -57,6 +63,17 @@ function takeNow(now) {
   showCharts();
   document.documentElement.dataset.updateMs = (performance.now() - began).toFixed(1);
 }
+
+// As far apart as those of the past, so that a long range stays as it is while time goes on.
+function addSample(row) {
+  const newest = [...past.samples.keys()].at(-1) ?? 0;
+  if (row[0] <= newest) return;
+  if (row[0] < past.began + past.spacing) { if (newest > past.began) past.samples.delete(newest); } else past.began = row[0];
+  past.samples.set(row[0], row);
+  if (past.reach) for (const time of past.samples.keys()) { if (time >= row[0] - past.reach) break; past.samples.delete(time); }
+}
+
+const spanOf = (samples) => { const times = [...samples.keys()]; return times.length ? times.at(-1) - times[0] : 0; };
 
 function trim(kept, most) {
   for (const key of kept.keys()) { if (kept.size <= most) return; kept.delete(key); }
@@ -123,12 +140,13 @@ async function fetchShares() {
 }
 
 function connect() {
-  const stream = new EventSource("/api/live");
-  stream.addEventListener("past", (event) => takePast(JSON.parse(event.data)));
-  stream.addEventListener("now", (event) => { heardAt = Date.now(); state("live"); takeNow(JSON.parse(event.data)); });
-  stream.onerror = () => {
+  stream?.close();
+  const mine = (stream = new EventSource(`/api/live?range=${$("range").value}`));
+  mine.addEventListener("past", (event) => takePast(JSON.parse(event.data)));
+  mine.addEventListener("now", (event) => { heardAt = Date.now(); state("live"); takeNow(JSON.parse(event.data)); });
+  mine.onerror = () => {
     state("lost");
-    if (stream.readyState === EventSource.CLOSED) setTimeout(connect, RETRY_MS);
+    if (mine.readyState === EventSource.CLOSED) setTimeout(() => mine === stream && connect(), RETRY_MS);
   };
 }
 
@@ -138,6 +156,10 @@ function state(name) {
   say($("connection-text"), name === "live" ? "live" : latest ? `no connection since ${clock(Date.now() / 1000)}; trying again` : "no connection; trying again");
 }
 
+$("range").addEventListener("change", () => {
+  try { localStorage.setItem(KEPT, $("range").value); } catch { /* then it is for this time only */ }
+  connect();
+});
 $("as-table").addEventListener("toggle", () => latest && takeNow({ ...latest, events: [] }));
 $("leave").addEventListener("click", () => $("sure").showModal());
 $("sure").addEventListener("close", async () => {
@@ -148,4 +170,6 @@ $("sure").addEventListener("close", async () => {
 });
 setInterval(fetchShares, SHARES_MS);
 setInterval(() => { if (heardAt && Date.now() - heardAt > SILENT_MS) state("lost"); }, 1000);
+try { $("range").value = localStorage.getItem(KEPT) ?? "24h"; } catch { /* as it is */ }
+if (!$("range").value) $("range").value = "24h";
 connect();

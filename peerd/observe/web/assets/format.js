@@ -24,11 +24,14 @@ export function duration(seconds) {
 }
 
 const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 const MINUTES = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 
 export const clock = (seconds) => CLOCK.format(seconds * 1000);
 
 export const minutes = (seconds) => MINUTES.format(seconds * 1000);
+
+export const dayAndTime = (seconds) => `${DAY.format(seconds * 1000)} ${minutes(seconds)}`;
 
 // An element with attributes and children; strings become text, never markup.
 export function make(name, attributes = {}, ...children) {

@@ -1,0 +1,94 @@
+"""A timeline in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open. Pure.
+
+A peer is a process, what it does at the same time are its threads. An arrow leads from each sending to its receiving.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from peerd.timeline.shares import window
+from peerd.timeline.spans import COMPUTE, PHASES, UPDATE, Kind, PeerTimeline, Span
+
+ROWS = (
+    ("step", PHASES),
+    ("compute", COMPUTE | UPDATE),
+    ("sending", frozenset({Kind.SEND, Kind.SEND_GRADIENT})),
+    ("receiving", frozenset({Kind.RECEIVE, Kind.RECEIVE_GRADIENT})),
+    ("averaging", frozenset({Kind.EXCHANGE})),
+    ("waiting", frozenset({Kind.QUEUED, Kind.BELOW})),
+)
+LANES_PER_ROW = 1000
+_ARROWS = {Kind.SEND: ("s", "activations"), Kind.RECEIVE: ("f", "activations")}
+_ARROWS |= {Kind.SEND_GRADIENT: ("s", "gradients"), Kind.RECEIVE_GRADIENT: ("f", "gradients")}
+
+
+def chrome_trace(timelines: Sequence[PeerTimeline], silent: Sequence[tuple[str, int, str]], about: Mapping[str, Any]) -> dict[str, Any]:
+    """`silent` are the peers that told nothing: id, stage, and why. `about` goes along as it is."""
+    began_s = window(timelines)[0]
+    events: list[dict[str, Any]] = []
+    for process, timeline in enumerate(timelines, start=1):
+        events += _process(process, timeline.stage, f"stage {timeline.stage}, peer {timeline.peer[-8:]}")
+        events += _events(process, timeline, began_s)
+    for process, (peer, stage, reason) in enumerate(silent, start=len(timelines) + 1):
+        events += _process(process, stage, f"stage {stage}, peer {peer[-8:]} (told nothing)")
+        events.append({"ph": "i", "s": "p", "name": f"told nothing: {reason}", "pid": process, "tid": 0, "ts": 0})
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {name: str(value) for name, value in about.items()}}
+
+
+def _process(process: int, stage: int, name: str) -> Iterator[dict[str, Any]]:
+    yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": 1000 * stage + process}}
+
+
+def _events(process: int, timeline: PeerTimeline, began_s: float) -> Iterator[dict[str, Any]]:
+    for row, (name, kinds) in enumerate(ROWS):
+        named: set[int] = set()
+        for lane, span in in_lanes(span for span in timeline.spans if span.kind in kinds):
+            thread = row * LANES_PER_ROW + lane
+            if lane not in named:
+                named.add(lane)
+                yield {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": name}}
+                yield {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": thread, "args": {"sort_index": thread}}
+            place = {"pid": process, "tid": thread, "ts": _us(span.began_s - began_s)}
+            yield {"ph": "X", "name": _name(span), "cat": name, "dur": _us(span.ended_s - span.began_s), "args": _arguments(span), **place}
+            if span.kind in _ARROWS and span.microbatch >= 0:
+                yield _arrow(span, timeline.peer) | place
+
+
+def in_lanes(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
+    """Each with the first lane that is free: viewers cannot show two at once in one."""
+    free_from: list[float] = []
+    for span in sorted(spans, key=lambda span: (span.began_s, -span.ended_s)):
+        lane = next((lane for lane, free_s in enumerate(free_from) if free_s <= span.began_s), len(free_from))
+        if lane == len(free_from):
+            free_from.append(0.0)
+        free_from[lane] = span.ended_s
+        yield lane, span
+
+
+def _arrow(span: Span, me: str) -> dict[str, Any]:
+    """Both ends come to the same number: what, of which microbatch, from whom to whom."""
+    begins, what = _ARROWS[span.kind]
+    source, target = (me, span.peer) if begins == "s" else (span.peer, me)
+    number = zlib.crc32(f"{what} {span.step} {span.microbatch} {source} {target}".encode())
+    return {"ph": begins, "name": what, "cat": "arrow", "id": number} | ({"bp": "e"} if begins == "f" else {})
+
+
+def _name(span: Span) -> str:
+    name = span.kind.name.lower().replace("_", " ")
+    return f"{name} {span.microbatch}" if span.microbatch >= 0 else name
+
+
+def _arguments(span: Span) -> dict[str, Any]:
+    known: dict[str, Any] = {"step": span.step}
+    known |= {"microbatch": span.microbatch} if span.microbatch >= 0 else {}
+    known |= {"peer": span.peer} if span.peer else {}
+    return known | ({"bytes": span.num_bytes} if span.num_bytes else {})
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 1)

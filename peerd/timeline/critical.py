@@ -1,0 +1,111 @@
+"""The critical path: the chain of things each of which the next one waited for, from the last commit back to the beginning. Pure.
+
+Backwards from a span one goes to whichever ended last of those it needed: what the same compute thread did before it; the
+forward pass of the stage before, or the backward pass of the stage after, of the same microbatch; before an optimizer's
+step the last backward pass anywhere, for every stage has to have averaged; before a step's first pass the commits of the last
+step. The time between the two is wire as far as that microbatch was on it, end of the step where a step ends or begins, else waiting.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from peerd.timeline.shares import Interval, Shares, clipped, merged, window
+from peerd.timeline.spans import COMPUTE, UPDATE, WIRE, Kind, PeerTimeline, Span
+
+Done = tuple[int, int]
+"""Which peer's list, and which place in it."""
+
+
+def critical_shares(timelines: Sequence[PeerTimeline]) -> Shares:
+    """What the critical path consists of, as parts of the wall time of these steps."""
+    within = window(timelines)
+    total_s = within[1] - within[0]
+    if total_s <= 0:
+        return Shares()
+    spent = {"compute": 0.0, "wait": 0.0, "wire": 0.0, "step_end": 0.0}
+    for what, began_s, ended_s in _segments(_Work(timelines), within):
+        spent[what] += max(0.0, ended_s - began_s)
+    return Shares(**{what: spent_s / total_s for what, spent_s in spent.items()})
+
+
+def _segments(work: _Work, within: Interval) -> Iterator[tuple[str, float, float]]:
+    """The whole window, from its end, in pieces that do not overlap."""
+    now_s, current = within[1], work.last()
+    while current is not None:
+        span = work.span(current)
+        ended_s, began_s = min(now_s, span.ended_s), min(now_s, span.began_s)
+        yield "step_end", ended_s, now_s  # after the last one; the time between two is told below
+        yield "step_end" if span.kind in UPDATE else "compute", began_s, ended_s
+        now_s, before = began_s, work.needed_by(current)
+        if before is not None and work.span(before).ended_s < began_s:
+            now_s = work.span(before).ended_s
+            yield from work.between(current, before, (now_s, began_s))
+        current = before
+    yield "step_end", within[0], now_s
+
+
+class _Work:
+    """What the compute threads did, found by what is asked of it."""
+
+    def __init__(self, timelines: Sequence[PeerTimeline]) -> None:
+        kinds = COMPUTE | UPDATE
+        self._stages = [timeline.stage for timeline in timelines]
+        self._lanes = [sorted((s for s in timeline.spans if s.kind in kinds), key=lambda span: span.ended_s) for timeline in timelines]
+        self._passes: dict[tuple[Kind, int, int, int], list[Done]] = defaultdict(list)
+        """By kind, stage, step and microbatch."""
+        self._computed: dict[int, list[Done]] = defaultdict(list)
+        self._updated: dict[int, list[Done]] = defaultdict(list)
+        for done in sorted(((peer, at) for peer, lane in enumerate(self._lanes) for at in range(len(lane))), key=self._end):
+            span = self.span(done)
+            (self._computed if span.kind in COMPUTE else self._updated)[span.step].append(done)
+            self._passes[span.kind, self._stages[done[0]], span.step, span.microbatch].append(done)
+        self._on_wire: dict[tuple[int, int], list[Span]] = defaultdict(list)
+        for span in (span for timeline in timelines for span in timeline.spans if span.kind in WIRE):
+            self._on_wire[span.step, span.microbatch].append(span)
+
+    def span(self, done: Done) -> Span:
+        return self._lanes[done[0]][done[1]]
+
+    def last(self) -> Done | None:
+        return max(((peer, len(lane) - 1) for peer, lane in enumerate(self._lanes) if lane), key=self._end, default=None)
+
+    def needed_by(self, done: Done) -> Done | None:
+        """Of all that had to be over before, what was over last."""
+        peer, at = done
+        known = [(peer, at - 1)] if at else []
+        elsewhere = self._elsewhere(self._stages[peer], self.span(done))
+        known += [elsewhere] if elsewhere else []
+        earlier = [each for each in known if self.span(each).began_s < self.span(done).began_s]
+        return max(earlier, key=self._end, default=None)
+
+    def _elsewhere(self, stage: int, span: Span) -> Done | None:
+        match span.kind:
+            case Kind.FORWARD if stage > 0:
+                found = self._passes.get((Kind.FORWARD, stage - 1, span.step, span.microbatch), [])
+            case Kind.FORWARD:
+                found = self._updated.get(span.step - 1, [])
+            case Kind.BACKWARD | Kind.RECOMPUTE:
+                found = self._passes.get((Kind.BACKWARD, stage + 1, span.step, span.microbatch), [])
+            case _:
+                found = self._computed.get(span.step, [])
+        at = bisect_right(found, span.began_s, key=self._end)
+        return found[max(0, at - 1)] if found else None  # where clocks differ, the cause may seem to end too late
+
+    def _end(self, done: Done) -> float:
+        return self.span(done).ended_s
+
+    def between(self, done: Done, before: Done, gap: Interval) -> Iterator[tuple[str, float, float]]:
+        """The time from one span of the path to the next."""
+        span = self.span(done)
+        if UPDATE & {span.kind, self.span(before).kind}:
+            yield "step_end", *gap
+            return
+        at_s, ends_s = gap
+        for began_s, ended_s in merged(clipped(self._on_wire[span.step, span.microbatch], WIRE, gap)):
+            yield "wait", at_s, began_s
+            yield "wire", began_s, ended_s
+            at_s = ended_s
+        yield "wait", at_s, ends_s

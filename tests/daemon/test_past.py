@@ -1,0 +1,78 @@
+"""What a daemon tells of the past: every finished step with its time, as far back as was asked, in a bounded number of points."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from peerd.daemon.answers import Answers
+from peerd.daemon.dashboard import POINTS, SHOWN_STEPS, Dashboard, Spot
+from peerd.daemon.node import Node
+from peerd.daemon.past import Past
+from peerd.observe.archive import Archive
+from peerd.observe.thinning import DAY_S, HOUR_S
+from peerd.observe.values import FinishedStep, Sample
+from peerd.stage.export import HistoryEntry
+
+
+@pytest.fixture
+async def archive(tmp_path: Path) -> AsyncIterator[Archive]:
+    kept = Archive(tmp_path / "run.sqlite")
+    yield kept
+    await kept.close()
+
+
+def node_of(history: list[HistoryEntry], commit_times_s: dict[int, float]) -> Node:
+    state = SimpleNamespace(history=history)
+    return cast(Node, SimpleNamespace(state=state, commit_times_s=commit_times_s, membership=SimpleNamespace(me="a")))
+
+
+def entry(step: int) -> HistoryEntry:
+    return HistoryEntry(step=step, loss=5.0, tokens=10)
+
+
+async def test_a_step_that_the_compute_thread_is_just_finishing_is_not_told_without_its_time(archive: Archive) -> None:
+    """Its state knows the loss a moment before the event loop knows that the step is over."""
+    node = node_of([entry(0), entry(1), entry(2)], {0: 100.0, 1: 101.0})
+    past = Past(node, archive)
+    assert [(told["step"], told["time_s"]) for told in await past.steps(0)] == [(0, 100.0), (1, 101.0)]
+    node.commit_times_s[2] = 102.0
+    assert [(told["step"], told["time_s"]) for told in await past.steps(0)][-1] == (2, 102.0)
+
+
+async def test_steps_from_before_the_daemon_was_there_have_no_time(archive: Archive) -> None:
+    past = Past(node_of([entry(0), entry(1)], {}), archive)
+    assert [(told["step"], told["time_s"]) for told in await past.steps(0)] == [(0, 0.0), (1, 0.0)]
+
+
+async def reached(archive: Archive, reach_s: float) -> dict[str, Any]:
+    dashboard = Dashboard(cast(Spot, None), archive, public=False)
+    answers = cast(Answers, SimpleNamespace(run_info=dict))
+    dashboard._node, dashboard._answers = node_of([], {}), answers
+    return dict(await dashboard.past(reach_s))
+
+
+async def test_the_page_gets_what_lies_within_its_range_in_a_bounded_number_of_points(archive: Archive) -> None:
+    now_s = time.time()
+    for number in range(10_000):  # ten days, a step and a sample every 86 s
+        at_s = now_s - (9_999 - number) / 1000 * DAY_S
+        archive.note_step(FinishedStep(step=number, loss=1.0, tokens=1, time_s=at_s if number else None))
+        archive.note_sample(
+            Sample(time_s=at_s, span_s=86.4, step=number, tokens_per_second=float(number), peers=(1,), queue=(0,), suspects=0)
+        )
+    for reach_s, steps in ((HOUR_S, 42), (DAY_S, 1000), (7 * DAY_S, 7000), (float("inf"), 10_000)):
+        told = await reached(archive, reach_s)
+        within = range(10_000 - steps, 10_000)
+        shown = [row[0] for row in told["steps"]]
+        assert shown[-1] == 9_999
+        assert within.start <= shown[0] < within.start + 10
+        assert min(steps, SHOWN_STEPS) / 2 <= len(shown) <= SHOWN_STEPS
+        assert len(told["samples"]) <= POINTS
+        assert told["samples"][0][0] >= now_s - reach_s - 1
+        assert told["spacing_s"] * POINTS <= min(reach_s, 10 * DAY_S) + 1
+        assert told["reach_s"] == (None if reach_s == float("inf") else reach_s)

@@ -1,0 +1,53 @@
+"""Quantiles, and the event loop's lag told by them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.daemon.lag import KEPT_S, PERIOD_S, LoopLag
+from peerd.observe.quantiles import quantile
+
+
+@given(st.lists(st.floats(0, 100), min_size=1), st.floats(0.01, 1))
+def test_so_many_are_no_larger_and_one_less_would_be_too_few(values: list[float], share: float) -> None:
+    found = quantile(sorted(values), share)
+    assert sum(value <= found for value in values) >= share * len(values)
+    assert sum(value < found for value in values) < share * len(values)
+
+
+def test_one_late_wake_in_a_thousand_is_beyond_the_99th_and_within_the_999th() -> None:
+    lag = LoopLag()
+    for number in range(1000):
+        lag.note(0.5 if number == 10 else 0.001)
+    assert lag.quantiles() == {"0.5": 0.001, "0.99": 0.001, "0.999": 0.001, "1": 0.5}
+    lag.note(0.4)
+    assert lag.quantiles()["0.999"] == 0.4
+
+
+def test_the_worst_of_the_last_minute_forgets_what_was_before_it() -> None:
+    lag = LoopLag()
+    assert lag.worst_s(60) == 0
+    lag.note(3.0)
+    for _ in range(round(60 / PERIOD_S) - 1):
+        lag.note(0.0)
+    assert lag.worst_s(60) == 3.0
+    lag.note(0.0)
+    assert lag.worst_s(60) == 0.0
+    assert lag.quantiles()["1"] == 3.0
+    for _ in range(round(KEPT_S / PERIOD_S)):
+        lag.note(0.0)
+    assert lag.quantiles()["1"] == 0.0
+
+
+async def test_a_loop_that_is_blocked_is_seen_to_be_late() -> None:
+    lag = LoopLag()
+    measuring = asyncio.create_task(lag.run())
+    await asyncio.sleep(0)
+    time.sleep(PERIOD_S + 0.2)  # noqa: ASYNC251 - what is measured
+    await asyncio.sleep(PERIOD_S)  # the timer that is late comes first
+    assert lag.worst_s(60) >= 0.15
+    measuring.cancel()

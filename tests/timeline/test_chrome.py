@@ -1,0 +1,78 @@
+"""The file for Perfetto: what the Trace Event Format asks for, and everything in its place."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.timeline.chrome import ROWS, chrome_trace, in_lanes
+from peerd.timeline.spans import Kind, PeerTimeline, Span
+from tests.timeline.pipelines import one_step
+
+SILENT = [("12D3KooWabcdefgh", 1, "no answer within 5 s")]
+
+
+def written() -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(json.dumps(chrome_trace(one_step(), SILENT, {"run": "paper"})))
+    return told
+
+
+def events(phase: str) -> list[dict[str, Any]]:
+    return [event for event in written()["traceEvents"] if event["ph"] == phase]
+
+
+def test_every_event_has_the_fields_of_its_kind() -> None:
+    wanted = {"X": {"name", "ts", "dur", "pid", "tid"}, "M": {"name", "pid", "args"}, "i": {"name", "ts", "pid", "s"}}
+    wanted |= {"s": {"name", "id", "ts", "pid", "tid", "cat"}, "f": {"name", "id", "ts", "pid", "tid", "cat", "bp"}}
+    for event in written()["traceEvents"]:
+        assert wanted[event["ph"]] <= event.keys()
+        assert event.get("ts", 0) >= 0
+    assert written()["displayTimeUnit"] == "ms"
+    assert written()["otherData"] == {"run": "paper"}
+
+
+def test_each_peer_is_a_process_with_a_row_for_each_thing_it_does_at_a_time() -> None:
+    names = {event["pid"]: event["args"]["name"] for event in events("M") if event["name"] == "process_name"}
+    assert names == {1: "stage 0, peer a", 2: "stage 1, peer b", 3: "stage 1, peer abcdefgh (told nothing)"}
+    rows = {(event["pid"], event["args"]["name"]) for event in events("M") if event["name"] == "thread_name"}
+    assert {(1, "step"), (1, "compute"), (1, "sending"), (1, "receiving"), (1, "waiting")} <= rows
+
+
+def test_times_are_microseconds_from_the_first_thing_on() -> None:
+    (backward,) = [event for event in events("X") if event["pid"] == 1 and event["name"] == "backward 0"]
+    assert (backward["ts"], backward["dur"]) == (6e6, 2e6)
+    assert backward["args"] == {"step": 0, "microbatch": 0}
+
+
+def test_arrows_lead_from_each_sending_to_its_receiving() -> None:
+    begins, ends = events("s"), events("f")
+    assert Counter((event["id"], event["name"]) for event in begins) == Counter((event["id"], event["name"]) for event in ends)
+    assert len(begins) == 2
+
+
+def test_a_peer_that_told_nothing_is_named_with_the_reason() -> None:
+    (said,) = events("i")
+    assert said["name"] == "told nothing: no answer within 5 s"
+
+
+def test_every_kind_has_a_row() -> None:
+    assert sorted(kind for _, kinds in ROWS for kind in kinds) == sorted(Kind)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=20))
+def test_no_lane_holds_two_spans_at_once(given: list[tuple[int, int]]) -> None:
+    spans = [Span(Kind.BELOW, began_s, began_s + took_s, 0) for began_s, took_s in given]
+    free_from: dict[int, float] = {}
+    for lane, span in in_lanes(spans):
+        assert free_from.get(lane, 0.0) <= span.began_s
+        free_from[lane] = span.ended_s
+    assert len(free_from) <= max((sum(s.began_s <= t.began_s <= s.ended_s for s in spans) for t in spans), default=0)
+
+
+def test_a_timeline_without_spans_makes_a_file_too() -> None:
+    told = chrome_trace([PeerTimeline(peer="a", stage=0, spans=[])], [], {})
+    assert {event["ph"] for event in told["traceEvents"]} == {"M"}
