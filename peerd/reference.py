@@ -10,6 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,19 +28,22 @@ from peerd.config.codec import parse_codec
 from peerd.config.manifest import Manifest, TrainConfig, WireConfig
 from peerd.config.model_kinds import BlocksConfig
 from peerd.config.paths import cache_folder
+from peerd.data.progress import TerminalBar, silent
+from peerd.data.tokens import prepare_tokens
 from peerd.errors import ExitCode, PeerdError, UsageError
 from peerd.models.dropout import dropout_of
 from peerd.models.stages import StageModule, build_stage
 from peerd.policy.norms import combine
 from peerd.stage.accumulator import gradient_norm
-from peerd.stage.export import HistoryEntry, write_export
+from peerd.stage.export import HistoryEntry, write_evaluations, write_export
 from peerd.stage.optimizer import Optimizer, check_no_decay
 from peerd.stage.parameters import copy_parameters
 from peerd.stage.precision import LossScale, run_module
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import StartState
 from peerd.stage.update import apply_means
-from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
+from peerd.table.record import Evaluation
+from peerd.train.data import Corpus, agree_on_data
 from peerd.train.samples import Microbatches, Samples
 from peerd.wire.codecs import through
 
@@ -71,6 +75,7 @@ class ReferenceResult:
     history: list[HistoryEntry]
     norms: list[float]
     """The whole model's gradient norm of each step, where the run clips or computes in float16."""
+    evaluations: list[Evaluation]
 
 
 def train_reference(
@@ -90,7 +95,7 @@ def train_reference(
     ahead = copy.deepcopy(stages) if manifest.train.delayed_updates else stages
     optimizers = [Optimizer(manifest, dict(stage.named_parameters())) for stage in ahead]
     history: list[HistoryEntry] = []
-    train, norms = manifest.train, list[float]()
+    train, norms, evaluations = manifest.train, list[float](), list[Evaluation]()
     scale = LossScale.first(train) if train.precision == "float16" else LossScale(1.0, 1.0)
     if start is not None:
         for stage, optimizer in zip(stages, optimizers, strict=True):
@@ -98,6 +103,8 @@ def train_reference(
         for stage, newest in zip(stages, ahead, strict=True):
             copy_parameters(stage, newest)
     for step in range(start.step if start else 0, steps):
+        if isinstance(corpus, Corpus) and train.evaluates_at(step):
+            evaluations.append(evaluate(manifest, corpus, stages, step))
         loss, gradients = mean_gradients(manifest, corpus, stages, step, scale.value)
         if train.delayed_updates:  # the next step is computed without this one's update
             for stage, newest in zip(stages, ahead, strict=True):
@@ -111,9 +118,24 @@ def train_reference(
         history.append(HistoryEntry(step=step, loss=loss, tokens=manifest.tokens_per_step_at(step)))
         if report is not None:
             report(history[-1])
+    if isinstance(corpus, Corpus) and train.evaluates_at(steps):
+        evaluations.append(evaluate(manifest, corpus, stages, steps))
     parameters = {name: parameter.detach() for stage in ahead for name, parameter in stage.named_parameters()}
     state = {name: tensor for optimizer in optimizers for name, tensor in optimizer.tensors().items()}
-    return ReferenceResult(parameters=parameters, optimizer_state=state, history=history, norms=norms)
+    return ReferenceResult(parameters=parameters, optimizer_state=state, history=history, norms=norms, evaluations=evaluations)
+
+
+def evaluate(manifest: Manifest, corpus: Corpus, stages: Sequence[StageModule], step: int) -> Evaluation:
+    """The mean loss over the evaluation microbatches, as the swarm computes it at `step`."""
+    forth, losses = parse_codec(manifest.wire.activations), []
+    for index in range(manifest.train.evaluation_microbatches):
+        hidden, labels = corpus.evaluation_microbatch(index)
+        with torch.no_grad():
+            for stage in stages:
+                inputs = hidden if stage.is_first else through(forth, hidden)
+                hidden = run_module(manifest.train, stage, inputs, labels if stage.is_last else None)
+        losses.append(float(hidden))
+    return Evaluation(step, math.fsum(losses) / len(losses))
 
 
 def _load(stage: StageModule, optimizer: Optimizer, state: Downloaded) -> list[HistoryEntry]:
@@ -194,6 +216,7 @@ def run(request: ReferenceRequest) -> dict[str, Any]:
     result = train_reference(manifest, corpus, request.steps, _print_progress, start)
     elapsed_s = time.monotonic() - began
     write_export(Path(request.out), manifest, result.parameters, result.optimizer_state, result.history)
+    write_evaluations(Path(request.out), result.evaluations)
     return {
         "schema": SCHEMA,
         "steps": len(result.history),
@@ -223,12 +246,11 @@ def _open_data(manifest: Manifest, given: str, folder: Path) -> tuple[Manifest, 
     """The manifest with its data filled in, and its microbatches."""
     if isinstance(manifest.model, BlocksConfig):
         return manifest, Samples(manifest)
-    source = given or manifest.data.source
-    if source != STDLIB and not given:
-        source = str(folder / Path(source).expanduser())
-    token_file = prepare_tokens(source, cache_folder())
-    agreed = agree_on_data(manifest, token_file)
-    agreed = dataclasses.replace(agreed, data=dataclasses.replace(agreed.data, source=source))
+    bar, data = TerminalBar(), manifest.data.located(folder)
+    data = dataclasses.replace(data, source=given) if given else data
+    token_file = prepare_tokens(data.source, cache_folder(), data, bar if sys.stderr.isatty() else silent)
+    bar.clear()
+    agreed = agree_on_data(dataclasses.replace(manifest, data=data), token_file)
     return agreed, Corpus(token_file, agreed)
 
 

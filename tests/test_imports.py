@@ -23,6 +23,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "timeline": {},
     "policy": {"table": "decisions are functions of the view"},
     "config": {"policy": "what the owner allows is what the governor judges by"},
+    "data": {"config": "which text, which tokenizer, where the cache is"},
     "planner": {"config": "what is trained and how it is cut"},
     "models": {"config": "a model is built from its manifest", "planner": "where it is cut, and what its parts cost"},
     "wire": {
@@ -56,7 +57,8 @@ ALLOWED: dict[str, dict[str, str]] = {
         "wire": "slices are sent and received",
     },
     "train": {
-        "config": "which text, which seed",
+        "config": "which seed, how large a microbatch",
+        "data": "microbatches are windows of the token file",
         "models": "a list of blocks makes its own samples",
         "policy": "which microbatches to launch",
         "stage": "a trainer on a first stage hands over without the wire",
@@ -82,6 +84,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cli": {
         "config": "homes, settings, run files",
         "control": "the socket's client",
+        "data": "what `peerd new` finds out about text and tokenizer",
         "planner": "what a new run costs its volunteers",
         "sim": "simulating needs no daemon: it runs in the client's own process",
         "table": "the words of the replies",
@@ -106,6 +109,8 @@ HEAVY: dict[str, set[str]] = {
     "starlette": {"observe"},
     "uvicorn": {"observe"},
     "sqlite3": {"observe"},
+    "tokenizers": {"data"},
+    "pyarrow": {"data"},
     "opentelemetry": {"observe"},
     "tensorboardX": {"observe"},
     "wandb": {"observe"},

@@ -51,6 +51,16 @@ def test_the_loss_falls_on_real_text(tmp_path: Path) -> None:
     assert history[-1].loss < 0.75 * history[0].loss
 
 
+def test_evaluations_are_of_exact_steps_whatever_the_split_and_change_nothing(tmp_path: Path) -> None:
+    whole, split = (train(tiny_manifest(stages, 0.1, evaluate_every_steps=2, steps=3), tmp_path, 3) for stages in (1, 2))
+    assert [each.step for each in whole.evaluations] == [0, 2, 3]
+    assert whole.evaluations == split.evaluations
+    assert whole.evaluations[-1].loss < whole.evaluations[0].loss
+    unwatched = train(tiny_manifest(2, 0.1), tmp_path, 3)
+    assert unwatched.evaluations == []
+    assert_same_bits(unwatched, split)
+
+
 @pytest.mark.parametrize("accumulate", ["float32", "float64"])
 @pytest.mark.parametrize("num_stages", [2, 3])
 def test_the_split_changes_no_bit_of_a_run(tmp_path: Path, num_stages: int, accumulate: str) -> None:

@@ -7,15 +7,16 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, TrainConfig
+from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, TrainConfig
 from peerd.train.data import Corpus, prepare_tokens
 
 
-def tiny_manifest(num_stages: int = 1, **train: Any) -> Manifest:
+def tiny_manifest(num_stages: int = 1, evaluation_fraction: float = 0.0, **train: Any) -> Manifest:
     """Five layers (so that no even number of stages divides them) of width 32, one torch thread; `train` replaces defaults."""
     settings: dict[str, Any] = {"microbatches_per_step": 3, "microbatch_size": 2, "sequence_length": 16} | train
     return Manifest(
         seed=7,
+        data=DataConfig(evaluation_fraction=evaluation_fraction),
         model=ModelConfig(num_layers=5, d_model=32, num_heads=2, d_ff=48),
         train=TrainConfig(num_stages=num_stages, **settings),
         compute=ComputeConfig(threads=1),

@@ -144,15 +144,16 @@ def _built_in(num_stages: int) -> Manifest:
 def _from_file(path: Path) -> Manifest:
     """The user's run; relative paths are taken from the run file's folder."""
     from peerd.config import manifest
+    from peerd.config.data_config import REMOTE
 
     if path.is_dir():
         path = path / "run.toml"
     run = manifest.load(path)
     if run.start.state:
         run = dataclasses.replace(run, start=dataclasses.replace(run.start, state=str(_beside(path, run.start.state, "start.state"))))
-    if run.data.source == "stdlib":
-        return run
-    return dataclasses.replace(run, data=dataclasses.replace(run.data, source=str(_beside(path, run.data.source, "data.source"))))
+    if run.data.source != "stdlib" and not run.data.source.startswith(REMOTE):
+        _beside(path, run.data.source, "data.source")
+    return dataclasses.replace(run, data=run.data.located(path.absolute().parent))
 
 
 def _beside(run_file: Path, named: str, field: str) -> Path:

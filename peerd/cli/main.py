@@ -65,6 +65,7 @@ for _verb in (
     owner.limits,
     service.service,
     new.new,
+    organise.data,
     organise.start,
     organise.export,
     generate.generate,

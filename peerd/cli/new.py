@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
-from peerd.cli.options import MEMORY, SEED, STAGES, FiniteRange, create_folder, existing_source, home_option, json_option
+from peerd.cli.new_data import data_of, known_tokenizer, vocab_size_of
+from peerd.cli.options import (
+    MEMORY,
+    SEED,
+    STAGES,
+    FiniteRange,
+    create_folder,
+    home_option,
+    json_option,
+)
 from peerd.errors import DiskError, UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +28,10 @@ if TYPE_CHECKING:
 
 START_FILE = "start.safetensors"
 
-_TRAIN_FIELDS = ("num_stages", "microbatches_per_step", "microbatch_size", "sequence_length", "steps", "learning_rate", "accumulate")
+_TRAIN_FIELDS = (
+    *("num_stages", "microbatches_per_step", "microbatch_size", "sequence_length", "steps", "learning_rate", "accumulate"),
+    *("evaluate_every_steps", "evaluation_microbatches"),
+)
 _MODEL_FLAGS = {"num_layers": "--layers", "d_model": "--d-model", "num_heads": "--heads", "d_ff": "--d-ff"}
 _GENERAL_NAMES = {
     "num_layers": "num_hidden_layers",
@@ -28,7 +40,6 @@ _GENERAL_NAMES = {
     "d_ff": "intermediate_size",
 }
 """What transformers calls in every architecture what the model's flags say."""
-_ORGANISERS_OWN = "local"
 _POSITIVE = click.IntRange(1, 1_000_000)
 
 
@@ -46,7 +57,14 @@ _POSITIVE = click.IntRange(1, 1_000_000)
 @click.option("--sequence-length", type=click.IntRange(2, 1 << 20), default=128, show_default=True, help="Tokens per sequence.")
 @click.option("--microbatch-size", type=click.IntRange(1, 65536), default=4, show_default=True, help="Sequences per microbatch.")
 @click.option("--microbatches", "microbatches_per_step", type=click.IntRange(1, 8192), default=16, show_default=True, help="Per step.")
-@click.option("--data", "source", default="stdlib", show_default=True, metavar="SOURCE", help="Text file or folder to train on.")
+@click.option("--data", "source", default="stdlib", show_default=True, metavar="SOURCE", help="Text to train on; see below.")
+@click.option("--field", metavar="NAME", help="Where jsonl and parquet files have the text.  [default: text]")
+@click.option("--tokenizer", default="bytes", show_default=True, metavar="NAME", help="bytes, bpe:SIZE, a tokenizer.json or its folder.")
+@click.option("--evaluation-fraction", type=FiniteRange(0, 0.5), default=0.0, show_default=True, help="Share of the text kept for it.")
+@click.option(
+    "--evaluate-every", "evaluate_every_steps", type=click.IntRange(0, 10**9), default=0, show_default=True, help="Steps; 0: never."
+)
+@click.option("--evaluation-microbatches", type=click.IntRange(1, 8192), default=16, show_default=True, help="Per evaluation.")
 @click.option("--steps", type=click.IntRange(0, 10**9), default=0, show_default=True, help="End after so many steps; 0: never.")
 @click.option("--learning-rate", type=FiniteRange(0, 100), default=3e-3, show_default=True, help="Its height, after the warm-up.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="First weights and order of the text.")
@@ -65,6 +83,9 @@ def new(
     run.toml says what is trained, on what and how; edit it as you like before the run starts. organiser.key signs the
     run: keep it, and keep it to yourself. An existing key is used again.
 
+    SOURCE is a file or folder of text, jsonl or parquet files, an http(s) address, hub:OWNER/NAME on a model hub, or stdlib.
+    It is turned into tokens when the run starts. bpe:SIZE trains a tokenizer on the text itself.
+
     With --from the run goes on where an earlier one has come to, with its optimizer's state and all its fields but those
     that flags name; the number of stages may be another. FOLDER is what `peerd export` wrote; or, repeated, the homes of
     peers that hold every stage between them: then the newest step of which their checkpoints have every parameter is taken.
@@ -81,6 +102,7 @@ def new(
       peerd new my-run --stages 2 --steps 1000
       peerd new llama --model hf:llama --layers 6 --set vocab_size=256
       peerd start my-run
+      peerd new my-run --tokenizer bpe:2048 --evaluation-fraction 0.02
       peerd new wider --from exported --stages 4 --steps 2000
     """
     target = Path(folder).expanduser().absolute()
@@ -201,9 +223,9 @@ def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) ->
     request = {"sources": [str(Path(source).expanduser().absolute()) for source in sources], "out": str(folder / START_FILE)}
     reply = run_child("peerd.repartition", json.dumps(request), timeout_s=None, what="reading the earlier run")
     earlier = manifests.parse(cast("dict[str, Any]", reply["manifest"]), "the earlier run")
-    source = given.get("source", earlier.data.source)
-    if source == _ORGANISERS_OWN:
-        raise UsageError("the earlier run's text is its organiser's own", "say where it lies with --data")
+    tokenizer = given.get("tokenizer") or known_tokenizer(earlier)
+    data = data_of({"source": earlier.data.source, "field": earlier.data.field} | given | {"tokenizer": tokenizer})
+    fraction = given.get("evaluation_fraction", earlier.data.evaluation_fraction)
     if not reply["optimizer"]:
         click.echo("peerd: the state comes without the optimizer's, whose averages begin anew", err=True)
     if reply["inexact_steps"]:
@@ -213,7 +235,7 @@ def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) ->
             earlier,
             name=given["name"] if given.get("name") else _name_from(folder),
             seed=given.get("seed", earlier.seed),
-            data=manifests.DataConfig(source=existing_source(source, "--data")),
+            data=dataclasses.replace(data, evaluation_fraction=fraction),
             start=manifests.StartConfig(state=START_FILE, step=cast("int", reply["step"])),
             train=dataclasses.replace(earlier.train, **recut(earlier, {name: given[name] for name in _TRAIN_FIELDS if name in given})),
         )
@@ -232,33 +254,33 @@ def recut(earlier: Manifest, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _manifest_of(folder: Path, fields: dict[str, Any]) -> Manifest:
-    from peerd.config.manifest import DataConfig, Manifest, TrainConfig
+    from peerd.config.manifest import Manifest, TrainConfig
 
     name = fields["name"] if fields["name"] is not None else _name_from(folder)
     if fields["model"] == "decoder" and (fields["config_file"] or fields["settings"]):
         raise UsageError("--config and --set are for models of transformers", "name one with --model hf:NAME")
-    source = existing_source(fields["source"], "--data")
+    data = data_of(fields)
     try:
         return Manifest(
             name=name,
             seed=fields["seed"],
-            model=_decoder_of(fields),
-            data=DataConfig(source=source),
+            model=_decoder_of(fields, vocab_size_of(data.tokenizer)),
+            data=dataclasses.replace(data, evaluation_fraction=fields["evaluation_fraction"]),
             train=TrainConfig(**{field: fields[field] for field in _TRAIN_FIELDS}),
         )
     except ValueError as error:
         raise UsageError(str(error), "correct that flag; `peerd new --help` lists them") from None
 
 
-def _decoder_of(fields: dict[str, Any]) -> ModelConfig:
+def _decoder_of(fields: dict[str, Any], vocab_size: int) -> ModelConfig:
     """The built-in decoder; in a run of another model it holds that one's place."""
     from peerd.config.manifest import ModelConfig
 
     few_layers = max(4, fields["num_stages"])
     if fields["model"] != "decoder":
         return ModelConfig(num_layers=few_layers)
-    d_ff = fields["d_ff"] or 4 * fields["d_model"]
-    return ModelConfig(num_layers=fields["num_layers"] or few_layers, d_model=fields["d_model"], num_heads=fields["num_heads"], d_ff=d_ff)
+    num_layers, d_ff = fields["num_layers"] or few_layers, fields["d_ff"] or 4 * fields["d_model"]
+    return ModelConfig(num_layers=num_layers, d_model=fields["d_model"], num_heads=fields["num_heads"], d_ff=d_ff, vocab_size=vocab_size)
 
 
 def _name_from(folder: Path) -> str:

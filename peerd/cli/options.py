@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 EXPORTED_FILES = frozenset(
-    {"run.toml", "model.safetensors", "optimizer.safetensors", "history.jsonl"}
+    {"run.toml", "model.safetensors", "optimizer.safetensors", "history.jsonl", "evaluations.jsonl"}
     | {"config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"}
 )
 EXPORTED_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
@@ -160,18 +160,23 @@ def chosen_home(context: click.Context) -> Home:
 
 
 def existing_source(value: str, flag: str) -> str:
-    """A data source as the daemon needs it: `stdlib`, or the absolute path of a readable text file or folder."""
-    if value == "stdlib":
-        return value
+    """A data source as the daemon needs it: `stdlib`, an address, `hub:NAME`, or the absolute path of a readable file or folder."""
+    from peerd.config.data_config import REMOTE
+
+    return value if value == "stdlib" or value.startswith(REMOTE) else existing_path(value, flag, "a text file or folder, or stdlib")
+
+
+def existing_path(value: str, flag: str, wanted: str) -> str:
+    """The absolute path of a file or folder that can be read."""
     path = Path(value).expanduser().absolute()
     try:
         if not path.exists():
-            raise UsageError(f"{flag}: {path}: no such file or folder", "name a text file or folder, or stdlib")
+            raise UsageError(f"{flag}: {path}: no such file or folder", f"name {wanted}")
         if path.is_dir():
             next(path.iterdir(), None)
         else:
             with path.open("rb"):
                 pass
     except OSError as error:
-        raise UsageError(f"{flag}: {path}: {error.strerror}", "name a text file or folder you can read") from None
+        raise UsageError(f"{flag}: {path}: {error.strerror}", f"name {wanted}, that you can read") from None
     return str(path)

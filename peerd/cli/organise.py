@@ -1,4 +1,4 @@
-"""The organiser's verbs but new: start, export, reference."""
+"""The organiser's verbs but new: data, start, export, reference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EXPORT_SILENCE_S = 600.0
 @click.argument("run_file", metavar="RUN.toml")
 @click.option("--stage", type=click.IntRange(0, 4095), help="Stage to serve.  [default: the one that needs help most]")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
-@click.option("--data", metavar="PATH", help="Text file or folder, where it lies elsewhere on this machine.")
+@click.option("--data", metavar="SOURCE", help="The text, where it lies elsewhere: a file, a folder or an address.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="IPv4 address to listen on; 0.0.0.0 lets other machines join.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port to listen on; 0: any free one.")
 @click.option("--no-port-mapping", is_flag=True, help="Do not ask the router to forward the port.")
@@ -65,7 +65,44 @@ def start(context: click.Context, /, run_file: str, detach: bool, as_json: bool,
     load_key(path.parent / KEY_FILE)
     if flags["stage"] is not None and flags["stage"] >= run.train.num_stages:
         raise UsageError(f"--stage {flags['stage']}: the run has stages 0 to {run.train.num_stages - 1}", "name one of those")
-    launch(context, settings_of(context, flags, run_file=str(path)), detach=detach, as_json=as_json)
+    settings = settings_of(context, flags, run_file=str(path))
+    if detach:  # the text may take hours, and a daemon in the background shows no progress
+        _prepare(path, settings.data)
+    launch(context, settings, detach=detach, as_json=as_json)
+
+
+@click.command()
+@click.argument("run_file", metavar="RUN.toml")
+@click.option("--data", metavar="SOURCE", help="The text, where it lies elsewhere: a file, a folder or an address.")
+@home_option
+@json_option
+def data(run_file: str, data: str | None, as_json: bool) -> None:
+    """Turn a run's text into tokens, and say what they are.
+
+    `peerd start` does so too; this is for a large text ahead of the start. A bar shows how far it is, and what is
+    interrupted goes on with the next command. The file stays in your cache folder.
+
+    \b
+    Example:
+      peerd data my-run
+    """
+    reply = _prepare(run_file_path(run_file), existing_source(data, "--data") if data else "")
+    if as_json:
+        click.echo(json.dumps(reply))
+        return
+    ends = f", documents end with {reply['end_of_text']}" if reply["end_of_text"] else ""
+    click.echo(f"text:       {reply['source']}")
+    click.echo(f"tokenizer:  {reply['tokenizer']}, {reply['vocab_size']:,} tokens{ends}")
+    click.echo(f"tokens:     {reply['num_tokens']:,} of {reply['token_bytes']} bytes; one pass is {reply['steps_per_pass']:,.1f} steps")
+    click.echo(f"evaluation: {reply['num_evaluation_tokens']:,} of them are kept for it")
+    click.echo(f"file:       {reply['file']}")
+
+
+def _prepare(path: Path, source: str) -> dict[str, Any]:
+    """The token file in a process of its own: what the client starts with stays light."""
+    from peerd.cli.launch import run_child
+
+    return run_child("peerd.data", json.dumps({"run_file": str(path), "data": source}), timeout_s=None, what="making the token file")
 
 
 def run_file_path(value: str) -> Path:
@@ -95,7 +132,7 @@ def settings_of(context: click.Context, flags: dict[str, Any], *, run_file: str 
             stage=-1 if flags["stage"] is None else flags["stage"],
             stay=flags["stage"] is not None,
             device=flags["device"],
-            data=existing_source(flags["data"], "--data") if flags["data"] else "",
+            data=_source_of(flags["data"], joins=not run_file),
             compute_stand_in_ms=flags["stand_in_ms"],
             slow_factor=flags["slow_factor"],
             dashboard=not flags["no_dashboard"],
@@ -106,6 +143,13 @@ def settings_of(context: click.Context, flags: dict[str, Any], *, run_file: str 
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _source_of(data: str | None, *, joins: bool) -> str:
+    """What --data names; only who joins can fetch from the swarm."""
+    if joins and data == "swarm":
+        return data
+    return existing_source(data, "--data") if data else ""
 
 
 def _is_device(name: str) -> bool:
@@ -192,7 +236,7 @@ def export(context: click.Context, folder: Path, file_format: str, as_json: bool
 @click.argument("run_file", metavar="RUN.toml")
 @click.option("--steps", type=STEPS, required=True, help="Steps to train.")
 @click.option("--out", type=OUTPUT_FOLDER, required=True, metavar="DIR", help="Folder for the result.")
-@click.option("--data", metavar="PATH", help="Text file or folder, where it lies elsewhere on this machine.")
+@click.option("--data", metavar="SOURCE", help="The text, where it lies elsewhere: a file, a folder or an address.")
 @home_option
 @json_option
 def reference(run_file: str, steps: int, out: Path, data: str | None, as_json: bool) -> None:

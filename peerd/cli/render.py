@@ -116,10 +116,12 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         ("step", f"{peer['step']}{end}, {phase_of(peer)}, holds {peer['done']} of {run['microbatches_per_step']} microbatches"),
         ("loss", "-" if peer["last_loss"] is None else f"{peer['last_loss']:.4f}"),
         *_update_rows(reply),
+        *_evaluation_row(reply),
         ("queue", f"{peer['queue']} waiting, {peer['in_flight']} in flight, {amount(peer['throughput'])} samples/s"),
         ("microbatches", work),
         ("exactness", exactness(counters)),
         ("traffic", traffic),
+        ("data", plain(reply.get("data", ""))),
         ("decision", pause_line(reply["owner"]) or plain(reply["decision"])),
     ]
     if reply.get("dashboard"):
@@ -183,6 +185,11 @@ def _update_rows(reply: StatusReply) -> list[tuple[str, str]]:
     return [("update", text if update["loss_scale"] is None else f"{text}, loss scale {update['loss_scale']:g}")]
 
 
+def _evaluation_row(reply: StatusReply) -> list[tuple[str, str]]:
+    evaluation = reply.get("evaluation")
+    return [("evaluation", f"loss {evaluation['loss']:.4f} at step {evaluation['step']}")] if evaluation else []
+
+
 def print_peers(reply: PeersReply) -> None:
     """The whole swarm."""
     out = console()
@@ -196,6 +203,9 @@ def swarm_line(reply: PeersReply) -> str:
     step = "-" if reply["work_step"] is None else str(reply["work_step"])
     end = f" of {run['steps']}" if run["steps"] else ""
     loss = "-" if reply["last_loss"] is None else f"{reply['last_loss']:.4f}"
+    evaluation = reply.get("evaluation")
+    if evaluation:
+        loss += f" (evaluation {evaluation['loss']:.4f})"
     return f"{plain(run['name'], 30)}: step {step}{end}, loss {loss}, {amount(reply['tokens_per_second'])} tokens/s"
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peerd.cli.render import amount, console, plain, short_id, sparkline
-from peerd.control.protocol import ContributionsReply, EventInfo, HistoryReply, StepInfo
+from peerd.control.protocol import ContributionsReply, EvaluationInfo, EventInfo, HistoryReply, StepInfo
 
 DAY_S = 86400.0
 SHOWN_CONTRIBUTORS = 30
@@ -44,6 +44,8 @@ def print_history(reply: HistoryReply, *, most_steps: int | None, with_events: b
         first, last = steps[0], steps[-1]
         out.print(Text(f"steps {first['step']} to {last['step']}, loss {losses[0]:.4f} to {losses[-1]:.4f}  {sparkline(losses)}"))
         out.print(_steps_table(steps if most_steps is None else steps[-most_steps:], steps))
+    if reply.get("evaluations"):
+        _print_evaluations(out, reply["evaluations"], most_steps)
     if with_events:
         _print_events(out, reply["events"])
 
@@ -68,6 +70,15 @@ def norm_of(step: StepInfo) -> str:
     if step.get("overflowed"):
         return "overflow"
     return "" if norm is None else f"{norm:.3g}"
+
+
+def _print_evaluations(out: Console, evaluations: list[EvaluationInfo], most: int | None) -> None:
+    losses = [each["loss"] for each in evaluations]
+    out.print(Text(f"evaluation loss {losses[0]:.4f} to {losses[-1]:.4f}  {sparkline(losses)}"))
+    table = _table(("step", "evaluation loss"), right=2)
+    for each in evaluations if most is None else evaluations[-most:]:
+        table.add_row(str(each["step"]), f"{each['loss']:.4f}")
+    out.print(table)
 
 
 def _print_events(out: Console, events: list[EventInfo]) -> None:

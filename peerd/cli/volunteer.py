@@ -19,7 +19,7 @@ LEAVE_SILENCE_S = 120.0
 @click.argument("addresses", metavar="[ADDRESS]...", nargs=-1)
 @click.option("--stage", type=click.IntRange(0, 4095), help="Stage to serve.  [default: the one that needs help most]")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
-@click.option("--data", metavar="PATH", help="The run's text, where the run trains on its organiser's own.")
+@click.option("--data", metavar="SOURCE", help="The run's text, if you have it; or swarm: fetch it from a peer.")
 @click.option("--host", default="", help="IPv4 address to listen on.  [default: all, or loopback if ADDRESS is on it]")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port to listen on; 0: any free one.")
 @click.option("--no-port-mapping", is_flag=True, help="Do not ask the router to forward the port.")
@@ -38,6 +38,9 @@ def join(context: click.Context, /, addresses: tuple[str, ...], detach: bool, as
     trains with the others until you leave. Runs in the foreground unless --detach: Ctrl-C leaves gracefully, a second
     Ctrl-C leaves at once. Nothing is lost either way. Without ADDRESS it goes back into the run this home was last in,
     among the peers it met there; after a blackout the run resumes from the checkpoints of those who come back.
+
+    Who launches work needs the run's text: --data names it where you have it, and --data swarm fetches it from a peer that
+    does. Without it your machine serves its stage all the same.
 
     \b
     Examples:

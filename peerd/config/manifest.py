@@ -18,6 +18,8 @@ from typing import Any, Literal
 from peerd.config import cut
 from peerd.config.bounds import between as _between
 from peerd.config.codec import parse_codec
+from peerd.config.data_config import DataConfig as DataConfig
+from peerd.config.data_config import check_hash
 from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
 from peerd.config.train_config import MAX_MICROBATCHES_PER_STEP as MAX_MICROBATCHES_PER_STEP
 from peerd.config.train_config import TrainConfig as TrainConfig
@@ -73,19 +75,6 @@ MODEL_KINDS: dict[str, type[AnyModel]] = {"decoder": ModelConfig, "hf": HuggingF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
-    """Which tokens the run trains on. Peers agree on the token file's hash, never on a path."""
-
-    source: str = "stdlib"
-    """`stdlib` (the Python standard library's sources), or in a run.toml a text file or folder of the organiser."""
-    tokenizer: Literal["bytes"] = "bytes"
-    blake3: str = ""
-    """Hash of the token file, hex; filled in when the run is started."""
-    num_tokens: int = 0
-    """Length of the token file; filled in when the run is started."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartConfig:
     """What the run begins from: first weights drawn by the seed, or the state that an earlier run reached."""
 
@@ -98,8 +87,7 @@ class StartConfig:
 
     def __post_init__(self) -> None:
         _between("start.step", self.step, 0, 1 << 40)
-        if self.blake3 and not (len(self.blake3) == 64 and all(c in "0123456789abcdef" for c in self.blake3)):
-            raise ValueError("start.blake3 must be 64 hex digits")
+        check_hash("start.blake3", self.blake3)
         if not self.state and (self.step or self.blake3):
             raise ValueError("start.step and start.blake3 need start.state")
 
@@ -177,6 +165,10 @@ class Manifest:
             raise ValueError("train.dropout is for the built-in decoder: other models keep their layers as they are")
         if self.train.num_stages > self.model.num_layers:
             raise ValueError(f"train.num_stages ({self.train.num_stages}) must not exceed model.num_layers ({self.model.num_layers})")
+        if self.train.evaluate_every_steps and isinstance(self.model, BlocksConfig):
+            raise ValueError("train.evaluate_every_steps is for models of text: a list of blocks makes its own samples")
+        if self.train.evaluate_every_steps and not self.data.evaluation_fraction:
+            raise ValueError("train.evaluate_every_steps needs tokens to evaluate on: set data.evaluation_fraction, for example to 0.02")
         cut.check_cut(self.model, self.train)
         exact = self.wire.weight_gradients == "none"
         if not exact and self.train.average_parameters_every_steps:

@@ -15,7 +15,13 @@ _HEAD = """\
 """
 
 # Filled in when the run starts, so not for the organiser to write.
-_DERIVED = {("data", "blake3"), ("data", "num_tokens"), ("start", "step"), ("start", "blake3")}
+_DERIVED = {
+    *(
+        ("data", name)
+        for name in ("source_blake3", "blake3", "chunks_blake3", "num_tokens", "token_bytes", "tokenizer_blake3", "end_of_text")
+    ),
+    *(("start", name) for name in ("step", "blake3")),
+}
 
 _SECTIONS = {
     "model": "What is trained.",
@@ -38,12 +44,15 @@ _FIELDS = {
     "model.shapes": "What each block gives for one sample.",
     "model.num_heads": "2 x num_heads must divide d_model.",
     "model.d_ff": "Width of the gated hidden layer.",
-    "model.vocab_size": "256 for the byte tokenizer.",
+    "model.vocab_size": "256 for the byte tokenizer, else at least what the tokenizer has.",
     "model.layers_per_group": "So many layers in a row share one set of weights; 1: each has its own.",
     "model.boundary": 'Between stages: "none", or narrowed by "bottleneck" or "maxout", which costs some quality.',
     "model.boundary_factor": "So many times narrower.",
     "model.boundary_layers": "Layers before which it is narrowed; []: wherever the run is cut into stages.",
-    "data.source": "\"stdlib\": the Python standard library's sources on the organiser's machine; or a text file or folder.",
+    "data.source": '"stdlib": the Python standard library\'s sources; or a file, a folder, an http(s) address, or hub:OWNER/NAME.',
+    "data.field": "Where the text is in records of jsonl or parquet files; empty: the files are plain text.",
+    "data.tokenizer": '"bytes"; "bpe:SIZE": trained on the text; or a tokenizer.json, its folder, or hub:OWNER/NAME.',
+    "data.evaluation_fraction": "Share of the text, at its end, that is kept for evaluation and never trained on.",
     "start.state": "Empty: first weights. Or a file that `peerd new --from` wrote: the state that an earlier run reached.",
     "train.num_stages": "Parts the model is cut into; each needs at least one peer. At most model.num_layers.",
     "train.cut": 'Layers of each stage: "even", "cost" (about equal work), or a list such as [3, 2].',
@@ -65,6 +74,8 @@ _FIELDS = {
     "train.delayed_updates": "Make a step's update while the next step is computed without it: every gradient is one update late.",
     "train.average_parameters_every_steps": "Peers of a stage average parameters this often, against drift of unlike devices; 0: never.",
     "train.accumulate": '"float64" makes the sum of gradients independent of its order (exact comparisons); "float32" is faster.',
+    "train.evaluate_every_steps": "The loss on the evaluation text is computed this often, by the swarm itself; 0: never.",
+    "train.evaluation_microbatches": "Microbatches of one evaluation.",
     "compute.threads": "Torch threads per peer; 0 takes the machine's. A fixed number makes gradients equal to the bit between peers.",
     "compute.recompute": '"always" saves memory, "never" is faster, "auto" decides by the memory at hand.',
     "compute.slots": "Microbatches a peer holds at once; 0 derives it from the number of stages.",

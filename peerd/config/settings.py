@@ -31,7 +31,8 @@ class Settings:
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     data: str = ""
-    """Text file or folder to train on where the run's data is the organiser's own; must match the run's hash."""
+    """Text file, folder or address to train on where the run's data is the organiser's own, and must match the run's hash; or `swarm`:
+    fetch it from a peer."""
     compute_stand_in_ms: float = 0.0
     """Sleep this long per microbatch and peer in place of real work (benchmarks only); 0 is off."""
     slow_factor: float = 1.0

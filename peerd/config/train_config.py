@@ -63,6 +63,10 @@ class TrainConfig:
     """Peers of a stage average their parameters, too, at every so many steps: unlike processors drift apart by rounding; 0: never."""
     accumulate: Literal["float32", "float64"] = "float32"
     """Precision of gradient accumulators and their all-reduce; float64 makes the sum independent of its order."""
+    evaluate_every_steps: int = 0
+    """The swarm computes the loss on the evaluation tokens every so many steps and at the end; 0: never."""
+    evaluation_microbatches: int = 16
+    """Microbatches of an evaluation, always the same ones."""
 
     def __post_init__(self) -> None:
         between("train.num_stages", self.num_stages, 1, 4096)
@@ -83,6 +87,8 @@ class TrainConfig:
         self._check_schedule()
         between("train.max_gradient_norm", self.max_gradient_norm, 0.0, 1e9)
         between("train.average_parameters_every_steps", self.average_parameters_every_steps, 0, 1 << 40)
+        between("train.evaluate_every_steps", self.evaluate_every_steps, 0, 1 << 40)
+        between("train.evaluation_microbatches", self.evaluation_microbatches, 1, MAX_MICROBATCHES_PER_STEP)
         between("train.dropout", self.dropout, 0.0, 0.99)
         between("train.loss_scale", self.loss_scale, 1.0, 2.0**32)
         between("train.loss_scale_growth_steps", self.loss_scale_growth_steps, 1, 1_000_000)
@@ -90,6 +96,11 @@ class TrainConfig:
             raise ValueError("train.average_parameters_every_steps cannot go with train.delayed_updates: set one of them only")
         if not math.log2(self.loss_scale).is_integer():
             raise ValueError(f"train.loss_scale is {self.loss_scale}; it must be a power of two")
+
+    def evaluates_at(self, step: int) -> bool:
+        """Whether the parameters that `step` updates lie behind are evaluated."""
+        every = self.evaluate_every_steps
+        return every > 0 and (step % every == 0 or step == self.steps)
 
     def _check_schedule(self) -> None:
         between("train.final_learning_rate", self.final_learning_rate, 0.0, 100.0)

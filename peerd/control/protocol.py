@@ -6,7 +6,7 @@ The client sends one request line, `{"verb": "status", ...arguments}`. The daemo
 verb      arguments                            what `ok` holds
 status    -                                    StatusReply: this daemon
 peers     -                                    PeersReply: the whole swarm as this daemon's table has it
-history   since (int), events (bool), after    HistoryReply: finished steps numbered `since` and later, events numbered above `after`
+history   since (int), events (bool), after    HistoryReply: steps and evaluations numbered `since` and later, events above `after`
 contributions  -                               ContributionsReply: who computed what, by stage
 wait      serving (bool) or step, timeout_s    {"schema", "step", "serving"}
 leave     now (bool)                           {"schema"}; drains first unless `now`
@@ -66,8 +66,16 @@ class PeerInfo(TypedDict):
     software: str
     incarnation: int
     inexact: int
+    trains: bool  # has the run's data and launches microbatches
     addresses: list[str]
     age_s: float  # since its record last rose
+
+
+class EvaluationInfo(TypedDict):
+    """The mean loss on the evaluation tokens with the parameters that `step` updates lie behind."""
+
+    step: int
+    loss: float
 
 
 class Counters(TypedDict):
@@ -123,6 +131,8 @@ class StatusReply(TypedDict):
     rebalancing: str  # the last plan's reason
     moves: int  # times this daemon changed its stage
     health: list[HealthItem]
+    data: str  # whether the run's data is here, in words
+    evaluation: EvaluationInfo | None  # the newest one known
     compute_stand_in_ms: float
     slow_factor: float
     dashboard: str  # its address, without the token; empty where it is off
@@ -144,6 +154,7 @@ class PeersReply(TypedDict):
     run: RunInfo
     work_step: int | None
     last_loss: float | None
+    evaluation: EvaluationInfo | None  # the newest one known
     tokens_per_second: float
     stages: list[StageInfo]
 
@@ -170,6 +181,7 @@ class EventInfo(TypedDict):
 class HistoryReply(TypedDict):
     schema: int
     steps: list[StepInfo]  # those whose loss is known here
+    evaluations: list[EvaluationInfo]  # those made since this home's daemon was there
     events: list[EventInfo]  # empty unless asked for
 
 

@@ -20,7 +20,7 @@ from peerd.daemon.export import export_run
 from peerd.daemon.governor import Governor
 from peerd.daemon.node import Node
 from peerd.daemon.past import number_in
-from peerd.daemon.table import TableReport
+from peerd.daemon.table import TableReport, evaluation_info
 from peerd.errors import PeerdError, TimedOutError, UsageError
 from peerd.policy.health import health
 from peerd.table.record import Phase
@@ -86,6 +86,8 @@ class Answers:
             "rebalancing": node.rebalance_reason,
             "moves": self.moves,
             "health": self.health(),
+            "data": node.training.data_state,
+            "evaluation": evaluation_info(node.training.evaluation),
             "compute_stand_in_ms": node.settings.compute_stand_in_ms,
             "slow_factor": node.service.pace.slow_factor,
             "dashboard": self.dashboard_address,

@@ -36,6 +36,7 @@ from peerd.observe.archive import Archive
 from peerd.observe.store import HistoryStore
 from peerd.observe.thinning import at_most, every_so_many
 from peerd.observe.values import Event, FinishedStep, Sample
+from peerd.table.record import Evaluation
 
 POINTS = 600
 """So many samples are drawn at most."""
@@ -168,6 +169,7 @@ class Dashboard:
             "run": self._answers.run_info(),
             "me": self._node.membership.me,
             "steps": [_step(entry) for entry in steps],
+            "evaluations": [_evaluation(each) for each in (await self._node.evaluations())[-SHOWN_STEPS:]],
             "samples": [_sample(sample) for sample in samples],
             "reach_s": reach_s if math.isfinite(reach_s) else None,
             "spacing_s": min(reach_s, shown_s) / POINTS,
@@ -186,6 +188,7 @@ class Dashboard:
             "time_s": time.time(),
             "step": table["work_step"],
             "loss": table["last_loss"],
+            "evaluation": _evaluation(evaluation) if (evaluation := self._node.training.evaluation) else None,
             "tokens_per_second": table["tokens_per_second"],
             "num_peers": sum(len(stage["peers"]) for stage in table["stages"]),
             "stages": [{**stage, "peers": [_peer(peer) for peer in stage["peers"]]} for stage in table["stages"]],
@@ -228,6 +231,10 @@ def _peer(peer: PeerInfo) -> Sequence[object]:
 
 def _step(entry: FinishedStep) -> Sequence[object]:
     return [entry.step, entry.loss, entry.time_s]
+
+
+def _evaluation(evaluation: Evaluation) -> Sequence[object]:
+    return [evaluation.step, evaluation.loss]
 
 
 def _sample(sample: Sample) -> Sequence[object]:

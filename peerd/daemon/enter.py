@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import structlog
 import torch
@@ -19,6 +22,7 @@ from peerd.daemon.governor import Governor
 from peerd.daemon.network import Network, ask_for_run, open_network
 from peerd.daemon.node import Node, Place, Stage, Swarm
 from peerd.daemon.text import Run, organise, start_for, text_for
+from peerd.data.progress import Interrupted, Lines, Progress, Report, TerminalBar
 from peerd.errors import PeerdError, PortTakenError, RemoteError, StageError, UnreachableError, UsageError
 from peerd.models.stages import estimate_stage_memory_bytes, keeps_graphs
 from peerd.policy.admission import choose_stage
@@ -39,6 +43,7 @@ from peerd.wire.p2pd import check_port_free
 FIRST_LOOK_TIMEOUT_S = 5.0
 MAX_BOOTSTRAP_PEERS = 4
 LOG = structlog.get_logger()
+Result = TypeVar("Result")
 
 
 async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack, governor: Governor) -> Node:
@@ -46,7 +51,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     identity, local = Identity.load_or_create(home.identity), LocalState(home)
     device = choose_device(settings.device)
     contacts = tuple(parse_address(each) for each in settings.join.split())
-    run = None if contacts else await asyncio.to_thread(_known_run, settings, local)
+    run = None if contacts else await _with_progress(lambda report: _known_run(settings, local, report))
     book = _address_book(local, run.signed if run else None, contacts)
     membership: Membership | None = None
 
@@ -63,7 +68,8 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
             LOG.info("organiser pinned", run=signed.run, organiser=signed.organiser_key.hex())
         membership = _membership(identity, signed, book)
         await first_look(network, membership, signed, contact.peer)
-        run = Run(signed, await asyncio.to_thread(text_for, signed.manifest, settings))
+        manifest = signed.manifest
+        run = Run(signed, await _with_progress(lambda report: text_for(manifest, settings, report)))
         await _look_again(network, membership, signed, contact)
         reached = (contact.multiaddr, *_addresses_in(membership))
     else:
@@ -84,14 +90,32 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     return node
 
 
-def _known_run(settings: Settings, local: LocalState) -> Run:
+async def _with_progress(work: Callable[[Report], Result]) -> Result:
+    """Work that may take long, in a thread: shown on a terminal, now and then in the log elsewhere; cancelling interrupts it."""
+    stop, bar = threading.Event(), TerminalBar() if sys.stderr.isatty() else None
+    show = bar or Lines(lambda text: LOG.info("preparing the data", progress=text))
+
+    def report(progress: Progress) -> None:
+        if stop.is_set():
+            raise Interrupted
+        show(progress)
+
+    try:
+        return await asyncio.to_thread(work, report)
+    finally:
+        stop.set()
+        if bar is not None:
+            bar.clear()
+
+
+def _known_run(settings: Settings, local: LocalState, report: Report) -> Run:
     """The run to start, or the one that this home was last in."""
     if settings.run_file:
-        return organise(settings)
+        return organise(settings, report)
     if local.manifest is None:
         raise UsageError("this home has not been in a run yet", "give the address to join")
     signed = unpack_manifest(local.manifest)
-    return Run(signed, text_for(signed.manifest, settings), start_for(signed.manifest, local.start))
+    return Run(signed, text_for(signed.manifest, settings, report), start_for(signed.manifest, local.start))
 
 
 def _membership(identity: Identity, signed: SignedManifest, book: dict[PeerId, tuple[str, ...]]) -> Membership:

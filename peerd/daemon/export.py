@@ -10,13 +10,17 @@ from typing import Any
 
 from torch import Tensor
 
+from peerd.config.data_config import LOCAL
 from peerd.config.manifest import Manifest
+from peerd.config.paths import cache_folder
 from peerd.control.server import Say
 from peerd.daemon.node import Node
+from peerd.daemon.text import SWARM
+from peerd.data.tokenizer import tokenizer_path
 from peerd.errors import DiskError, StageError
 from peerd.models.published import check_publishable
 from peerd.models.stages import estimate_stage_memory_bytes
-from peerd.stage.export import write_export
+from peerd.stage.export import EVALUATIONS_FILE, write_evaluations, write_export
 from peerd.stage.hf_export import write_hf_export
 from peerd.stage.snapshots import Downloaded
 
@@ -49,19 +53,25 @@ async def export_run(node: Node, folder: Path, say: Say, hugging_face: bool = Fa
     except OSError as error:
         raise DiskError(f"{folder}: {error.strerror}", "choose another folder") from None
     manifest = with_paths(node.place.manifest, node.place.data_source, node.start_path)
+    await node.training.fetcher.fetch_tokenizer()
     if hugging_face:
         files = await asyncio.to_thread(write_hf_export, folder, manifest, parameters, step)
     else:
         await asyncio.to_thread(write_export, folder, manifest, parameters, optimizer, history)
         files = [name for name in FILES if name != "optimizer.safetensors" or optimizer is not None]
+        evaluations = [each for each in await node.evaluations() if each.step <= step]
+        await asyncio.to_thread(write_evaluations, folder, evaluations)
+        files += [EVALUATIONS_FILE] if evaluations else []
     num_parameters = sum(tensor.numel() for tensor in parameters.values())
     return {"step": step, "folder": str(folder), "files": files, "num_parameters": num_parameters}
 
 
 def with_paths(manifest: Manifest, source: str, start: str) -> Manifest:
-    """The manifest as a run.toml of this machine: with the paths that its text and its start are read from here."""
-    if source:
-        manifest = dataclasses.replace(manifest, data=dataclasses.replace(manifest.data, source=source))
+    """The manifest as a run.toml of this machine: with the paths that its text, its tokenizer and its start are read from here."""
+    kept = tokenizer_path(manifest.data, cache_folder())
+    tokenizer = str(kept) if kept and manifest.data.tokenizer == LOCAL else manifest.data.tokenizer
+    data = dataclasses.replace(manifest.data, tokenizer=tokenizer, source=source if source not in ("", SWARM) else manifest.data.source)
+    manifest = dataclasses.replace(manifest, data=data)
     return dataclasses.replace(manifest, start=dataclasses.replace(manifest.start, state=start)) if start else manifest
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -19,11 +19,12 @@ from peerd.config.settings import Settings
 from peerd.daemon.device import describe
 from peerd.daemon.heap import give_back_free_memory
 from peerd.daemon.network import Network, describe_self
+from peerd.daemon.text import SWARM
+from peerd.daemon.training import Training
 from peerd.errors import BadMessageError
 from peerd.policy.contributions import StageTally
 from peerd.policy.governor import Limits
 from peerd.policy.health import Facts, Progress, advance
-from peerd.policy.ledger import work_step
 from peerd.policy.rebalance import Move
 from peerd.policy.recovery import Beginning
 from peerd.policy.stepping import StepRules
@@ -39,14 +40,14 @@ from peerd.swarm.identity import LocalState
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership, Vitals, clock_s
 from peerd.swarm.signed import SignedManifest
-from peerd.table.record import PeerId, Phase, RawRecord
+from peerd.table.record import Evaluation, PeerId, Phase, RawRecord
 from peerd.timeline.spans import SpanRing
 from peerd.train.samples import Microbatches
 from peerd.train.trainer import Trainer
 from peerd.wire.checkup import CheckupServicer
-from peerd.wire.clients import AveragingClient, StageClient, StateClient, SwarmClient
+from peerd.wire.clients import AveragingClient, DataClient, StageClient, StateClient, SwarmClient
 from peerd.wire.dispatch import Dispatcher
-from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer, Tallies
+from peerd.wire.services import AveragingServicer, DataServicer, Door, StageServicer, StateServicer, SwarmServicer, Tallies
 
 AVERAGING_SHARE_OF_TTL = 0.6
 MICROBATCH_TOTAL_S = 600.0
@@ -116,6 +117,8 @@ class Node:
         self.rebalance_moves: tuple[Move, ...] = ()
         """Those of the last plan, anybody's."""
         self.tallies: Tallies = _no_tallies
+        self.evaluations: Callable[[], Awaitable[Sequence[Evaluation]]] = _no_evaluations
+        """All that this home's daemons know of."""
         self.on_news: Callable[[], None] = lambda: None
         """My phase, step or ledger changed."""
         self._entered_s = clock_s()
@@ -151,10 +154,9 @@ class Node:
         self.spans = SpanRing()
         self.door = Door(run, patience_s, links.traffic, self.spans)
         self.state.spans = self.service.spans = self.rounds.spans = stage_client.spans = self.spans
-        self.trainer: Trainer | None = None
+        self.training = Training(manifest, membership, self.dispatcher, DataClient(links, run), patience_s)
         self.gossip: Gossip
         self.directory: Directory
-        self._trains_from = 0
         self.swarm_client = swarm_client
 
     def attach(self, directory: Directory, corpus: Microbatches | None) -> None:
@@ -162,11 +164,10 @@ class Node:
         period_s = self.place.manifest.swarm.announce_period_s
         self.directory = directory
         self.gossip = Gossip(self.membership, self.swarm_client, directory, self.liveness, period_s)
-        others = [r for r in self.membership.live().records if r.trains and r.peer != self.membership.me]
-        begun = work_step(self.membership.live(), self.place.manifest.train.num_stages)
-        self._trains_from = (begun or 0) + 1 if others else 0
+        self.training.on_change = self.announce
+        self.training.fetches = corpus is None and self.place.data_source == SWARM
         if corpus is not None:
-            self.trainer = Trainer(self.place.manifest, corpus, self.membership, self.dispatcher)
+            self.training.begin(corpus)
         self.membership.own = lambda: self.state.record
         self.membership.vitals = self._vitals
         self.membership.on_superseded = self._superseded
@@ -190,6 +191,10 @@ class Node:
         self.service.on_progress = self._ledger_grew
 
     @property
+    def trainer(self) -> Trainer | None:
+        return self.training.trainer
+
+    @property
     def servicers(self) -> Sequence[object]:
         return (
             SwarmServicer(self.door, self.gossip, lambda: self.tallies()),
@@ -197,6 +202,7 @@ class Node:
             AveragingServicer(self.door, self.rounds),
             StateServicer(self.door, self.snapshots),
             CheckupServicer(self.door, self.network.tunnel.seen_at),
+            DataServicer(self.door, self.training.giver),
         )
 
     # News of myself
@@ -330,12 +336,13 @@ class Node:
             addresses=self.network.addresses,
             leaving=self.leaving,
             trains=self.trainer is not None and not self.trained_enough,
-            trains_from=self._trains_from,
+            trains_from=self.training.trains_from,
             queue=self.service.queue,
             in_flight=self.trainer.in_flight if self.trainer else 0,
             throughput=counters.throughput,
             tokens=counters.tokens,
             last_loss=history[-1].loss if history else None,
+            evaluation=self.training.evaluation,
             software=__version__,
             device=describe(self.place.device),
             memory_bytes=self.place.memory_bytes,
@@ -359,6 +366,10 @@ class Node:
             LOG.warning("suspect: no answer to a re-dial", suspect=peer)
             self.faults_seen += 1
         self.announce()
+
+
+async def _no_evaluations() -> Sequence[Evaluation]:
+    return ()
 
 
 async def _no_tallies() -> Sequence[StageTally]:

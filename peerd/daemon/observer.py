@@ -43,6 +43,8 @@ class Observer:
         self._losses: dict[int, float] = {}
         self._known_history = -1
         """The newest step that was taken from the stage's own history."""
+        self._evaluated = -1
+        """The newest step whose evaluation was noted."""
         self._counters: dict[str, int] = {}
         self._sampled_s = 0.0
         self._phase: tuple[str, float] | None = None
@@ -124,6 +126,11 @@ class Observer:
             record = seen.record
             if record.stage == last_stage and record.last_loss is not None and record.step - 1 not in self._losses:
                 self._note_loss(record.step - 1, record.last_loss)
+
+        evaluation = self._node.training.evaluation
+        if evaluation is not None and evaluation.step > self._evaluated:
+            self._evaluated = evaluation.step
+            self.archive.note_evaluation(evaluation)
 
     def _note_loss(self, step: int, loss: float) -> None:
         """Of the last stage's own word; a step that is finished here already gets its loss now."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from peerd.config.schedule import learning_rate_at
-from peerd.control.protocol import SCHEMA, ContributionInfo, EventInfo, StageContributionsInfo, StepInfo
+from peerd.control.protocol import SCHEMA, ContributionInfo, EvaluationInfo, EventInfo, StageContributionsInfo, StepInfo
 from peerd.control.server import Say, Verb
 from peerd.daemon.node import Node
 from peerd.errors import RemoteError, UsageError
@@ -17,7 +17,7 @@ from peerd.observe.values import Event
 from peerd.policy.contributions import Report, StageTally, merge, why_impossible
 from peerd.stage.export import HistoryEntry
 from peerd.swarm.membership import clock_s
-from peerd.table.record import PeerId
+from peerd.table.record import Evaluation, PeerId
 from peerd.table.view import LiveView
 
 MAX_STEPS_TOLD = 20_000
@@ -37,6 +37,7 @@ class Past:
         self._archive = archive
         self._told: tuple[float, Sequence[StageTally]] = (float("-inf"), ())
         node.tallies = self.tallies
+        node.evaluations = self._evaluations
 
     def verbs(self) -> dict[str, Verb]:
         return {"history": self.history, "contributions": self.contributions}
@@ -47,7 +48,18 @@ class Past:
         if request.get("events"):
             after = number_in(request, "after", 0)
             events = await self._archive.read(lambda store: store.events(after, MAX_EVENTS_TOLD))
-        return {"schema": SCHEMA, "steps": await self.steps(since), "events": [event_info(event) for event in events or []]}
+        return {
+            "schema": SCHEMA,
+            "steps": await self.steps(since),
+            "evaluations": await self.evaluations(since),
+            "events": [event_info(event) for event in events or []],
+        }
+
+    async def evaluations(self, since: int) -> list[EvaluationInfo]:
+        return [{"step": each.step, "loss": each.loss} for each in await self._evaluations() if each.step >= since]
+
+    async def _evaluations(self) -> Sequence[Evaluation]:
+        return await self._archive.read(lambda store: store.evaluations(0, MAX_STEPS_TOLD)) or ()
 
     async def steps(self, since: int) -> list[StepInfo]:
         """Finished steps whose loss is known: of the file, and what this stage's own state remembers."""

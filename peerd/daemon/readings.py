@@ -62,7 +62,13 @@ def readings(node: Node, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_event_loop_lag_quantile_seconds": observer.lag.quantiles() if observer else {},
         "peerd_health_items": _by_severity(answers),
     }
-    known = (("peerd_loss", loss), ("peerd_device_utilisation_ratio", utilisation(node.place.device)))
+    evaluation = node.training.evaluation
+    known = (
+        ("peerd_loss", loss),
+        ("peerd_evaluation_loss", evaluation.loss if evaluation else None),
+        ("peerd_evaluation_step", evaluation.step if evaluation else None),
+        ("peerd_device_utilisation_ratio", utilisation(node.place.device)),
+    )
     return values | {name: value for name, value in known if value is not None}
 
 

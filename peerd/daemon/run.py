@@ -37,10 +37,10 @@ from peerd.daemon.otel import OpenTelemetry
 from peerd.daemon.past import Past
 from peerd.daemon.supervisor import Supervisor
 from peerd.daemon.tracing import Tracing
+from peerd.data.sources import STDLIB
 from peerd.errors import ExitCode, PeerdError
 from peerd.observe.archive import Archive
 from peerd.swarm.identity import lock_home
-from peerd.train.data import STDLIB
 
 ANY_STAGE = -1
 LOG = structlog.get_logger()
@@ -266,8 +266,7 @@ async def _run(node: Node, departure: Departure, service: ControlService) -> Non
             group.create_task(node.keep_address_book())
             group.create_task(node.watch_addresses())
             group.create_task(node.note_progress())
-            if node.trainer is not None:
-                group.create_task(node.trainer.run())
+            group.create_task(node.training.run())
             group.create_task(Supervisor(node).run())
             group.create_task(departure.run())
             group.create_task(Mover(node, departure).run())

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from peerd.control.protocol import SCHEMA, PeerInfo, RunInfo, StageInfo
+from peerd.control.protocol import SCHEMA, EvaluationInfo, PeerInfo, RunInfo, StageInfo
+from peerd.policy.evaluating import newest_evaluation
 from peerd.policy.ledger import missing, stage_step, work_step
 from peerd.swarm.membership import Membership, clock_s
 from peerd.swarm.signed import SignedManifest
-from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.record import Evaluation, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
+
+
+def evaluation_info(evaluation: Evaluation | None) -> EvaluationInfo | None:
+    return None if evaluation is None else {"step": evaluation.step, "loss": evaluation.loss}
 
 
 class TableReport:
@@ -41,6 +46,7 @@ class TableReport:
             "run": self.run(),
             "work_step": step,
             "last_loss": max(losses)[1] if losses else None,
+            "evaluation": evaluation_info(newest_evaluation(live, train.num_stages, None)),
             "tokens_per_second": tokens_per_second,
             "stages": [self._stage(stage, step, live, suspects) for stage in range(train.num_stages)],
         }
@@ -72,6 +78,7 @@ class TableReport:
             "software": record.software,
             "incarnation": record.incarnation,
             "inexact": record.lineage.inexact,
+            "trains": record.trains,
             "addresses": list(record.addresses),
             "age_s": max(0.0, now_s - seen.risen_at_s) if seen else 0.0,
         }

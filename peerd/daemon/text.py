@@ -7,21 +7,26 @@ from pathlib import Path
 
 import structlog
 
+from peerd.config.data_config import LOCAL
 from peerd.config.manifest import Manifest, ModelConfig, load
 from peerd.config.model_kinds import BlocksConfig
 from peerd.config.organiser import KEY_FILE, load_key
 from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
+from peerd.data.progress import Report, silent
+from peerd.data.sources import STDLIB
+from peerd.data.tokenizer import BYTES, tokenizer_path
+from peerd.data.tokens import kept_tokens, prepare_tokens
 from peerd.errors import DiskError, ManifestError
 from peerd.models.stages import with_cut
 from peerd.stage.optimizer import check_no_decay
 from peerd.stage.start import StartState
 from peerd.swarm.signed import SignedManifest, sign_manifest
-from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
+from peerd.train.data import Corpus, agree_on_data
 from peerd.train.samples import Microbatches, Samples
 
-LOCAL_SOURCE = "local"
-"""What a signed manifest calls a file that only its organiser has; peers never learn a path of another machine."""
+SWARM = "swarm"
+"""Given as this machine's data source: fetch the run's token file from a peer that has it."""
 LOG = structlog.get_logger()
 
 
@@ -42,18 +47,18 @@ class Run:
     start: StartState | None = None
 
 
-def organise(settings: Settings) -> Run:
+def organise(settings: Settings, report: Report = silent) -> Run:
     """Read run.toml, make the token file, find the state that the run begins from, sign."""
     path = Path(settings.run_file)
     manifest = load(path)
     check_model(manifest)
     manifest = with_cut(manifest)
     check_no_decay(manifest)
-    text, published = _organisers_text(manifest, settings, path.parent)
+    text, published = _organisers_text(manifest, settings, path.parent, report)
     start = None
     if manifest.start.state:
         start = StartState((path.parent / Path(manifest.start.state).expanduser()).absolute())
-        published = start.agree(replace(published, start=replace(manifest.start, state=LOCAL_SOURCE)))
+        published = start.agree(replace(published, start=replace(manifest.start, state=LOCAL)))
     return Run(sign_manifest(published, load_key(path.parent / KEY_FILE)), text, start)
 
 
@@ -65,16 +70,15 @@ def check_model(manifest: Manifest) -> None:
         check_split(manifest)
 
 
-def _organisers_text(manifest: Manifest, settings: Settings, folder: Path) -> tuple[Text, Manifest]:
+def _organisers_text(manifest: Manifest, settings: Settings, folder: Path, report: Report) -> tuple[Text, Manifest]:
     """The text, and the manifest that says which it is and not where."""
     if isinstance(manifest.model, BlocksConfig):
         return Text(Samples(manifest), ""), manifest
-    source = settings.data or manifest.data.source
-    if source != STDLIB:
-        source = str((folder / Path(source).expanduser()).absolute())
-    agreed = agree_on_data(manifest, tokens := prepare_tokens(source, cache_folder()))
-    published = replace(agreed, data=replace(agreed.data, source=STDLIB if source == STDLIB else LOCAL_SOURCE))
-    return Text(Corpus(tokens, agreed), source), published
+    data = (replace(manifest.data, source=settings.data) if settings.data else manifest.data).located(folder)
+    tokens = prepare_tokens(data.source, cache_folder(), data, report)
+    agreed = agree_on_data(manifest, tokens)
+    published = replace(agreed, data=replace(agreed.data, source=data.source).published())
+    return Text(Corpus(tokens, agreed), data.source), published
 
 
 def start_for(manifest: Manifest, path: str) -> StartState | None:
@@ -90,15 +94,21 @@ def start_for(manifest: Manifest, path: str) -> StartState | None:
     return start
 
 
-def text_for(manifest: Manifest, settings: Settings) -> Text:
+def text_for(manifest: Manifest, settings: Settings, report: Report = silent) -> Text:
     """The run's text if this machine has it; a peer without it serves a stage and launches nothing."""
     if isinstance(manifest.model, BlocksConfig):
         return Text(Samples(manifest), "")
+    if settings.data == SWARM:
+        kept = kept_tokens(manifest.data, cache_folder())
+        return Text(Corpus(kept, manifest) if kept else None, SWARM)
     source = settings.data or (STDLIB if manifest.data.source == STDLIB else "")
     if not source:
         return Text(None, "")
+    if not settings.data and manifest.data.tokenizer != BYTES and tokenizer_path(manifest.data, cache_folder()) is None:
+        LOG.info("the run's tokenizer is not on this machine, so it launches no microbatches", remedy="--data stdlib or --data swarm")
+        return Text(None, "")
     try:
-        tokens = prepare_tokens(source, cache_folder())
+        tokens = prepare_tokens(source, cache_folder(), manifest.data, report)
         agree_on_data(manifest, tokens)
         return Text(Corpus(tokens, manifest), source)
     except ManifestError as error:

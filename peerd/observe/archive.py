@@ -20,6 +20,7 @@ import structlog
 from peerd.observe.store import HistoryStore
 from peerd.observe.values import Event, FinishedStep, Sample
 from peerd.policy.roster import Roster
+from peerd.table.record import Evaluation
 
 PRUNE_PERIOD_S = 600.0
 LOG = structlog.get_logger()
@@ -39,6 +40,7 @@ class Archive:
         self._samples: list[Sample] = []
         self._events: list[Event] = []
         self._rosters: list[Roster] = []
+        self._evaluations: list[Evaluation] = []
 
     def note_step(self, step: FinishedStep) -> None:
         self._steps.append(step)
@@ -51,6 +53,9 @@ class Archive:
 
     def note_average(self, roster: Roster) -> None:
         self._rosters.append(roster)
+
+    def note_evaluation(self, evaluation: Evaluation) -> None:
+        self._evaluations.append(evaluation)
 
     async def write(self) -> None:
         """Put what was noted on disk; returns when it is there, or could not be."""
@@ -68,11 +73,14 @@ class Archive:
     async def _run(self, query: Callable[[HistoryStore], Found]) -> Found | None:
         pending = (self._steps, self._samples, self._events, self._rosters)
         self._steps, self._samples, self._events, self._rosters = [], [], [], []
+        evaluations, self._evaluations = self._evaluations, []
 
         def work() -> Found | None:
             try:
                 store = self._store = self._store or HistoryStore(self._path)
                 _put(store, *pending)
+                if evaluations:
+                    store.add_evaluations(evaluations)
                 self._prune(store)
                 found = query(store)
             except Exception as error:  # a thread's edge: whatever is wrong with the history, the run goes on

@@ -33,6 +33,8 @@ METRICS = (
     Described("peerd_stage", "gauge", "Stage this daemon serves"),
     Described("peerd_step", "gauge", "Step this daemon is at"),
     Described("peerd_loss", "gauge", "Mean loss of the last finished step, nats per token; absent until one is known"),
+    Described("peerd_evaluation_loss", "gauge", "Mean loss on the evaluation text, nats per token; absent until one is known"),
+    Described("peerd_evaluation_step", "gauge", "Step whose parameters the last evaluation is of; absent until one is known"),
     Described("peerd_swarm_tokens_per_second", "gauge", "Tokens the whole swarm trained on per second, over the last ten steps"),
     Described("peerd_samples_per_second", "gauge", "What this daemon computes while it has work, moving average"),
     Described("peerd_contributed_tokens_total", "counter", "Tokens of microbatches this daemon accumulated"),

@@ -17,6 +17,7 @@ from peerd.observe.thinning import TIERS, thinned
 from peerd.observe.values import Event, FinishedStep, Sample
 from peerd.policy.contributions import StageTally, Tally
 from peerd.policy.roster import Roster
+from peerd.table.record import Evaluation
 
 VERSION = 1
 MAX_STEPS = 50_000
@@ -26,6 +27,7 @@ DAMAGED = ".damaged"
 LOG = structlog.get_logger()
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS steps (step INTEGER PRIMARY KEY, loss REAL, tokens INTEGER NOT NULL, time_s REAL);
+CREATE TABLE IF NOT EXISTS evaluations (step INTEGER PRIMARY KEY, loss REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS samples (time_s REAL PRIMARY KEY, span_s REAL NOT NULL, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS events
     (number INTEGER PRIMARY KEY AUTOINCREMENT, time_s REAL NOT NULL, kind TEXT NOT NULL, peer TEXT NOT NULL, stage INTEGER,
@@ -93,6 +95,11 @@ class HistoryStore:
                 [(e.time_s, e.kind, e.peer, e.stage, e.text) for e in events],
             )
 
+    def add_evaluations(self, evaluations: Iterable[Evaluation]) -> None:
+        """A later one of the same step replaces the earlier."""
+        with self._db:
+            self._db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?)", [(each.step, each.loss) for each in evaluations])
+
     def count(self, rosters: Iterable[Roster]) -> None:
         """Credit the members of applied averages with the microbatches they brought."""
         with self._db:
@@ -120,6 +127,9 @@ class HistoryStore:
             if steps > MAX_STEPS:
                 self._db.execute("DELETE FROM steps WHERE step % 2 = 1 AND step < ?", (newest - MAX_STEPS // 4,))
                 self._db.execute("DELETE FROM steps WHERE step NOT IN (SELECT step FROM steps ORDER BY step DESC LIMIT ?)", (MAX_STEPS,))
+            self._db.execute(
+                "DELETE FROM evaluations WHERE step NOT IN (SELECT step FROM evaluations ORDER BY step DESC LIMIT ?)", (MAX_STEPS,)
+            )
             self._db.execute("DELETE FROM events WHERE number <= (SELECT max(number) FROM events) - ?", (MAX_EVENTS,))
             self._db.execute(
                 "DELETE FROM tallies WHERE (stage, peer) NOT IN (SELECT stage, peer FROM tallies ORDER BY microbatches DESC LIMIT ?)",
@@ -142,6 +152,11 @@ class HistoryStore:
         """The newest `most` of those numbered `since` and later, in order."""
         rows = self._db.execute("SELECT * FROM steps WHERE step >= ? ORDER BY step DESC LIMIT ?", (since, most)).fetchall()
         return [FinishedStep(step=step, loss=loss, tokens=tokens, time_s=time_s) for step, loss, tokens, time_s in reversed(rows)]
+
+    def evaluations(self, since: int = 0, most: int = MAX_STEPS) -> list[Evaluation]:
+        """The newest `most` of those of step `since` and later, in order."""
+        rows = self._db.execute("SELECT step, loss FROM evaluations WHERE step >= ? ORDER BY step DESC LIMIT ?", (since, most)).fetchall()
+        return [Evaluation(step, loss) for step, loss in reversed(rows)]
 
     def samples(self, since_s: float = 0.0) -> list[Sample]:
         rows = self._db.execute("SELECT time_s, span_s, body FROM samples WHERE time_s > ? ORDER BY time_s", (since_s,))

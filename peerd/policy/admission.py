@@ -55,6 +55,17 @@ def why_refuse_call(mine: PeerRecord, *, stage: int, step: int, holds_previous: 
     return f"I am at step {mine.step}"
 
 
+def why_refuse_evaluation(mine: PeerRecord, *, stage: int, step: int, kept: int | None) -> str | None:
+    """None when I can compute with the parameters of an evaluated step, else the reason. `kept`: the step I set them aside for."""
+    if stage != mine.stage:
+        return f"I serve stage {mine.stage}"
+    if mine.phase is Phase.JOINING:
+        return "I am still joining"
+    if mine.leaving:
+        return "I am leaving"
+    return None if step in (mine.step, kept) else f"I do not hold the parameters of step {step}"
+
+
 def donors(live: LiveView, stage: int, tried: frozenset[PeerId]) -> list[PeerRecord]:
     """Peers to download a stage's state from: newest step first, those that stay, best lineage, then by id; those tried already last.
 
@@ -62,6 +73,12 @@ def donors(live: LiveView, stage: int, tried: frozenset[PeerId]) -> list[PeerRec
     """
     able = [r for r in live.serving(stage) if r.peer != live.me]
     return sorted(able, key=lambda r: (r.peer in tried, -r.step, r.leaving, r.lineage, r.peer))
+
+
+def givers_of_data(live: LiveView) -> list[PeerRecord]:
+    """Peers to fetch the run's data from: all that train and stay, in an order that differs from one who asks to the next."""
+    able = [r for r in live.records if r.trains and not r.leaving and r.peer != live.me]
+    return sorted(able, key=lambda r: digest("data", live.me, r.peer, size=8))
 
 
 def givers_of_start(live: LiveView, tried: frozenset[PeerId]) -> list[PeerRecord]:

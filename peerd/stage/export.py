@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from torch import Tensor
 from peerd.config import manifest as manifest_files
 from peerd.config.atomic import commit, draft
 from peerd.config.manifest import Manifest
+from peerd.table.record import Evaluation
+
+EVALUATIONS_FILE = "evaluations.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,15 @@ def write_export(
     else:
         write_tensors(folder / "optimizer.safetensors", optimizer_state, metadata)
     write_text(folder / "history.jsonl", lines)
+
+
+def write_evaluations(folder: Path, evaluations: Sequence[Evaluation]) -> None:
+    """evaluations.jsonl, a line {"step", "loss"} each; no file where there are none. Raises DiskError."""
+    target = folder / EVALUATIONS_FILE
+    if evaluations:
+        write_text(target, "".join(json.dumps(dataclasses.asdict(each)) + "\n" for each in evaluations))
+    else:
+        target.unlink(missing_ok=True)
 
 
 def num_updates(optimizer_state: Mapping[str, Tensor]) -> int:

@@ -19,7 +19,7 @@ from peerd.config.codec import NONE, parse_codec
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
 from peerd.models.stages import input_of, labels_shape
-from peerd.policy.admission import why_refuse_call
+from peerd.policy.admission import why_refuse_call, why_refuse_evaluation
 from peerd.stage.accumulator import all_finite
 from peerd.stage.executor import Executor, Pace, Priority, Result
 from peerd.stage.state import Outcome, StageState, Ticket
@@ -118,20 +118,28 @@ class StageService:
         record, train = self._state.record, self._manifest.train
         if self.leaving:
             raise WrongStateError("I am leaving")  # not gone: the caller has done nothing in vain and need not re-dial
-        reason = why_refuse_call(record, stage=call.stage, step=call.step, holds_previous=self._state.previous is not None)
+        if call.evaluation:
+            reason = why_refuse_evaluation(record, stage=call.stage, step=call.step, kept=self._state.evaluated.step)
+        else:
+            reason = why_refuse_call(record, stage=call.stage, step=call.step, holds_previous=self._state.previous is not None)
         if reason is not None:
             raise WrongStateError(reason)
-        if call.index >= train.microbatches_per_step:
-            raise BadMessageError(f"microbatch {call.index} of a step of {train.microbatches_per_step}")
-        sequence_length = self._manifest.sequence_length_at(call.step)
+        most, whole = train.microbatches_per_step, "a step"
+        if call.evaluation:
+            most, whole = train.evaluation_microbatches, "an evaluation"
+        if call.index >= most or (call.evaluation and not train.evaluates_at(call.step)):
+            raise BadMessageError(f"microbatch {call.index} of {whole} of {most}")
+        length = train.sequence_length if call.evaluation else self._manifest.sequence_length_at(call.step)
         codec = NONE if record.stage == 0 else self._activations
-        call.inputs.check(*input_of(self._manifest, record.stage, sequence_length), codec)
-        call.labels.check("int32", labels_shape(self._manifest, sequence_length), NONE)
+        call.inputs.check(*input_of(self._manifest, record.stage, length), codec)
+        call.labels.check("int32", labels_shape(self._manifest, length), NONE)
         reserved = 1 if call.step == record.step - 1 else 0
         if len(self._held) >= self._slots + reserved:
             raise BusyError(f"all {self._slots} slots are taken")
 
     async def _serve(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...], progress: Progress) -> CallResult:
+        if call.evaluation:
+            return await self._evaluate(call, ticket, chunks, progress)
         if self._state.module.is_last:
             outcome, gradient = await self._run(Priority.FORWARD, ticket, lambda: self._last_stage(call, ticket, chunks))
             return self._result(ticket, outcome, gradient, 0.0, ())
@@ -156,6 +164,16 @@ class StageService:
                 continue
             return self._result(ticket, outcome, gradient, downstream_s, below.records)
         raise PeerGoneError("the next stage's gradients are not finite")
+
+    async def _evaluate(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...], progress: Progress) -> CallResult:
+        """Forward here, on to the next stage, and the last stage's loss back; nothing is kept or counted."""
+        output, labels = await self._run(Priority.FORWARD, ticket, lambda: self._forward_only(call, ticket, chunks))
+        if isinstance(output, float):
+            return CallResult(gradient=None, downstream_s=0.0, queued_s=ticket.queued_s, records=tuple(self.records()), loss=output)
+        started_s = time.monotonic()
+        below = await self._next_hop.send(replace(call, stage=call.stage + 1, inputs=output, labels=labels), progress)
+        downstream_s, records = time.monotonic() - started_s, (*self.records(), *below.records)
+        return CallResult(gradient=None, downstream_s=downstream_s, queued_s=ticket.queued_s, records=records, loss=below.loss)
 
     async def _run(self, priority: Priority, ticket: Ticket, work: Callable[[], Result]) -> Result:
         """A job of the executor, whose wait for its turn is noted."""
@@ -213,6 +231,20 @@ class StageService:
         self.pace.hold(started_s, FORWARD_SHARE)
         self.spans.add(Kind.FORWARD, started_s, ticket.step, ticket.index)
         return activations, labels
+
+    def _forward_only(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...]) -> tuple[TensorBytes | float, TensorBytes]:
+        """Activations, or from the last stage the loss; and the labels to pass on."""
+        started_s = time.monotonic()
+        labels = self._take_inputs(call, ticket, chunks)
+        assert ticket.inputs is not None
+        assert ticket.labels is not None
+        output = self._state.evaluate(call.step, ticket.inputs, ticket.labels)
+        if not all_finite([output]):
+            raise PeerGoneError("the loss of this evaluation is not finite: the run has diverged, or an earlier stage lies")
+        found = float(output) if self._state.module.is_last else encode(output, self._activations)
+        self.pace.hold(started_s, FORWARD_SHARE)
+        self._last_busy_s += time.monotonic() - started_s  # throughput is that of training
+        return found, labels
 
     def _backward(self, ticket: Ticket, below: TensorBytes | None) -> tuple[Outcome, TensorBytes | None]:
         started_s = time.monotonic()

@@ -24,6 +24,7 @@ from peerd.policy.norms import KEPT_NORMS
 from peerd.policy.roster import Roster, lineage_after, lineage_skipped, why_inexact, why_refuse
 from peerd.stage.accumulator import Accumulator, all_finite
 from peerd.stage.ahead import Ahead
+from peerd.stage.evaluated import EvaluatedStep
 from peerd.stage.export import HistoryEntry
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.parameters import by_kind, check_fits, copy_parameters, flat_parameters, set_mean_parameters, set_parameters
@@ -73,6 +74,7 @@ class StageState:
         """What mates of this stage send each other's gradients as."""
         self.keep_graph = manifest.compute.recompute == "never" if keep_graph is None else keep_graph
         self._generation = 0
+        self.evaluated = EvaluatedStep(manifest)
         self.spans = SpanRing(0)
         self._phase_since: tuple[float, int] = (time.monotonic(), record.step)
         """When this phase began, and of which step it is."""
@@ -152,6 +154,12 @@ class StageState:
         if step == self.record.step - 1 and self.previous is not None:
             return self.previous
         raise WrongStateError(f"I am at step {self.record.step}")
+
+    # Evaluation
+
+    def evaluate(self, step: int, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Forward only, with the parameters of an evaluated step: activations, or from the last stage the loss."""
+        return self.evaluated.forward(step, (self.record.step, self.module), inputs, labels)
 
     # The life of a step
 
@@ -236,6 +244,7 @@ class StageState:
         return held
 
     def _apply(self, roster: Roster, flat_sum: Tensor, norm: float | None) -> None:
+        self.evaluated.set_aside(self.record.step, self.module)
         began_s = time.monotonic()
         train = self._manifest.train
         assert (norm is not None) == train.shares_norms
@@ -278,6 +287,7 @@ class StageState:
 
     def skip_step(self) -> None:
         """Rule 11: the step is given up as inexact; the parameters stay as they are."""
+        self.evaluated.set_aside(self.record.step, self.module)
         lineage = lineage_skipped(self.record.lineage, self.record.step)
         self.previous = copy.deepcopy(self.module)
         self.passes.finish_step(None)
@@ -382,5 +392,6 @@ class StageState:
         self.history = list(history)
         self.record, self.passes = replace(self.record, norms=norms), passes
         self.gradient_norms |= {known.step: known.norm for known in norms}
+        self.evaluated.forget()
         self._generation += 1
         self._begin(step, lineage)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from peerd.errors import BadMessageError
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedRecord, peek_record, read_record, sign_record
-from peerd.table.record import PeerId, PeerRecord, RawRecord, RunId, Suspicion
+from peerd.table.record import Evaluation, PeerId, PeerRecord, RawRecord, RunId, Suspicion
 from peerd.table.view import LiveView, SwarmView
 
 MAX_SUSPECTS = 32
@@ -37,6 +37,7 @@ class Vitals:
     throughput: float = 0.0
     tokens: int = 0
     last_loss: float | None = None
+    evaluation: Evaluation | None = None
     software: str = ""
     device: str = ""
     memory_bytes: int = 0

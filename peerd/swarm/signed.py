@@ -11,7 +11,19 @@ import msgpack
 from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP, Manifest, parse_bytes, run_id
 from peerd.errors import BadMessageError, SignatureError
 from peerd.swarm.identity import SIGNATURE_BYTES, Identity, public_key_of, verify
-from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, RawRecord, RunId, StepNorm, Suspicion, Void
+from peerd.table.record import (
+    AverageId,
+    Evaluation,
+    Lineage,
+    PeerId,
+    PeerRecord,
+    Phase,
+    RawRecord,
+    RunId,
+    StepNorm,
+    Suspicion,
+    Void,
+)
 from peerd.wire.convert import bitmap_from, bitmap_to
 
 MAX_RECORD_BYTES = 4096
@@ -150,6 +162,7 @@ def _step_and_vitals(record: PeerRecord) -> list[Any]:
         record.throughput,
         record.tokens,
         record.last_loss,
+        [record.evaluation.step, record.evaluation.loss] if record.evaluation else None,
         record.software,
         record.device,
         record.memory_bytes,
@@ -157,13 +170,14 @@ def _step_and_vitals(record: PeerRecord) -> list[Any]:
 
 
 def _from_list(fields: Any) -> PeerRecord:
-    if not isinstance(fields, list) or len(fields) not in (26, 28):
-        raise ValueError("a record has 26 fields, or 28 with norms")
+    if not isinstance(fields, list) or len(fields) not in (27, 29):
+        raise ValueError("a record has 27 fields, or 29 with norms")
     (peer, incarnation, version, addresses, stage, step, phase, done, ledger_no, average_id, lineage, leaving, trains, trains_from) = (
         fields[:14]
     )
-    (suspects, voids, checkpoints, gives_start, queue, in_flight, throughput, tokens, last_loss, software, device, memory) = fields[14:26]
-    gradient_norm, norms = fields[26:] or (None, [])
+    (suspects, voids, checkpoints, gives_start, queue, in_flight, throughput, tokens, last_loss) = fields[14:23]
+    evaluation, software, device, memory = fields[23:27]
+    gradient_norm, norms = fields[27:] or (None, [])
     inexact, chain = _list(lineage, 2)
     return PeerRecord(
         peer=PeerId(_text(peer, 64)),
@@ -191,6 +205,7 @@ def _from_list(fields: Any) -> PeerRecord:
         throughput=_real(throughput),
         tokens=_count(tokens),
         last_loss=None if last_loss is None else _real(last_loss),
+        evaluation=None if evaluation is None else _evaluation(evaluation),
         software=_text(software, 64),
         device=_text(device, 64),
         memory_bytes=_count(memory),
@@ -242,6 +257,11 @@ def _list(value: Any, length: int | None = None) -> list[Any]:
 
 def _pair(value: Any) -> list[Any]:
     return _list(value, 2)
+
+
+def _evaluation(value: Any) -> Evaluation:
+    step, loss = _list(value, 2)
+    return Evaluation(_count(step), _real(loss))
 
 
 def _triple(value: Any) -> list[Any]:

@@ -82,6 +82,14 @@ class StepNorm:
     norm: float
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Evaluation:
+    """The mean loss, nats per token, on the evaluation tokens with the parameters that `step` updates lie behind."""
+
+    step: int
+    loss: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRecord:
     """A peer's row. Signed on the wire; per peer the highest (incarnation, version) wins."""
@@ -120,6 +128,8 @@ class PeerRecord:
     tokens: int = 0
     last_loss: float | None = None
     """Mean loss of the step before `step`."""
+    evaluation: Evaluation | None = None
+    """The newest that this peer has made or heard of."""
     software: str = ""
     device: str = ""
     memory_bytes: int = 0

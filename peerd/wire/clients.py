@@ -20,6 +20,8 @@ from peerd.wire import convert, timelines
 from peerd.wire.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
+    data_pb2,
+    data_pb2_grpc,
     stage_pb2,
     stage_pb2_grpc,
     state_pb2,
@@ -131,7 +133,11 @@ class StageClient:
             if await read_within(rpc.__aiter__(), patience_s) is not None:
                 raise BadMessageError("more bytes than the gradient has")
             return CallResult(
-                gradient=gradient, downstream_s=done.downstream_s, queued_s=done.queued_s, records=convert.records_from(done.records)
+                gradient=gradient,
+                downstream_s=done.downstream_s,
+                queued_s=done.queued_s,
+                records=convert.records_from(done.records),
+                loss=done.loss if done.HasField("loss") else None,
             )
         finally:
             rpc.cancel()
@@ -251,15 +257,7 @@ class StateClient:
             chunk_hashes=tuple(h.chunk_blake3),
             metadata=h.metadata,
         )
-        return header, self._chunks(rpc, patience_s)
-
-    async def _chunks(self, rpc: Any, patience_s: float) -> AsyncIterator[bytes]:
-        try:
-            while (message := await read_within(rpc.__aiter__(), patience_s)) is not None:
-                self._links.traffic.received_bytes += len(message.chunk)
-                yield message.chunk
-        finally:
-            rpc.cancel()
+        return header, _chunks_of_stream(rpc, self._links, patience_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +266,41 @@ class StateRequest:
     first_chunk: int = 0
     snapshot: bytes = b""
     parameters_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DataHeader:
+    """What a donor says of the file whose bytes follow."""
+
+    num_bytes: int
+    chunk_hashes: tuple[bytes, ...]
+
+
+class DataClient:
+    def __init__(self, links: Links, run: RunId) -> None:
+        self._links = links
+        self._run = run
+
+    async def get_data(self, peer: PeerId, digest: bytes, first_chunk: int, patience_s: float) -> tuple[DataHeader, AsyncIterator[bytes]]:
+        """The header of a donor's file and its bytes from a chunk on, not checked yet."""
+        stub: Any = data_pb2_grpc.DataStub(await self._links.channel(peer))
+        rpc = stub.GetData(data_pb2.DataRequest(run=self._run, blake3=digest, first_chunk=first_chunk))
+        first = await read_within(rpc.__aiter__(), patience_s)
+        if first is None or first.WhichOneof("kind") != "header":
+            raise BadMessageError("data without a header")
+        h = first.header
+        if len(h.chunk_blake3) > MAX_CHUNKS or any(len(each) != 32 for each in h.chunk_blake3) or h.num_bytes > 1 << 50:
+            raise BadMessageError("data with a damaged header")
+        return DataHeader(h.num_bytes, tuple(h.chunk_blake3)), _chunks_of_stream(rpc, self._links, patience_s)
+
+
+async def _chunks_of_stream(rpc: Any, links: Links, patience_s: float) -> AsyncIterator[bytes]:
+    try:
+        while (message := await read_within(rpc.__aiter__(), patience_s)) is not None:
+            links.traffic.received_bytes += len(message.chunk)
+            yield message.chunk
+    finally:
+        rpc.cancel()
 
 
 async def _unary(rpc: Any) -> Any:

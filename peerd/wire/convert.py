@@ -73,6 +73,7 @@ def call_to(call: Call, run: str, records: Iterable[RawRecord]) -> stage_pb2.Cal
         inputs=tensor_to(call.inputs),
         labels=tensor_to(call.labels),
         records=records_to(records),
+        evaluation=call.evaluation,
         trace=call.trace,
     )
 
@@ -93,6 +94,7 @@ def call_from(header: stage_pb2.CallHeader) -> Call:
         accumulate=frozenset(header.accumulate),
         inputs=tensor_from(header.inputs),
         labels=tensor_from(header.labels),
+        evaluation=header.evaluation,
         path={hop.stage: PeerId(hop.peer) for hop in header.path},
         trace=header.trace,
     )

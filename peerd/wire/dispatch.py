@@ -6,8 +6,9 @@ Used by trainers for stage 0 and by every stage for the next: choose by stochast
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -52,7 +53,8 @@ class Dispatcher:
         self._num_stages = num_stages
         self._patience_s = patience_s
         self._total_s = total_s
-        self._routers: dict[int, Router] = {}
+        self._routers: dict[tuple[int, bool], Router] = {}
+        """By stage, and apart for evaluation: what forward passes alone take says nothing of training."""
         self._cancels: set[asyncio.Task[None]] = set()
         self.counters = DispatchCounters()
         self.on_failure: Callable[[PeerId], None] = lambda _peer: None
@@ -60,8 +62,9 @@ class Dispatcher:
     async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
         """The result of one microbatch. PeerGoneError when nobody took it in time; WrongStateError when its step is over."""
         deadline_s = time.monotonic() + self._total_s
-        router = self._routers.setdefault(call.stage, Router())
+        router = self._router(call)
         path = dict(call.path)
+        refused: set[PeerId] = set()
 
         def note(stage: int, peer: PeerId) -> None:
             path[stage] = peer
@@ -71,7 +74,9 @@ class Dispatcher:
             live = self._table.live()
             self._check_wanted(call, live)
             prefer = (path[call.stage],) if call.stage in path else ()
-            peer = router.choose(self._candidates(call, live), prefer, elsewhere=live.serving(call.stage))
+            peer = router.choose(self._candidates(call, live, refused), prefer, elsewhere=live.serving(call.stage))
+            if peer is None and refused:
+                raise WrongStateError(f"nobody of stage {call.stage} holds the parameters of step {call.step} any more")
             if peer is None:
                 await self._table.changed(min(self._patience_s, max(0.01, deadline_s - time.monotonic())))
                 continue
@@ -81,6 +86,8 @@ class Dispatcher:
             except BusyError:
                 await asyncio.sleep(BUSY_PAUSE_S)
             except WrongStateError:
+                if call.evaluation:
+                    refused.add(peer.peer)
                 await self._table.changed(STALE_PAUSE_S)
             except RemoteError as error:
                 self._give_up_on(router, peer, call, error)
@@ -92,13 +99,19 @@ class Dispatcher:
         record = self._table.live().find(peer)
         if record is not None:
             broken = BadMessageError("a gradient that is not finite")
-            self._give_up_on(self._routers.setdefault(call.stage, Router()), record, call, broken)
+            self._give_up_on(self._router(call), record, call, broken)
+
+    def _router(self, call: Call) -> Router:
+        return self._routers.setdefault((call.stage, call.evaluation), Router())
 
     async def _try(self, router: Router, peer: PeerRecord, call: Call, note: Callable[[int, PeerId], None]) -> CallResult:
         started_s = time.monotonic()
         result = await self._client.backpropagate(peer.peer, call, (), self._patience_s, note)
         elapsed_s = time.monotonic() - started_s
-        if call.stage > 0:
+        if call.evaluation:
+            if result.loss is None or not math.isfinite(result.loss):
+                raise BadMessageError("no loss came back")
+        elif call.stage > 0:
             if result.gradient is None:
                 raise BadMessageError("no gradient came back")
             result.gradient.check(call.inputs.dtype, call.inputs.shape)
@@ -123,8 +136,14 @@ class Dispatcher:
         except RemoteError:
             return  # it is gone; the ledgers decide what counts
 
-    def _candidates(self, call: Call, live: LiveView) -> list[PeerRecord]:
-        """Peers that can compute this step: at it, or one past it with the previous parameters (hole 4)."""
+    def _candidates(self, call: Call, live: LiveView, refused: Collection[PeerId]) -> list[PeerRecord]:
+        """Peers that can compute this step: at it, or one past it with the previous parameters (hole 4).
+
+        For an evaluation any that is at it or past it may have set the parameters aside, and says so if not.
+        """
+        if call.evaluation:
+            able = [r for r in live.serving(call.stage) if r.step >= call.step and not r.leaving and r.peer not in refused]
+            return [r for r in able if r.step == call.step] or able
         serving = [r for r in live.serving(call.stage) if r.step in (call.step, call.step + 1)]
         staying = [r for r in serving if not r.leaving]
         return [r for r in staying if r.step == call.step] or staying or serving
@@ -132,5 +151,5 @@ class Dispatcher:
     def _check_wanted(self, call: Call, live: LiveView) -> None:
         """A microbatch of a step that every stage has left is of no use to anybody."""
         step = work_step(live, self._num_stages)
-        if step is not None and step > call.step:
+        if step is not None and step > call.step and not call.evaluation:
             raise WrongStateError(f"step {call.step} is over")

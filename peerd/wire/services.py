@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -26,6 +26,8 @@ from peerd.wire.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
     checkup_pb2_grpc,
+    data_pb2,
+    data_pb2_grpc,
     stage_pb2,
     stage_pb2_grpc,
     state_pb2,
@@ -80,6 +82,12 @@ class AveragingHandler(Protocol):
 
 class StateHandler(Protocol):
     async def snapshot(self, stage: int, wanted: bytes, parameters_only: bool) -> tuple[Snapshot, Sequence[bytes]]: ...
+
+
+class DataHandler(Protocol):
+    async def give(self, digest: str, first_chunk: int) -> tuple[int, Sequence[bytes], AsyncGenerator[bytes]]:
+        """Size, hashes of the chunks, and the bytes of the file with this hash, from a chunk on."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +349,25 @@ class StateServicer(state_pb2_grpc.StateServicer):
             self._door.traffic.sent_bytes += len(chunk)
 
 
+class DataServicer(data_pb2_grpc.DataServicer):
+    def __init__(self, door: Door, handler: DataHandler) -> None:
+        self._door = door
+        self._handler = handler
+
+    async def GetData(self, request: data_pb2.DataRequest, context: Any) -> AsyncIterator[data_pb2.DataMessage]:
+        caller = await self._door.caller(context)
+        try:
+            self._door.check_run(request.run)
+            num_bytes, hashes, chunks = await self._handler.give(request.blake3.hex(), request.first_chunk)
+        except PeerdError as error:
+            await self._door.refuse(context, caller, error)
+        yield data_pb2.DataMessage(header=data_pb2.DataHeader(num_bytes=num_bytes, chunk_blake3=hashes))
+        async with contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                yield data_pb2.DataMessage(chunk=chunk)
+                self._door.traffic.sent_bytes += len(chunk)
+
+
 async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.Server:
     """The daemon's gRPC server, on a local socket only."""
     server = grpc.aio.server(options=CHANNEL_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
@@ -354,6 +381,8 @@ async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.S
                 averaging_pb2_grpc.add_AveragingServicer_to_server(servicer, server)
             case checkup_pb2_grpc.CheckupServicer():
                 checkup_pb2_grpc.add_CheckupServicer_to_server(servicer, server)
+            case DataServicer():
+                data_pb2_grpc.add_DataServicer_to_server(servicer, server)
             case StateServicer():
                 state_pb2_grpc.add_StateServicer_to_server(servicer, server)
     server.add_insecure_port(f"unix:{socket_path}")
@@ -363,6 +392,8 @@ async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.S
 
 def _result_messages(result: CallResult) -> list[stage_pb2.ReplyMessage]:
     done = stage_pb2.Done(downstream_s=result.downstream_s, queued_s=result.queued_s, records=convert.records_to(result.records))
+    if result.loss is not None:
+        done.loss = result.loss
     if result.gradient is None:
         return [stage_pb2.ReplyMessage(done=done)]
     done.gradient.CopyFrom(convert.tensor_to(result.gradient))

@@ -54,6 +54,8 @@ class Call:
     accumulate: frozenset[int]
     inputs: TensorBytes
     labels: TensorBytes
+    evaluation: bool = False
+    """Forward only, with the parameters of `step`: the reply is the loss."""
     path: dict[int, PeerId] = field(default_factory=dict)
     """Which peer of a later stage has had this microbatch before: a retry prefers it."""
     trace: bytes = b""
@@ -62,7 +64,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """What comes back: the gradient of the inputs (None from stage 0) and the records of the path."""
+    """What comes back: the gradient of the inputs (None from stage 0), or an evaluation's loss; and the records of the path."""
 
     gradient: TensorBytes | None
     downstream_s: float
@@ -70,6 +72,7 @@ class CallResult:
     queued_s: float
     """How long the microbatch waited for its turn at the callee."""
     records: tuple[RawRecord, ...]
+    loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ def peer_info(**changes: Any) -> PeerInfo:
         "software": "peerd 0.1.0",
         "incarnation": 1,
         "inexact": 0,
+        "trains": True,
         "addresses": ["/ip4/127.0.0.1/tcp/31337"],
         "age_s": 0.4,
     }
@@ -68,6 +69,8 @@ def status_reply(**changes: Any) -> StatusReply:
         "counters": counters(accumulated_microbatches=55, bytes_sent=123456789),
         "decision": "accumulating: 9 microbatches of step 3 are missing",
         "rebalancing": "all stages have 2 queued",
+        "data": "here: launches microbatches",
+        "evaluation": {"step": 2, "loss": 3.4},
         "moves": 0,
         "health": [],
         "compute_stand_in_ms": 0.0,
@@ -96,6 +99,7 @@ def peers_reply(*, num_stages: int = 2, peers_per_stage: int = 2) -> PeersReply:
         "run": run_info(num_stages=num_stages),
         "work_step": 3,
         "last_loss": 3.21,
+        "evaluation": {"step": 2, "loss": 3.4},
         "tokens_per_second": 5120.0,
         "stages": stages,
     }

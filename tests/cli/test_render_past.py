@@ -38,7 +38,7 @@ def test_history_shows_rates_and_norms_where_they_are_known(capsys: pytest.Captu
 
 
 def test_an_empty_history_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    print_history({"schema": 1, "steps": [], "events": []}, most_steps=5, with_events=True)
+    print_history({"schema": 1, "steps": [], "evaluations": [], "events": []}, most_steps=5, with_events=True)
     assert lines_of(capsys) == ["no step is finished yet", "no events yet"]
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from peerd.cli.main import run
 from peerd.config import manifest
 from peerd.config.organiser import load_key, public_bytes
+from peerd.data.tokenizer import FileTokenizer, train_bpe
 
 
 def test_new_writes_the_run_its_flags_describe_and_prints_its_id(tmp_path: Path) -> None:
@@ -37,6 +41,53 @@ def test_every_line_of_a_new_run_file_fits_a_terminal(tmp_path: Path) -> None:
     text = (tmp_path / "run.toml").read_text()
     assert max(map(len, text.splitlines())) <= 130
     assert json.loads(manifest.load(tmp_path / "run.toml").canonical_bytes())["name"] == "a"
+
+
+def test_new_takes_text_tokenizer_and_evaluation_from_its_flags(tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n')
+    flags = ["--data", str(tmp_path / "texts.jsonl"), "--tokenizer", "bpe:300", "--evaluation-fraction", "0.1", "--evaluate-every", "5"]
+    assert run(["new", str(tmp_path / "run"), *flags]) == 0
+    made = manifest.load(tmp_path / "run" / "run.toml")
+    assert (made.data.field, made.data.tokenizer, made.data.evaluation_fraction) == ("text", "bpe:300", 0.1)
+    assert (made.model.vocab_size, made.train.evaluate_every_steps, made.train.evaluation_microbatches) == (300, 5, 16)
+
+
+def test_new_reads_a_tokenizers_vocabulary_and_its_path_is_found_from_anywhere(tmp_path: Path) -> None:
+    folder = tmp_path / "words"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes(train_bpe([b"some text " * 9], 270))
+    assert run(["new", str(tmp_path / "run"), "--tokenizer", str(folder)]) == 0
+    made = manifest.load(tmp_path / "run" / "run.toml")
+    assert made.model.vocab_size == FileTokenizer(folder / "tokenizer.json", "").vocab_size <= 270
+    assert made.data.located(Path("/elsewhere")).tokenizer == str(folder)
+
+
+def test_evaluation_without_text_for_it_is_refused_with_what_to_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["new", str(tmp_path), "--evaluate-every", "5"]) == 2
+    assert "set data.evaluation_fraction" in capsys.readouterr().err
+    assert run(["new", str(tmp_path), "--tokenizer", "bpe:12"]) == 2
+    assert "bpe:SIZE with 257 to" in capsys.readouterr().err
+    assert run(["new", str(tmp_path), "--tokenizer", "/nowhere"]) == 2
+    assert "--tokenizer: /nowhere: no such file or folder" in capsys.readouterr().err
+
+
+def test_the_token_file_can_be_made_ahead_and_is_described(tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "some text"}\n' * 500)
+    flags = ["--data", str(tmp_path / "texts.jsonl"), "--evaluation-fraction", "0.1", "--sequence-length", "8"]
+    assert run(["new", str(tmp_path / "run"), *flags]) == 0
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", "from peerd.cli.main import main; main()", "data", str(tmp_path / "run"), "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    told = json.loads(done.stdout)
+    assert (told["num_tokens"], told["num_evaluation_tokens"], told["token_bytes"], told["vocab_size"]) == (4999, 499, 1, 256)
+    assert Path(told["file"]).read_bytes() == b"\n".join([b"some text"] * 500)
+    assert told["steps_per_pass"] == 4500 / (16 * 4 * 8)
 
 
 def test_new_says_what_each_stage_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

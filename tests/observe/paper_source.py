@@ -32,6 +32,7 @@ class PaperSource:
             "run": {**run, "tokens_per_step": 8192, "boundary_bytes": 262144},
             "me": ME,
             "steps": [[step, 5.5 - step / 20, 1.8e9 + step] for step in range(20)],
+            "evaluations": [[step, 5.6 - step / 20] for step in range(0, 20, 5)],
             "samples": [[1.8e9 + 2 * n, 5000.0, 1000, 900, [2] * self.num_stages, [3] * self.num_stages, 0] for n in range(30)],
             "reach_s": None,
             "spacing_s": 0.0,
@@ -55,7 +56,14 @@ class PaperSource:
             "health": self.health,
             "uptime_s": 4000.0,
         }
-        moment = {"time_s": 1.8e9, "step": 20, "loss": 4.5, "tokens_per_second": 5120.0, "num_peers": self.num_peers}
+        moment = {
+            "time_s": 1.8e9,
+            "step": 20,
+            "loss": 4.5,
+            "evaluation": [20, 4.6],
+            "tokens_per_second": 5120.0,
+            "num_peers": self.num_peers,
+        }
         return {**moment, "stages": stages, "own": own, "steps": [], "samples": [], "events": [], "seen": {"step": 20, "event": 1}}
 
     async def contributions(self) -> Mapping[str, Any]:

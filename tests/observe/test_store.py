@@ -17,7 +17,7 @@ from peerd.observe.store import HistoryStore
 from peerd.observe.thinning import DAY_S, at_most, merged, thinned
 from peerd.observe.values import Event, FinishedStep, Sample
 from peerd.policy.roster import Roster, RosterEntry
-from peerd.table.record import PeerId
+from peerd.table.record import Evaluation, PeerId
 
 SAMPLES = st.lists(
     st.builds(
@@ -168,3 +168,15 @@ def test_a_picture_gets_no_more_points_than_it_can_show(samples: list[Sample], m
     ordered = sorted(samples, key=lambda s: s.time_s)
     assert len(at_most(ordered, most)) <= most
     assert len(thinned(ordered, 1e9)) == 1
+
+
+def test_evaluations_are_kept_by_step_and_a_later_one_of_a_step_replaces_it(tmp_path: Path) -> None:
+    store = HistoryStore(tmp_path / "run.sqlite")
+    store.add_evaluations([Evaluation(0, 5.5), Evaluation(4, 5.0)])
+    store.add_evaluations([Evaluation(8, 4.0), Evaluation(4, 4.5)])
+    store.prune(0.0)
+    store.close()
+    again = HistoryStore(tmp_path / "run.sqlite")
+    assert again.evaluations() == [Evaluation(0, 5.5), Evaluation(4, 4.5), Evaluation(8, 4.0)]
+    assert again.evaluations(since=4, most=1) == [Evaluation(8, 4.0)]
+    again.close()

@@ -287,3 +287,34 @@ def test_sums_do_not_depend_on_the_order_in_which_microbatches_came() -> None:
     assert torch.equal(forward.state.accumulator.flat, backward.state.accumulator.flat)
     shapes = {name: value.shape for name, value in forward.state.module.named_parameters()}
     assert all(view.abs().sum() > 0 for view in views_of(forward.state.accumulator.flat, shapes).values())
+
+
+def test_the_parameters_of_an_evaluated_step_are_set_aside_until_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.stage.test_state.MANIFEST", tiny_manifest(2, 0.1, accumulate="float64", evaluate_every_steps=2))
+    stage = Stage()
+    state, ticket = stage.state, stage.ticket()
+    assert ticket.inputs is not None
+    assert ticket.labels is not None
+    losses = {}
+    for step in range(4):
+        losses[step] = float(state.evaluate(step, ticket.inputs, ticket.labels))
+        assert state.evaluated.step == {0: None, 1: 0, 2: 0, 3: 2}[step]
+        if step % 2:
+            assert float(state.evaluate(step - 1, ticket.inputs, ticket.labels)) == losses[step - 1]
+            assert losses[step] != losses[step - 1]
+        stage.average()
+        state.commit()
+    with pytest.raises(WrongStateError, match="I do not hold the parameters of step 0"):
+        state.evaluate(0, ticket.inputs, ticket.labels)
+
+
+def test_a_step_with_an_evaluation_in_its_middle_is_the_same_step() -> None:
+    plain, looked_at = Stage(), Stage()
+    ticket = looked_at.ticket()
+    assert ticket.inputs is not None
+    assert ticket.labels is not None
+    assert looked_at.add(0) == plain.add(0) == ""
+    looked_at.state.evaluate(0, ticket.inputs, ticket.labels)
+    assert looked_at.add(1) == plain.add(1) == ""
+    assert torch.equal(looked_at.state.accumulator.flat, plain.state.accumulator.flat)
+    assert looked_at.state.record == plain.state.record

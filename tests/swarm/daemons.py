@@ -88,6 +88,11 @@ class Daemon:
         return cast(PeersReply, self.request("peers"))
 
     @property
+    def evaluations(self) -> dict[int, float]:
+        """Loss on the evaluation tokens, by step."""
+        return {each["step"]: each["loss"] for each in self.request("history", since=0)["evaluations"]}
+
+    @property
     def history(self) -> list[StepInfo]:
         return cast(list[StepInfo], self.request("history", since=0)["steps"])
 
@@ -190,14 +195,16 @@ class Swarm:
         data = settings.pop("data", self.manifest.data.source)
         return self.spawn(stage=stage, join=settings.pop("join", None) or self.address, data=data, **settings)
 
-    def spawn(self, **settings: Any) -> Daemon:
+    def spawn(self, *, cache: Path | None = None, **settings: Any) -> Daemon:
         """Returns at once; `ready` waits."""
         usual = {"device": "cpu", "dashboard": False, "follow_parent": True, "ephemeral": True}
         known: dict[str, Any] = {"home": str(self.new_home().folder), **usual}
-        return self.spawn_with(Settings(**{**known, **settings}))
+        return self.spawn_with(Settings(**{**known, **settings}), cache=cache)
 
-    def spawn_with(self, settings: Settings, most_file_bytes: int | None = None, clock_off_s: float = 0.0) -> Daemon:
-        """`most_file_bytes` stands for a full disk: no longer file can be written, but for the log."""
+    def spawn_with(
+        self, settings: Settings, most_file_bytes: int | None = None, clock_off_s: float = 0.0, cache: Path | None = None
+    ) -> Daemon:
+        """`most_file_bytes` stands for a full disk: no longer file can be written, but for the log. `cache` for another machine's."""
         log_file = self.folder / "logs" / f"{len(self.daemons)}.log"
         command = module_command("peerd.daemon", settings.to_json())
         if most_file_bytes is not None:
@@ -209,7 +216,11 @@ class Swarm:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env={**self.environment, **self._clock_off_by(clock_off_s)} if clock_off_s else self.environment,
+                env={
+                    **self.environment,
+                    **(self._clock_off_by(clock_off_s) if clock_off_s else {}),
+                    **({"XDG_CACHE_HOME": str(cache)} if cache else {}),
+                },
             )
         daemon = Daemon(settings, process, log_file, time.monotonic())
         self.daemons.append(daemon)

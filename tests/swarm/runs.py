@@ -19,14 +19,14 @@ from tests.tiny_run import real_text
 PERIOD_S = 1.0
 
 
-def swarm_manifest(num_stages: int = 2, steps: int = 0, **train: Any) -> Manifest:
+def swarm_manifest(num_stages: int = 2, steps: int = 0, evaluation_fraction: float = 0.0, **train: Any) -> Manifest:
     """A layer per stage, of width 32; eight microbatches of two short sequences; sums that no order can change."""
     settings: dict[str, Any] = {"microbatches_per_step": 8, "microbatch_size": 2, "sequence_length": 32, "accumulate": "float64"}
     return Manifest(
         name="tiny",
         seed=7,
         model=ModelConfig(num_layers=num_stages, d_model=32, num_heads=2, d_ff=64),
-        data=DataConfig(source=str(real_text())),
+        data=DataConfig(source=str(real_text()), evaluation_fraction=evaluation_fraction),
         train=TrainConfig(**{**settings, "num_stages": num_stages, "steps": steps, **train}),
         compute=ComputeConfig(threads=1),
         swarm=SwarmConfig(announce_period_s=PERIOD_S),
@@ -43,7 +43,7 @@ def assert_equals_reference(exported: Path, manifest: Manifest, steps: int, cach
 
     The export of a swarm that trains on may come without the optimizer; its parameters are compared all the same.
     """
-    corpus = Corpus(prepare_tokens(manifest.data.source, cache or cache_folder()), manifest)
+    corpus = Corpus(prepare_tokens(manifest.data.source, cache or cache_folder(), manifest.data), manifest)
     expected = train_reference(manifest, corpus, steps)
     assert_close(load_file(exported / "model.safetensors"), expected.parameters)
     if (exported / "optimizer.safetensors").exists():

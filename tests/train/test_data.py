@@ -13,9 +13,10 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peerd.config.manifest import DataConfig
 from peerd.errors import DiskError, ManifestError
 from peerd.train.data import STDLIB, Corpus, TokenFile, agree_on_data, prepare_tokens, window_start
-from tests.tiny_run import corpus_of, replace_train, tiny_manifest
+from tests.tiny_run import corpus_of, real_text, replace_train, tiny_manifest
 
 UINT63 = st.integers(0, 2**63 - 1)
 
@@ -179,6 +180,48 @@ def test_a_vocabulary_below_the_bytes_is_refused(tmp_path: Path) -> None:
 def test_a_token_file_that_is_gone_is_a_disk_error(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match="No such file"):
         Corpus(TokenFile(path=tmp_path / "gone.bin", blake3="", num_tokens=1000), tiny_manifest())
+
+
+@given(st.integers(0, 8191))
+def test_no_token_is_both_trained_on_and_evaluated(split: Corpus, index: int) -> None:
+    content = split.token_file.path.read_bytes()
+    assert split.num_train_tokens + split.num_evaluation_tokens == len(content)
+    for sample in range(2):
+        trained = window_start(7, 3, index, sample, split.num_train_tokens - 16)
+        assert bytes(split.microbatch(3, index)[0][sample].tolist()) == content[trained : trained + 16]
+        assert trained + 16 < split.num_train_tokens
+    tokens, labels = split.evaluation_microbatch(index)
+    tail = content[split.num_train_tokens :]
+    assert all(bytes(row.tolist()) in tail for row in tokens)
+    assert torch.equal(tokens[:, 1:], labels[:, :-1])
+    assert torch.equal(split.evaluation_microbatch(index)[0], tokens), "the same at every step"
+
+
+def test_too_little_text_to_evaluate_on_is_refused(tmp_path: Path) -> None:
+    manifest = tiny_manifest(evaluate_every_steps=2, evaluation_fraction=0.0001)
+    with pytest.raises(ManifestError, match=r"tokens are kept for evaluation, too few .*; raise data\.evaluation_fraction"):
+        corpus_of(manifest, tmp_path)
+
+
+def test_wider_tokens_are_read_as_they_were_written(tmp_path: Path) -> None:
+    manifest = tiny_manifest()
+    model = dataclasses.replace(manifest.decoder, vocab_size=300)
+    manifest = dataclasses.replace(manifest, model=model, data=DataConfig(tokenizer="bpe:300"))
+    made = prepare_tokens(str(real_text()), tmp_path, manifest.data)
+    agreed = agree_on_data(manifest, made)
+    assert (agreed.data.token_bytes, agreed.data.end_of_text) == (2, "<|endoftext|>")
+    tokens, _ = Corpus(made, agreed).microbatch(0, 0)
+    assert 256 < int(tokens.max()) < 300
+    small = dataclasses.replace(agreed, model=dataclasses.replace(model, vocab_size=299))
+    with pytest.raises(ManifestError, match=r"has 300 tokens; set model\.vocab_size = 300 or more"):
+        Corpus(made, small)
+    with pytest.raises(ManifestError, match=r"this machine's tokenizer has blake3"):
+        agree_on_data(agreed, dataclasses.replace(made, tokenizer_blake3="ab" * 32))
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return corpus_of(tiny_manifest(evaluation_fraction=0.01), tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ BAD, STATE, BUSY, GONE = (
     grpc.StatusCode.UNAVAILABLE,
 )
 PATIENCE_S = 2.0
-MANIFEST = tiny_manifest(num_stages=2, accumulate="float64")
+MANIFEST = tiny_manifest(num_stages=2, accumulate="float64", evaluation_fraction=0.1, evaluate_every_steps=2)
 ROWS = (MANIFEST.train.microbatch_size, MANIFEST.train.sequence_length)
 ALL = (1 << MANIFEST.train.microbatches_per_step) - 1
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import pytest
@@ -47,6 +48,7 @@ class Client:
     asked: list[PeerId] = field(default_factory=list)
     paths: list[dict[int, PeerId]] = field(default_factory=list)
     cancelled: list[PeerId] = field(default_factory=list)
+    losses: dict[PeerId, float] = field(default_factory=dict)
 
     async def backpropagate(
         self, peer: PeerId, call: Call, _records: object, _patience_s: float, on_forwarded: Callable[[int, PeerId], None]
@@ -56,7 +58,7 @@ class Client:
         on_forwarded(2, PeerId("later"))
         if left := self.answers.get(peer):
             raise left.pop(0)
-        return CallResult(gradient=TENSOR, downstream_s=0.0, queued_s=0.0, records=())
+        return CallResult(gradient=TENSOR, downstream_s=0.0, queued_s=0.0, records=(), loss=self.losses.get(peer))
 
     async def cancel(self, peer: PeerId, _call_id: bytes, _timeout_s: float) -> None:
         self.cancelled.append(peer)
@@ -182,3 +184,24 @@ async def test_patience_ends_when_nobody_serves_the_stage() -> None:
     sending = Sending(Client(), Table((member("me", stage=0, step=3),)), total_s=0.1)
     with pytest.raises(PeerGoneError, match="within"):
         await sending.send()
+
+
+async def test_an_evaluation_asks_each_peer_that_may_hold_the_parameters_once_and_then_gives_up() -> None:
+    refusals: list[RemoteError] = [WrongStateError("I do not hold the parameters")] * 3
+    records = (
+        member(A, stage=1, step=4),
+        member(B, stage=1, step=3),
+        member("c", stage=1, step=2),
+        member("d", stage=1, step=3, leaving=True),
+    )
+    sending = Sending(Client({A: [*refusals], B: [*refusals]}), Table(records))
+    with pytest.raises(WrongStateError, match="nobody of stage 1 holds the parameters of step 3 any more"):
+        await sending.send(replace(call(), evaluation=True))
+    assert sending.client.asked == [B, A], "those at the step first"
+
+
+async def test_an_evaluation_is_sent_again_after_its_step_is_over_and_a_loss_that_is_none_is_not_taken() -> None:
+    sending = Sending(Client(losses={A: math.nan, B: 1.5}), Table(pair_of_peers(step=4)))
+    sending.table.records = (member("me", stage=0, step=9), member(A, stage=1, step=9), member(B, stage=1, step=9))
+    assert (await sending.send(replace(call(), evaluation=True))).loss == 1.5
+    assert sending.client.asked[-1] == B

@@ -14,7 +14,7 @@ import torch
 from peerd.config.codec import parse_codec
 from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BusyError, WrongStateError
-from peerd.stage.tensors import encode
+from peerd.stage.tensors import decode, encode
 from peerd.table.record import RawRecord
 from peerd.wire import convert
 from peerd.wire.clients import StageClient, SwarmClient
@@ -24,6 +24,8 @@ from peerd.wire.generated import (
 )
 from peerd.wire.values import Call
 from tests.wire.callee import BAD, BUSY, GONE, MANIFEST, PATIENCE_S, ROWS, RUN, STATE, Callee, assert_refused, drain
+
+CPU = torch.device("cpu")
 
 
 def header_of(call: Call, records: Sequence[RawRecord] = (), **changes: Any) -> stage_pb2.CallMessage:
@@ -191,4 +193,35 @@ async def test_a_refusal_while_tensors_are_still_being_sent_is_not_taken_for_a_d
     for _ in range(20):
         with pytest.raises((WrongStateError, BusyError)):
             await client.backpropagate(callee.caller.peer, large, (), PATIENCE_S, lambda _stage, _peer: None)
+    await callee.assert_lives()
+
+
+async def test_an_evaluation_gives_the_loss_and_leaves_ledger_and_accumulator_alone(callee: Callee) -> None:
+    client = StageClient(callee.links(), RUN)
+    call = callee.call(evaluation=True, accumulate=frozenset())
+    result = await client.backpropagate(callee.caller.peer, call, (), PATIENCE_S, lambda _stage, _peer: None)
+    with torch.no_grad():
+        expected = callee.state.module(decode(call.inputs, CPU), decode(call.labels, CPU).long())
+    assert result.gradient is None
+    assert result.loss == float(expected)
+    assert callee.state.record.done == 0
+    assert not callee.state.accumulator.flat.any()
+    await callee.assert_lives()
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({"step": 1}, STATE, "I do not hold the parameters of step 1"),
+        ({"index": MANIFEST.train.evaluation_microbatches}, BAD, "microbatch 16 of an evaluation of 16"),
+        ({"stage": 0}, STATE, "I serve stage 1"),
+    ],
+)
+async def test_an_evaluation_that_cannot_be_is_refused(
+    callee: Callee, changes: dict[str, Any], status: grpc.StatusCode, words: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await backpropagate(callee, header_of(callee.call(evaluation=True, **changes)))
+    assert refusal.value.code() is status
+    assert words in (refusal.value.details() or "")
     await callee.assert_lives()

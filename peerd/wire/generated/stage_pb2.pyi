@@ -90,6 +90,7 @@ class CallHeader(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
     call_id: _builtins.bytes
     """16 bytes"""
     run: _builtins.str
@@ -99,6 +100,8 @@ class CallHeader(_message.Message):
     microbatch: _builtins.int
     trace: _builtins.bytes
     """OpenTelemetry: 16 bytes trace id, 8 bytes id of the caller's span; empty for all but a sample"""
+    evaluation: _builtins.bool
+    """forward only; the last stage's loss comes back in place of a gradient"""
     @_builtins.property
     def accumulate(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """stages that must add this microbatch to their accumulator"""
@@ -127,10 +130,11 @@ class CallHeader(_message.Message):
         labels: Global___TensorHeader | None = ...,
         records: _abc.Iterable[_swarm_pb2.SignedRecord] | None = ...,
         trace: _builtins.bytes = ...,
+        evaluation: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "labels", b"labels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "call_id", b"call_id", "inputs", b"inputs", "labels", b"labels", "microbatch", b"microbatch", "path", b"path", "records", b"records", "run", b"run", "stage", b"stage", "step", b"step", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "call_id", b"call_id", "evaluation", b"evaluation", "inputs", b"inputs", "labels", b"labels", "microbatch", b"microbatch", "path", b"path", "records", b"records", "run", b"run", "stage", b"stage", "step", b"step", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -221,10 +225,13 @@ class Done(_message.Message):
     DOWNSTREAM_S_FIELD_NUMBER: _builtins.int
     QUEUED_S_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
     downstream_s: _builtins.float
     """time the callee spent waiting for later stages"""
     queued_s: _builtins.float
     """time the microbatch waited its turn at the callee"""
+    loss: _builtins.float
+    """of an evaluation, mean over the microbatch, nats per token"""
     @_builtins.property
     def gradient(self) -> Global___TensorHeader:
         """absent from stage 0, whose inputs are tokens"""
@@ -240,12 +247,15 @@ class Done(_message.Message):
         downstream_s: _builtins.float = ...,
         queued_s: _builtins.float = ...,
         records: _abc.Iterable[_swarm_pb2.SignedRecord] | None = ...,
+        loss: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "gradient", b"gradient", "loss", b"loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["downstream_s", b"downstream_s", "gradient", b"gradient", "queued_s", b"queued_s", "records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "downstream_s", b"downstream_s", "gradient", b"gradient", "loss", b"loss", "queued_s", b"queued_s", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
+    _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
 
 Global___Done: _TypeAlias = Done  # noqa: Y015
 

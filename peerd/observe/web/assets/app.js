@@ -10,7 +10,7 @@ const RETRY_MS = 1000, SILENT_MS = 6000, SHARES_MS = 20000, MOST_STEPS = 4000, M
 
 const DAY_S = 24 * 3600, KEPT = "peerd-range";
 
-const past = { run: null, me: "", steps: new Map(), samples: new Map(), reach: null, spacing: 0, began: 0 };
+const past = { run: null, me: "", steps: new Map(), evaluations: new Map(), samples: new Map(), reach: null, spacing: 0, began: 0 };
 let latest = null, heardAt = 0, charted = "", stream = null;
 
 const map = new SwarmMap($("map"), (peer) => showChosen($("chosen"), peer, past.me, past.run.microbatches_per_step));
@@ -27,6 +27,7 @@ function takePast(told) {
   past.run = told.run;
   past.me = told.me;
   past.steps = new Map(told.steps.map((row) => [row[0], row]));
+  past.evaluations = new Map(told.evaluations.map((row) => [row[0], row]));
   past.samples = new Map(told.samples.map((row) => [row[0], row]));
   past.reach = told.reach_s;
   past.spacing = told.spacing_s;
@@ -46,8 +47,10 @@ function takeNow(now) {
   const began = performance.now();
   latest = now;
   for (const row of now.steps) past.steps.set(row[0], row);
+  if (now.evaluation) past.evaluations.set(now.evaluation[0], now.evaluation);
   for (const row of now.samples) addSample(row);
   trim(past.steps, MOST_STEPS);
+  trim(past.evaluations, MOST_STEPS);
   trim(past.samples, MOST_SAMPLES);
   events.add(now.events, past.me);
   const stages = now.stages.map((stage) => ({ ...stage, peers: stage.peers.map((row) => peerOf(row, stage.stage)) }));
@@ -95,11 +98,12 @@ function showFigures(now, stages) {
 
 function showCharts() {
   const steps = [...past.steps.values()].sort((a, b) => a[0] - b[0]), samples = [...past.samples.values()].sort((a, b) => a[0] - b[0]);
-  const key = `${steps.at(-1)?.[0]} ${steps.at(-1)?.[1]} ${samples.at(-1)?.[0]}`;
+  const evaluations = [...past.evaluations.values()].sort((a, b) => a[0] - b[0]);
+  const key = `${evaluations.at(-1)?.[0]} ${steps.at(-1)?.[0]} ${steps.at(-1)?.[1]} ${samples.at(-1)?.[0]}`;
   if (key === charted) return;
   charted = key;
   const loss = steps.map((row) => [row[0], row[1]]);
-  charts.loss.show([{ name: "each step", points: loss, faint: true }, { name: "loss, smoothed", points: smoothed(loss.filter(([, y]) => y !== null), Math.min(12, Math.floor(loss.length / 12))) }]);
+  charts.loss.show([{ name: "each step", points: loss, faint: true }, { name: "loss, smoothed", points: smoothed(loss.filter(([, y]) => y !== null), Math.min(12, Math.floor(loss.length / 12))) }, { name: "evaluation", points: evaluations, colour: 1, dashed: true }]);
   charts.rate.show([{ name: "tokens per second", points: gapped(samples, (row) => row[1] || null) }]);
   charts.traffic.show([{ name: "sent", points: smoothed(gapped(samples, (row) => row[2]), 3) }, { name: "received", points: smoothed(gapped(samples, (row) => row[3]), 3), colour: 1, dashed: true }]);
   const count = past.run.num_stages;

@@ -1,0 +1,57 @@
+"""`peerd new`: which text a run is about to train on, and by which tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peerd.cli.options import existing_path, existing_source
+from peerd.errors import UsageError
+
+if TYPE_CHECKING:
+    from peerd.config.manifest import DataConfig, Manifest
+
+
+def data_of(fields: dict[str, Any]) -> DataConfig:
+    """Where the text is and what its tokens are; paths are checked and made absolute."""
+    from peerd.config.data_config import LOCAL, REMOTE, DataConfig
+    from peerd.data.sources import guess_field
+
+    if fields["source"] == LOCAL:
+        raise UsageError("the earlier run's text is its organiser's own", "say where it lies with --data")
+    source, tokenizer = existing_source(fields["source"], "--data"), fields["tokenizer"]
+    field = fields.get("field")
+    if tokenizer != "bytes" and not tokenizer.startswith(("bpe:", *REMOTE)):
+        tokenizer = existing_path(tokenizer, "--tokenizer", "bytes, bpe:SIZE, a tokenizer.json or its folder")
+        tokenizer = tokenizer if "." in Path(tokenizer).name else tokenizer + "/"
+    try:
+        return DataConfig(source=source, field=guess_field(source) if field is None else field, tokenizer=tokenizer)
+    except ValueError as error:
+        raise UsageError(str(error), "correct --tokenizer") from None
+
+
+def known_tokenizer(earlier: Manifest) -> str:
+    """The earlier run's tokenizer as this machine has it."""
+    from peerd.config.data_config import LOCAL
+    from peerd.config.paths import cache_folder
+    from peerd.data.tokenizer import tokenizer_path
+
+    kept = tokenizer_path(earlier.data, cache_folder())
+    if kept is None and earlier.data.tokenizer == LOCAL:
+        raise UsageError("the earlier run's tokenizer is its organiser's own", "say where it lies with --tokenizer")
+    return str(kept) if kept is not None else earlier.data.tokenizer
+
+
+def vocab_size_of(tokenizer: str) -> int:
+    """Of a BPE that is still to be trained, as many tokens as it is asked for."""
+    from peerd.config.paths import cache_folder
+    from peerd.data.download import obtain_tokenizer
+    from peerd.data.progress import silent
+    from peerd.data.tokenizer import BYTE_VOCABULARY, TOKENIZER_FILE, FileTokenizer
+
+    if tokenizer == "bytes":
+        return BYTE_VOCABULARY
+    if tokenizer.startswith("bpe:"):
+        return int(tokenizer.removeprefix("bpe:"))
+    path = obtain_tokenizer(tokenizer, cache_folder(), silent)
+    return FileTokenizer(path / TOKENIZER_FILE if path.is_dir() else path, "").vocab_size

@@ -1,0 +1,184 @@
+"""Tokenizers: bytes as they are, a BPE trained on the run's own text, or any tokenizer.json; which one is agreed by its hash.
+
+A tokenizer.json is kept in the cache under its hash, beside the token file, and is data only: nothing in it is executed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from peerd.config.atomic import commit, draft
+from peerd.config.data_config import DataConfig
+from peerd.errors import DiskError, ManifestError, UsageError
+
+BYTES = "bytes"
+BPE_PREFIX = "bpe:"
+BYTE_VOCABULARY = 256
+SEPARATOR = b"\n"
+TOKENIZER_FILE = "tokenizer.json"
+END_OF_TEXT = "<|endoftext|>"
+MAX_TOKENIZER_BYTES = 64 << 20
+BPE_TRAINED_ON_BYTES = 256 << 20
+"""Of a larger corpus every n-th piece is taken."""
+# How published tokenizers call the token that ends a document, where their configuration does not say.
+USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")
+Tokens = NDArray[np.unsignedinteger[Any]]
+
+
+class Tokenizer(Protocol):
+    vocab_size: int
+    """One more than the largest token."""
+
+    @property
+    def between(self) -> Sequence[int]:
+        """Tokens that part two documents, where no token ends one."""
+        ...
+
+    @property
+    def after(self) -> Sequence[int]:
+        """Tokens that end a document."""
+        ...
+
+    def encode(self, texts: Sequence[bytes]) -> list[Tokens]: ...
+
+
+class ByteTokenizer:
+    """A token is a byte."""
+
+    vocab_size = BYTE_VOCABULARY
+    between: Sequence[int] = tuple(SEPARATOR)
+    after: Sequence[int] = ()
+
+    def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
+        return [np.frombuffer(text, dtype=np.uint8) for text in texts]
+
+
+class FileTokenizer:
+    """A tokenizer.json of the `tokenizers` library."""
+
+    def __init__(self, path: Path, end_of_text: str) -> None:
+        """ManifestError where the file is no tokenizer or lacks the token; UsageError without the library."""
+        try:
+            self._tokenizer = _library().Tokenizer.from_file(str(path))
+        except UsageError:
+            raise
+        except Exception as error:  # the library has no error of its own
+            raise ManifestError(f"{path} is not a tokenizer: {error}", "name a tokenizer.json") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        if not self.vocab_size:
+            raise ManifestError(f"{path} has no tokens", "name another tokenizer.json")
+        ends = self._tokenizer.token_to_id(end_of_text) if end_of_text else None
+        if end_of_text and ends is None:
+            raise ManifestError(f"{path} has no token {end_of_text}", "name the tokenizer that the run was started with")
+        self.after: Sequence[int] = () if ends is None else (ends,)
+        newline = self._tokenizer.encode(SEPARATOR.decode(), add_special_tokens=False).ids
+        self.between: Sequence[int] = () if self.after else tuple(newline)
+
+    def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
+        found = self._tokenizer.encode_batch_fast([text.decode() for text in texts], add_special_tokens=False)
+        return [np.asarray(each.ids, dtype=np.uint32) for each in found]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+
+def tokenizer_path(data: DataConfig, cache: Path) -> Path | None:
+    """The run's tokenizer.json in the cache; None for bytes, or where this machine does not have it (yet)."""
+    path = kept_tokenizer(data.tokenizer_blake3, cache) if data.tokenizer_blake3 else None
+    return path if path is not None and path.is_file() else None
+
+
+def kept_tokenizer(digest: str, cache: Path) -> Path:
+    return cache / f"{digest}.{TOKENIZER_FILE}"
+
+
+def open_tokenizer(digest: str, end_of_text: str, cache: Path) -> Tokenizer:
+    """The tokenizer kept under a hash; bytes where that is empty."""
+    return FileTokenizer(kept_tokenizer(digest, cache), end_of_text) if digest else ByteTokenizer()
+
+
+def keep_tokenizer(content: bytes, cache: Path) -> str:
+    """Put a tokenizer.json into the cache and give its hash. Raises DiskError."""
+    digest = blake3(content).hexdigest()
+    with draft(cache) as path:
+        path.write_bytes(content)
+        commit(path, kept_tokenizer(digest, cache))
+    return digest
+
+
+def read_tokenizer(named: Path) -> tuple[bytes, str]:
+    """A tokenizer.json, or that of a folder, and the token that ends a document (empty where there is none).
+
+    ManifestError where it is not there, no JSON, or too large; DiskError where it cannot be read.
+    """
+    path = named / TOKENIZER_FILE if named.is_dir() else named
+    try:
+        if not path.is_file():
+            raise ManifestError(f"tokenizer {named}: no {TOKENIZER_FILE} there", "correct data.tokenizer")
+        if path.stat().st_size > MAX_TOKENIZER_BYTES:
+            raise ManifestError(f"{path}: a tokenizer has at most {MAX_TOKENIZER_BYTES >> 20} MiB", "name another tokenizer.json")
+        content = path.read_bytes()
+        beside = path.with_name("tokenizer_config.json")
+        configuration = beside.read_bytes() if beside.is_file() else b"{}"
+    except OSError as error:
+        raise DiskError(f"{error.filename}: cannot be read: {error.strerror}", "check the file and its permissions") from error
+    return content, end_token(_json_object(content, path), _json_object(configuration, beside))
+
+
+def end_token(tokenizer: dict[str, Any], configuration: dict[str, Any]) -> str:
+    """What ends a document: as the configuration says, else by its usual name; empty where the tokenizer has nothing of the kind."""
+    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    known = {str(each.get("content")) for each in added if isinstance(each, dict)} if isinstance(added, list) else set()
+    known |= set(vocabulary) if isinstance(vocabulary, dict) else set()
+    said = configuration.get("eos_token")
+    said = said.get("content") if isinstance(said, dict) else said
+    return next((end for end in (said, *USUAL_ENDS) if isinstance(end, str) and end in known), "")
+
+
+def train_bpe(texts: Iterable[bytes], vocab_size: int) -> bytes:
+    """A tokenizer.json: byte-level BPE with every byte in it and a token that ends documents. UsageError without the library."""
+    library = _library()
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    alphabet = sorted(library.pre_tokenizers.ByteLevel.alphabet())
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator((text.decode() for text in texts), trainer)
+    content: str = tokenizer.to_str()
+    return content.encode()
+
+
+def sampled(texts: Iterator[bytes], total_bytes: int) -> Iterator[bytes]:
+    """Every n-th text, so that about BPE_TRAINED_ON_BYTES come."""
+    every = max(1, -(-total_bytes // BPE_TRAINED_ON_BYTES))
+    return (text for number, text in enumerate(texts) if number % every == 0)
+
+
+def _json_object(content: bytes, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ManifestError(f"{path} is not a JSON object", "name a tokenizer.json of the tokenizers library")
+    return found
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise UsageError("tokenizers other than bytes need the library tokenizers", "pip install 'peerd[tokenizers]'") from None
+    return tokenizers

@@ -1,0 +1,384 @@
+"""The token file: a run's whole text as tokens of 1, 2 or 4 bytes, little endian, made once and named by its hash.
+
+Making one survives an interruption: the part that is written stays in the cache with a note of how far the source was
+read, and the next run goes on from there. With the byte tokenizer the file is the texts themselves, one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from blake3 import blake3
+
+from peerd.config.atomic import commit, disk_error, draft
+from peerd.config.data_config import LOCAL, REMOTE, DataConfig
+from peerd.data.progress import Progress, Report, silent
+from peerd.data.sources import STDLIB, Piece, SourceFile, list_source, pieces
+from peerd.data.tokenizer import (
+    BPE_PREFIX,
+    BYTES,
+    END_OF_TEXT,
+    Tokenizer,
+    keep_tokenizer,
+    kept_tokenizer,
+    open_tokenizer,
+    read_tokenizer,
+    sampled,
+    train_bpe,
+)
+from peerd.errors import ManifestError
+
+INDEX_VERSION = 2
+CHUNK_BYTES = 16 << 20
+"""A token file travels in chunks of this size, each checked by its hash."""
+BATCH_BYTES = 4 << 20
+"""Text that the tokenizer gets at once: it works on several threads."""
+NOTED_EVERY_BYTES = 64 << 20
+WAIT_S = 0.1
+ALWAYS_HASHED_BYTES = 1 << 30
+"""A kept file that is larger, and has not been touched since it was made, is not hashed again at each start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFile:
+    """A token file in the cache."""
+
+    path: Path
+    blake3: str
+    """Hash of its content, hex."""
+    num_tokens: int
+    token_bytes: int = 1
+    chunks_blake3: str = ""
+    vocab_size: int = 256
+    """Of its tokenizer; 0: not known."""
+    tokenizer_blake3: str = ""
+    end_of_text: str = ""
+    source_blake3: str = ""
+    """Of the file that a URL gave."""
+
+
+@dataclass(slots=True)
+class _Reached:
+    """How far a conversion is."""
+
+    file: int = 0
+    position: int = 0
+    written_bytes: int = 0
+    any_document: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One conversion: of which files, with which tokenizer, and under which names in the cache."""
+
+    files: Sequence[SourceFile]
+    field: str
+    tokenizer: Tokenizer
+    cache: Path
+    key: str
+    report: Report
+
+    @property
+    def part(self) -> Path:
+        return self.cache / f"{self.key}.part"
+
+    @property
+    def note(self) -> Path:
+        return self.cache / f"{self.key}.note"
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
+        return np.dtype(f"<u{bytes_per_token(self.tokenizer.vocab_size)}")
+
+
+def prepare_tokens(source: str, cache: Path, data: DataConfig | None = None, report: Report = silent) -> TokenFile:
+    """The token file of a source, tokenized as `data` says; made once and kept as `cache/<blake3>.bin`.
+
+    An unchanged source is recognised by its files' sizes and times, and the kept file by its hash. What a report raises
+    interrupts the work, which the next call goes on with. Raises ManifestError where there is no text or the tokenizer
+    cannot be had, DiskError where a file cannot be read or written, UnreachableError where a download fails.
+    """
+    data = data or DataConfig()
+    place, source_blake3 = _obtained(source, cache, data, report) if source.startswith(REMOTE) else (source, "")
+    files = list_source(place, data.field)
+    if not files:
+        raise ManifestError(f"data source {source}: no text files in it", "name a UTF-8 text file or a folder of them")
+    key = _key(source, files, data)
+    kept = _look_up(cache / f"{key}.json", cache)
+    if kept is not None and data.tokenizer_blake3 in ("", kept.tokenizer_blake3):
+        return replace(kept, source_blake3=source_blake3)
+    digest, end_of_text = _tokenizer_of(files, data, cache, report)
+    tokenizer = open_tokenizer(digest, end_of_text, cache)
+    work = _Work(files, data.field, tokenizer, cache, blake3(f"{key} {digest} {end_of_text}".encode()).hexdigest(length=16), report)
+    with _owned(work) as stream:
+        kept = _look_up(cache / f"{key}.json", cache)  # another process may just have made it
+        if kept is not None and kept.tokenizer_blake3 == digest:
+            work.part.unlink(missing_ok=True)
+            work.note.unlink(missing_ok=True)
+            return replace(kept, source_blake3=source_blake3)
+        num_tokens = _convert(work, stream, source)
+        return replace(_finish(work, num_tokens, digest, end_of_text, cache / f"{key}.json"), source_blake3=source_blake3)
+
+
+def kept_tokens(data: DataConfig, cache: Path) -> TokenFile | None:
+    """The run's token file, whatever it was made of, if the cache has it with the right content."""
+    path = cache / f"{data.blake3}.bin"
+    if not data.blake3 or not _is_intact(path, data.blake3, data.num_tokens * data.token_bytes, 0):
+        return None
+    return TokenFile(
+        path=path,
+        blake3=data.blake3,
+        num_tokens=data.num_tokens,
+        token_bytes=data.token_bytes,
+        chunks_blake3=data.chunks_blake3,
+        vocab_size=0,
+        tokenizer_blake3=data.tokenizer_blake3,
+        end_of_text=data.end_of_text,
+    )
+
+
+def bytes_per_token(vocab_size: int) -> int:
+    return 1 if vocab_size <= 1 << 8 else 2 if vocab_size <= 1 << 16 else 4
+
+
+def chunk_hashes(path: Path) -> list[bytes]:
+    """BLAKE3 of each chunk of a file."""
+    hashes = []
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            hashes.append(blake3(chunk).digest())
+    return hashes
+
+
+def hash_of_hashes(hashes: Sequence[bytes]) -> str:
+    return blake3(b"".join(hashes)).hexdigest()
+
+
+def _obtained(source: str, cache: Path, data: DataConfig, report: Report) -> tuple[str, str]:
+    """Where a download lies, and the hash of the file that a URL gave."""
+    from peerd.data.download import file_hash, obtain
+
+    place = obtain(source, cache, data.source_blake3, report)
+    return place, file_hash(Path(place)) if Path(place).is_file() else ""
+
+
+def _tokenizer_of(files: Sequence[SourceFile], data: DataConfig, cache: Path, report: Report) -> tuple[str, str]:
+    """The hash of the tokenizer, which is then in the cache, and the token that ends documents; both empty for bytes."""
+    if data.tokenizer == BYTES:
+        return "", ""
+    if data.tokenizer_blake3 and kept_tokenizer(data.tokenizer_blake3, cache).is_file():
+        return data.tokenizer_blake3, data.end_of_text
+    if data.tokenizer == LOCAL:
+        raise ManifestError("the run's tokenizer is its organiser's own", "fetch the data from a peer with --data swarm")
+    if data.tokenizer.startswith(BPE_PREFIX):
+        total_bytes = _total_bytes(files)
+
+        def texts() -> Iterator[bytes]:
+            for piece in pieces(files, data.field):
+                report(Progress("reading for the tokenizer", _read_bytes(files, piece), total_bytes))
+                yield piece.text
+
+        content = train_bpe(sampled(texts(), total_bytes), int(data.tokenizer.removeprefix(BPE_PREFIX)))
+        end_of_text = END_OF_TEXT
+    else:
+        content, end_of_text = read_tokenizer(_tokenizer_place(data, cache, report))
+    return keep_tokenizer(content, cache), end_of_text
+
+
+def _tokenizer_place(data: DataConfig, cache: Path, report: Report) -> Path:
+    if data.tokenizer_is_path:
+        return Path(data.tokenizer).expanduser()
+    from peerd.data.download import obtain_tokenizer
+
+    return obtain_tokenizer(data.tokenizer, cache, report)
+
+
+@contextlib.contextmanager
+def _owned(work: _Work) -> Iterator[IO[bytes]]:
+    """The unfinished file, for this process alone: of two that want the same, one waits.
+
+    What cannot go on (no text, a full disk) leaves nothing behind; what is interrupted leaves all.
+    """
+    try:
+        work.cache.mkdir(parents=True, exist_ok=True)
+        while True:
+            with work.part.open("ab") as stream:
+                _lock(stream, work.report)
+                if _is_same(stream, work.part):
+                    try:
+                        yield stream
+                    except Exception:
+                        work.part.unlink(missing_ok=True)
+                        work.note.unlink(missing_ok=True)
+                        raise
+                    return
+    except OSError as error:
+        raise disk_error(work.cache, error) from error
+
+
+def _lock(stream: IO[bytes], report: Report) -> None:
+    """Waits for as long as it takes; a report may interrupt that too."""
+    while True:
+        try:
+            return fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report(Progress("waiting for another peerd that makes the same file", 0, 0))
+            time.sleep(WAIT_S)
+
+
+def _is_same(stream: IO[bytes], path: Path) -> bool:
+    """Whether the open file is still the one at the path: whoever had it before may have finished and renamed it."""
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _convert(work: _Work, stream: IO[bytes], source: str) -> int:
+    """Write what is still to be written; returns the number of tokens. Raises ManifestError when there are none."""
+    reached = _read_note(work, stream)
+    stream.truncate(reached.written_bytes)
+    noted_bytes = reached.written_bytes
+    total_bytes = _total_bytes(work.files)
+    try:
+        for batch in _batches(pieces(work.files, work.field, (reached.file, reached.position))):
+            _write(work, stream, batch, reached)
+            last = batch[-1]
+            if last.position is not None:
+                reached.file, reached.position, reached.written_bytes = last.file, last.position, stream.tell()
+            work.report(Progress("tokenizing", _read_bytes(work.files, last), total_bytes))
+            if reached.written_bytes - noted_bytes >= NOTED_EVERY_BYTES:
+                _write_note(work, stream, reached)
+                noted_bytes = reached.written_bytes
+    except Exception:
+        raise
+    except BaseException:  # an interruption: the next run goes on from here
+        _write_note(work, stream, reached)
+        raise
+    stream.flush()
+    num_tokens = stream.tell() // work.dtype.itemsize
+    if not num_tokens:
+        raise ManifestError(f"data source {source}: no UTF-8 text in it", "name a UTF-8 text file or a folder of them")
+    return num_tokens
+
+
+def _batches(found: Iterator[Piece]) -> Iterator[list[Piece]]:
+    """Pieces for the tokenizer; a batch ends where one can go on, or the next interruption would begin too far back."""
+    batch: list[Piece] = []
+    size = 0
+    for piece in found:
+        batch.append(piece)
+        size += len(piece.text)
+        if size >= BATCH_BYTES and piece.position is not None:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _write(work: _Work, stream: IO[bytes], batch: Sequence[Piece], reached: _Reached) -> None:
+    between, after = (np.asarray(tokens, dtype=work.dtype).tobytes() for tokens in (work.tokenizer.between, work.tokenizer.after))
+    for piece, tokens in zip(batch, work.tokenizer.encode([piece.text for piece in batch]), strict=True):
+        if piece.begins and reached.any_document:
+            stream.write(between)
+        stream.write(tokens.astype(work.dtype, copy=False).tobytes())
+        if piece.ends:
+            stream.write(after)
+        reached.any_document = True
+
+
+def _read_note(work: _Work, stream: IO[bytes]) -> _Reached:
+    try:
+        reached = _Reached(**json.loads(work.note.read_text(encoding="utf-8")))
+        sound = reached.written_bytes <= os.fstat(stream.fileno()).st_size and reached.file < len(work.files)
+    except (OSError, ValueError, TypeError):
+        return _Reached()
+    return reached if sound else _Reached()
+
+
+def _write_note(work: _Work, stream: IO[bytes], reached: _Reached) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+    with draft(work.cache) as path:
+        path.write_text(json.dumps(asdict(reached)), encoding="utf-8")
+        commit(path, work.note)
+
+
+def _finish(work: _Work, num_tokens: int, digest: str, end_of_text: str, index: Path) -> TokenFile:
+    """Give the finished file its name. Its index comes first: whoever waited for the file must find both."""
+    content = blake3().update_mmap(work.part).hexdigest()
+    made = TokenFile(
+        path=work.cache / f"{content}.bin",
+        blake3=content,
+        num_tokens=num_tokens,
+        token_bytes=work.dtype.itemsize,
+        chunks_blake3=hash_of_hashes(chunk_hashes(work.part)),
+        vocab_size=work.tokenizer.vocab_size,
+        tokenizer_blake3=digest,
+        end_of_text=end_of_text,
+    )
+    entry = asdict(made) | {"version": INDEX_VERSION, "modified_ns": work.part.stat().st_mtime_ns}
+    del entry["path"]
+    with draft(index.parent) as path:
+        path.write_text(json.dumps(entry), encoding="utf-8")
+        commit(path, index)
+    commit(work.part, made.path)
+    work.note.unlink(missing_ok=True)
+    return made
+
+
+def _look_up(index: Path, cache: Path) -> TokenFile | None:
+    """The kept token file, if it and its tokenizer are there and it has the content it is named for."""
+    try:
+        entry = json.loads(index.read_text(encoding="utf-8"))
+        modified_ns = entry.pop("modified_ns")
+        if entry.pop("version") != INDEX_VERSION:
+            return None
+        found = TokenFile(path=cache / f"{entry['blake3']}.bin", **entry)
+        tokenizer_kept = not found.tokenizer_blake3 or kept_tokenizer(found.tokenizer_blake3, cache).is_file()
+        intact = tokenizer_kept and _is_intact(found.path, found.blake3, found.num_tokens * found.token_bytes, modified_ns)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # no index, or a damaged one: make both anew
+    return found if intact else None
+
+
+def _is_intact(path: Path, digest: str, num_bytes: int, modified_ns: int) -> bool:
+    try:
+        status = path.stat()
+        if status.st_size != num_bytes:
+            return False
+        untouched = num_bytes > ALWAYS_HASHED_BYTES and status.st_mtime_ns == modified_ns
+        return untouched or blake3().update_mmap(path).hexdigest() == digest
+    except OSError:
+        return False
+
+
+def _key(source: str, files: Sequence[SourceFile], data: DataConfig) -> str:
+    """What an unchanged source and tokenizer are recognised by."""
+    listing = [(str(file.path), file.num_bytes, file.modified_ns) for file in files]
+    tokenizer = [data.tokenizer]
+    if data.tokenizer_is_path:
+        content, end_of_text = read_tokenizer(Path(data.tokenizer).expanduser())
+        tokenizer = [LOCAL, blake3(content).hexdigest(), end_of_text]
+    elif data.tokenizer == LOCAL:
+        tokenizer += [data.tokenizer_blake3, data.end_of_text]
+    build = sys.version if source == STDLIB else ""
+    return blake3(repr((INDEX_VERSION, source, build, listing, data.field, tokenizer)).encode()).hexdigest(length=16)
+
+
+def _total_bytes(files: Sequence[SourceFile]) -> int:
+    return sum(file.num_bytes for file in files)
+
+
+def _read_bytes(files: Sequence[SourceFile], piece: Piece) -> int:
+    return _total_bytes(files[: piece.file]) + piece.read_bytes

@@ -1,0 +1,112 @@
+"""The evaluator: the loss on the evaluation tokens, computed by the swarm itself with the parameters of exact steps.
+
+Choices: each stage sets the parameters of an evaluated step aside until the next one, so training never waits and a
+microbatch that failed is sent again for as long as it takes. Where nobody of some stage holds them any more (all who did
+are gone, or the next evaluation is due), the evaluation is given up: no value, never a wrong one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Callable
+
+import structlog
+
+from peerd.config.manifest import Manifest
+from peerd.errors import RemoteError, WrongStateError
+from peerd.policy.evaluating import due_step, is_my_turn, newest_evaluation
+from peerd.policy.ledger import work_step
+from peerd.stage.tensors import encode
+from peerd.swarm.membership import Membership, clock_s
+from peerd.table.record import Evaluation
+from peerd.train.data import Corpus
+from peerd.wire.dispatch import Dispatcher
+from peerd.wire.values import Call
+
+TICK_S = 0.5
+TAKEOVER_S = 60.0
+"""An owner that has told nothing for so long is stuck, though it lives."""
+FAILURE_PAUSE_S = 0.5
+MAX_REFUSALS = 4
+"""So often a microbatch is told that nobody holds the parameters: peers on their way to the step may not show it yet."""
+LOG = structlog.get_logger()
+
+
+class Evaluator:
+    """Beside the trainer of a peer that has the run's data."""
+
+    def __init__(self, manifest: Manifest, corpus: Corpus, membership: Membership, dispatcher: Dispatcher) -> None:
+        self._manifest = manifest
+        self._corpus = corpus
+        self._membership = membership
+        self._dispatcher = dispatcher
+        self._due = (-1, 0.0)
+        """The step to evaluate, and since when."""
+        self._given_up = -1
+        self._gate = asyncio.Semaphore(2 * manifest.train.num_stages)
+        """Bounds what is in flight: enough for every stage to have some."""
+        self.newest: Evaluation | None = None
+        """The last one made here."""
+        self.on_result: Callable[[], None] = lambda: None
+
+    async def run(self) -> None:
+        while True:
+            step = self._step_to_evaluate()
+            if step is None:
+                await self._membership.changed(TICK_S)
+                continue
+            losses = await asyncio.gather(*(self._loss_of(step, index) for index in range(self._manifest.train.evaluation_microbatches)))
+            found = [loss for loss in losses if loss is not None]
+            if len(found) == len(losses):
+                self.newest = Evaluation(step, math.fsum(found) / len(found))
+                LOG.info("evaluated", step=step, loss=self.newest.loss)
+                self.on_result()
+            elif not self._is_known(step):
+                self._given_up = step
+                LOG.warning("an evaluation was given up", step=step, reason="nobody holds the parameters of that step any more")
+
+    def _step_to_evaluate(self) -> int | None:
+        """The newest due step, where it is for me to evaluate."""
+        train, live, now_s = self._manifest.train, self._membership.live(), clock_s()
+        reached = work_step(live, train.num_stages)
+        step = None if reached is None else due_step(reached, train.evaluate_every_steps, train.steps)
+        if step is None or step <= self._given_up or self._is_known(step):
+            return None
+        if step != self._due[0]:
+            self._due = (step, now_s)
+        return step if is_my_turn(live, step, now_s - self._due[1], TAKEOVER_S) else None
+
+    def _is_known(self, step: int) -> bool:
+        known = newest_evaluation(self._membership.live(), self._manifest.train.num_stages, self.newest)
+        return known is not None and known.step >= step
+
+    async def _loss_of(self, step: int, index: int) -> float | None:
+        """One microbatch's loss; None where it cannot be had any more, or somebody else has told the whole by now."""
+        refusals = 0
+        async with self._gate:
+            while refusals < MAX_REFUSALS and not self._is_known(step):
+                try:
+                    call = await asyncio.to_thread(self._call_for, step, index)
+                    return (await self._dispatcher.send(call, lambda _stage, _peer: None)).loss
+                except WrongStateError as error:
+                    refusals += 1
+                    LOG.debug("evaluation microbatch refused", step=step, index=index, reason=error.message)
+                except RemoteError as error:
+                    LOG.debug("evaluation microbatch failed", step=step, index=index, error=str(error))
+                await asyncio.sleep(FAILURE_PAUSE_S)
+        return None
+
+    def _call_for(self, step: int, index: int) -> Call:
+        tokens, labels = self._corpus.evaluation_microbatch(index)
+        return Call(
+            call_id=os.urandom(16),
+            stage=0,
+            step=step,
+            index=index,
+            accumulate=frozenset(),
+            evaluation=True,
+            inputs=encode(tokens.int()),
+            labels=encode(labels.int()),
+        )

@@ -1,0 +1,225 @@
+"""The run's token file from peer to peer: handed out at a bounded pace, fetched chunk by chunk, each checked by its hash.
+
+Only a peer whose volunteer asked for it fetches. What is fetched outlives an interruption, and goes on with another donor
+where one fails. The tokenizer travels the same way, for export and generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+import structlog
+from blake3 import blake3
+
+from peerd.config.atomic import commit, disk_error
+from peerd.config.data_config import DataConfig
+from peerd.data.tokenizer import MAX_TOKENIZER_BYTES, keep_tokenizer, kept_tokenizer
+from peerd.data.tokens import CHUNK_BYTES, TokenFile, chunk_hashes, hash_of_hashes, kept_tokens
+from peerd.errors import BadMessageError, BusyError, DiskError, RemoteError, StageError, WrongStateError
+from peerd.policy.admission import givers_of_data
+from peerd.swarm.membership import Membership
+from peerd.table.record import PeerId
+from peerd.wire.clients import DataClient
+from peerd.wire.values import CHUNK_BYTES as MESSAGE_BYTES
+
+GIVEN_BYTES_PER_S = 8 << 20
+"""To all who fetch together, so that training keeps most of a home's upload."""
+MAX_CALLERS = 2
+MAX_FETCHED_BYTES = 64 << 30
+RETRY_PAUSE_S = 3.0
+LOG = structlog.get_logger()
+
+
+class DataGiver:
+    """Answers GET_DATA with the token file, once it is here, and with its tokenizer."""
+
+    def __init__(self, data: DataConfig, cache: Path) -> None:
+        self._data = data
+        self._cache = cache
+        self._callers = 0
+        self._free_s = 0.0
+        """When the next bytes may go."""
+        self._hashes: dict[str, asyncio.Future[list[bytes]]] = {}
+        self.has_tokens = False
+
+    async def give(self, digest: str, first_chunk: int) -> tuple[int, Sequence[bytes], AsyncGenerator[bytes]]:
+        """The file's size, its chunks' hashes, and its bytes from a chunk on. WrongStateError where it is not here."""
+        path = self._path_of(digest)
+        if self._callers >= MAX_CALLERS:
+            raise BusyError(f"{MAX_CALLERS} peers fetch data from me already")
+        if digest not in self._hashes:
+            self._hashes[digest] = asyncio.ensure_future(asyncio.to_thread(chunk_hashes, path))
+        try:
+            hashes = await asyncio.shield(self._hashes[digest])  # of a large file it takes longer than a caller may wait: it goes on
+            num_bytes = path.stat().st_size
+        except OSError:
+            self._hashes.pop(digest, None)
+            raise WrongStateError("the data is not here any more") from None
+        return num_bytes, hashes, self._read(path, min(first_chunk * CHUNK_BYTES, num_bytes))
+
+    def _path_of(self, digest: str) -> Path:
+        if digest and digest == self._data.tokenizer_blake3 and (path := kept_tokenizer(digest, self._cache)).is_file():
+            return path
+        if not digest or digest != self._data.blake3 or not self.has_tokens:
+            raise WrongStateError("I do not have that data")
+        return self._cache / f"{digest}.bin"
+
+    async def _read(self, path: Path, start: int) -> AsyncGenerator[bytes]:
+        self._callers += 1
+        try:
+            with path.open("rb") as stream:
+                stream.seek(start)
+                while message := await asyncio.to_thread(stream.read, MESSAGE_BYTES):
+                    now_s = time.monotonic()
+                    self._free_s = max(self._free_s, now_s) + len(message) / GIVEN_BYTES_PER_S
+                    yield message
+                    await asyncio.sleep(self._free_s - now_s)
+        finally:
+            self._callers -= 1
+
+
+class DataFetcher:
+    """Gets the token file into the cache, from any peer that has it."""
+
+    def __init__(self, client: DataClient, membership: Membership, data: DataConfig, cache: Path, patience_s: float) -> None:
+        self._client = client
+        self._membership = membership
+        self._data = data
+        self._cache = cache
+        self._patience_s = patience_s
+        self.bytes_done = 0
+        self.bytes_total = data.num_tokens * data.token_bytes
+
+    async def fetch(self) -> TokenFile:
+        """Returns when it is there, however long that takes. StageError when it never can be; DiskError."""
+        self._check_room()
+        whole = False
+        while (kept := await asyncio.to_thread(kept_tokens, self._data, self._cache)) is None:
+            if whole:
+                raise StageError("the run's manifest names its data by two hashes that do not agree", "tell its organiser")
+            try:
+                with _owned(self._cache, self._cache / f"{self._data.blake3}.part") as part:
+                    whole = part is not None and await self._fetch_into(part)
+            except RemoteError as error:
+                LOG.info("the data could not be fetched yet", reason=error.message)
+            if not whole:
+                await asyncio.sleep(RETRY_PAUSE_S)
+        await self.fetch_tokenizer()
+        return kept
+
+    async def fetch_tokenizer(self) -> None:
+        """The run's tokenizer into the cache, where it has one and it is not there. It is not needed to train."""
+        digest = self._data.tokenizer_blake3
+        if not digest or kept_tokenizer(digest, self._cache).is_file():
+            return
+        for donor in givers_of_data(self._membership.live()):
+            content = b""
+            try:
+                header, messages = await self._client.get_data(donor.peer, bytes.fromhex(digest), 0, self._patience_s)
+                if header.num_bytes > MAX_TOKENIZER_BYTES:
+                    raise BadMessageError(f"a tokenizer of {header.num_bytes} bytes")
+                async for message in messages:
+                    content += message
+                    if len(content) > header.num_bytes:
+                        raise BadMessageError("more bytes than the header says")
+                if blake3(content).hexdigest() == digest:
+                    await asyncio.to_thread(keep_tokenizer, content, self._cache)
+                    return
+            except RemoteError as error:
+                LOG.info("the tokenizer could not be fetched", donor=donor.peer, reason=error.message)
+
+    def _check_room(self) -> None:
+        self._cache.mkdir(parents=True, exist_ok=True)
+        if self.bytes_total > MAX_FETCHED_BYTES:
+            raise StageError(
+                f"the data is {self.bytes_total / 1e9:.0f} GB, more than a peer fetches from others",
+                "get it elsewhere and name it with --data",
+            )
+        free = shutil.disk_usage(self._cache).free
+        if self.bytes_total > free:
+            raise DiskError(
+                f"the data needs {self.bytes_total / 1e9:.1f} GB in {self._cache} and {free / 1e9:.1f} GB is free", "free some space"
+            )
+
+    async def _fetch_into(self, part: IO[bytes]) -> bool:
+        """What is missing, from one donor after another; then the file gets its name. RemoteError when nobody could give it all."""
+        last_error = RemoteError("nobody who is here has it")
+        for donor in givers_of_data(self._membership.live()):
+            try:
+                await self._fetch_from(donor.peer, part)
+            except RemoteError as error:
+                last_error = error
+                continue
+            part.flush()
+            await asyncio.to_thread(commit, self._cache / f"{self._data.blake3}.part", self._cache / f"{self._data.blake3}.bin")
+            LOG.info("the data is here", bytes=self.bytes_done, donor=donor.peer)
+            return True
+        raise last_error
+
+    async def _fetch_from(self, donor: PeerId, part: IO[bytes]) -> None:
+        first = os.fstat(part.fileno()).st_size // CHUNK_BYTES
+        header, messages = await self._client.get_data(donor, bytes.fromhex(self._data.blake3), first, self._patience_s)
+        hashes = header.chunk_hashes
+        if header.num_bytes != self.bytes_total or hash_of_hashes(hashes) != self._data.chunks_blake3:
+            raise BadMessageError("what it offers is not the run's data")
+        sound = await asyncio.to_thread(_sound_chunks, Path(part.name), hashes[:first])
+        part.truncate(sound * CHUNK_BYTES)
+        if sound < first:  # the disk has lost what was there: once more, from further back
+            raise BadMessageError("the part that was here is damaged")
+        self.bytes_done = sound * CHUNK_BYTES
+        pending = bytearray()
+        async for message in messages:
+            pending += message
+            number = self.bytes_done // CHUNK_BYTES
+            due = min(CHUNK_BYTES, self.bytes_total - self.bytes_done)
+            if len(pending) > due or number >= len(hashes):
+                raise BadMessageError("more bytes than a chunk has")
+            if len(pending) == due:
+                await asyncio.to_thread(_append, part, bytes(pending), hashes[number], number)
+                self.bytes_done += due
+                pending.clear()
+        if self.bytes_done != self.bytes_total:
+            raise BadMessageError("the data ended early")
+
+
+def _append(part: IO[bytes], chunk: bytes, digest: bytes, number: int) -> None:
+    if blake3(chunk).digest() != digest:
+        raise BadMessageError(f"chunk {number} of the data does not match its hash")
+    try:
+        part.write(chunk)
+        part.flush()
+    except OSError as error:
+        raise disk_error(Path(part.name).parent, error) from error
+
+
+def _sound_chunks(path: Path, hashes: Sequence[bytes]) -> int:
+    """How many chunks at the beginning of a file have the hashes that they should."""
+    with path.open("rb") as stream:
+        for number, digest in enumerate(hashes):
+            if blake3(stream.read(CHUNK_BYTES)).digest() != digest:
+                return number
+    return len(hashes)
+
+
+@contextlib.contextmanager
+def _owned(cache: Path, path: Path) -> Iterator[IO[bytes] | None]:
+    """The unfinished file, or None while another daemon of this user fetches the same."""
+    try:
+        stream = path.open("ab")
+    except OSError as error:
+        raise disk_error(cache, error) from error
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        yield stream

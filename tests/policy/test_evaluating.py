@@ -1,0 +1,65 @@
+"""Who evaluates which step, and that the swarm agrees on the newest evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.policy.evaluating import due_step, is_my_turn, newest_evaluation
+from peerd.policy.ledger import work_step
+from peerd.table.record import Evaluation
+from peerd.table.view import LiveView
+from tests.strategies import live_views, member, view_of
+
+TAKEOVER_S = 60.0
+
+
+@given(st.integers(0, 10**6), st.integers(1, 1000), st.integers(0, 10**6))
+def test_the_due_step_is_the_newest_multiple_or_the_end(step: int, every: int, last_step: int) -> None:
+    due = due_step(step, every, last_step)
+    assert due is not None
+    assert due % every == 0 or due == last_step
+    assert due <= step
+    if not last_step or step < last_step:
+        assert step - due < every
+
+
+def test_nothing_is_due_where_evaluation_is_off() -> None:
+    assert due_step(10, 0, 10) is None
+
+
+@given(live_views(), st.integers(0, 9))
+def test_exactly_one_trainer_that_stays_begins_an_evaluation_and_each_in_its_turn(live: LiveView, step: int) -> None:
+    stay = [record.peer for record in live.records if record.trains and not record.leaving]
+    for waited in range(len(stay)):
+        begun = [r.peer for r in live.records if is_my_turn(replace(live, me=r.peer), step, waited * TAKEOVER_S, TAKEOVER_S)]
+        assert len(begun) == waited + 1
+        assert set(begun) <= set(stay)
+
+
+def test_the_heir_of_a_dead_owner_begins_at_once() -> None:
+    trainers = [member(f"p{number}", trains=True) for number in range(4)]
+    live = view_of(*trainers)
+    owner = next(r.peer for r in trainers if is_my_turn(replace(live, me=r.peer), 3, 0.0, TAKEOVER_S))
+    rest = view_of(*(record for record in trainers if record.peer != owner))
+    assert sum(is_my_turn(replace(rest, me=r.peer), 3, 0.0, TAKEOVER_S) for r in rest.records) == 1
+
+
+@given(live_views(), st.lists(st.builds(Evaluation, st.integers(0, 9), st.floats(0, 9))))
+def test_everybody_takes_the_same_evaluation_for_the_newest_and_none_of_a_step_to_come(live: LiveView, told: list[Evaluation]) -> None:
+    records = tuple(replace(r, evaluation=told[number] if number < len(told) else None) for number, r in enumerate(live.records))
+    views = [replace(live, me=me.peer, records=records) for me in live.records]
+    found = {newest_evaluation(view, 2, None) for view in views}
+    assert len(found) <= 1
+    for newest in found - {None}:
+        assert newest is not None
+        reached = work_step(live, 2)
+        assert reached is not None
+        assert newest.step <= reached
+        assert all(newest.step >= each.step for each in told[: len(records)] if each.step <= reached)
+
+
+def test_my_own_evaluation_counts_before_it_is_announced() -> None:
+    assert newest_evaluation(view_of(member("p1")), 2, Evaluation(4, 1.5)) == Evaluation(4, 1.5)
