@@ -81,9 +81,9 @@ def test_the_token_file_can_be_made_ahead_and_is_described(tmp_path: Path) -> No
         env=environment,
         capture_output=True,
         text=True,
-        check=True,
         timeout=60,
     )
+    assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)
     assert (told["num_tokens"], told["num_evaluation_tokens"], told["token_bytes"], told["vocab_size"]) == (4999, 499, 1, 256)
     assert Path(told["file"]).read_bytes() == b"\n".join([b"some text"] * 500)
