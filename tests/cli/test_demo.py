@@ -117,8 +117,9 @@ def test_daemons_that_ignore_every_request_are_killed(
 
 
 PAPER_DEMO = f"""
-import sys
+import signal, sys
 from peerd.cli import demo_daemons, main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background has it ignored
 demo_daemons.module_command = lambda module, *arguments: [sys.executable, {str(PAPER_DAEMON)!r}, *arguments]
 main.main()
 """

@@ -18,6 +18,7 @@ from peerd.observe.archive import Archive
 from peerd.observe.thinning import DAY_S, HOUR_S
 from peerd.observe.values import FinishedStep, Sample
 from peerd.stage.export import HistoryEntry
+from tests.tiny_run import tiny_manifest
 
 
 @pytest.fixture
@@ -28,8 +29,16 @@ async def archive(tmp_path: Path) -> AsyncIterator[Archive]:
 
 
 def node_of(history: list[HistoryEntry], commit_times_s: dict[int, float]) -> Node:
-    state = SimpleNamespace(history=history)
-    return cast(Node, SimpleNamespace(state=state, commit_times_s=commit_times_s, membership=SimpleNamespace(me="a")))
+    state = SimpleNamespace(history=history, gradient_norms={})
+    place, membership = SimpleNamespace(manifest=tiny_manifest()), SimpleNamespace(me="a")
+    return cast(
+        Node,
+        SimpleNamespace(state=state, commit_times_s=commit_times_s, membership=membership, place=place, evaluations=no_evaluations),
+    )
+
+
+async def no_evaluations() -> tuple[()]:
+    return ()
 
 
 def entry(step: int) -> HistoryEntry:
