@@ -18,8 +18,11 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from peerd.config.data_config import DataConfig
 from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
+from peerd.config.paths import cache_folder
+from peerd.data.tokenizer import BYTES, FileTokenizer, tokenizer_path
 from peerd.errors import ExitCode, PeerdError, UsageError
 from peerd.models.stages import build_stage
 from peerd.repartition import gather
@@ -61,12 +64,24 @@ def open_speaker(sources: Sequence[Path]) -> Speaker:
         for name, parameter in stage.named_parameters():
             parameter.copy_(reached.parameters[name])
 
+    encode, decode = _tokenizer_of(reached.manifest.data)
     return Speaker(
         logits=lambda tokens: stage(torch.tensor([tokens]))[0, -1],
-        encode=lambda text: [*text.encode()],
-        decode=lambda tokens: bytes(token for token in tokens if token < 256).decode("utf-8", "replace"),
+        encode=encode,
+        decode=decode,
         max_context=manifest.train.sequence_length,
     )
+
+
+def _tokenizer_of(data: DataConfig) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
+    """Text to tokens and back, as the run does it. UsageError where this machine does not have the run's tokenizer."""
+    if data.tokenizer == BYTES:
+        return lambda text: [*text.encode()], lambda tokens: bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
+    kept = tokenizer_path(data, cache_folder())
+    if kept is None:
+        raise UsageError("this machine does not have the run's tokenizer", "export with --format hf and name that folder")
+    tokenizer = FileTokenizer(kept, data.end_of_text)
+    return lambda text: [*map(int, tokenizer.encode([text.encode()])[0])], tokenizer.decode
 
 
 def _in_one_stage(manifest: Manifest) -> Manifest:
@@ -74,8 +89,6 @@ def _in_one_stage(manifest: Manifest) -> Manifest:
         raise UsageError(f"{manifest.model.entry} is no language model", "only those go on from a prompt")
     if isinstance(manifest.model, HuggingFaceConfig) and manifest.model.objective == "masked":
         raise UsageError("a masked language model does not go on from a prompt", "look at its losses with `peerd history`")
-    if manifest.data.tokenizer != "bytes":
-        raise UsageError(f"the run's tokenizer is {manifest.data.tokenizer}", "export it with --format hf and name that folder")
     return dataclasses.replace(manifest, train=dataclasses.replace(manifest.train, num_stages=1))
 
 

@@ -55,7 +55,9 @@ async def export_run(node: Node, folder: Path, say: Say, hugging_face: bool = Fa
     manifest = with_paths(node.place.manifest, node.place.data_source, node.start_path)
     await node.training.fetcher.fetch_tokenizer()
     if hugging_face:
-        files = await asyncio.to_thread(write_hf_export, folder, manifest, parameters, step)
+        kept = tokenizer_path(node.place.manifest.data, cache_folder())
+        tokenizer = await asyncio.to_thread(kept.read_text, encoding="utf-8") if kept else ""
+        files = await asyncio.to_thread(write_hf_export, folder, manifest, parameters, step, tokenizer)
     else:
         await asyncio.to_thread(write_export, folder, manifest, parameters, optimizer, history)
         files = [name for name in FILES if name != "optimizer.safetensors" or optimizer is not None]

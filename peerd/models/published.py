@@ -110,9 +110,16 @@ def _stablelm_tensors(name: str, value: Tensor) -> dict[str, Tensor]:
     return {f"{prefix}.{_LAYER_NAMES[module]}.{leaf}": value}
 
 
-def tokenizer_files(manifest: Manifest) -> dict[str, str]:
-    """File name -> content, as the library tokenizers reads them. The byte tokenizer is a byte-level BPE that merges nothing."""
-    if str(manifest.data.tokenizer) != "bytes" or not isinstance(manifest.model, ModelConfig | HuggingFaceConfig):
+def tokenizer_files(manifest: Manifest, own: str = "") -> dict[str, str]:
+    """File name -> content, as the library tokenizers reads them; `own` is the run's own tokenizer.json, where it is not bytes.
+
+    The byte tokenizer is a byte-level BPE that merges nothing.
+    """
+    if own:
+        ends = {"eos_token": manifest.data.end_of_text} if manifest.data.end_of_text else {}
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **ends}
+        return {"tokenizer.json": own, "tokenizer_config.json": json.dumps(settings)}
+    if manifest.data.tokenizer != "bytes" or not isinstance(manifest.model, ModelConfig | HuggingFaceConfig):
         return {}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     model = {"type": "BPE", "vocab": {sign: byte for byte, sign in enumerate(byte_signs())}, "merges": []}

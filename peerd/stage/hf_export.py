@@ -16,8 +16,11 @@ MAX_SHARD_BYTES = 4 << 30
 INDEX_FILE = "model.safetensors.index.json"
 
 
-def write_hf_export(folder: Path, manifest: Manifest, parameters: Mapping[str, Tensor], step: int) -> list[str]:
-    """Write the files, each whole or not at all; shards of an earlier export go. Returns their names. Raises DiskError, UsageError."""
+def write_hf_export(folder: Path, manifest: Manifest, parameters: Mapping[str, Tensor], step: int, tokenizer: str = "") -> list[str]:
+    """Write the files, each whole or not at all; shards of an earlier export go. Returns their names. Raises DiskError, UsageError.
+
+    `tokenizer` is the content of the run's tokenizer.json, where it has one.
+    """
     published = publish(manifest, parameters)
     shards = split_into_shards({name: tensor.numel() * tensor.element_size() for name, tensor in published.tensors.items()})
     names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
@@ -28,7 +31,7 @@ def write_hf_export(folder: Path, manifest: Manifest, parameters: Mapping[str, T
     texts = {
         INDEX_FILE: json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=1),
         "config.json": json.dumps(published.config, indent=1),
-        **tokenizer_files(manifest),
+        **tokenizer_files(manifest, tokenizer),
     }
     for name, text in texts.items():
         write_text(folder / name, text)

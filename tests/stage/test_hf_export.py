@@ -12,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from peerd.config.manifest import Manifest
+from peerd.config.manifest import DataConfig, Manifest
+from peerd.config.paths import cache_folder
+from peerd.data.tokenizer import tokenizer_path
+from peerd.data.tokens import prepare_tokens
 from peerd.errors import UsageError
 from peerd.generate import Request, choose, generate, open_speaker
 from peerd.models.blocks import describe_entry
@@ -20,7 +23,8 @@ from peerd.models.published import byte_signs, check_publishable, publish
 from peerd.models.stages import build_stage
 from peerd.stage.export import write_export
 from peerd.stage.hf_export import split_into_shards, write_hf_export
-from tests.tiny_run import tiny_manifest
+from peerd.train.data import agree_on_data
+from tests.tiny_run import real_text, tiny_manifest
 
 
 def trained_a_little(manifest: Manifest) -> dict[str, Tensor]:
@@ -124,3 +128,20 @@ def test_shards_hold_everything_in_order_and_no_more_than_they_may(sizes: dict[s
     shards = split_into_shards(sizes, most)
     assert [name for held in shards for name in held] == list(sizes)
     assert all(sum(sizes[name] for name in held) <= most or len(held) == 1 for held in shards)
+
+
+def test_both_formats_speak_by_the_runs_own_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    manifest = tiny_manifest(2)
+    model = dataclasses.replace(manifest.decoder, vocab_size=300)
+    manifest = dataclasses.replace(manifest, model=model, data=DataConfig(tokenizer="bpe:300"))
+    manifest = agree_on_data(manifest, prepare_tokens(str(real_text()), cache_folder(), manifest.data))
+    tokenizer = tokenizer_path(manifest.data, cache_folder())
+    assert tokenizer is not None
+    stages = [build_stage(manifest, stage, "cpu") for stage in range(2)]
+    parameters = {name: value.detach() for stage in stages for name, value in stage.named_parameters()}
+    write_export(tmp_path / "a", manifest, parameters, None, ())
+    write_hf_export(tmp_path / "b", manifest, parameters, 0, tokenizer.read_text())
+    told = [generate(open_speaker([tmp_path / name]), Request(sources=[], prompt="def f", max_tokens=12)) for name in "ab"]
+    assert told[0] == told[1] != ""
