@@ -54,9 +54,10 @@ def peerd(short_home: Path, capfd: pytest.CaptureFixture[str]) -> Command:
 def paper(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Daemons of paper in place of real ones; call it with the mood they shall be in."""
 
+    real = launch.module_command
+
     def command(module: str, *arguments: str) -> list[str]:
-        assert module == "peerd.daemon"
-        return [sys.executable, str(PAPER_DAEMON), *arguments]
+        return [sys.executable, str(PAPER_DAEMON), *arguments] if module == "peerd.daemon" else real(module, *arguments)
 
     monkeypatch.setattr(launch, "module_command", command)
     monkeypatch.setattr(demo_daemons, "module_command", command)
