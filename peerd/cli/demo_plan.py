@@ -35,6 +35,8 @@ class DemoPlan:
     kills: tuple[Kill, ...]
     chaos: Chaos | None
     stand_in_ms: float
+    observed: bool = True
+    """The daemons keep a history, and the first has a dashboard."""
 
     @property
     def num_stages(self) -> int:

@@ -61,8 +61,9 @@ class Team(Protocol):
 class Peers:
     """One daemon per stage."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        plan = DemoPlan(manifest=manifest, num_peers=manifest.train.num_stages, slow={}, kills=(), chaos=None, stand_in_ms=0.0)
+    def __init__(self, manifest: Manifest, observed: bool = True) -> None:
+        num_peers = manifest.train.num_stages
+        plan = DemoPlan(manifest=manifest, num_peers=num_peers, slow={}, kills=(), chaos=None, stand_in_ms=0.0, observed=observed)
         self._swarm = DemoSwarm(plan, lambda _text: None)
         self._steps: list[Step] = []
 
@@ -80,6 +81,11 @@ class Peers:
             found = client.request("history", since=len(self._steps), silence_s=3.0)["steps"]
             self._steps += [Step(step["time_s"], step["loss"]) for step in itertools.takewhile(lambda step: step["time_s"] > 0, found)]
         return self._steps
+
+    @property
+    def dashboard(self) -> str:
+        """Its address, once the swarm is up."""
+        return str(self._swarm.daemons[0].client.request("status", silence_s=3.0)["dashboard"])
 
     def counters(self) -> dict[str, int]:
         """What should be 0 in a fair race."""
