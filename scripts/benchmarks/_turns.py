@@ -66,9 +66,12 @@ class Peers:
         plan = DemoPlan(manifest=manifest, num_peers=num_peers, slow={}, kills=(), chaos=None, stand_in_ms=0.0, observed=observed)
         self._swarm = DemoSwarm(plan, lambda _text: None)
         self._steps: list[Step] = []
+        self.dashboard = ""
+        """Its address, once the swarm is up and where it has one."""
 
     def start(self) -> None:
         self._swarm.start()
+        self.dashboard = str(self._swarm.daemons[0].client.request("status", silence_s=3.0)["dashboard"])
 
     def pids(self) -> Sequence[int]:
         """Not p2pd's: it only carries bytes, and keeps connections alive that no daemon waits on."""
@@ -81,11 +84,6 @@ class Peers:
             found = client.request("history", since=len(self._steps), silence_s=3.0)["steps"]
             self._steps += [Step(step["time_s"], step["loss"]) for step in itertools.takewhile(lambda step: step["time_s"] > 0, found)]
         return self._steps
-
-    @property
-    def dashboard(self) -> str:
-        """Its address, once the swarm is up."""
-        return str(self._swarm.daemons[0].client.request("status", silence_s=3.0)["dashboard"])
 
     def counters(self) -> dict[str, int]:
         """What should be 0 in a fair race."""

@@ -83,7 +83,6 @@ def measure(rounds: int, steps: int, warmup: int) -> tuple[list[Row], int]:
             side.warm_up(warmup)
             guard(keeper, side)
             if side.team is looked:
-                side.thaw()
                 brought = stack.enter_context(looking_at(looked.dashboard))
         for number in range(rounds):
             for side in sides if number % 2 == 0 else reversed(sides):
