@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from peerd.config.paths import cache_folder
+from peerd.models.kernels import keep_kernels_in_cache
 
-# Counting operations loads torch's compiler, which makes a folder in the temporary one unless told where.
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "torchinductor"))
+keep_kernels_in_cache()  # tests count operations, too
 
 settings.register_profile("peerd", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("peerd")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from peerd.models.kernels import keep_kernels_in_cache
 from peerd.models.weights import give_memory
 
 Microbatch = Callable[[], tuple[Tensor, Tensor | None]]
@@ -34,6 +35,7 @@ def saved_bytes(module: nn.Module, microbatch: Microbatch) -> int:
 
 def product_flops(module: nn.Module, microbatch: Microbatch) -> int:
     """Floating-point operations of one forward pass, matrix products and convolutions only. Leaves fake tensors, too."""
+    keep_kernels_in_cache()
     from torch.utils.flop_counter import FlopCounterMode
 
     with _fake(module), torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -43,6 +45,7 @@ def product_flops(module: nn.Module, microbatch: Microbatch) -> int:
 
 @contextmanager
 def _fake(module: nn.Module) -> Iterator[None]:
+    keep_kernels_in_cache()
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():

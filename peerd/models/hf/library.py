@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from peerd.config.model_kinds import HuggingFaceConfig
-from peerd.config.paths import cache_folder
 from peerd.errors import ManifestError
+from peerd.models.kernels import keep_kernels_in_cache
 from peerd.models.weights import Uninitialised
 
 INSTALL = "install it with `pip install 'peerd[hf]'`"
@@ -26,7 +26,7 @@ INSTALL = "install it with `pip install 'peerd[hf]'`"
 def load_library() -> Any:
     """The module transformers, kept from fetching compiled kernels. Raises ManifestError where it is not installed."""
     os.environ["USE_HUB_KERNELS"] = "NO"  # read when transformers is imported: kernels from a hub are remote code
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "torchinductor"))  # else a folder in /tmp that stays
+    keep_kernels_in_cache()
     try:
         import transformers
     except ImportError:
