@@ -46,7 +46,7 @@ def pause(context: click.Context, for_text: str, as_json: bool) -> None:
         return replace(wishes, paused=True, paused_until_s=time.time() + for_s if for_s else 0.0)
 
     reply = _tell(home, "pause", keep, PAUSE_SILENCE_S, for_s=for_s)
-    _say(reply, as_json, f"paused; it goes on {reply['until']}" if reply["until"] else "the next daemon of this home starts paused")
+    _say(reply, as_json, f"paused; it goes on {reply['until']}" if reply["resting"] else "the next daemon of this home starts paused")
 
 
 @click.command()
@@ -101,8 +101,9 @@ def limits(context: click.Context, /, as_json: bool, **given: str | None) -> Non
 
 def _tell(home: Home, verb: str, keep: Callable[[Any], Any], silence_s: float, **arguments: Any) -> Mapping[str, Any]:
     """The daemon's answer; without a daemon the wish is kept in the home for the next one."""
-    from peerd.config.limits import load_wishes, save_wishes, to_fields
+    from peerd.config.limits import load_wishes, owner_info, save_wishes
     from peerd.control.client import ControlClient
+    from peerd.control.protocol import SCHEMA
 
     try:
         return ControlClient(home).request(verb, silence_s=silence_s, **arguments)
@@ -111,15 +112,7 @@ def _tell(home: Home, verb: str, keep: Callable[[Any], Any], silence_s: float, *
         wanted = keep(wishes)
         if wanted != wishes:
             save_wishes(home, wanted)
-        return {
-            "schema": 1,
-            "limits": to_fields(wanted.limits),
-            "today": 0,
-            "this_month": 0,
-            "paused": "its owner paused it" if wanted.paused else "",
-            "until": "",
-            "resting": False,
-        }
+        return {"schema": SCHEMA, **owner_info(wanted.limits, wanted.pause)}
 
 
 def _say(reply: Mapping[str, Any], as_json: bool, line: str) -> None:

@@ -6,13 +6,14 @@ import contextlib
 import dataclasses
 import json
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from peerd.config.atomic import commit, draft
 from peerd.config.paths import Home
 from peerd.errors import DiskError, UsageError
-from peerd.policy.governor import MINUTES_A_DAY, Hours, Limits, clock
+from peerd.policy.governor import MINUTES_A_DAY, Hours, Limits, Pause, clock
 
 NONE = "none"
 _POWERS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -92,6 +93,19 @@ def from_fields(fields: Mapping[str, Any]) -> Limits:
     return Limits(**values)
 
 
+def owner_info(limits: Limits, pause: Pause | None = None, *, today: int = 0, this_month: int = 0, resting: bool = False) -> dict[str, Any]:
+    """What the control socket tells of the owner's say: control/protocol.py's OwnerInfo."""
+    paused, until = (pause.reason, pause.until) if pause else ("", "")
+    return {
+        "limits": to_fields(limits),
+        "today": today,
+        "this_month": this_month,
+        "paused": paused,
+        "until": until,
+        "resting": resting,
+    }
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
     """What the owner said last, kept across restarts."""
@@ -100,6 +114,15 @@ class Wishes:
     paused: bool = False
     paused_until_s: float = 0.0
     """Wall clock; 0: until `peerd resume`."""
+
+    @property
+    def pause(self) -> Pause | None:
+        """The owner's own word."""
+        if not self.paused:
+            return None
+        until_s = self.paused_until_s
+        until = time.strftime("on %Y-%m-%d at %H:%M", time.localtime(until_s)) if until_s else "by `peerd resume`"
+        return Pause("its owner paused it", until)
 
 
 def load_wishes(home: Home) -> Wishes:

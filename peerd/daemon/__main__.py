@@ -14,8 +14,8 @@ os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
 def main(arguments: list[str]) -> int:
     """Run until left; the exit code is an ExitCode."""
     from peerd.config.settings import Settings
-    from peerd.daemon.heap import limit_arenas
     from peerd.errors import ExitCode, PeerdError
+    from peerd.stage.heap import limit_arenas
 
     limit_arenas()
     try:

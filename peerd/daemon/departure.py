@@ -24,9 +24,13 @@ LOG = structlog.get_logger()
 class Left(Exception):  # noqa: N818 - it is no error
     """Raised inside the TaskGroup to end the daemon."""
 
+    news = "left"
+
 
 class Moved(Exception):  # noqa: N818 - it is no error
     """Raised inside the TaskGroup to go on in another stage."""
+
+    news = "moving"
 
     def __init__(self, stage: int) -> None:
         super().__init__(stage)
@@ -35,6 +39,8 @@ class Moved(Exception):  # noqa: N818 - it is no error
 
 class Paused(Exception):  # noqa: N818 - it is no error
     """Raised inside the TaskGroup to rest for a while."""
+
+    news = "paused"
 
 
 class Departure:

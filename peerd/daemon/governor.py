@@ -14,14 +14,14 @@ from typing import Any
 import structlog
 import torch
 
-from peerd.config.limits import Wishes, from_fields, load_wishes, save_wishes, to_fields
+from peerd.config.limits import Wishes, from_fields, load_wishes, owner_info, save_wishes, to_fields
 from peerd.config.paths import Home
 from peerd.control.protocol import SCHEMA
 from peerd.control.server import Say
 from peerd.daemon.sensors import Sensors
 from peerd.daemon.usage import Usage
 from peerd.errors import UsageError
-from peerd.policy.governor import QUIET_S, Limits, Pause, why_pause
+from peerd.policy.governor import Limits, Pause, Verdict, judge, why_pause
 from peerd.wire.throttle import Throttles
 
 LOOK_PERIOD_S = 2.0
@@ -39,11 +39,9 @@ class Governor:
         self._sensors = Sensors(device)
         self._usage = Usage(home)
         self._counted = 0
-        self._quiet_since_s: float | None = None
+        self._verdict = Verdict()
         self._changed = asyncio.Event()
         self.throttles = Throttles()
-        self.pause: Pause | None = None
-        """Why this peer shall not work now."""
         self._resting = False
         self.on_limits: Callable[[Limits], None] = lambda _limits: None
         """Limits that the stage served now has to keep."""
@@ -52,6 +50,11 @@ class Governor:
     @property
     def limits(self) -> Limits:
         return self._wishes.limits
+
+    @property
+    def pause(self) -> Pause | None:
+        """Why this peer shall not work now."""
+        return self._verdict.pause
 
     async def run(self) -> None:
         """Looks again and again until cancelled."""
@@ -81,31 +84,20 @@ class Governor:
         self._judge(self._asked() or found)
 
     def _asked(self) -> Pause | None:
-        """The owner's own word."""
+        """The owner's own word, which may have run out."""
         wishes = self._wishes
         if wishes.paused and wishes.paused_until_s and time.time() >= wishes.paused_until_s:
             self._keep(replace(wishes, paused=False, paused_until_s=0.0))
-        if not self._wishes.paused:
-            return None
-        until_s = self._wishes.paused_until_s
-        return Pause(
-            "its owner paused it", time.strftime("on %Y-%m-%d at %H:%M", time.localtime(until_s)) if until_s else "by `peerd resume`"
-        )
+        return self._wishes.pause
 
     def _judge(self, found: Pause | None) -> None:
-        if found is not None:
-            self._quiet_since_s = None
-        elif self.pause is not None and self.pause.sensed:
-            self._quiet_since_s = self._quiet_since_s or time.monotonic()
-            if time.monotonic() - self._quiet_since_s < QUIET_S:
-                return
-        if found == self.pause:
+        before, self._verdict = self.pause, judge(self._verdict, found, time.monotonic())
+        if self.pause == before:
             return
-        if found is None:
+        if self.pause is None:
             LOG.info("going on")
-        elif self.pause is None:
-            LOG.info("pausing", reason=found.reason, until=found.until)
-        self.pause = found
+        elif before is None:
+            LOG.info("pausing", reason=self.pause.reason, until=self.pause.until)
         self._changed.set()
 
     async def until_paused(self) -> None:
@@ -160,15 +152,8 @@ class Governor:
 
     def fields(self) -> dict[str, Any]:
         """For replies: the limits, what was used of the quotas, and why this peer pauses."""
-        pause = self.pause
-        return {
-            "limits": to_fields(self.limits),
-            "today": self._usage.today,
-            "this_month": self._usage.this_month,
-            "paused": pause.reason if pause else "",
-            "until": pause.until if pause else "",
-            "resting": self._resting,
-        }
+        usage = self._usage
+        return owner_info(self.limits, self.pause, today=usage.today, this_month=usage.this_month, resting=self._resting)
 
     def _keep(self, wishes: Wishes) -> None:
         if wishes != self._wishes:

@@ -17,7 +17,6 @@ from peerd.averaging.stepper import Stepper
 from peerd.config.manifest import Manifest
 from peerd.config.settings import Settings
 from peerd.daemon.device import describe
-from peerd.daemon.heap import give_back_free_memory
 from peerd.daemon.network import Network, describe_self
 from peerd.daemon.text import SWARM
 from peerd.daemon.training import Training
@@ -30,6 +29,7 @@ from peerd.policy.recovery import Beginning
 from peerd.policy.stepping import StepRules
 from peerd.stage.checkpoints import CheckpointStore
 from peerd.stage.executor import Executor, Pace
+from peerd.stage.heap import give_back_free_memory
 from peerd.stage.service import StageService
 from peerd.stage.snapshots import Downloaded, Downloader, SnapshotServer
 from peerd.stage.start import StartState, start_lineage

@@ -27,7 +27,6 @@ from peerd.daemon.departure import Departure, Left, Moved, Paused
 from peerd.daemon.device import choose_device
 from peerd.daemon.enter import enter
 from peerd.daemon.governor import Governor
-from peerd.daemon.heap import give_back_free_memory
 from peerd.daemon.log import configure
 from peerd.daemon.lookers import sinks_of
 from peerd.daemon.mover import Mover
@@ -40,9 +39,11 @@ from peerd.daemon.tracing import Tracing
 from peerd.data.sources import STDLIB
 from peerd.errors import ExitCode, PeerdError
 from peerd.observe.archive import Archive
+from peerd.stage.heap import give_back_free_memory
 from peerd.swarm.identity import lock_home
 
 ANY_STAGE = -1
+"""As in the settings: the one that needs help most."""
 LOG = structlog.get_logger()
 Raised = TypeVar("Raised", bound=BaseException)
 
@@ -72,11 +73,13 @@ async def _live(settings: Settings, home: Home) -> int:
     service = ControlService(home, Governor(home, choose_device(settings.device)))
     async with service:
         while True:
-            stage = await _serve_one_stage(settings, home, service)
-            if stage is None or (stage == ANY_STAGE and not await _rest(service)):
-                return ExitCode.OK
-            if stage == ANY_STAGE and settings.stay:
-                stage = settings.stage
+            match await _serve_one_stage(settings, home, service):
+                case Moved(stage=stage):
+                    pass
+                case Paused() if await _rest(service):
+                    stage = settings.stage if settings.stay else ANY_STAGE
+                case _:
+                    return ExitCode.OK
             settings = replace(settings, run_file="", join="", stage=stage, data=service.data_source)
 
 
@@ -94,8 +97,8 @@ async def _rest(service: ControlService) -> bool:
         return not service.left.is_set()
 
 
-async def _serve_one_stage(settings: Settings, home: Home, service: ControlService) -> int | None:
-    """The stage to go on in (ANY_STAGE after a rest), or None when the daemon has left."""
+async def _serve_one_stage(settings: Settings, home: Home, service: ControlService) -> Left | Moved | Paused:
+    """How it ended."""
     async with contextlib.AsyncExitStack() as stack:
         entering = asyncio.ensure_future(enter(settings, home, stack, service.governor))
         with _signals(entering.cancel):
@@ -106,30 +109,25 @@ async def _serve_one_stage(settings: Settings, home: Home, service: ControlServi
         configure(home, peer=node.membership.me[-6:], stage=node.place.stage)
         departure = Departure(node)
         await service.serve(node, departure)
-        destination: int | None = None
+        outcome: Left | Moved | Paused = Left()
         try:
             await _run(node, departure, service)
-        except* Left:
-            LOG.info("left", step=node.state.record.step)
-        except* Moved as group:
-            destination = _first(group).stage
-            LOG.info("moving", to_stage=destination, step=node.state.record.step)
-            await asyncio.to_thread(node.remember_peers)
-            node.network.keep_folders = True
-        except* Paused:
-            destination = ANY_STAGE
-            LOG.info("paused", step=node.state.record.step)
-            await asyncio.to_thread(node.remember_peers)
-            node.network.keep_folders = True
+        except* (Left, Moved, Paused) as group:
+            outcome = _first(group)
         except* PeerdError as group:
             raise _first(group) from None
         finally:
             node.liveness.close()
             node.rounds.shut()
-    if destination == ANY_STAGE:
+        to_stage = {"to_stage": outcome.stage} if isinstance(outcome, Moved) else {}
+        LOG.info(outcome.news, step=node.state.record.step, **to_stage)
+        if not isinstance(outcome, Left):
+            await asyncio.to_thread(node.remember_peers)
+            node.network.keep_folders = True
+    if isinstance(outcome, Paused):
         node.release()
         give_back_free_memory()
-    return destination
+    return outcome
 
 
 class ControlService:

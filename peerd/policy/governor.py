@@ -93,6 +93,22 @@ class Pause:
     """By a sensor that may change its mind: going on waits until it has been quiet for a while."""
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether to work, and since when nothing has spoken against going on (the caller's clock)."""
+
+    pause: Pause | None = None
+    quiet_since_s: float | None = None
+
+
+def judge(before: Verdict, found: Pause | None, now_s: float) -> Verdict:
+    """`found` counts at once; going on after what a sensor saw takes a quiet minute."""
+    if found is not None or before.pause is None or not before.pause.sensed:
+        return Verdict(found)
+    since_s = now_s if before.quiet_since_s is None else before.quiet_since_s
+    return Verdict() if now_s - since_s >= QUIET_S else Verdict(before.pause, since_s)
+
+
 def why_pause(limits: Limits, readings: Readings, paused: bool = False) -> Pause | None:
     """The first limit that speaks against working now. One that is `paused` needs a clearer case to go on."""
     if limits.hours is not None and not limits.hours.holds(readings.minute):

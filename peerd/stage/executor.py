@@ -7,11 +7,9 @@ of the step protocol: no lock guards the accumulator because nothing else touche
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import enum
 import heapq
 import itertools
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,11 +17,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from peerd.stage.heap import keep_freed_memory
+
 Result = TypeVar("Result")
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""mallopt(3)'s numbers."""
-_LARGEST_ON_HEAP_BYTES = 32 << 20
-_KEPT_FREE_BYTES = 256 << 20
 
 
 class Priority(enum.IntEnum):
@@ -57,7 +53,7 @@ class Executor:
     """A single worker thread with a priority queue. `run` is the only way in."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="torch", initializer=_keep_freed_memory)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="torch", initializer=keep_freed_memory)
         self._jobs: list[tuple[int, int, Callable[[], Any], Future[Any]]] = []
         self._numbers = itertools.count()
         self._guard = threading.Lock()
@@ -91,15 +87,3 @@ class Executor:
             future.set_exception(error)
         if priority in (Priority.BACKWARD, Priority.FORWARD):
             self.busy_s += time.monotonic() - started
-
-
-def _keep_freed_memory() -> None:
-    """Have glibc keep some of what torch frees for the next microbatch.
-
-    By default it gives large blocks back to the system at once, and every microbatch's graph and gradients are paged in anew:
-    5-10 % of its time. Other C libraries go on as they are.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _LARGEST_ON_HEAP_BYTES)
-        mallopt(_TRIM_THRESHOLD, _KEPT_FREE_BYTES)

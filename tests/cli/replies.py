@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from peerd.config.limits import to_fields
+from peerd.config import limits
 from peerd.control.protocol import ContributionsReply, Counters, HistoryReply, OwnerInfo, PeerInfo, PeersReply, RunInfo, StatusReply
 from peerd.policy.governor import Limits
 
@@ -53,8 +53,7 @@ def counters(**changes: int) -> Counters:
 
 
 def owner_info(**changes: Any) -> OwnerInfo:
-    fields = {"limits": to_fields(Limits()), "today": 0, "this_month": 0, "paused": "", "until": "", "resting": False}
-    return cast("OwnerInfo", {**fields, **changes})
+    return cast("OwnerInfo", {**limits.owner_info(Limits()), **changes})
 
 
 def status_reply(**changes: Any) -> StatusReply:

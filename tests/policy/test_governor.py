@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.governor import BUSY_SHARE, COOL_DOWN_C, QUIET_SHARE, Hours, Limits, Readings, why_pause
+from peerd.policy.governor import BUSY_SHARE, COOL_DOWN_C, QUIET_S, QUIET_SHARE, Hours, Limits, Pause, Readings, Verdict, judge, why_pause
 
 minutes = st.integers(0, 24 * 60 - 1)
 yes_no_unknown = st.sampled_from([True, False, None])
@@ -81,6 +81,25 @@ def test_a_sensor_that_is_not_there_pauses_nobody(read: Readings) -> None:
 def test_who_may_not_work_may_not_go_on_either(read: Readings) -> None:
     """Going on is never easier than staying: no reading makes a peer come and go."""
     assert why_pause(STRICT, read) is None or why_pause(STRICT, read, paused=True) is not None
+
+
+pauses = st.none() | st.builds(Pause, st.sampled_from(["a", "b"]), st.just("later"), st.booleans())
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 50), pauses), max_size=30))
+def test_a_pause_counts_at_once_and_what_a_sensor_saw_ends_after_a_quiet_minute(looks: list[tuple[float, Pause | None]]) -> None:
+    verdict, now_s, last, quiet_from_s = Verdict(), 0.0, None, 0.0
+    for after_s, found in looks:
+        now_s += after_s
+        verdict = judge(verdict, found, now_s)
+        if found is not None:
+            last, quiet_from_s = found, float("inf")
+            assert verdict.pause == found
+        else:
+            quiet_from_s = min(quiet_from_s, now_s)
+            holds = last is not None and last.sensed and now_s - quiet_from_s < QUIET_S
+            assert verdict.pause == (last if holds else None)
+            last = last if holds else None
 
 
 def test_going_on_takes_a_clearer_case() -> None:

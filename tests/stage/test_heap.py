@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="gl
 
 ALLOCATE_IN_THREADS = """
 import ctypes, os, threading
-from peerd.daemon.heap import limit_arenas
+from peerd.stage.heap import limit_arenas
 {first}
 together = threading.Barrier(12)
 libc = ctypes.CDLL(None)
@@ -31,7 +31,7 @@ libc.fflush(out)
 
 FREE_ALL_BUT_THE_LAST = """
 import ctypes, psutil
-from peerd.daemon.heap import give_back_free_memory
+from peerd.stage.heap import give_back_free_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.free.argtypes = [ctypes.c_void_p]
