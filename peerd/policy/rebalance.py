@@ -218,12 +218,13 @@ class _Improvement:
         lack = self._fair - strength
         if lack <= slack * self._fair:
             return Plan((), f"{told}: it has its share" + (f" within {slack:.0%}" if lack > 0 else ""))
-        if lack * self._work[weakest] < min(self._speeds) * (1 - ERRORS * self._params.noise - ROUNDING):
-            return Plan((), f"{told}: it lacks less than one peer")
         serving = self._serving()
         if self._rates[weakest] and not serving[weakest]:
             return Plan((), f"{told}: a peer is on its way and nobody else has the stage's state")
         best = self._choose(serving)
+        lacks_a_peer = lack * self._work[weakest] >= min(self._speeds) * (1 - ERRORS * self._params.noise - ROUNDING)
+        if not lacks_a_peer and (best is None or not self._others_are_stronger(best.record.stage)):
+            return Plan((), f"{told}: it lacks less than one peer")
         if best is None:
             return Plan((), f"{told}: nobody's move would raise it by more than what may be measuring error")
         return self._if_it_pays(best, told)
@@ -246,11 +247,20 @@ class _Improvement:
         source = max((candidate.record.stage for candidate in near), key=lambda stage: self._strengths[stage])
         return min((c for c in near if c.record.stage == source), key=lambda c: _rank(self._seed, c.record.peer))
 
+    def _others_are_stronger(self, source: int) -> bool:
+        """Whether a move from `source` raises the whole: no third stage is as weak, within what may be measuring error."""
+        others = (stage for stage in range(len(self._work)) if stage not in (source, self._weakest))
+        return all(self._strengths[stage] > self._bar(stage) for stage in others)
+
+    def _bar(self, stage: int) -> float:
+        """Above which a strength of `stage` is more than the weakest's by more than what may be measuring error."""
+        error = self._params.noise * math.hypot(*self._rates[stage], *self._rates[self._weakest])
+        return self._strengths[self._weakest] * (1 + ROUNDING) + ERRORS * error
+
     def _candidates(self, source: int, peers: list[tuple[PeerRecord, float]]) -> Iterator[_Candidate]:
         """Those without whom their stage still stands above the weakest, by more than what may be measuring error."""
         weakest, strength = self._weakest, self._strengths[source]
-        floor = self._strengths[weakest]
-        bar = floor * (1 + ROUNDING) + ERRORS * self._params.noise * math.hypot(*self._rates[source], *self._rates[weakest])
+        floor, bar = self._strengths[weakest], self._bar(source)
         needed = self._params.needed_bytes[weakest] if self._params.needed_bytes else 0
         for record, speed in peers:
             left = strength - speed / self._work[source]

@@ -6,7 +6,9 @@ always finish (hole 17).
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -31,7 +33,10 @@ from peerd.wire.values import Call, CallResult, TensorBytes
 
 FORWARD_SHARE = 1 / 3
 BACKWARD_SHARE = 2 / 3
-THROUGHPUT_SMOOTHING = 0.1
+MEASURED_MICROBATCHES = 15
+"""Throughput goes by the median of the last so many."""
+FEWEST_MEASURED = 3
+"""Below that it is not known: the first takes seconds, for each kernel is used for the first time."""
 MAX_BROKEN_GRADIENTS = 3
 """From so many peers of the next stage; then the microbatch itself must be at fault."""
 LOG = structlog.get_logger()
@@ -54,7 +59,7 @@ class StageCounters:
     """Recognised as already held, or too late, and not added again."""
     tokens: int = 0
     throughput: float = 0.0
-    """Samples per second, moving average over the time this peer had work."""
+    """Samples per second of the time that this peer computes, so that waiting does not make it look slow. 0: not known yet."""
 
 
 class StageService:
@@ -69,9 +74,8 @@ class StageService:
         self._activations, self._gradients = parse_codec(manifest.wire.activations), parse_codec(manifest.wire.activation_gradients)
         self._held: dict[bytes, Ticket] = {}
         self._slots = slots_of(manifest)
-        self._last_busy_s = 0.0
-        self._microbatch_s = 0.0
-        """Moving average of the compute time of one."""
+        self._computed_s: deque[float] = deque(maxlen=MEASURED_MICROBATCHES)
+        """What the last microbatches took, forward and backward."""
         self.leaving = False
         self.counters = StageCounters()
         self.spans = SpanRing(0)
@@ -176,13 +180,17 @@ class StageService:
         return CallResult(gradient=None, downstream_s=downstream_s, queued_s=ticket.queued_s, records=records, loss=below.loss)
 
     async def _run(self, priority: Priority, ticket: Ticket, work: Callable[[], Result]) -> Result:
-        """A job of the executor, whose wait for its turn is noted."""
+        """A job of the executor, whose wait for its turn and whose own time are noted."""
         asked_s = time.monotonic()
 
         def timed() -> Result:
-            ticket.queued_s += time.monotonic() - asked_s
+            began_s = time.monotonic()
+            ticket.queued_s += began_s - asked_s
             self.spans.add(Kind.QUEUED, asked_s, ticket.step, ticket.index)
-            return work()
+            try:
+                return work()
+            finally:
+                ticket.computed_s += time.monotonic() - began_s
 
         return await self._executor.run(priority, timed)
 
@@ -195,17 +203,11 @@ class StageService:
         else:
             self.counters.accumulated += 1
             self.counters.tokens += self._manifest.tokens_per_microbatch_at(ticket.step)
+            self._computed_s.append(ticket.computed_s)
+            if len(self._computed_s) >= FEWEST_MEASURED:
+                self.counters.throughput = self._manifest.train.microbatch_size / statistics.median(self._computed_s)
             self.on_progress()
-        self._measure()
         return CallResult(gradient=gradient, downstream_s=downstream_s, queued_s=ticket.queued_s, records=(*self.records(), *records))
-
-    def _measure(self) -> None:
-        """Throughput is samples over the compute time they took, so that waiting does not make a peer look slow."""
-        busy_s, self._last_busy_s = self._executor.busy_s - self._last_busy_s, self._executor.busy_s
-        if busy_s > 0:  # averaged as time: the mean of rates is too high wherever passes of several microbatches interleave
-            known_s = self._microbatch_s or busy_s
-            self._microbatch_s = THROUGHPUT_SMOOTHING * busy_s + (1 - THROUGHPUT_SMOOTHING) * known_s
-            self.counters.throughput = self._manifest.train.microbatch_size / self._microbatch_s
 
     # Jobs of the executor's thread
 
@@ -243,7 +245,6 @@ class StageService:
             raise PeerGoneError("the loss of this evaluation is not finite: the run has diverged, or an earlier stage lies")
         found = float(output) if self._state.module.is_last else encode(output, self._activations)
         self.pace.hold(started_s, FORWARD_SHARE)
-        self._last_busy_s += time.monotonic() - started_s  # throughput is that of training
         return found, labels
 
     def _backward(self, ticket: Ticket, below: TensorBytes | None) -> tuple[Outcome, TensorBytes | None]:

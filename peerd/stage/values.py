@@ -29,6 +29,8 @@ class Ticket:
     """Which parameters the graph was built with."""
     queued_s: float = 0.0
     """How long it has waited for the executor."""
+    computed_s: float = 0.0
+    """How long the executor has worked on it."""
     passes: tuple[tuple[Kind, float], ...] = ()
     """Which passes the last job made, and when each was over."""
 

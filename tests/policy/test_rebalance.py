@@ -215,6 +215,17 @@ def test_the_peer_that_fits_the_gap_best_moves() -> None:
     assert "stage 1 is the weakest, at 7 of a fair 11 samples/s" in move.reason
 
 
+def test_a_lack_of_less_than_one_peer_is_made_good_where_one_move_raises_the_whole() -> None:
+    """Five and three, and stage 0 takes a little longer for the same: four and four are better by a seventh."""
+    slow, fast = [member(f"a{n}", throughput=9.3) for n in range(5)], [member(f"b{n}", stage=1, throughput=10.7) for n in range(3)]
+    (move,) = plan(LiveView(me=PeerId("b0"), records=(*slow, *fast)), 2, 0, Rebalancing(noise=0.05)).moves
+    assert (move.from_stage, move.to_stage) == (0, 1)
+    third = [member(f"c{n}", stage=2, throughput=10.7) for n in range(3)]
+    found = plan(LiveView(me=PeerId("b0"), records=(*slow, *fast, *third)), 3, 0, Rebalancing(noise=0.05))
+    assert found.moves == (), "the third stage would be as weak as before"
+    assert "less than one peer" in found.reason
+
+
 @given(st.lists(st.integers(0, 50), min_size=9, max_size=9))
 def test_queues_however_noisy_do_not_change_the_improved_plan(queues: list[int]) -> None:
     live = swarm_of(6, 3)

@@ -81,7 +81,7 @@ def test_who_holds_the_work_already_is_preferred_unless_banned() -> None:
 
 def test_a_slow_peer_that_is_alone_on_time_at_each_step_does_not_start_anew() -> None:
     router, fast, slow = Router(), member("fast"), member("slow")
-    for record, response_s in ((fast, 0.1), (slow, 0.3)):
+    for record, response_s in 2 * ((fast, 0.1), (slow, 0.3)):
         router.observe(record.peer, response_s)
     chosen: Counter[str] = Counter()
     for _ in range(20):
@@ -106,11 +106,26 @@ def test_nobody_to_choose_from_gives_nobody() -> None:
     assert Router().choose([]) is None
 
 
-@given(st.lists(st.floats(0.1, 9.0), min_size=1, max_size=20))
-def test_a_response_time_is_a_moving_average_of_those_observed(times: list[float]) -> None:
+@given(st.floats(0.1, 100.0), st.lists(st.floats(0.1, 9.0), min_size=1, max_size=20))
+def test_a_response_time_is_a_moving_average_of_those_observed_but_the_first(first: float, times: list[float]) -> None:
     router = Router(smoothing=0.1)
+    router.observe(member("a").peer, first)
+    assert router.response_s(member("a").peer) == first
     expected = times[0]
     for number, time in enumerate(times):
         router.observe(member("a").peer, time)
         expected = time if number == 0 else 0.1 * time + 0.9 * expected
     assert abs(router.response_s(member("a").peer) - expected) < 1e-9
+
+
+@given(st.floats(1.0, 60.0), st.integers(0, 100))
+def test_a_newcomer_whose_first_response_took_seconds_soon_gets_its_share(first_s: float, before: int) -> None:
+    """Connections are set up and kernels used for the first time; afterwards it is as fast as the others."""
+    router, newcomer = Router(), member("new")
+    old = [member("a"), member("b")]
+    shares(router, old, {"a": 0.1, "b": 0.1}, 4 + before)
+    while router.choose([*old, newcomer]) != newcomer:
+        pass
+    router.observe(newcomer.peer, first_s)
+    chosen = shares(router, [*old, newcomer], {"a": 0.1, "b": 0.1, "new": 0.1}, 30)
+    assert 9 <= chosen["new"] <= 11
