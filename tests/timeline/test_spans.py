@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import timeit
+import tracemalloc
 
 from peerd.timeline.spans import Kind, Span, SpanRing
 from tests.swarm.machine import slowdown
@@ -36,6 +37,24 @@ def test_a_ring_that_has_forgotten_some_of_a_step_says_so() -> None:
     ring = ring_of(*(Span(Kind.FORWARD, n, n + 1, n // 4, n) for n in range(10)), most=7)
     assert ring.of_steps(0, 0, 10)[1] is False
     assert ring.of_steps(1, 2, 10)[1] is True
+
+
+def test_a_ring_gives_back_what_was_put_into_it() -> None:
+    spans = [Span(kind, -1.5, 2.0**40 + 0.1, 10**12, number, f"peer {number % 3}", 10**11) for number, kind in enumerate(Kind)]
+    assert ring_of(*spans).of_steps(10**12, 10**12, 100) == (spans, True)
+    assert ring_of(*spans, most=4).of_steps(10**12, 10**12, 100) == (spans[-4:], False)
+
+
+def test_a_full_ring_takes_no_more_memory() -> None:
+    tracemalloc.start()
+    try:
+        ring = SpanRing(1000)
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(3000):
+            ring.put(Span(Kind.FORWARD, number + 0.5, number + 0.7, number + 1000, number, "peer", 10**6))
+        assert tracemalloc.get_traced_memory()[0] - before < 2000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_ring_of_none_keeps_nothing_and_says_nothing() -> None:
