@@ -116,7 +116,7 @@ def test_scripts_can_be_run(script: str) -> None:
 
 def test_the_constraints_pin_every_library_to_one_version() -> None:
     lines = [line for line in (ROOT / "scripts" / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
-    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9A-Za-z.]*", line)] == []
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9A-Za-z.!]*", line)] == []
     names = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = {re.split("[<>=]", name)[0] for name in (*project["dependencies"], *project["optional-dependencies"]["dev"])}

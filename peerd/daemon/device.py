@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 
 import psutil
 import torch
@@ -35,6 +36,28 @@ def free_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """A device's memory in bytes."""
+
+    total: int
+    used: int
+    """By anybody; on an Apple GPU by this process, for nothing else is told."""
+    held: int
+    """By this process on a GPU; 0 on a CPU, where it is the process's own memory."""
+
+
+def memory_of(device: torch.device) -> DeviceMemory:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return DeviceMemory(total=total, used=total - free, held=torch.cuda.memory_reserved(device))
+    if device.type == "mps":
+        held = torch.mps.driver_allocated_memory()
+        return DeviceMemory(total=torch.mps.recommended_max_memory(), used=held, held=held)
+    machine = psutil.virtual_memory()
+    return DeviceMemory(total=machine.total, used=machine.total - machine.available, held=0)
 
 
 def memory_for(device: torch.device, allowed_bytes: int) -> int:

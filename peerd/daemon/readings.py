@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import psutil
-import torch
 
 from peerd import __version__
 from peerd.daemon.answers import Answers
-from peerd.daemon.device import describe, utilisation
+from peerd.daemon.device import describe, memory_of, utilisation
 from peerd.daemon.node import Node
 from peerd.daemon.observer import Observer
 from peerd.observe.metrics import Reading
 from peerd.policy.ledger import missing, work_step
 from peerd.swarm.membership import clock_s
 from peerd.timeline.spans import PHASES
+from peerd.wire.links import PeerRole
 
 LAG_OVER_S = 60.0
 
@@ -21,6 +21,7 @@ LAG_OVER_S = 60.0
 def readings(node: Node, answers: Answers, observer: Observer | None) -> dict[str, Reading]:
     """By the metric's name, as METRICS lists them."""
     counters, record, loss = answers.counters(), node.state.record, answers.table()["last_loss"]
+    memory = memory_of(node.place.device)
     values: dict[str, Reading] = {
         **_of_table(node),
         "peerd_info": {(__version__, record.peer, node.place.signed.run, node.place.manifest.name, describe(node.place.device)): 1.0},
@@ -55,7 +56,9 @@ def readings(node: Node, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_p2pd_restarts_total": node.p2pd_restarts,
         "peerd_join_seconds": node.join_took_s,
         "peerd_memory_resident_bytes": psutil.Process().memory_info().rss,
-        "peerd_memory_device_bytes": torch.cuda.memory_reserved(node.place.device) if node.place.device.type == "cuda" else 0,
+        "peerd_memory_device_bytes": memory.held,
+        "peerd_device_memory_bytes": memory.total,
+        "peerd_device_memory_used_bytes": memory.used,
         "peerd_memory_available_bytes": node.place.memory_bytes,
         "peerd_cpu_seconds_total": sum(psutil.Process().cpu_times()[:2]),
         "peerd_event_loop_lag_seconds": observer.lag.worst_s(LAG_OVER_S) if observer else 0.0,
@@ -87,7 +90,8 @@ def _of_table(node: Node) -> dict[str, Reading]:
 
 def _of_tensors(node: Node) -> dict[str | tuple[str, ...], float]:
     compression = node.rounds.compression
-    averaged = {("weight_gradients", str(compression.codec), way): total for way, total in compression.traffic.items()}
+    mates = PeerRole.STAGE_PEER
+    averaged = {("weight_gradients", str(compression.codec), mates, way): total for way, total in compression.traffic.items()}
     return {labels: float(total) for labels, total in (*node.network.links.traffic.tensors.items(), *averaged.items())}
 
 

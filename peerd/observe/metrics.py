@@ -55,7 +55,12 @@ METRICS = (
     Described("peerd_averages_total", "counter", "Averages this daemon applied"),
     Described("peerd_rounds_failed_total", "counter", "Averaging rounds that did not come together"),
     Described("peerd_bytes_total", "counter", "RPC payload, tensors and messages alike", ("direction",)),
-    Described("peerd_tensor_bytes_total", "counter", "Bytes of tensors as they travelled", ("tensor", "codec", "direction")),
+    Described(
+        "peerd_tensor_bytes_total",
+        "counter",
+        "Bytes of tensors and files as they travelled, by the role of the peer at the other end",
+        ("tensor", "codec", "peer_role", "direction"),
+    ),
     Described("peerd_boundary_bytes_total", "counter", "RPC payload sent over stage boundaries"),
     Described("peerd_boundary_crossings_total", "counter", "Activations sent over a stage boundary"),
     Described("peerd_microbatches_accumulated_total", "counter", "Microbatches added to this daemon's accumulator"),
@@ -73,6 +78,8 @@ METRICS = (
     Described("peerd_join_seconds", "gauge", "From having chosen the stage to serving it, download included; 0 until it serves"),
     Described("peerd_memory_resident_bytes", "gauge", "Memory of the daemon's process"),
     Described("peerd_memory_device_bytes", "gauge", "Memory of the GPU held by the daemon; 0 on a CPU"),
+    Described("peerd_device_memory_bytes", "gauge", "Memory of the device: the GPU's, or the machine's where that computes"),
+    Described("peerd_device_memory_used_bytes", "gauge", "How much of it is in use, by anybody"),
     Described("peerd_memory_available_bytes", "gauge", "What the device had to give when the daemon started"),
     Described("peerd_device_utilisation_ratio", "gauge", "How busy the device is, with anybody's work; absent where it does not tell"),
     Described("peerd_cpu_seconds_total", "counter", "Processor time of the daemon's process, all cores"),
@@ -80,8 +87,8 @@ METRICS = (
     Described(
         "peerd_event_loop_lag_quantile_seconds",
         "gauge",
-        "The event loop's lateness in the last five minutes, by quantile",
-        ("quantile",),
+        "The event loop's lateness in the last five minutes, by the share of its calls that were no later",
+        ("share",),
     ),
     Described("peerd_health_items", "gauge", "What the user should know, by how serious it is", ("severity",)),
 )

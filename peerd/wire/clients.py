@@ -29,7 +29,7 @@ from peerd.wire.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
-from peerd.wire.links import Links, as_remote_error, raise_if_ours, read_within
+from peerd.wire.links import Links, PeerRole, as_remote_error, raise_if_ours, read_within
 from peerd.wire.values import Call, CallResult, Description, RawManifest
 
 MAX_CHUNKS = 1 << 20
@@ -116,7 +116,8 @@ class StageClient:
             if call.stage > 0:
                 traffic.boundary_crossings += 1
                 traffic.boundary_bytes += sent
-                traffic.count("activations", "sent", call.inputs)
+            traffic.sent("activations" if call.stage else "tokens", PeerRole.NEXT_STAGE, call.inputs.num_bytes, call.inputs.codec)
+            traffic.sent("tokens", PeerRole.NEXT_STAGE, call.labels.num_bytes)
 
         rpc = stub.Backpropagate(messages())
         try:
@@ -129,7 +130,7 @@ class StageClient:
                 gradient = expected.with_chunks(chunks)
                 self.spans.add(Kind.RECEIVE_GRADIENT, began_s, call.step, call.index, peer, expected.num_bytes)
                 traffic.received_bytes += expected.num_bytes
-                traffic.count("activation_gradients", "received", expected)
+                traffic.received("activation_gradients", PeerRole.NEXT_STAGE, expected.num_bytes, expected.codec)
             if await read_within(rpc.__aiter__(), patience_s) is not None:
                 raise BadMessageError("more bytes than the gradient has")
             return CallResult(
@@ -196,6 +197,7 @@ class AveragingClient:
         finally:
             rpc.cancel()
         self._links.traffic.received_bytes += first.header.num_bytes
+        self._links.traffic.received("averages", PeerRole.STAGE_PEER, first.header.num_bytes)
         header = first.header
         return ReceivedAverage(convert.roster_from(header.roster), Lineage(header.inexact, header.lineage), header.blake3, chunks)
 
@@ -257,7 +259,7 @@ class StateClient:
             chunk_hashes=tuple(h.chunk_blake3),
             metadata=h.metadata,
         )
-        return header, _chunks_of_stream(rpc, self._links, patience_s)
+        return header, _chunks_of_stream(rpc, "state", self._links, patience_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,13 +293,14 @@ class DataClient:
         h = first.header
         if len(h.chunk_blake3) > MAX_CHUNKS or any(len(each) != 32 for each in h.chunk_blake3) or h.num_bytes > 1 << 50:
             raise BadMessageError("data with a damaged header")
-        return DataHeader(h.num_bytes, tuple(h.chunk_blake3)), _chunks_of_stream(rpc, self._links, patience_s)
+        return DataHeader(h.num_bytes, tuple(h.chunk_blake3)), _chunks_of_stream(rpc, "data", self._links, patience_s)
 
 
-async def _chunks_of_stream(rpc: Any, links: Links, patience_s: float) -> AsyncIterator[bytes]:
+async def _chunks_of_stream(rpc: Any, what: str, links: Links, patience_s: float) -> AsyncIterator[bytes]:
     try:
         while (message := await read_within(rpc.__aiter__(), patience_s)) is not None:
             links.traffic.received_bytes += len(message.chunk)
+            links.traffic.received(what, PeerRole.DONOR, len(message.chunk))
             yield message.chunk
     finally:
         rpc.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -10,10 +11,11 @@ from typing import TypeVar
 
 import grpc
 
+from peerd.config.codec import NONE, Codec
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, WrongStateError
 from peerd.table.record import PeerId
 from peerd.wire.tunnel import Tunnel
-from peerd.wire.values import CHUNK_BYTES, TensorBytes
+from peerd.wire.values import CHUNK_BYTES
 
 MAX_MESSAGE_BYTES = 4 * CHUNK_BYTES
 CHANNEL_OPTIONS = (
@@ -35,6 +37,22 @@ _CUT_SHORT = "Internal error from Core"
 Message = TypeVar("Message")
 
 
+class PeerRole(enum.StrEnum):
+    """What the peer at the other end of a transfer is to this one."""
+
+    TRAINER = "trainer"
+    """Launched the microbatch that is served here."""
+    PREVIOUS_STAGE = "previous_stage"
+    NEXT_STAGE = "next_stage"
+    """Of a trainer: stage 0."""
+    STAGE_PEER = "stage_peer"
+    """Averages with this one."""
+    DONOR = "donor"
+    """Has what is downloaded."""
+    RECIPIENT = "recipient"
+    """Downloads what is here."""
+
+
 @dataclass(slots=True)
 class Traffic:
     """Bytes of RPC payload this daemon has sent and received, tensors and messages alike."""
@@ -43,11 +61,14 @@ class Traffic:
     received_bytes: int = 0
     boundary_bytes: int = 0
     boundary_crossings: int = 0
-    tensors: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """Bytes of tensors by what they are, their codec and sent or received."""
+    tensors: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
+    """Bytes of tensors and files by what they are, their codec, the role of the peer at the other end, and sent or received."""
 
-    def count(self, what: str, direction: str, tensor: TensorBytes) -> None:
-        self.tensors[what, str(tensor.codec), direction] += tensor.num_bytes
+    def sent(self, what: str, role: PeerRole, num_bytes: int, codec: Codec = NONE) -> None:
+        self.tensors[what, str(codec), role, "sent"] += num_bytes
+
+    def received(self, what: str, role: PeerRole, num_bytes: int, codec: Codec = NONE) -> None:
+        self.tensors[what, str(codec), role, "received"] += num_bytes
 
 
 class Links:

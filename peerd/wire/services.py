@@ -35,7 +35,7 @@ from peerd.wire.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
-from peerd.wire.links import CHANNEL_OPTIONS, Traffic
+from peerd.wire.links import CHANNEL_OPTIONS, PeerRole, Traffic
 from peerd.wire.tunnel import caller_of
 from peerd.wire.values import Average, Call, CallResult, Description, Snapshot
 
@@ -169,7 +169,10 @@ class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
             answer = self._handler.gossip(caller, convert.records_from(request.records), request.want_all)
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
-        return swarm_pb2.GossipReply(records=convert.records_to(answer))
+        reply = swarm_pb2.GossipReply(records=convert.records_to(answer))
+        self._door.traffic.received_bytes += request.ByteSize()
+        self._door.traffic.sent_bytes += reply.ByteSize()
+        return reply
 
     async def Describe(self, request: swarm_pb2.DescribeRequest, context: Any) -> swarm_pb2.DescribeReply:
         await self._door.caller(context)
@@ -253,8 +256,9 @@ class StageServicer(stage_pb2_grpc.StageServicer):
         async def receive() -> tuple[bytes, ...]:
             replies.put_nowait(stage_pb2.ReplyMessage(accepted=stage_pb2.Accepted()))
             chunks = await self._door.read_chunks(messages, call.inputs.num_bytes + call.labels.num_bytes)
-            if call.stage > 0:
-                self._door.traffic.count("activations", "received", call.inputs)
+            what, role = ("activations", PeerRole.PREVIOUS_STAGE) if call.stage else ("tokens", PeerRole.TRAINER)
+            self._door.traffic.received(what, role, call.inputs.num_bytes, call.inputs.codec)
+            self._door.traffic.received("tokens", role, call.labels.num_bytes)
             return chunks
 
         def progress(stage: int, peer: PeerId) -> None:
@@ -266,7 +270,7 @@ class StageServicer(stage_pb2_grpc.StageServicer):
         if result.gradient is not None:
             traffic = self._door.traffic
             traffic.sent_bytes += result.gradient.num_bytes
-            traffic.count("activation_gradients", "sent", result.gradient)
+            traffic.sent("activation_gradients", PeerRole.PREVIOUS_STAGE, result.gradient.num_bytes, result.gradient.codec)
             traffic.boundary_crossings += 1
             traffic.boundary_bytes += result.gradient.num_bytes + sum(len(body) + len(sign) for body, sign in result.records)
 
@@ -321,6 +325,7 @@ class AveragingServicer(averaging_pb2_grpc.AveragingServicer):
         for chunk in chunks:
             yield averaging_pb2.AverageMessage(chunk=chunk)
         self._door.traffic.sent_bytes += len(average.data)
+        self._door.traffic.sent("averages", PeerRole.STAGE_PEER, len(average.data))
 
 
 class StateServicer(state_pb2_grpc.StateServicer):
@@ -347,6 +352,7 @@ class StateServicer(state_pb2_grpc.StateServicer):
         for chunk in chunks[request.first_chunk :]:
             yield state_pb2.StateMessage(chunk=chunk)
             self._door.traffic.sent_bytes += len(chunk)
+            self._door.traffic.sent("state", PeerRole.RECIPIENT, len(chunk))
 
 
 class DataServicer(data_pb2_grpc.DataServicer):
@@ -366,6 +372,7 @@ class DataServicer(data_pb2_grpc.DataServicer):
             async for chunk in chunks:
                 yield data_pb2.DataMessage(chunk=chunk)
                 self._door.traffic.sent_bytes += len(chunk)
+                self._door.traffic.sent("data", PeerRole.RECIPIENT, len(chunk))
 
 
 async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.Server:

@@ -86,11 +86,21 @@ async def test_a_call_that_breaks_a_rule_is_refused(callee: Callee, changes: dic
     assert callee.service.counters.accumulated == 1  # the sound one's
 
 
-async def test_tensors_are_counted_by_what_they_are_their_codec_and_direction(callee: Callee) -> None:
-    await callee.assert_lives()
-    size = 4 * ROWS[0] * ROWS[1] * MANIFEST.decoder.d_model
-    expected = {("activations", "none", "received"): size, ("activation_gradients", "none", "sent"): size}
-    assert callee.door.traffic.tensors == expected
+async def test_tensors_are_counted_by_what_they_are_their_codec_the_peers_role_and_direction(callee: Callee) -> None:
+    links = callee.links()
+    await StageClient(links, RUN).backpropagate(callee.caller.peer, callee.call(), (), PATIENCE_S, lambda _stage, _peer: None)
+    labels = 4 * ROWS[0] * ROWS[1]
+    size = labels * MANIFEST.decoder.d_model
+    assert callee.door.traffic.tensors == {
+        ("activations", "none", "previous_stage", "received"): size,
+        ("tokens", "none", "previous_stage", "received"): labels,
+        ("activation_gradients", "none", "previous_stage", "sent"): size,
+    }
+    assert links.traffic.tensors == {
+        ("activations", "none", "next_stage", "sent"): size,
+        ("tokens", "none", "next_stage", "sent"): labels,
+        ("activation_gradients", "none", "next_stage", "received"): size,
+    }
 
 
 async def test_a_call_of_another_run_is_refused(callee: Callee) -> None:

@@ -30,11 +30,14 @@ async def test_state_of_another_stage_and_averages_that_are_not_held_are_refused
 
 
 async def test_a_download_may_begin_anywhere_even_past_its_end(callee: Callee) -> None:
-    client = StateClient(callee.links(), RUN)
+    links = callee.links()
+    client = StateClient(links, RUN)
     for first, expected in ((0, 1), (1, 0), ((1 << 64) - 1, 0)):
         header, chunks = await client.get_state(callee.caller.peer, StateRequest(stage=1, first_chunk=first), PATIENCE_S)
         assert len(header.chunk_hashes) == 1
         assert len([chunk async for chunk in chunks]) == expected
+    assert links.traffic.tensors == {("state", "none", "donor", "received"): links.traffic.received_bytes}
+    assert callee.door.traffic.tensors == {("state", "none", "recipient", "sent"): links.traffic.received_bytes}
 
 
 async def test_a_call_that_did_not_come_through_the_tunnel_is_refused(callee: Callee) -> None:
