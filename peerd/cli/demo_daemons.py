@@ -85,14 +85,17 @@ class DemoSwarm:
         for daemon in self.daemons[1:]:
             self._await(daemon)
 
-    def spawn_another(self, stage: int, address: str) -> None:
+    def spawn_another(self, dead: DemoDaemon, address: str) -> None:
         """One more daemon, in the place of a dead one; does not wait until it can be reached."""
         peer = len(self.daemons)
-        self.say(f"starting peer {peer} (stage {stage}) in a dead one's place")
-        self._pool.submit(self._await_or_kill, self._join(peer, stage, address))
+        self.say(f"starting peer {peer} (stage {dead.stage}) in a dead one's place")
+        self._pool.submit(self._await_or_kill, self._join(peer, dead.stage, address, dead.home))
 
-    def _join(self, peer: int, stage: int, address: str) -> DemoDaemon:
-        return self._spawn(peer, stage, self._make_home(peer), {"join": address, "data": self.plan.data_of_joiners})
+    def _join(self, peer: int, stage: int, address: str, before: Home | None = None) -> DemoDaemon:
+        home = self._make_home(peer)
+        if before is not None and before.dashboard.exists():
+            hand_over_dashboard(before, home)
+        return self._spawn(peer, stage, home, {"join": address, "data": self.plan.data_of_joiners})
 
     def _await_or_kill(self, daemon: DemoDaemon) -> None:
         """What became of it the next poll tells."""
@@ -122,7 +125,7 @@ class DemoSwarm:
             compute_stand_in_ms=self.plan.stand_in_ms,
             slow_factor=self.plan.slow.get(peer, 1.0),
             allow_faults=self.plan.chaos is not None,
-            dashboard=peer == 0 and self.plan.observed,
+            dashboard=self.plan.observed and (peer == 0 or home.dashboard.exists()),
             observe=self.plan.observed,
             follow_parent=True,
             ephemeral=True,
@@ -311,6 +314,13 @@ class DemoSwarm:
         for daemon in daemons:
             daemon.process.wait()
             daemon.wake()
+
+
+def hand_over_dashboard(dead: Home, home: Home) -> None:
+    """A page that is open goes on at the dead daemon's successor: the same port and token, the same past."""
+    with contextlib.suppress(OSError):
+        shutil.copytree(dead.folder / "history", home.folder / "history", dirs_exist_ok=True)
+        shutil.copy(dead.dashboard, home.dashboard)
 
 
 def _ask_to_leave(daemon: DemoDaemon) -> None:

@@ -159,7 +159,7 @@ class Strikes:
             if addresses:
                 daemon.replaced = True
                 first = int(self._next.chance * len(addresses))
-                self._swarm.spawn_another(daemon.stage, " ".join((addresses[first:] + addresses[:first])[:MAX_CONTACTS]))
+                self._swarm.spawn_another(daemon, " ".join((addresses[first:] + addresses[:first])[:MAX_CONTACTS]))
 
 
 def _p2pd_of(pid: int) -> int:

@@ -170,8 +170,9 @@ def shared_text(reply: ContributionsReply) -> str:
         return f"My machine has joined the run **{run}** and will have its first share of it soon."
     rank = shares.index(mine) + 1
     stages = _stages([str(stage) for stage in mine.stages])
+    others = {0: "on its own", 1: "together with 1 other"}.get(len(shares) - 1, f"together with {len(shares) - 1} others")
     lines = [
-        f"My machine helps to train **{run}** together with {len(shares) - 1} others.",
+        f"My machine helps to train **{run}** {others}.",
         "",
         f"- {mine.tokens:,} tokens in {mine.microbatches:,} microbatches, {stages}",
         f"- {mine.part:.1%} of all the work that was counted (rank {rank} of {len(shares)})",

@@ -119,6 +119,13 @@ class Answers:
         """Drain and go; returns at once."""
         self._departure.ask_to_leave()
 
+    async def ask_to_pause(self, yes: bool) -> None:
+        """Or to go on; returns before what is held has been handed on."""
+        if yes:
+            await self._governor.pause_verb({"wait": False}, lambda _text: None)
+        else:
+            await self._governor.resume_verb({}, lambda _text: None)
+
     def table(self) -> PeersReply:
         """The whole swarm, in the words of the verb peers."""
         return cast("PeersReply", self._table.peers(self.tokens_per_second()))

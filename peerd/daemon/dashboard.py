@@ -42,6 +42,8 @@ POINTS = 600
 """So many samples are drawn at most."""
 SHOWN_STEPS = 2000
 SHOWN_EVENTS = 100
+CHURN_SPANS = 200
+"""Into so many parts of the time that is shown are comings and goings counted."""
 RECENT_STEPS = 50
 OWN_FIELDS = ("counters", "decision", "rebalancing", "moves", "health", "uptime_s")
 RECENT_S = 10.0
@@ -159,12 +161,13 @@ class Dashboard:
     async def past(self, reach_s: float) -> Mapping[str, Any]:
         since_s = max(0.0, time.time() - reach_s)
 
-        def seen(store: HistoryStore) -> tuple[list[FinishedStep], list[Sample], list[Event]]:
+        def seen(store: HistoryStore) -> tuple[list[FinishedStep], list[Sample], list[Event], list[tuple[float, str, int]]]:
             within = [entry for entry in store.steps() if (entry.time_s or 0.0) >= since_s]  # when the earliest were over nobody here knows
-            return every_so_many(within, SHOWN_STEPS), at_most(store.samples(since_s), POINTS), store.events(0, SHOWN_EVENTS)
+            samples = at_most(store.samples(since_s), POINTS)
+            churn = store.churn(since_s, max(1.0, _span_s(samples) / CHURN_SPANS))
+            return every_so_many(within, SHOWN_STEPS), samples, store.events(0, SHOWN_EVENTS), churn
 
-        steps, samples, events = await self._archive.read(seen) or ([], [], [])
-        shown_s = samples[-1].time_s - samples[0].time_s if samples else 0.0
+        steps, samples, events, churn = await self._archive.read(seen) or ([], [], [], [])
         return {
             "run": self._answers.run_info(),
             "me": self._node.membership.me,
@@ -172,8 +175,9 @@ class Dashboard:
             "evaluations": [_evaluation(each) for each in (await self._node.evaluations())[-SHOWN_STEPS:]],
             "samples": [_sample(sample) for sample in samples],
             "reach_s": reach_s if math.isfinite(reach_s) else None,
-            "spacing_s": min(reach_s, shown_s) / POINTS,
+            "spacing_s": min(reach_s, _span_s(samples)) / POINTS,
             "events": [event_info(event) for event in events],
+            "churn": churn,
         }
 
     async def now(self, seen: Mapping[str, int]) -> Mapping[str, Any]:
@@ -192,7 +196,8 @@ class Dashboard:
             "tokens_per_second": table["tokens_per_second"],
             "num_peers": sum(len(stage["peers"]) for stage in table["stages"]),
             "stages": [{**stage, "peers": [_peer(peer) for peer in stage["peers"]]} for stage in table["stages"]],
-            "own": {name: own[name] for name in OWN_FIELDS} | {"peer": {**own["peer"], "addresses": []}},
+            "own": {name: own[name] for name in OWN_FIELDS}
+            | {"peer": {**own["peer"], "addresses": []}, "paused": bool(own["owner"]["paused"])},
             "steps": [_step(entry) for entry in steps],
             "samples": [_sample(sample) for sample in samples],
             "events": [event_info(event) for event in events],
@@ -213,6 +218,9 @@ class Dashboard:
     async def leave(self) -> None:
         self._answers.ask_to_leave()
 
+    async def pause(self, yes: bool) -> None:
+        await self._answers.ask_to_pause(yes)
+
     def metrics(self) -> bytes:
         if self._scrape is None:
             from peerd.daemon.readings import readings
@@ -227,6 +235,10 @@ def _peer(peer: PeerInfo) -> Sequence[object]:
     phase = "suspect" if peer["suspect"] else "leaving" if peer["leaving"] else peer["phase"]
     throughput = round(peer["throughput"], 2)
     return [peer["id"], phase, peer["step"], peer["done"], peer["queue"], throughput, peer["tokens"], peer["device"], peer["in_flight"]]
+
+
+def _span_s(samples: Sequence[Sample]) -> float:
+    return samples[-1].time_s - samples[0].time_s if samples else 0.0
 
 
 def _step(entry: FinishedStep) -> Sequence[object]:

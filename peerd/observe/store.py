@@ -169,6 +169,15 @@ class HistoryStore:
         ).fetchall()
         return [Event(number=n, time_s=t, kind=kind, peer=peer, stage=stage, text=text) for n, t, kind, peer, stage, text in reversed(rows)]
 
+    def churn(self, since_s: float, span_s: float) -> list[tuple[float, str, int]]:
+        """How many events of each kind about peers there were in each span of time: its middle, the kind, the number; in order."""
+        rows = self._db.execute(
+            "SELECT CAST(time_s / ? AS INTEGER) AS span, kind, count(*) FROM events WHERE time_s > ? AND peer != ''"
+            " GROUP BY span, kind ORDER BY span, kind",
+            (span_s, since_s),
+        )
+        return [((span + 0.5) * span_s, kind, count) for span, kind, count in rows]
+
     def tallies(self) -> list[StageTally]:
         found = []
         for stage, first, last, steps in self._db.execute("SELECT * FROM counted ORDER BY stage").fetchall():

@@ -1,12 +1,14 @@
 """A timeline in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open. Pure.
 
 A peer is a process, what it does at the same time are its threads. An arrow leads from each sending to its receiving.
+Viewers drop a slice that begins before the one before it in its row has ended, and an arrow whose ends are not exactly two.
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +35,7 @@ def chrome_trace(timelines: Sequence[PeerTimeline], silent: Sequence[tuple[str, 
     for process, timeline in enumerate(timelines, start=1):
         events += _process(process, timeline.stage, f"stage {timeline.stage}, peer {timeline.peer[-8:]}")
         events += _events(process, timeline, began_s)
+    events = _with_whole_arrows(events)
     for process, (peer, stage, reason) in enumerate(silent, start=len(timelines) + 1):
         events += _process(process, stage, f"stage {stage}, peer {peer[-8:]} (told nothing)")
         events.append({"ph": "i", "s": "p", "name": f"told nothing: {reason}", "pid": process, "tid": 0, "ts": 0})
@@ -53,10 +56,12 @@ def _events(process: int, timeline: PeerTimeline, began_s: float) -> Iterator[di
                 named.add(lane)
                 yield {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": name}}
                 yield {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": thread, "args": {"sort_index": thread}}
-            place = {"pid": process, "tid": thread, "ts": _us(span.began_s - began_s)}
-            yield {"ph": "X", "name": _name(span), "cat": name, "dur": _us(span.ended_s - span.began_s), "args": _arguments(span), **place}
+            begins_us, ends_us = _us(span.began_s - began_s), _us(span.ended_s - began_s)
+            place = {"pid": process, "tid": thread, "ts": begins_us}
+            took_us = round(ends_us - begins_us, 1)  # of rounded ends, so that what follows it at once does not overlap
+            yield {"ph": "X", "name": _name(span), "cat": name, "dur": took_us, "args": _arguments(span), **place}
             if span.kind in _ARROWS and span.microbatch >= 0:
-                yield _arrow(span, timeline.peer) | place
+                yield place | _arrow(span, timeline.peer, begins_us, took_us)
 
 
 def in_lanes(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
@@ -70,12 +75,22 @@ def in_lanes(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
         yield lane, span
 
 
-def _arrow(span: Span, me: str) -> dict[str, Any]:
-    """Both ends come to the same number: what, of which microbatch, from whom to whom."""
+def _with_whole_arrows(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the ends of those that were sent twice, or whose other end nobody told of."""
+    ends = Counter((event["id"], event["ph"]) for event in events if "id" in event)
+    return [event for event in events if "id" not in event or ends[event["id"], "s"] == ends[event["id"], "f"] == 1]
+
+
+def _arrow(span: Span, me: str, begins_us: float, took_us: float) -> dict[str, Any]:
+    """Both ends come to the same number: what, of which microbatch, from whom to whom.
+
+    It ends amid the receiving, so that clocks which differ a little do not turn it round.
+    """
     begins, what = _ARROWS[span.kind]
     source, target = (me, span.peer) if begins == "s" else (span.peer, me)
     number = zlib.crc32(f"{what} {span.step} {span.microbatch} {source} {target}".encode())
-    return {"ph": begins, "name": what, "cat": "arrow", "id": number} | ({"bp": "e"} if begins == "f" else {})
+    arrow = {"ph": begins, "name": what, "cat": "arrow", "id": number}
+    return arrow | ({"bp": "e", "ts": round(begins_us + took_us / 2, 1)} if begins == "f" else {})
 
 
 def _name(span: Span) -> str:

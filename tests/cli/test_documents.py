@@ -11,10 +11,11 @@ import click
 import pytest
 
 from peerd.cli.main import cli
+from peerd.config.limits import Limits, owner_info
 from peerd.config.paths import Home
 from peerd.daemon.tracing import trace_reply
 from tests.cli.conftest import Command
-from tests.cli.replies import peers_reply, status_reply
+from tests.cli.replies import contributions_reply, history_reply, peers_reply, status_reply
 from tests.cli.test_contract import verbs_of
 from tests.command_line import check
 from tests.control.fake_daemon import serving
@@ -24,7 +25,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "peerd" / "docs").glob("*.md")))
 SEPARATORS = {"&&", "||", "|", ";", "&"}
 STANDS_FOR = {"N": "3", "S": "2", "SECONDS": "30", "SHARE": "0.1", "VERB": "status", "TOPIC": "volunteer", "FILE.png": "plot.png"}
+OWNER = {"schema": 1, **owner_info(Limits())}
 REPLIES = {
+    "history": dict(history_reply(3)),
+    "contributions": dict(contributions_reply()),
+    "dashboard": {"schema": 1, "address": "http://127.0.0.1:8642/"},
+    "pause": OWNER,
+    "resume": OWNER,
+    "limits": OWNER,
     "status": dict(status_reply()),
     "peers": dict(peers_reply()),
     "wait": {"schema": 1, "step": 4, "serving": True},
@@ -109,6 +117,7 @@ def test_a_command_that_only_asks_or_writes_a_run_does_so(
     if "--model" in arguments:
         pytest.skip("takes in a model that is not peerd's own: tests/test_intake.py")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BROWSER", "true")  # which opens nothing, and well
     folder = Path("DIR" if "DIR" in arguments else "my-run")
     with serving(Home(short_home), lambda request: {"ok": REPLIES[request["verb"]]}):
         done = peerd(*arguments)

@@ -61,6 +61,16 @@ def test_status_answers_within_a_third_of_a_second_and_loads_nothing_heavy(short
     assert took_s < 0.3 * slowness()
 
 
+def test_peers_prints_a_thousand_within_two_seconds(short_home: Path) -> None:
+    """In processor time, the interpreter's start and the reply's way through the socket included."""
+    with answering(Home(short_home), line({"ok": peers_reply(num_stages=8, peers_per_stage=125)})):
+        began_s = _cpu_time_of_children_s()
+        done = subprocess.run([sys.executable, "-c", COMMAND, "peers"], check=True, capture_output=True, text=True)
+        took_s = _cpu_time_of_children_s() - began_s
+    assert done.stdout.count("\n") > 1000
+    assert took_s < 2
+
+
 def test_peers_loads_nothing_heavy(short_home: Path) -> None:
     with answering(Home(short_home), line({"ok": peers_reply()})):
         done = subprocess.run([sys.executable, "-c", SPY, "peers"], check=True, capture_output=True, text=True)

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from peerd.cli.demo_daemons import hand_over_dashboard
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.dashboard import take_place
 from peerd.errors import PortTakenError, UsageError
+from peerd.observe.store import HistoryStore
+from peerd.observe.values import Event
 
 
 def settings(home: Path, **changes: object) -> Settings:
@@ -26,6 +29,22 @@ def test_the_next_daemon_has_the_same_address_and_token(tmp_path: Path) -> None:
     assert second.address_with_token == first.address_with_token
     assert first.address == f"http://127.0.0.1:{first.port}/"
     assert stat.S_IMODE(Home(tmp_path).dashboard.stat().st_mode) == 0o600
+
+
+def test_in_a_demo_the_successor_of_a_dead_daemon_has_its_address_token_and_past(tmp_path: Path) -> None:
+    dead, successor = Home(tmp_path / "0"), Home(tmp_path / "7")
+    for home in (dead, successor):
+        home.folder.mkdir()
+    first = take_place(settings(dead.folder), dead)
+    first.listener.close()
+    store = HistoryStore(dead.history("run"))
+    store.add(events=[Event(time_s=1.0, kind="joined", peer="a", stage=0)])
+    hand_over_dashboard(dead, successor)
+    second = take_place(settings(successor.folder), successor)
+    second.listener.close()
+    assert second.address_with_token == first.address_with_token
+    assert [event.kind for event in HistoryStore(successor.history("run")).events()] == ["joined"]
+    assert stat.S_IMODE(successor.dashboard.stat().st_mode) == 0o600
 
 
 def test_where_the_port_of_last_time_is_taken_any_will_do(tmp_path: Path) -> None:

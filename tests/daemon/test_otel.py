@@ -24,6 +24,7 @@ from peerd.timeline.spans import Kind, SpanRing
 from peerd.wire.convert import call_from, call_to
 from peerd.wire.generated import stage_pb2
 from peerd.wire.values import Call, TensorBytes
+from tests.observe.collector import collecting
 
 TOKENS = TensorBytes("int32", (2, 4), ())
 
@@ -35,13 +36,17 @@ def call_of(**changes: object) -> Call:
 
 def traces_of(exporter: SpanExporter, peer: str = "a", **provider: object) -> tuple[MicrobatchTraces, SpanRing]:
     """A daemon of paper that exports there."""
+    made = TracerProvider(shutdown_on_exit=False, **provider)  # type: ignore[arg-type]
+    made.add_span_processor(SimpleSpanProcessor(exporter))
+    return paper_daemon(Tracer(made), peer)
+
+
+def paper_daemon(tracer: Tracer, peer: str) -> tuple[MicrobatchTraces, SpanRing]:
     ring = SpanRing()
     train = SimpleNamespace(microbatches_per_step=8)
     place = SimpleNamespace(manifest=SimpleNamespace(train=train))
     node = SimpleNamespace(place=place, spans=ring, membership=SimpleNamespace(me=peer))
-    made = TracerProvider(shutdown_on_exit=False, **provider)  # type: ignore[arg-type]
-    made.add_span_processor(SimpleSpanProcessor(exporter))
-    return MicrobatchTraces(Tracer(made), cast(Node, node)), ring
+    return MicrobatchTraces(tracer, cast(Node, node)), ring
 
 
 def over_the_wire(call: Call) -> Call:
@@ -84,6 +89,30 @@ def test_the_spans_of_three_daemons_join_into_one_trace() -> None:
     assert forward.start_time is not None
     assert stage.start_time is not None
     assert abs(forward.start_time - stage.start_time) < 1e9  # on the wall clock, though noted on another
+
+
+def test_a_collector_gets_one_trace_from_all_daemons_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over OTLP, as daemons send it: the environment's endpoint, real exporters, real HTTP."""
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
+        tracers = [tracer(peer, "run") for peer in "tab"]
+        trainer, first, last = (paper_daemon(each, peer)[0] for each, peer in zip(tracers, "tab", strict=True))
+        for step in (3, 4):
+            with (
+                trainer.launched(call_of(step=step, index=step)) as launched,
+                first.served(over_the_wire(launched)) as served,
+                last.served(over_the_wire(replace(served, stage=1))),
+            ):
+                pass
+        for each in tracers:
+            each.close()
+    assert len(collector.traces()) == 2
+    for spans in collector.traces().values():
+        found = {span.name: span for span in spans}
+        assert {name: span.daemon for name, span in found.items()} == {"microbatch": "t", "stage 0": "a", "stage 1": "b"}
+        assert found["microbatch"].parent == b""
+        assert found["stage 0"].parent == found["microbatch"].id
+        assert found["stage 1"].parent == found["stage 0"].id
 
 
 def test_a_daemon_that_exports_nothing_passes_the_trace_on() -> None:

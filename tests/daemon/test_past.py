@@ -16,7 +16,7 @@ from peerd.daemon.node import Node
 from peerd.daemon.past import Past
 from peerd.observe.archive import Archive
 from peerd.observe.thinning import DAY_S, HOUR_S
-from peerd.observe.values import FinishedStep, Sample
+from peerd.observe.values import Event, FinishedStep, Sample
 from peerd.stage.export import HistoryEntry
 from tests.tiny_run import tiny_manifest
 
@@ -74,6 +74,7 @@ async def test_the_page_gets_what_lies_within_its_range_in_a_bounded_number_of_p
         archive.note_sample(
             Sample(time_s=at_s, span_s=86.4, step=number, tokens_per_second=float(number), peers=(1,), queue=(0,), suspects=0)
         )
+    archive.note_event(Event(time_s=now_s - 2 * DAY_S, kind="joined", peer="a", stage=0))
     for reach_s, steps in ((HOUR_S, 42), (DAY_S, 1000), (7 * DAY_S, 7000), (float("inf"), 10_000)):
         told = await reached(archive, reach_s)
         within = range(10_000 - steps, 10_000)
@@ -82,6 +83,7 @@ async def test_the_page_gets_what_lies_within_its_range_in_a_bounded_number_of_p
         assert within.start <= shown[0] < within.start + 10
         assert min(steps, SHOWN_STEPS) / 2 <= len(shown) <= SHOWN_STEPS
         assert len(told["samples"]) <= POINTS
+        assert [(kind, count) for _, kind, count in told["churn"]] == [("joined", 1)] * (reach_s >= 7 * DAY_S)
         assert told["samples"][0][0] >= now_s - reach_s - 1
         assert told["spacing_s"] * POINTS <= min(reach_s, 10 * DAY_S) + 1
         assert told["reach_s"] == (None if reach_s == float("inf") else reach_s)

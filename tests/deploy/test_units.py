@@ -92,8 +92,8 @@ def test_systemd_finds_nothing_wrong(unit: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-@pytest.mark.parametrize("unit", DAEMONS, ids=lambda unit: unit.name)
-def test_systemd_calls_the_daemons_exposure_low(unit: Path) -> None:
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_systemd_calls_a_units_exposure_low(unit: Path) -> None:
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", "--no-pager", str(unit)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if "unrecognized option" in done.stderr:

@@ -17,7 +17,8 @@ TOKEN = "5" * 48
 
 class PaperSource:
     def __init__(self, num_stages: int = 2, num_peers: int = 3) -> None:
-        self.left = 0
+        self.acts: list[str] = []
+        self.paused = False
         self.looks = 0
         self.reaches_s: list[float] = []
         self.num_stages = num_stages
@@ -36,6 +37,7 @@ class PaperSource:
             "samples": [[1.8e9 + 2 * n, 5000.0, 1000, 900, [2] * self.num_stages, [3] * self.num_stages, 0] for n in range(30)],
             "reach_s": None,
             "spacing_s": 0.0,
+            "churn": [[1.8e9 + 20, "joined", 2], [1.8e9 + 40, "gone", 1], [1.8e9 + 50, "moved", 1]],
             "events": [{"number": 1, "time_s": 1.8e9, "kind": "joined", "peer": ME, "stage": 0, "text": ""}],
         }
 
@@ -55,6 +57,7 @@ class PaperSource:
             "moves": 0,
             "health": self.health,
             "uptime_s": 4000.0,
+            "paused": self.paused,
         }
         moment = {
             "time_s": 1.8e9,
@@ -72,7 +75,11 @@ class PaperSource:
         return {"schema": 1, "me": ME, "run": "paper", "num_stages": self.num_stages, "stages": [stage]}
 
     async def leave(self) -> None:
-        self.left += 1
+        self.acts.append("leave")
+
+    async def pause(self, yes: bool) -> None:
+        self.paused = yes
+        self.acts.append("pause" if yes else "resume")
 
     def metrics(self) -> bytes:
         return scraper(lambda: {"peerd_step": 20})()

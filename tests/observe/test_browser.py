@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.observe.browser import opened, wait_until_live
@@ -27,12 +28,16 @@ async def test_it_appears_with_figures_map_charts_events_and_shares() -> None:
         assert await page.inner_text("#step") == "20"
         assert await page.inner_text("#rate") == "5.12K"
         assert await page.locator(".peer").count() == 3
-        for chart in ("loss", "rate", "queue", "traffic"):
+        for chart in ("loss", "rate", "queue", "traffic", "peers"):
             assert await page.locator(f"#{chart}-chart path.line").count() >= 1
+        assert "evaluation" in (await page.get_attribute("#loss-chart svg", "aria-label") or "")
+        assert [await page.locator(f"#peers-chart .lane-{lane}").count() for lane in range(3)] == [1, 1, 1]
+        assert "2 joined; 1 lost; 1 moved" in (await page.get_attribute("#peers-chart svg", "aria-label") or "")
         assert "joined stage 0" in await page.inner_text("#events")
         assert "nobody serves stage 1" in await page.inner_text("#health")
         await page.wait_for_selector("#shares li")
         assert await page.is_hidden("#leave")
+        assert await page.is_hidden("#pause")
 
 
 async def test_the_charts_show_the_range_that_is_chosen_and_remember_it() -> None:
@@ -67,11 +72,23 @@ async def test_leave_asks_first_and_is_there_only_with_the_token() -> None:
         assert "token" not in page.url
         await page.click("#leave")
         await page.click("#sure button[value=stay]")
-        assert source.left == 0
+        assert source.acts == []
         await page.click("#leave")
         async with page.expect_response("**/api/leave"):
             await page.click("#sure button[value=leave]")
-        assert source.left == 1
+        assert source.acts == ["leave"]
+
+
+async def test_pausing_and_going_on_is_one_button_that_says_what_it_would_do() -> None:
+    source = PaperSource()
+    async with served(source) as port, opened() as page:
+        await page.goto(f"http://127.0.0.1:{port}/?token={TOKEN}")
+        await wait_until_live(page)
+        await page.click("#pause:text-is('Pause')")
+        await page.wait_for_selector("#own >> text=paused")
+        await page.click("#pause:text-is('Go on')")
+        await page.wait_for_selector("#pause:text-is('Pause')")
+        assert source.acts == ["pause", "resume"]
 
 
 async def test_arrow_keys_go_from_peer_to_peer_and_what_is_chosen_is_told() -> None:
@@ -85,6 +102,7 @@ async def test_arrow_keys_go_from_peer_to_peer_and_what_is_chosen_is_told() -> N
         chosen = await page.locator(".peer[data-chosen]").get_attribute("data-peer")
         assert chosen == f"{ME[:-6]}000003"
         assert "000003" in await page.inner_text("#chosen")
+        assert await page.inner_text("#told") == "Peer 000003, stage 1, accumulating, queue 2"
 
 
 async def test_it_comes_back_by_itself_when_the_daemon_does() -> None:
@@ -111,7 +129,16 @@ async def test_a_thousand_peers_are_drawn_within_a_tenth_of_a_second(width: int)
         assert await page.locator(".peer").count() == 1000
         took_ms = await _updates_ms(page, 6)
         assert min(took_ms) < 100 * slowdown()  # the best of some: the rest of the time the machine does other things
+        assert await _memory_bytes(page) < 200e6
         assert await page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+async def _memory_bytes(page: Any) -> int:
+    """What the tab's own process holds and shares with nobody."""
+    session = await page.context.browser.new_browser_cdp_session()
+    told = await session.send("SystemInfo.getProcessInfo")
+    tabs = [each["id"] for each in told["processInfo"] if each["type"] == "renderer"]
+    return max(int(psutil.Process(pid).memory_full_info().uss) for pid in tabs)
 
 
 async def _updates_ms(page: Any, count: int) -> list[float]:

@@ -98,7 +98,8 @@ async def test_this_machines_own_names_are_served_through_any_tunnel(host: str) 
         assert (await ask(port, host=host)).status == 200
 
 
-async def test_leaving_needs_the_token_and_our_own_page() -> None:
+@pytest.mark.parametrize("verb", ["leave", "pause", "resume"])
+async def test_acting_needs_the_token_and_our_own_page(verb: str) -> None:
     source = PaperSource()
     async with served(source) as port:
         ours, cookie = f"http://127.0.0.1:{port}", f"peerd-token-{port}={TOKEN}"
@@ -109,11 +110,11 @@ async def test_leaving_needs_the_token_and_our_own_page() -> None:
             {"origin": "https://evil.example", "cookie": cookie},
             {"origin": ours, "cookie": f"peerd-token-{port}={'6' * 48}"},
         ):
-            assert (await ask(port, "/api/leave", "POST", **headers)).status == 403
-        assert source.left == 0
-        assert (await ask(port, "/api/leave", "GET", origin=ours, cookie=cookie)).status == 405
-        assert (await ask(port, "/api/leave", "POST", origin=ours, cookie=cookie)).status == 200
-        assert source.left == 1
+            assert (await ask(port, f"/api/{verb}", "POST", **headers)).status == 403
+        assert source.acts == []
+        assert (await ask(port, f"/api/{verb}", "GET", origin=ours, cookie=cookie)).status == 405
+        assert (await ask(port, f"/api/{verb}", "POST", origin=ours, cookie=cookie)).status == 200
+        assert source.acts == [verb]
 
 
 async def test_the_token_goes_from_the_address_into_a_cookie_that_scripts_cannot_read() -> None:
@@ -124,8 +125,8 @@ async def test_the_token_goes_from_the_address_into_a_cookie_that_scripts_cannot
         assert wrong.status == 303
         assert "set-cookie" not in wrong.headers
         session = await ask(port, "/api/session", cookie=f"peerd-token-{port}={TOKEN}")
-        assert json.loads(session.body) == {"may_leave": True, "public": False}
-        assert json.loads((await ask(port, "/api/session")).body)["may_leave"] is False
+        assert json.loads(session.body) == {"may_act": True, "public": False}
+        assert json.loads((await ask(port, "/api/session")).body)["may_act"] is False
 
 
 async def test_a_public_dashboard_shows_everybody_and_obeys_nobody() -> None:
@@ -133,11 +134,12 @@ async def test_a_public_dashboard_shows_everybody_and_obeys_nobody() -> None:
     async with served(source, host=EVERYWHERE, public=True) as port:
         assert (await ask(port)).status == 200
         headers = {"origin": f"http://127.0.0.1:{port}", "cookie": f"peerd-token-{port}={TOKEN}"}
-        assert (await ask(port, "/api/leave", "POST", **headers)).status == 403
-        assert json.loads((await ask(port, "/api/session", **headers)).body) == {"may_leave": False, "public": True}
+        for verb in ("leave", "pause", "resume"):
+            assert (await ask(port, f"/api/{verb}", "POST", **headers)).status == 403
+        assert json.loads((await ask(port, "/api/session", **headers)).body) == {"may_act": False, "public": True}
         statuses = [(await ask(port, "/api/session")).status for _ in range(100)]
         assert 429 in statuses
-    assert source.left == 0
+    assert source.acts == []
 
 
 async def test_on_other_interfaces_looking_needs_the_token_and_scraping_does_not() -> None:

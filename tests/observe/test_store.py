@@ -61,6 +61,16 @@ def test_what_is_written_is_read_by_the_next_daemon(tmp_path: Path) -> None:
     second.close()
 
 
+def test_comings_and_goings_are_counted_by_kind_and_span_of_time(tmp_path: Path) -> None:
+    store = HistoryStore(tmp_path / "run.sqlite")
+    happened = [(1.0, "joined"), (2.0, "joined"), (12.0, "joined"), (13.0, "gone"), (14.0, "gone"), (25.0, "moved")]
+    store.add(events=[Event(time_s=t, kind=kind, peer="a", stage=1) for t, kind in happened])
+    store.add(events=[Event(time_s=13.0, kind="raised", text="stage-empty: nobody serves stage 1")])
+    assert store.churn(0.0, 10.0) == [(5.0, "joined", 2), (15.0, "gone", 2), (15.0, "joined", 1), (25.0, "moved", 1)]
+    assert store.churn(12.5, 10.0) == [(15.0, "gone", 2), (25.0, "moved", 1)]
+    store.close()
+
+
 def test_what_was_written_survives_sigkill(tmp_path: Path) -> None:
     path = tmp_path / "run.sqlite"
     program = (

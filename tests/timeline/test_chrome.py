@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import accumulate, pairwise
 from typing import Any
 
 from hypothesis import given
@@ -33,6 +34,74 @@ def test_every_event_has_the_fields_of_its_kind() -> None:
         assert event.get("ts", 0) >= 0
     assert written()["displayTimeUnit"] == "ms"
     assert written()["otherData"] == {"run": "paper"}
+
+
+def assert_viewers_can_read(told: dict[str, Any]) -> None:
+    """The rules of the Trace Event Format that Chrome's and Perfetto's importers hold events to."""
+    events = told["traceEvents"]
+    processes = {event["pid"] for event in events if event["ph"] == "M" and event["name"] == "process_name"}
+    threads = {(event["pid"], event["tid"]) for event in events if event["ph"] == "M" and event["name"] == "thread_name"}
+    slices: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    arrows: dict[int, list[dict[str, Any]]] = {}
+    for event in events:
+        assert event["ph"] in "XMisf"
+        assert event["pid"] in processes
+        assert type(event.get("tid", 0)) is int
+        if event["ph"] == "X":
+            assert (event["pid"], event["tid"]) in threads
+            assert min(event["ts"], event["dur"]) >= 0
+            slices.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+        elif event["ph"] in "sf":
+            arrows.setdefault(event["id"], []).append(event)
+    for row in slices.values():
+        for (_, ends), (begins, _) in pairwise(sorted(row)):
+            assert begins > ends - 1e-3, "less than a nanosecond, which is what viewers count in"
+    for arrow in arrows.values():
+        assert sorted(end["ph"] for end in arrow) == ["f", "s"]
+        assert len({(end["name"], end["cat"]) for end in arrow}) == 1
+        for end in arrow:  # binds to the slice around it
+            assert any(begins <= end["ts"] <= ends for begins, ends in slices[end["pid"], end["tid"]])
+
+
+def test_viewers_can_read_it() -> None:
+    assert_viewers_can_read(written())
+
+
+TIMES_S = st.floats(0, 100, allow_nan=False).map(lambda s: round(s, 7))
+SPANS = st.builds(
+    lambda kind, began_s, took_s, number, peer: Span(kind, began_s, began_s + took_s, 0, number, peer, 8),
+    st.sampled_from(Kind),
+    TIMES_S,
+    TIMES_S.map(lambda s: s / 50),
+    st.integers(-1, 3),
+    st.sampled_from("ab"),
+)
+
+
+@given(st.lists(SPANS, max_size=30), st.lists(SPANS, max_size=30))
+def test_viewers_can_read_whatever_peers_did(first: list[Span], second: list[Span]) -> None:
+    timelines = [PeerTimeline(peer="a", stage=0, spans=first), PeerTimeline(peer="b", stage=1, spans=second)]
+    assert_viewers_can_read(json.loads(json.dumps(chrome_trace(timelines, SILENT, {}))))
+
+
+@given(st.floats(0, 1000), st.lists(st.floats(1e-7, 1e-2), min_size=2, max_size=20))
+def test_what_follows_at_once_does_not_overlap(began_s: float, took_s: list[float]) -> None:
+    ends = list(accumulate([began_s, *took_s]))
+    spans = [Span(Kind.FORWARD, begins, end, 0, number) for number, (begins, end) in enumerate(pairwise(ends))]
+    assert_viewers_can_read(chrome_trace([PeerTimeline(peer="a", stage=0, spans=spans)], [], {}))
+
+
+def test_an_arrow_that_was_sent_twice_or_never_received_is_left_out() -> None:
+    send = Span(Kind.SEND, 1, 2, 0, 0, "b", 8)
+    receive = Span(Kind.RECEIVE, 1, 2, 0, 0, "a", 8)
+    for sends, receives, arrows in (([send], [receive], 1), ([send, shift(send)], [receive], 0), ([send], [], 0), ([], [receive], 0)):
+        timelines = [PeerTimeline(peer="a", stage=0, spans=sends), PeerTimeline(peer="b", stage=1, spans=receives)]
+        told = chrome_trace(timelines, [], {})["traceEvents"]
+        assert sum(event["ph"] in "sf" for event in told) == 2 * arrows
+
+
+def shift(span: Span) -> Span:
+    return span._replace(began_s=span.began_s + 3, ended_s=span.ended_s + 3)
 
 
 def test_each_peer_is_a_process_with_a_row_for_each_thing_it_does_at_a_time() -> None:

@@ -104,8 +104,8 @@ class Pages:
 
     async def session(self, request: Request) -> Response:
         """What whoever asks may do."""
-        may_leave = not self._access.public and has_token(_asked(request, self._access), self._access)
-        return JSONResponse({"may_leave": may_leave, "public": self._access.public})
+        may_act = not self._access.public and has_token(_asked(request, self._access), self._access)
+        return JSONResponse({"may_act": may_act, "public": self._access.public})
 
     async def live(self, request: Request) -> Response:
         address = request.client.host if request.client else ""
@@ -120,6 +120,14 @@ class Pages:
     async def leave(self, _request: Request) -> Response:
         await self._source.leave()
         return JSONResponse({"leaving": True})
+
+    async def pause(self, _request: Request) -> Response:
+        await self._source.pause(True)
+        return JSONResponse({"paused": True})
+
+    async def resume(self, _request: Request) -> Response:
+        await self._source.pause(False)
+        return JSONResponse({"paused": False})
 
     async def metrics(self, _request: Request) -> Response:
         return Response(self._source.metrics(), headers={"content-type": CONTENT_TYPE})
@@ -137,6 +145,8 @@ def build(source: Source, stream: Stream, access: Access) -> ASGIApp:
         Route("/api/live", pages.live),
         Route("/api/contributions", pages.contributions),
         Route("/api/leave", pages.leave, methods=["POST"]),
+        Route("/api/pause", pages.pause, methods=["POST"]),
+        Route("/api/resume", pages.resume, methods=["POST"]),
         Route("/metrics", pages.metrics),
         Route("/healthz", pages.healthz),
     ]

@@ -31,6 +31,10 @@ class Source(Protocol):
 
     async def leave(self) -> None: ...
 
+    async def pause(self, yes: bool) -> None:
+        """Or go on."""
+        ...
+
     def metrics(self) -> bytes: ...
 
 

@@ -3,23 +3,24 @@
 import { Chart, smoothed } from "/assets/chart.js";
 import { amount, bytes, clock, dayAndTime, duration, minutes, say, whole } from "/assets/format.js";
 import { SwarmMap, peerOf } from "/assets/map.js";
-import { Events, showChosen, showHealth, showOwn, showRows, showShares } from "/assets/panels.js";
+import { Events, LANES, markOf, showChosen, showHealth, showOwn, showRows, showShares } from "/assets/panels.js";
 
 const $ = (id) => document.getElementById(id);
-const RETRY_MS = 1000, SILENT_MS = 6000, SHARES_MS = 20000, MOST_STEPS = 4000, MOST_SAMPLES = 1200, MOST_LINES = 6;
+const RETRY_MS = 1000, SILENT_MS = 6000, SHARES_MS = 20000, OBEYED_MS = 3000, MOST_STEPS = 4000, MOST_SAMPLES = 1200, MOST_LINES = 6, MOST_MARKS = 3000;
 
 const DAY_S = 24 * 3600, KEPT = "peerd-range";
 
-const past = { run: null, me: "", steps: new Map(), evaluations: new Map(), samples: new Map(), reach: null, spacing: 0, began: 0 };
-let latest = null, heardAt = 0, charted = "", stream = null;
+const past = { run: null, me: "", steps: new Map(), evaluations: new Map(), samples: new Map(), churn: [], reach: null, spacing: 0, began: 0 };
+let latest = null, heardAt = 0, charted = "", stream = null, share = null, waiting = null;
 
-const map = new SwarmMap($("map"), (peer) => showChosen($("chosen"), peer, past.me, past.run.microbatches_per_step));
+const map = new SwarmMap($("map"), $("told"), (peer) => showChosen($("chosen"), peer, past.me, past.run.microbatches_per_step));
 const events = new Events($("events"));
 const when = (seconds) => (spanOf(past.samples) > DAY_S ? dayAndTime : minutes)(seconds);
 const charts = {
   loss: new Chart($("loss-chart"), { title: "Loss by step", x: (step) => `step ${whole(step)}`, y: (loss) => loss.toFixed(2) }),
   rate: new Chart($("rate-chart"), { title: "Tokens per second", x: when, y: amount, fromZero: true, area: true }),
   queue: new Chart($("queue-chart"), { title: "Microbatches held", x: when, y: amount, fromZero: true }),
+  peers: new Chart($("peers-chart"), { title: "Peers", x: when, y: amount, fromZero: true, area: true, lanes: LANES }),
   traffic: new Chart($("traffic-chart"), { title: "Bytes per second", x: when, y: bytes, fromZero: true }),
 };
 
@@ -29,6 +30,7 @@ function takePast(told) {
   past.steps = new Map(told.steps.map((row) => [row[0], row]));
   past.evaluations = new Map(told.evaluations.map((row) => [row[0], row]));
   past.samples = new Map(told.samples.map((row) => [row[0], row]));
+  past.churn = told.churn.flatMap(([time, kind, count]) => markOf(time, kind, count));
   past.reach = told.reach_s;
   past.spacing = told.spacing_s;
   past.began = told.samples.at(-1)?.[0] ?? 0;
@@ -52,13 +54,16 @@ function takeNow(now) {
   trim(past.steps, MOST_STEPS);
   trim(past.evaluations, MOST_STEPS);
   trim(past.samples, MOST_SAMPLES);
-  events.add(now.events, past.me);
+  const fresh = events.add(now.events, past.me);
+  past.churn.push(...fresh.flatMap((event) => (event.peer ? markOf(event.time_s, event.kind, 1) : [])));
+  past.churn.splice(0, past.churn.length - MOST_MARKS);
   const stages = now.stages.map((stage) => ({ ...stage, peers: stage.peers.map((row) => peerOf(row, stage.stage)) }));
   showFigures(now, stages);
   map.show(stages, past.run.microbatches_per_step, past.me);
   showChosen($("chosen"), map.find(map.chosen), past.me, past.run.microbatches_per_step);
   if ($("as-table").open) showRows($("rows"), stages);
-  showOwn($("own"), now.own);
+  showOwn($("own"), $("own-said"), now.own, share);
+  showActs(now.own.paused);
   showHealth($("health"), $("notes"), now.own.health);
   showCharts();
   document.documentElement.dataset.updateMs = (performance.now() - began).toFixed(1);
@@ -73,6 +78,7 @@ function addSample(row) {
   if (past.reach) for (const time of past.samples.keys()) { if (time >= row[0] - past.reach) break; past.samples.delete(time); }
 }
 
+const sum = (values) => values.reduce((all, value) => all + value, 0);
 const spanOf = (samples) => { const times = [...samples.keys()]; return times.length ? times.at(-1) - times[0] : 0; };
 
 function trim(kept, most) {
@@ -86,11 +92,12 @@ function showFigures(now, stages) {
   say($("step"), whole(step));
   say($("step-note"), run.steps ? `of ${whole(run.steps)}${left > 0 ? `, ${duration(left)} left` : ""}` : "");
   $("progress").value = run.steps ? step / run.steps : 0;
-  say($("loss"), now.loss === null ? "-" : now.loss.toFixed(3));
+  say($("loss"), now.loss === null ? "\u2013" : now.loss.toFixed(3));
   const before = losses.at(-11);
+  if (now.loss === null) say($("loss-note"), "known after the first step");
   const change = before && now.loss !== null ? now.loss - before[1] : null;
-  say($("loss-note"), change === null ? "" : `${change > 0 ? "up" : "down"} ${Math.abs(change).toFixed(3)} in 10 steps`);
-  say($("rate"), now.tokens_per_second ? amount(now.tokens_per_second) : "-");
+  if (now.loss !== null) say($("loss-note"), change === null ? "" : `${change > 0 ? "up" : "down"} ${Math.abs(change).toFixed(3)} in 10 steps`);
+  say($("rate"), now.tokens_per_second ? amount(now.tokens_per_second) : "\u2013");
   say($("peers"), whole(peers));
   const suspects = stages.reduce((sum, stage) => sum + stage.peers.filter((peer) => peer.phase === "suspect").length, 0);
   say($("peers-note"), `in ${stages.length} ${stages.length === 1 ? "stage" : "stages"}${suspects ? `, ${suspects} suspect` : ""}`);
@@ -106,10 +113,12 @@ function showCharts() {
   charts.loss.show([{ name: "each step", points: loss, faint: true }, { name: "loss, smoothed", points: smoothed(loss.filter(([, y]) => y !== null), Math.min(12, Math.floor(loss.length / 12))) }, { name: "evaluation", points: evaluations, colour: 1, dashed: true }]);
   charts.rate.show([{ name: "tokens per second", points: gapped(samples, (row) => row[1] || null) }]);
   charts.traffic.show([{ name: "sent", points: smoothed(gapped(samples, (row) => row[2]), 3) }, { name: "received", points: smoothed(gapped(samples, (row) => row[3]), 3), colour: 1, dashed: true }]);
+  charts.peers.show([{ name: "in all stages", points: gapped(samples, (row) => sum(row[4])) }, { name: "in the smallest stage", points: gapped(samples, (row) => Math.min(...row[4])), colour: 3, dashed: true }], past.churn);
   const count = past.run.num_stages;
+  say($("queue-note"), `microbatches held, ${count <= MOST_LINES ? "by stage" : "all stages together"}`);
   charts.queue.show(count <= MOST_LINES
     ? Array.from({ length: count }, (_, stage) => ({ name: count > 3 ? `${stage}` : `stage ${stage}`, points: smoothed(gapped(samples, (row) => row[5][stage] ?? 0), 5), colour: stage, dashed: stage % 2 === 1 }))
-    : [{ name: "all stages", points: smoothed(gapped(samples, (row) => row[5].reduce((sum, value) => sum + value, 0)), 5) }]);
+    : [{ name: "all stages", points: smoothed(gapped(samples, (row) => sum(row[5])), 5) }]);
 }
 
 // Where the daemon did not run there is no line.
@@ -128,15 +137,32 @@ function gapped(samples, read) {
 async function fetchSession() {
   try {
     const session = await (await fetch("/api/session")).json();
-    $("leave").hidden = !session.may_leave;
+    $("leave").hidden = $("pause").hidden = !session.may_act;
   } catch { /* the stream says that the connection is lost */ }
 }
 
 async function fetchShares() {
   try {
     const answer = await fetch("/api/contributions");
-    if (answer.ok) showShares($("shares"), $("coverage"), await answer.json());
+    if (answer.ok) share = showShares($("shares"), $("coverage"), await answer.json());
   } catch { /* as above */ }
+}
+
+function showActs(paused) {
+  if (waiting !== null && paused !== waiting) return;
+  waiting = null;
+  $("pause").disabled = false;
+  say($("pause"), paused ? "Go on" : "Pause");
+  $("pause").dataset.paused = paused;
+}
+
+async function pauseOrGoOn() {
+  const paused = $("pause").dataset.paused === "true";
+  waiting = !paused;
+  $("pause").disabled = true;
+  say($("pause"), paused ? "Going on" : "Pausing");
+  await fetch(paused ? "/api/resume" : "/api/pause", { method: "POST" }).catch(() => null);
+  setTimeout(() => { waiting = null; }, OBEYED_MS); // a limit may keep it paused
 }
 
 function connect() {
@@ -161,6 +187,7 @@ $("range").addEventListener("change", () => {
   connect();
 });
 $("as-table").addEventListener("toggle", () => latest && takeNow({ ...latest, events: [] }));
+$("pause").addEventListener("click", pauseOrGoOn);
 $("leave").addEventListener("click", () => $("sure").showModal());
 $("sure").addEventListener("close", async () => {
   if ($("sure").returnValue !== "leave") return;

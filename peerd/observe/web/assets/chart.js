@@ -1,11 +1,12 @@
-// Line charts: a few series over one axis, with the last value written at its end and a crosshair for the rest.
+// Line charts: a few series over one axis, lanes of marks below them, and a crosshair that tells the values.
 
 import { draw, set } from "/assets/format.js";
 
-const LEFT = 38, RIGHT = 6, TOP = 18, BOTTOM = 20;
+const LEFT = 46, RIGHT = 6, TOP = 18, BOTTOM = 20, LANE = 15, MIDDLE_FROM = 300, LEGEND_LINE = 16;
+const NEAR = 0.01; // of the width: marks so close to the crosshair are told
 
 export class Chart {
-  // options: x and y format numbers; fromZero starts the y axis at 0; area fills below the first series.
+  // options: x and y format numbers; fromZero starts the y axis at 0; area fills below the first series; lanes name those of marks.
   constructor(host, options) {
     this.host = host;
     this.options = options;
@@ -13,13 +14,18 @@ export class Chart {
     this.svg.append((this.ground = draw("g")), (this.lines = draw("g")), (this.cross = draw("g")));
     host.append(this.svg);
     this.series = [];
+    this.marks = [];
+    this.long = new Map(); // how long names are, in pixels
+    this.lanes = options.lanes ?? [];
+    this.floor = BOTTOM + (this.lanes.length ? this.lanes.length * LANE + 4 : 0);
     new ResizeObserver(() => this.paint()).observe(host);
     host.addEventListener("pointermove", (event) => this.point(event.clientX - host.getBoundingClientRect().left));
     host.addEventListener("pointerleave", () => this.cross.replaceChildren());
   }
 
-  // series: [{name, points: [[x, y]], faint}], points in order of x; a y of null is a gap.
-  show(series) {
+  // series: [{name, points: [[x, y]], faint}], points in order of x; a y of null is a gap. marks: [[x, lane, count]].
+  show(series, marks = []) {
+    this.marks = marks;
     this.series = series.filter((one) => one.points.some(([, y]) => y !== null));
     this.paint();
   }
@@ -40,9 +46,11 @@ export class Chart {
     const [y0, y1, ticks] = scale(this.options.fromZero ? 0 : min(ys), max(ys));
     this.box = { width, height, x0, x1 };
     this.X = (x) => LEFT + ((x - x0) / (x1 - x0)) * (width - LEFT - RIGHT);
-    this.Y = (y) => height - BOTTOM - ((y - y0) / (y1 - y0)) * (height - TOP - BOTTOM);
+    this.Y = (y) => height - this.floor - ((y - y0) / (y1 - y0)) * (height - TOP - this.floor);
     this.paintGround(ticks, x0, x1);
     this.paintLines();
+    this.paintMarks();
+    this.paintLegend();
     set(this.svg, { "aria-label": this.summary() });
   }
 
@@ -52,30 +60,53 @@ export class Chart {
       parts.push(draw("line", { class: "rule", x1: LEFT, x2: width, y1: this.Y(tick), y2: this.Y(tick) }));
       parts.push(draw("text", { x: LEFT - 7, y: this.Y(tick) + 4, "text-anchor": "end" }, y(tick)));
     }
+    this.lanes.forEach((name, lane) => parts.push(draw("text", { x: LEFT - 7, y: this.laneAt(lane) + 4, "text-anchor": "end" }, name)));
     parts.push(draw("text", { x: LEFT, y: height - 3 }, x(x0)), draw("text", { x: width, y: height - 3, "text-anchor": "end" }, x(x1)));
+    if (width > MIDDLE_FROM && x1 - x0 > 1) parts.push(draw("text", { x: (LEFT + width - RIGHT) / 2, y: height - 3, "text-anchor": "middle" }, x((x0 + x1) / 2)));
     this.ground.replaceChildren(...parts);
   }
 
   paintLines() {
-    const parts = [], { height, width } = this.box;
-    const shown = this.series.filter((one) => !one.faint);
-    this.series.forEach((one) => {
+    const parts = [], { height } = this.box;
+    this.series.forEach((one, index) => {
       const colour = one.colour ?? 0, path = pathOf(one.points, this.X, this.Y);
-      if (this.options.area && !one.faint) {
-        const known = one.points.filter(([, v]) => v !== null);
-        parts.push(draw("path", { class: `area f${colour}`, d: `${pathOf(known, this.X, this.Y)}L${this.X(known.at(-1)[0]).toFixed(1)} ${height - BOTTOM}L${this.X(known[0][0]).toFixed(1)} ${height - BOTTOM}Z` }));
+      if (this.options.area && !index) {
+        for (const run of runsOf(one.points)) {
+          const [from, to] = [run[0], run.at(-1)].map(([at]) => this.X(at).toFixed(1)), floor = height - this.floor;
+          parts.push(draw("path", { class: `area f${colour}`, d: `${pathOf(run, this.X, this.Y)}L${to} ${floor}L${from} ${floor}Z` }));
+        }
       }
       parts.push(draw("path", { class: `line s${colour}${one.faint ? " faint" : ""}`, d: path, "stroke-dasharray": one.dashed ? "5 4" : "none" }));
     });
-    if (shown.length > 1) {
-      let x = width;
-      for (const one of [...shown].reverse()) {
-        const text = draw("text", { x, y: 9, "text-anchor": "end", class: `tag f${one.colour ?? 0}` }, `${one.dashed ? "\u2504 " : "\u2500 "}${one.name}`);
-        parts.push(text);
-        x -= 12 + 7 * (one.name.length + 2);
-      }
-    }
     this.lines.replaceChildren(...parts);
+  }
+
+  laneAt(lane) {
+    return this.box.height - this.floor + 8 + LANE * (lane + 0.5);
+  }
+
+  // A stroke for each mark, thicker where it stands for several. The lane says what it is; its colour only repeats that.
+  paintMarks() {
+    for (const [x, lane, count] of this.marks) {
+      if (x < this.box.x0 || x > this.box.x1) continue;
+      const at = this.X(x).toFixed(1), middle = this.laneAt(lane);
+      this.lines.append(draw("line", { class: `mark lane-${lane}`, x1: at, x2: at, y1: middle - 4, y2: middle + 4, "stroke-width": Math.min(6, 1.5 + 0.5 * count) }));
+    }
+  }
+
+  // Names of the lines, each with a piece of its line, from the right.
+  paintLegend() {
+    const shown = this.series.filter((one) => !one.faint);
+    if (shown.length < 2) return;
+    let x = this.box.width;
+    for (const one of [...shown].reverse()) {
+      const text = draw("text", { x, y: 9, "text-anchor": "end", class: `tag f${one.colour ?? 0}` }, one.name);
+      this.lines.append(text);
+      if (!this.long.has(one.name)) this.long.set(one.name, text.getComputedTextLength());
+      x -= this.long.get(one.name) + 5;
+      this.lines.append(draw("line", { class: `line s${one.colour ?? 0}`, x1: x - LEGEND_LINE, x2: x, y1: 5, y2: 5, "stroke-dasharray": one.dashed ? "5 4" : "none" }));
+      x -= LEGEND_LINE + 12;
+    }
   }
 
   point(pixel) {
@@ -86,29 +117,43 @@ export class Chart {
     const near = nearest(shown[0].points, wanted);
     if (!near) return;
     const words = shown.map((one) => [one, nearest(one.points, near[0])]).filter(([, found]) => found);
-    const text = `${this.options.x(near[0])}: ${words.map(([one, [, y]]) => (shown.length > 1 ? `${one.name} ` : "") + this.options.y(y)).join(", ")}`;
+    const text = `${this.options.x(near[0])}: ${words.map(([one, [, y]]) => (shown.length > 1 ? `${one.name} ` : "") + this.options.y(y)).join(", ")}${this.marksNear(near[0])}`;
     const at = this.X(near[0]), end = at > width / 2;
     const label = draw("text", { x: end ? at - 6 : at + 6, y: TOP + 12, "text-anchor": end ? "end" : "start", class: "tag" }, text);
     const long = 6.4 * text.length;
     this.cross.replaceChildren(
-      draw("line", { class: "cross", x1: at, x2: at, y1: TOP, y2: height - BOTTOM }),
+      draw("line", { class: "cross", x1: at, x2: at, y1: TOP, y2: height - this.floor }),
       draw("rect", { class: "paper", x: end ? at - 10 - long : at + 2, y: TOP, width: long + 8, height: 17, rx: 4 }),
       ...words.map(([one, [x, y]]) => draw("circle", { cx: this.X(x), cy: this.Y(y), r: 3.5, class: `f${one.colour ?? 0}` })),
       label,
     );
   }
 
+  marksNear(x) {
+    const { x0, x1 } = this.box, counts = this.lanes.map(() => 0);
+    for (const [at, lane, count] of this.marks) if (Math.abs(at - x) <= NEAR * (x1 - x0)) counts[lane] += count;
+    return counts.map((count, lane) => (count ? `, ${count} ${this.lanes[lane]}` : "")).join("");
+  }
+
   summary() {
+    const counts = this.lanes.map((name, lane) => `; ${this.marks.reduce((sum, mark) => sum + (mark[1] === lane ? mark[2] : 0), 0)} ${name}`);
     const told = this.series.filter((one) => !one.faint).map((one) => {
       const known = one.points.filter(([, y]) => y !== null), [first, last] = [known[0], known.at(-1)];
       return `${one.name}: ${this.options.y(first[1])} at ${this.options.x(first[0])}, ${this.options.y(last[1])} at ${this.options.x(last[0])}`;
     });
-    return `${this.options.title}. ${told.join("; ")}`;
+    return `${this.options.title}. ${told.join("; ")}${counts.join("")}`;
   }
 }
 
 const min = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
 const max = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
+
+// The points between two gaps.
+function runsOf(points) {
+  const runs = [[]];
+  for (const point of points) point[1] === null ? runs.push([]) : runs.at(-1).push(point);
+  return runs.filter((run) => run.length);
+}
 
 function pathOf(points, X, Y) {
   let pen = "M", path = "";

@@ -9,7 +9,7 @@ export function amount(value) {
   return `${Number(value.toPrecision(3))}${UNITS[unit]}`;
 }
 
-export const bytes = (value) => `${amount(value)}B`;
+export const bytes = (value) => amount(value).replace(/[A-Z]?$/, (unit) => `\u00a0${unit}B`);
 
 export const whole = (value) => Math.round(value).toLocaleString("en");
 
@@ -30,6 +30,14 @@ const MINUTES = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-d
 export const clock = (seconds) => CLOCK.format(seconds * 1000);
 
 export const minutes = (seconds) => MINUTES.format(seconds * 1000);
+
+const WEEKDAY = new Intl.DateTimeFormat("en-GB", { weekday: "short" });
+
+// Of today to the second, of this week by its day, else by its date.
+export function moment(seconds, now = Date.now() / 1000) {
+  if (DAY.format(seconds * 1000) === DAY.format(now * 1000) && now - seconds < 86400) return clock(seconds);
+  return now - seconds < 6 * 86400 ? `${WEEKDAY.format(seconds * 1000)} ${minutes(seconds)}` : DAY.format(seconds * 1000);
+}
 
 export const dayAndTime = (seconds) => `${DAY.format(seconds * 1000)} ${minutes(seconds)}`;
 

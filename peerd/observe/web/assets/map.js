@@ -14,8 +14,10 @@ export function peerOf(row, stage) {
 }
 
 export class SwarmMap {
-  constructor(host, onChoose) {
+  // `told` is heard by those who do not see: what was chosen, and not whatever of it changes.
+  constructor(host, told, onChoose) {
     this.host = host;
+    this.told = told;
     this.onChoose = onChoose;
     this.svg = draw("svg", { role: "img", "aria-label": "No swarm yet" });
     this.edges = draw("g", { "aria-hidden": "true" });
@@ -49,8 +51,10 @@ export class SwarmMap {
 
   choose(id) {
     this.chosen = id;
+    const peer = this.find(id);
+    if (peer) say(this.told, `Peer ${shortId(id)}${id === this.me ? ", this machine" : ""}, stage ${peer.stage}, ${peer.phase}, queue ${peer.queue}`);
     for (const [peer, mark] of this.marks) mark.group.toggleAttribute("data-chosen", peer === id);
-    this.onChoose(this.find(id));
+    this.onChoose(peer);
   }
 
   key(event) {

@@ -1,6 +1,6 @@
 // The panels around the map: facts, events, contributions, health. All text goes in as text.
 
-import { amount, bytes, clock, duration, make, say, shortId, whole } from "/assets/format.js";
+import { amount, bytes, duration, make, moment, say, shortId, whole } from "/assets/format.js";
 
 const TELL = {
   started: ["\u25b6", "good", (e, who) => `${who} began to serve stage ${e.stage}`],
@@ -17,6 +17,11 @@ const TELL = {
   cleared: ["\u2713", "good", (e) => `No longer: ${titled(e.text)}`],
 };
 
+// The lanes of the chart of peers, and which kinds of events are marked in which.
+export const LANES = ["joined", "lost", "moved"];
+const LANE_OF = { started: 0, joined: 0, back: 0, suspect: 1, left: 1, gone: 1, moved: 2 };
+export const markOf = (time, kind, count) => (kind in LANE_OF ? [[time, LANE_OF[kind], count]] : []);
+
 const titled = (text) => text.slice(text.indexOf(": ") + 2);
 
 export class Events {
@@ -30,13 +35,15 @@ export class Events {
     this.newest = 0;
   }
 
+  // Gives those that were not there yet.
   add(events, me, most = 200) {
-    for (const event of events) {
-      if (event.number <= this.newest) continue;
+    const fresh = events.filter((event) => event.number > this.newest);
+    for (const event of fresh) {
       this.newest = event.number;
       this.host.prepend(line(event, me));
     }
     while (this.host.childElementCount > most) this.host.lastChild.remove();
+    return fresh;
   }
 }
 
@@ -45,8 +52,10 @@ function line(event, me) {
   const who = event.peer === me || !event.peer ? "This machine" : `Peer ${shortId(event.peer)}`;
   const text = make("span", {}, tell(event, who));
   if (why) text.append(make("span", { class: "why" }, why(event)));
-  return make("li", { "data-tone": tone }, make("time", { datetime: new Date(event.time_s * 1000).toISOString() }, clock(event.time_s)), make("span", { class: "sign", "aria-hidden": "true" }, sign), text);
+  return make("li", { "data-tone": tone }, make("time", { datetime: new Date(event.time_s * 1000).toISOString() }, moment(event.time_s)), make("span", { class: "sign", "aria-hidden": "true" }, sign), text);
 }
+
+const MOST_SHARES = 10;
 
 // Names and values; only what differs is touched, so that a reader of the screen is not told the same again.
 function facts(host, pairs, wrapped) {
@@ -69,12 +78,14 @@ export function showChosen(host, peer, me, microbatches) {
   ], true);
 }
 
-export function showOwn(host, own) {
+export function showOwn(host, said, own, share) {
   const { peer, counters } = own, exact = counters.duplicate_microbatches + counters.lost_microbatches + counters.inexact_steps;
+  facts(said, [["Now", own.paused ? "paused" : own.decision], ["Rebalancing", own.rebalancing || "not looked at yet"]], true);
   facts(host, [
-    ["Now", own.decision],
-    ["Stage", String(peer.stage)], ["Phase", peer.leaving ? "leaving" : peer.phase], ["Queue", `${peer.queue} held`], ["Speed", `${amount(peer.throughput)} samples/s`],
+    ["Stage", own.moves ? `${peer.stage}, after ${own.moves} ${own.moves === 1 ? "move" : "moves"}` : String(peer.stage)],
+    ["Phase", own.paused ? "paused" : peer.leaving ? "leaving" : peer.phase], ["Queue", `${peer.queue} held`], ["Speed", `${amount(peer.throughput)} samples/s`],
     ["Microbatches", whole(counters.accumulated_microbatches)], ["Given", `${amount(peer.tokens)} tokens`],
+    ["Share of the work", share === null ? "not counted yet" : `${(100 * share).toFixed(1)}%`],
     ["Sent", bytes(counters.bytes_sent)], ["Received", bytes(counters.bytes_received)],
     ["Exactness", exact ? `${exact} faults counted` : "every step exact"], ["Up", duration(own.uptime_s)],
   ]);
@@ -93,6 +104,7 @@ function lines(host, items, tell) {
   host.replaceChildren(...items.map(tell));
 }
 
+// Who computed what; gives this machine's share, or null where nothing is counted.
 export function showShares(host, note, told) {
   const sums = new Map();
   for (const stage of told.stages) for (const row of stage.peers) {
@@ -103,16 +115,18 @@ export function showShares(host, note, told) {
   }
   const total = [...sums.values()].reduce((all, one) => all + one.tokens, 0);
   const order = [...sums].sort((a, b) => b[1].tokens - a[1].tokens);
-  const shown = order.slice(0, 12), mine = order.findIndex(([peer]) => peer === told.me);
-  if (mine >= 12) shown[11] = order[mine];
+  const shown = order.slice(0, MOST_SHARES), mine = order.findIndex(([peer]) => peer === told.me);
+  if (mine >= MOST_SHARES) shown[MOST_SHARES - 1] = order[mine];
   host.replaceChildren(...shown.map(([peer, sum]) => {
     const part = total ? sum.tokens / total : 0, bar = make("i");
     bar.style.width = `${(100 * part).toFixed(1)}%`;
     const name = peer === told.me ? "This machine" : shortId(peer), where = `stage ${sum.stages.join(", ")}`;
     return make("li", { class: peer === told.me ? "is-me" : undefined }, make("span", {}, `${name} \u00b7 ${where}`), make("span", {}, `${amount(sum.tokens)} tokens, ${(100 * part).toFixed(1)}%`), make("span", { class: "share", "aria-hidden": "true" }, bar));
   }));
-  const ranges = told.stages.map((stage) => `stage ${stage.stage}: ${whole(stage.steps)} averages`);
-  say(note, order.length ? `${order.length} peers. ${ranges.length <= 4 ? ranges.join("; ") : `${ranges.length} stages`}.` : "Nothing is counted before the first average.");
+  const ranges = told.stages.map((stage) => `${whole(stage.steps)} of stage ${stage.stage}`);
+  const more = order.length > shown.length ? `${order.length - shown.length} more: see peerd contributions. ` : "";
+  say(note, order.length ? `${more}${ranges.length <= 4 ? `Averages counted: ${ranges.join("; ")}` : `${ranges.length} stages`}.` : "Nothing is counted before the first average.");
+  return total && mine >= 0 ? order[mine][1].tokens / total : null;
 }
 
 export function showRows(host, stages) {
