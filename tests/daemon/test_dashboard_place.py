@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import stat
 from pathlib import Path
@@ -37,13 +38,14 @@ def test_in_a_demo_the_successor_of_a_dead_daemon_has_its_address_token_and_past
         home.folder.mkdir()
     first = take_place(settings(dead.folder), dead)
     first.listener.close()
-    store = HistoryStore(dead.history("run"))
-    store.add(events=[Event(time_s=1.0, kind="joined", peer="a", stage=0)])
+    with contextlib.closing(HistoryStore(dead.history("run"))) as store:
+        store.add(events=[Event(time_s=1.0, kind="joined", peer="a", stage=0)])
     hand_over_dashboard(dead, successor)
     second = take_place(settings(successor.folder), successor)
     second.listener.close()
     assert second.address_with_token == first.address_with_token
-    assert [event.kind for event in HistoryStore(successor.history("run")).events()] == ["joined"]
+    with contextlib.closing(HistoryStore(successor.history("run"))) as store:
+        assert [event.kind for event in store.events()] == ["joined"]
     assert stat.S_IMODE(successor.dashboard.stat().st_mode) == 0o600
 
 

@@ -105,6 +105,7 @@ def test_a_collector_gets_one_trace_from_all_daemons_on_the_way(monkeypatch: pyt
             ):
                 pass
         for each in tracers:
+            assert each._provider.force_flush(20_000)
             each.close()
     assert len(collector.traces()) == 2
     for spans in collector.traces().values():

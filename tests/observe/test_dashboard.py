@@ -137,8 +137,8 @@ async def test_a_public_dashboard_shows_everybody_and_obeys_nobody() -> None:
         for verb in ("leave", "pause", "resume"):
             assert (await ask(port, f"/api/{verb}", "POST", **headers)).status == 403
         assert json.loads((await ask(port, "/api/session", **headers)).body) == {"may_act": False, "public": True}
-        statuses = [(await ask(port, "/api/session")).status for _ in range(100)]
-        assert 429 in statuses
+        answers = await asyncio.gather(*(ask(port, "/api/session") for _ in range(150)))  # at once, or a slow machine stays below the limit
+        assert 429 in {answer.status for answer in answers}
     assert source.acts == []
 
 
