@@ -101,7 +101,7 @@ def picture_of(reading: Reading, recall: Recall) -> Picture:
         tokens_per_second=peers["tokens_per_second"],
         losses=tuple(recall.losses.values()),
         speeds=tuple(recall.speeds.values()),
-        step_span=_span_of(recall) + _evaluated(reading),
+        step_span="; ".join(filter(None, (_evaluated(reading), _span_of(recall)))),
         stages=stages,
         greatest_queue=max((row.peer["queue"] for part in stages for row in part.peers), default=0),
         own=tuple(_own(reading, recall)),
@@ -123,7 +123,7 @@ def _span_of(recall: Recall) -> str:
 
 def _evaluated(reading: Reading) -> str:
     evaluation = reading.peers.get("evaluation")
-    return f"; evaluation {fixed(evaluation['loss'])} at {evaluation['step']}" if evaluation else ""
+    return f"evaluation {fixed(evaluation['loss'])} at {evaluation['step']}" if evaluation else ""
 
 
 def _part(stage: StageInfo, num_microbatches: int, me: str) -> StagePart:

@@ -94,7 +94,18 @@ def shows(*words: str) -> Callable[[str], bool]:
 async def test_everything_that_matters_is_on_the_first_screen(home: Home, daemon: Daemon, size: tuple[int, int]) -> None:
     app = app_of(home)
     words = (
-        *("demo", "step 3 of 30", "4 peers in 2 stages", "live, up 1h02m", "loss 3.2100", "tokens/s 5.12K", "stage 0", "stage 1", "you"),
+        *(
+            "demo",
+            "step 3 of 30",
+            "4 peers in 2 stages",
+            "live, up 1h02m",
+            "loss 3.2100",
+            "evaluation 3.4000 at 2",
+            "tokens/s 5.12K",
+            "stage 0",
+            "stage 1",
+            "you",
+        ),
         *(
             "accumulating",
             "7/16",
