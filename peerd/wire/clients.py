@@ -116,8 +116,7 @@ class StageClient:
             if call.stage > 0:
                 traffic.boundary_crossings += 1
                 traffic.boundary_bytes += sent
-            traffic.sent("activations" if call.stage else "tokens", PeerRole.NEXT_STAGE, call.inputs.num_bytes, call.inputs.codec)
-            traffic.sent("tokens", PeerRole.NEXT_STAGE, call.labels.num_bytes)
+            traffic.sent_inputs(call)
 
         rpc = stub.Backpropagate(messages())
         try:

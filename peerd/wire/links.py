@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import grpc
+from google.protobuf.message import Message as ProtoMessage
 
 from peerd.config.codec import NONE, Codec
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, WrongStateError
 from peerd.table.record import PeerId
 from peerd.wire.tunnel import Tunnel
-from peerd.wire.values import CHUNK_BYTES
+from peerd.wire.values import CHUNK_BYTES, Call
 
 MAX_MESSAGE_BYTES = 4 * CHUNK_BYTES
 CHANNEL_OPTIONS = (
@@ -35,6 +36,7 @@ _FAULTS: dict[grpc.StatusCode, type[RemoteError]] = {
 _CUT_SHORT = "Internal error from Core"
 """What gRPC's client makes of a refusal that comes while it still sends; the callee's own status is lost to it."""
 Message = TypeVar("Message")
+Reply = TypeVar("Reply", bound=ProtoMessage)
 
 
 class PeerRole(enum.StrEnum):
@@ -69,6 +71,26 @@ class Traffic:
 
     def received(self, what: str, role: PeerRole, num_bytes: int, codec: Codec = NONE) -> None:
         self.tensors[what, str(codec), role, "received"] += num_bytes
+
+    def sent_inputs(self, call: Call) -> None:
+        self.sent("activations" if call.stage else "tokens", PeerRole.NEXT_STAGE, call.inputs.num_bytes, call.inputs.codec)
+        self.sent("tokens", PeerRole.NEXT_STAGE, call.labels.num_bytes)
+
+    def received_inputs(self, call: Call) -> None:
+        what, role = ("activations", PeerRole.PREVIOUS_STAGE) if call.stage else ("tokens", PeerRole.TRAINER)
+        self.received(what, role, call.inputs.num_bytes, call.inputs.codec)
+        self.received("tokens", role, call.labels.num_bytes)
+
+    def gave(self, what: str, role: PeerRole, num_bytes: int) -> None:
+        """Part of a download from here, which is nothing but these bytes."""
+        self.sent_bytes += num_bytes
+        self.sent(what, role, num_bytes)
+
+    def answered(self, request: ProtoMessage, reply: Reply) -> Reply:
+        """Counts both, and gives the reply."""
+        self.received_bytes += request.ByteSize()
+        self.sent_bytes += reply.ByteSize()
+        return reply
 
 
 class Links:

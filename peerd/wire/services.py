@@ -169,10 +169,7 @@ class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
             answer = self._handler.gossip(caller, convert.records_from(request.records), request.want_all)
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
-        reply = swarm_pb2.GossipReply(records=convert.records_to(answer))
-        self._door.traffic.received_bytes += request.ByteSize()
-        self._door.traffic.sent_bytes += reply.ByteSize()
-        return reply
+        return self._door.traffic.answered(request, swarm_pb2.GossipReply(records=convert.records_to(answer)))
 
     async def Describe(self, request: swarm_pb2.DescribeRequest, context: Any) -> swarm_pb2.DescribeReply:
         await self._door.caller(context)
@@ -256,9 +253,7 @@ class StageServicer(stage_pb2_grpc.StageServicer):
         async def receive() -> tuple[bytes, ...]:
             replies.put_nowait(stage_pb2.ReplyMessage(accepted=stage_pb2.Accepted()))
             chunks = await self._door.read_chunks(messages, call.inputs.num_bytes + call.labels.num_bytes)
-            what, role = ("activations", PeerRole.PREVIOUS_STAGE) if call.stage else ("tokens", PeerRole.TRAINER)
-            self._door.traffic.received(what, role, call.inputs.num_bytes, call.inputs.codec)
-            self._door.traffic.received("tokens", role, call.labels.num_bytes)
+            self._door.traffic.received_inputs(call)
             return chunks
 
         def progress(stage: int, peer: PeerId) -> None:
@@ -324,8 +319,7 @@ class AveragingServicer(averaging_pb2_grpc.AveragingServicer):
         yield averaging_pb2.AverageMessage(header=header)
         for chunk in chunks:
             yield averaging_pb2.AverageMessage(chunk=chunk)
-        self._door.traffic.sent_bytes += len(average.data)
-        self._door.traffic.sent("averages", PeerRole.STAGE_PEER, len(average.data))
+        self._door.traffic.gave("averages", PeerRole.STAGE_PEER, len(average.data))
 
 
 class StateServicer(state_pb2_grpc.StateServicer):
@@ -351,8 +345,7 @@ class StateServicer(state_pb2_grpc.StateServicer):
         yield state_pb2.StateMessage(header=header)
         for chunk in chunks[request.first_chunk :]:
             yield state_pb2.StateMessage(chunk=chunk)
-            self._door.traffic.sent_bytes += len(chunk)
-            self._door.traffic.sent("state", PeerRole.RECIPIENT, len(chunk))
+            self._door.traffic.gave("state", PeerRole.RECIPIENT, len(chunk))
 
 
 class DataServicer(data_pb2_grpc.DataServicer):
@@ -371,8 +364,7 @@ class DataServicer(data_pb2_grpc.DataServicer):
         async with contextlib.aclosing(chunks):
             async for chunk in chunks:
                 yield data_pb2.DataMessage(chunk=chunk)
-                self._door.traffic.sent_bytes += len(chunk)
-                self._door.traffic.sent("data", PeerRole.RECIPIENT, len(chunk))
+                self._door.traffic.gave("data", PeerRole.RECIPIENT, len(chunk))
 
 
 async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.Server:
