@@ -100,7 +100,7 @@ class StageClient:
         self, peer: PeerId, call: Call, records: Sequence[RawRecord], patience_s: float, on_forwarded: Callable[[int, PeerId], None]
     ) -> CallResult:
         """Hand over activations and wait for their gradient. `patience_s` bounds the silence between two messages."""
-        stub: Any = stage_pb2_grpc.StageStub(await self._links.channel(peer))
+        stub: Any = stage_pb2_grpc.StageStub(await self._links.channel_for_tensors(peer))
         header = convert.call_to(call, self._run, records)
         traffic = self._links.traffic
 
@@ -143,7 +143,7 @@ class StageClient:
             rpc.cancel()
 
     async def cancel(self, peer: PeerId, call_id: bytes, timeout_s: float) -> None:
-        stub: Any = stage_pb2_grpc.StageStub(await self._links.channel(peer))
+        stub: Any = stage_pb2_grpc.StageStub(await self._links.channel_for_tensors(peer))
         await _unary(stub.Cancel(stage_pb2.CancelRequest(call_id=call_id), timeout=timeout_s))
 
 
@@ -154,14 +154,14 @@ class AveragingClient:
 
     async def propose(self, peer: PeerId, roster: Roster, timeout_s: float) -> tuple[bool, str, RawRecord]:
         """Whether the peer joined, its reason if not, and its record as of now."""
-        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel(peer))
+        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
         request = averaging_pb2.Proposal(run=self._run, roster=convert.roster_to(roster))
         reply = await _unary(stub.Propose(request, timeout=timeout_s))
         return reply.joined, reply.reason[:200], (reply.record.body, reply.record.signature)
 
     async def reduce(self, peer: PeerId, part: PartHeader, chunks: Sequence[bytes], patience_s: float) -> tuple[bytes, ...]:
         """Send my part of the slice `peer` reduces; the reduced slice, as chunks, comes back."""
-        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel(peer))
+        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
 
         async def messages() -> AsyncIterator[averaging_pb2.PartMessage]:
             header = averaging_pb2.PartHeader(
@@ -181,12 +181,12 @@ class AveragingClient:
         return slice_chunks
 
     async def abort(self, peer: PeerId, average_id: AverageId, timeout_s: float) -> None:
-        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel(peer))
+        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
         await _unary(stub.Abort(averaging_pb2.AbortRequest(average_id=average_id), timeout=timeout_s))
 
     async def get_average(self, peer: PeerId, stage: int, step: int, patience_s: float) -> ReceivedAverage:
         """A finished average, not checked yet: the caller does that off the loop."""
-        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel(peer))
+        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
         rpc = stub.GetAverage(averaging_pb2.AverageRequest(run=self._run, stage=stage, step=step))
         try:
             first = await read_within(rpc.__aiter__(), patience_s)
@@ -234,7 +234,7 @@ class StateClient:
 
     async def get_state(self, peer: PeerId, request: StateRequest, patience_s: float) -> tuple[SnapshotHeader, AsyncIterator[bytes]]:
         """The header of a donor's snapshot and its chunks from `first_chunk` on, not checked yet."""
-        stub: Any = state_pb2_grpc.StateStub(await self._links.channel(peer))
+        stub: Any = state_pb2_grpc.StateStub(await self._links.channel_for_tensors(peer))
         message = state_pb2.StateRequest(
             run=self._run,
             stage=request.stage,
@@ -283,7 +283,7 @@ class DataClient:
 
     async def get_data(self, peer: PeerId, digest: bytes, first_chunk: int, patience_s: float) -> tuple[DataHeader, AsyncIterator[bytes]]:
         """The header of a donor's file and its bytes from a chunk on, not checked yet."""
-        stub: Any = data_pb2_grpc.DataStub(await self._links.channel(peer))
+        stub: Any = data_pb2_grpc.DataStub(await self._links.channel_for_tensors(peer))
         rpc = stub.GetData(data_pb2.DataRequest(run=self._run, blake3=digest, first_chunk=first_chunk))
         first = await read_within(rpc.__aiter__(), patience_s)
         if first is None or first.WhichOneof("kind") != "header":

@@ -25,7 +25,6 @@ from peerd.wire import convert, timelines
 from peerd.wire.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
-    checkup_pb2_grpc,
     data_pb2,
     data_pb2_grpc,
     stage_pb2,
@@ -35,11 +34,10 @@ from peerd.wire.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
-from peerd.wire.links import CHANNEL_OPTIONS, Traffic
+from peerd.wire.links import Traffic
 from peerd.wire.tunnel import caller_of
 from peerd.wire.values import Average, Call, CallResult, Description, Snapshot
 
-MAX_CONCURRENT_CALLS = 1024
 LOG = structlog.get_logger()
 _STATUS: dict[type[PeerdError], grpc.StatusCode] = {
     BadMessageError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -111,11 +109,14 @@ class Door:
     refused: int = 0
     banned_until_s: dict[PeerId, float] = field(default_factory=dict)
     """Senders of broken messages, and when they may call again (monotonic clock)."""
+    proven: Callable[[Any], PeerId | None] = lambda _context: None
+    """Who calls by TLS (`Direct.caller`)."""
 
     async def caller(self, context: Any) -> PeerId:
-        caller = caller_of(context.peer())
+        caller = caller_of(context.peer()) or self.proven(context)
         if caller is None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "calls come through the tunnel only")
+            words = "calls come through the tunnel, or by TLS under a certificate that was shown there"
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, words)
             raise AssertionError("abort returns never")
         if self.banned_until_s.get(caller, 0.0) > time.monotonic():
             # Not UNAVAILABLE: the caller would take this peer for dead and tell the swarm.
@@ -366,28 +367,6 @@ class DataServicer(data_pb2_grpc.DataServicer):
             async for chunk in chunks:
                 yield data_pb2.DataMessage(chunk=chunk)
                 self._door.traffic.sent_bytes += len(chunk)
-
-
-async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.Server:
-    """The daemon's gRPC server, on a local socket only."""
-    server = grpc.aio.server(options=CHANNEL_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
-    for servicer in servicers:
-        match servicer:
-            case SwarmServicer():
-                swarm_pb2_grpc.add_SwarmServicer_to_server(servicer, server)
-            case StageServicer():
-                stage_pb2_grpc.add_StageServicer_to_server(servicer, server)
-            case AveragingServicer():
-                averaging_pb2_grpc.add_AveragingServicer_to_server(servicer, server)
-            case checkup_pb2_grpc.CheckupServicer():
-                checkup_pb2_grpc.add_CheckupServicer_to_server(servicer, server)
-            case DataServicer():
-                data_pb2_grpc.add_DataServicer_to_server(servicer, server)
-            case StateServicer():
-                state_pb2_grpc.add_StateServicer_to_server(servicer, server)
-    server.add_insecure_port(f"unix:{socket_path}")
-    await server.start()
-    return server
 
 
 def _result_messages(result: CallResult) -> list[stage_pb2.ReplyMessage]:
