@@ -17,6 +17,7 @@ from peerd.policy.roster import Roster
 from peerd.table.record import AverageId, Lineage, PeerId, RawRecord, RunId
 from peerd.timeline.spans import Kind, Span, SpanRing
 from peerd.wire import convert, timelines
+from peerd.wire.chunks import PARTS, SLICES
 from peerd.wire.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
@@ -32,6 +33,7 @@ from peerd.wire.generated import (
 from peerd.wire.links import Links, as_remote_error, raise_if_ours, read_within
 from peerd.wire.values import Call, CallResult, Description, RawManifest
 
+REDUCE = "/peerd.Averaging/Reduce"
 MAX_CHUNKS = 1 << 20
 MAX_STEP = 1 << 62
 MAX_LINEAGE_BYTES = 32
@@ -159,19 +161,20 @@ class AveragingClient:
         reply = await _unary(stub.Propose(request, timeout=timeout_s))
         return reply.joined, reply.reason[:200], (reply.record.body, reply.record.signature)
 
-    async def reduce(self, peer: PeerId, part: PartHeader, chunks: Sequence[bytes], patience_s: float) -> tuple[bytes, ...]:
+    async def reduce(self, peer: PeerId, part: PartHeader, chunks: Sequence[memoryview], patience_s: float) -> tuple[memoryview, ...]:
         """Send my part of the slice `peer` reduces; the reduced slice, as chunks, comes back."""
-        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
+        channel = await self._links.channel_for_tensors(peer)
+        call = channel.stream_stream(REDUCE, request_serializer=PARTS.serialize, response_deserializer=SLICES.deserialize)
 
-        async def messages() -> AsyncIterator[averaging_pb2.PartMessage]:
+        async def messages() -> AsyncIterator[averaging_pb2.PartMessage | memoryview]:
             header = averaging_pb2.PartHeader(
                 average_id=part.average_id, slice=part.slice_index, ledger=convert.bitmap_to(part.ledger), num_bytes=part.num_bytes
             )
             yield averaging_pb2.PartMessage(header=header)
             for chunk in chunks:
-                yield averaging_pb2.PartMessage(chunk=chunk)
+                yield chunk
 
-        rpc = stub.Reduce(messages())
+        rpc = call(messages())
         try:
             slice_chunks = await _read_chunks(rpc, part.num_bytes, patience_s)
         finally:
@@ -332,16 +335,16 @@ async def _wait_for_done(rpc: Any, patience_s: float, on_forwarded: Callable[[in
     raise PeerGoneError("the call ended without a result")
 
 
-async def _read_chunks(rpc: Any, num_bytes: int, patience_s: float) -> tuple[bytes, ...]:
+async def _read_chunks(rpc: Any, num_bytes: int, patience_s: float) -> tuple[Any, ...]:
     """Exactly `num_bytes` of chunks."""
-    chunks: list[bytes] = []
+    chunks: list[Any] = []
     missing = num_bytes
     stream = rpc.__aiter__()
     while missing > 0:
         message = await read_within(stream, patience_s)
         if message is None:
             raise PeerGoneError(f"the stream ended {missing} bytes early")
-        chunk: bytes = message.chunk
+        chunk = message.chunk
         missing -= len(chunk)
         if missing < 0 or not chunk:
             raise BadMessageError("chunks that do not add up to what the header says")

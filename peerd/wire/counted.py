@@ -5,7 +5,7 @@ What HTTP/2 and TLS add is not counted; it is less than 1 % of a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -45,25 +45,12 @@ class CountedChannel:
         }
 
 
-class CountedServer:
-    """A server, as the generated `add_..._to_server` take one."""
-
-    def __init__(self, server: grpc.aio.Server, throttles: Throttles) -> None:
-        self._server = server
-        self._throttles = throttles
-
-    def add_generic_rpc_handlers(self, _handlers: Any) -> None:
-        """They come again by name."""
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        counted = {
-            name: handler._replace(
-                request_deserializer=receiving(handler.request_deserializer, self._throttles.download),
-                response_serializer=sending(handler.response_serializer, self._throttles.upload),
-            )
-            for name, handler in handlers.items()
-        }
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, counted),))
+def counted(handler: Any, throttles: Throttles) -> Any:
+    """A server's method, whose messages are counted."""
+    return handler._replace(
+        request_deserializer=receiving(handler.request_deserializer, throttles.download),
+        response_serializer=sending(handler.response_serializer, throttles.upload),
+    )
 
 
 def sending(serializer: Serializer, throttle: Throttle) -> Serializer:

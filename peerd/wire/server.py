@@ -10,7 +10,8 @@ import grpc
 import structlog
 
 from peerd.wire.checkup import CheckupServicer
-from peerd.wire.counted import CountedServer
+from peerd.wire.chunks import PARTS, SLICES
+from peerd.wire.counted import counted
 from peerd.wire.direct import KEEPALIVE_OPTIONS, DirectServicer, Pins, Showing
 from peerd.wire.generated import (
     averaging_pb2_grpc,
@@ -34,7 +35,7 @@ LOG = structlog.get_logger()
 async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.Server:
     """The one that the tunnel leads to, on a local socket only."""
     server = grpc.aio.server(options=CHANNEL_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
-    _register(servicers, server)
+    server.add_generic_rpc_handlers(_handlers(servicers))
     server.add_insecure_port(f"unix:{socket_path}")
     await server.start()
     return server
@@ -76,7 +77,7 @@ class DirectEndpoint:
         server = grpc.aio.server(
             options=(*CHANNEL_OPTIONS, *KEEPALIVE_OPTIONS, ("grpc.so_reuseport", 0)), maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS
         )
-        _register(self._servicers, CountedServer(server, self._throttles))
+        server.add_generic_rpc_handlers(_handlers(self._servicers, self._throttles))
         credentials = grpc.dynamic_ssl_server_credentials(self._configuration(), self._configuration, require_client_authentication=True)
         for port in dict.fromkeys((self._port, 0)):
             try:
@@ -95,20 +96,45 @@ class DirectEndpoint:
         return grpc.ssl_server_certificate_configuration([(mine.key_pem, mine.pem)], root_certificates=mine.pem + self._pins.pems)
 
 
-def _register(servicers: Sequence[Any], server: Any) -> None:
+class _Methods(dict[str, dict[str, Any]]):
+    """By service and name, as the generated `add_..._to_server` tell a server of them."""
+
+    def add_generic_rpc_handlers(self, _handlers: Any) -> None:
+        """They come again by name."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        self[service] = handlers
+
+
+def _handlers(servicers: Sequence[Any], throttles: Throttles | None = None) -> tuple[Any, ...]:
+    """What a server takes calls with; where `throttles` are given, their messages are counted."""
+    methods = _methods_of(servicers)
+    averaging = methods.get("peerd.Averaging")
+    if averaging is not None:
+        averaging["Reduce"] = averaging["Reduce"]._replace(request_deserializer=PARTS.deserialize, response_serializer=SLICES.serialize)
+    if throttles is not None:
+        for handlers in methods.values():
+            handlers |= {name: counted(handler, throttles) for name, handler in handlers.items()}
+    return tuple(grpc.method_handlers_generic_handler(service, handlers) for service, handlers in methods.items())
+
+
+def _methods_of(servicers: Sequence[Any]) -> _Methods:
+    methods: Any = _Methods()
     for servicer in servicers:
         match servicer:
             case SwarmServicer():
-                swarm_pb2_grpc.add_SwarmServicer_to_server(servicer, server)
+                swarm_pb2_grpc.add_SwarmServicer_to_server(servicer, methods)
             case StageServicer():
-                stage_pb2_grpc.add_StageServicer_to_server(servicer, server)
+                stage_pb2_grpc.add_StageServicer_to_server(servicer, methods)
             case AveragingServicer():
-                averaging_pb2_grpc.add_AveragingServicer_to_server(servicer, server)
+                averaging_pb2_grpc.add_AveragingServicer_to_server(servicer, methods)
             case CheckupServicer():
-                checkup_pb2_grpc.add_CheckupServicer_to_server(servicer, server)
+                checkup_pb2_grpc.add_CheckupServicer_to_server(servicer, methods)
             case DataServicer():
-                data_pb2_grpc.add_DataServicer_to_server(servicer, server)
+                data_pb2_grpc.add_DataServicer_to_server(servicer, methods)
             case StateServicer():
-                state_pb2_grpc.add_StateServicer_to_server(servicer, server)
+                state_pb2_grpc.add_StateServicer_to_server(servicer, methods)
             case DirectServicer():
-                direct_pb2_grpc.add_DirectServicer_to_server(servicer, server)
+                direct_pb2_grpc.add_DirectServicer_to_server(servicer, methods)
+    found: _Methods = methods
+    return found

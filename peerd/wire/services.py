@@ -22,6 +22,7 @@ from peerd.policy.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
 from peerd.timeline.spans import MAX_SPANS, Kind, SpanRing
 from peerd.wire import convert, timelines
+from peerd.wire.chunks import Chunk
 from peerd.wire.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
@@ -46,6 +47,7 @@ _STATUS: dict[type[PeerdError], grpc.StatusCode] = {
     PeerGoneError: grpc.StatusCode.UNAVAILABLE,
 }
 Receive = Callable[[], Awaitable[tuple[bytes, ...]]]
+ReceiveViews = Callable[[], Awaitable[tuple[memoryview, ...]]]
 Progress = Callable[[int, PeerId], None]
 Tallies = Callable[[], Awaitable[Sequence[StageTally]]]
 
@@ -69,7 +71,7 @@ class StageHandler(Protocol):
 class AveragingHandler(Protocol):
     async def propose(self, caller: PeerId, roster: Roster) -> tuple[bool, str, RawRecord]: ...
 
-    async def reduce(self, caller: PeerId, part: Part, receive: Receive) -> Sequence[bytes]: ...
+    async def reduce(self, caller: PeerId, part: Part, receive: ReceiveViews) -> Sequence[memoryview]: ...
 
     def abort(self, caller: PeerId, average_id: AverageId) -> None: ...
 
@@ -142,13 +144,13 @@ class Door:
         except TimeoutError:
             raise PeerGoneError(f"no word for {self.patience_s:.1f} s") from None
 
-    async def read_chunks(self, messages: AsyncIterator[Any], num_bytes: int) -> tuple[bytes, ...]:
-        """Exactly `num_bytes` of chunks; BadMessageError otherwise."""
-        chunks: list[bytes] = []
+    async def read_chunks(self, messages: AsyncIterator[Any], num_bytes: int) -> tuple[Any, ...]:
+        """Exactly `num_bytes` of chunks, of whichever kind these messages hold; BadMessageError otherwise."""
+        chunks: list[Any] = []
         missing = num_bytes
         while missing > 0:
             message = await self.read(messages)
-            chunk: bytes = message.chunk if message is not None else b""
+            chunk = message.chunk if message is not None else b""
             missing -= len(chunk)
             if missing < 0 or not chunk:
                 raise BadMessageError("chunks that do not add up to what the header says")
@@ -290,11 +292,11 @@ class AveragingServicer(averaging_pb2_grpc.AveragingServicer):
             await self._door.refuse(context, caller, error)
         return averaging_pb2.ProposalReply(joined=joined, reason=reason, record=swarm_pb2.SignedRecord(body=body, signature=signature))
 
-    async def Reduce(self, messages: AsyncIterator[averaging_pb2.PartMessage], context: Any) -> AsyncIterator[averaging_pb2.SliceMessage]:
+    async def Reduce(self, messages: AsyncIterator[averaging_pb2.PartMessage | Chunk], context: Any) -> AsyncIterator[memoryview]:
         caller = await self._door.caller(context)
         try:
             first = await self._door.read(messages)
-            if first is None or first.WhichOneof("kind") != "header":
+            if not isinstance(first, averaging_pb2.PartMessage) or first.WhichOneof("kind") != "header":
                 raise BadMessageError("a part without a header")
             header = first.header
             part = Part(AverageId(header.average_id), header.slice, convert.bitmap_from(header.ledger), header.num_bytes)
@@ -302,7 +304,7 @@ class AveragingServicer(averaging_pb2_grpc.AveragingServicer):
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
         for chunk in chunks:
-            yield averaging_pb2.SliceMessage(chunk=chunk)
+            yield chunk
         self._door.traffic.sent_bytes += part.num_bytes
 
     async def Abort(self, request: averaging_pb2.AbortRequest, context: Any) -> averaging_pb2.AbortReply:
