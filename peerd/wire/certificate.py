@@ -110,7 +110,7 @@ def holder_of(certificate: bytes) -> bytes | None:
 
 
 def _key_of(peer: PeerId) -> bytes:
-    return PeerID.from_base58(peer).to_bytes()[len(_PEER_HEAD) :]
+    return bytes(PeerID.from_base58(peer).to_bytes()[len(_PEER_HEAD) :])
 
 
 def _name(peer: PeerId) -> x509.Name:

@@ -23,16 +23,16 @@ class Chunk:
 
 
 class ChunkCoder:
-    """Serializer and deserializer of one kind of message: a memoryview stands for a message of that chunk alone."""
+    """Serializer and deserializer of one kind of message: bytes, or a view of some, stand for a message of that chunk alone."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
         self._tag = kind.DESCRIPTOR.fields_by_name["chunk"].number << 3 | _LENGTH_DELIMITED
 
     def serialize(self, message: Any) -> bytes:
-        if not isinstance(message, memoryview):
+        if not isinstance(message, bytes | memoryview):
             return bytes(message.SerializeToString())
-        return b"".join((bytes((self._tag,)), _varint(message.nbytes), message))
+        return b"".join((bytes((self._tag,)), _varint(len(message)), message))
 
     def deserialize(self, data: bytes) -> Any:
         """A Chunk, or the message, if it is anything else. Raises what protobuf raises where it is neither."""

@@ -292,7 +292,8 @@ class AveragingServicer(averaging_pb2_grpc.AveragingServicer):
             await self._door.refuse(context, caller, error)
         return averaging_pb2.ProposalReply(joined=joined, reason=reason, record=swarm_pb2.SignedRecord(body=body, signature=signature))
 
-    async def Reduce(self, messages: AsyncIterator[averaging_pb2.PartMessage | Chunk], context: Any) -> AsyncIterator[memoryview]:
+    async def Reduce(self, messages: AsyncIterator[averaging_pb2.PartMessage | Chunk], context: Any) -> AsyncIterator[Any]:
+        """Yields chunks as they lie in memory (`ChunkCoder`)."""
         caller = await self._door.caller(context)
         try:
             first = await self._door.read(messages)

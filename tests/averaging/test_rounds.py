@@ -309,7 +309,7 @@ async def test_parts_of_a_closed_round_are_dead_for_ever(make_group: MakeGroup) 
         await member.rounds.reduce(roster.leader, Part(roster.average_id, 1, 0, 8), nothing)
 
 
-async def nothing() -> tuple[bytes, ...]:
+async def nothing() -> tuple[memoryview, ...]:
     return ()
 
 
