@@ -27,7 +27,7 @@ class Settings:
     direct: bool = True
     """Take and make direct connections by TLS, where no cap on upload or download is set."""
     direct_port: int = 0
-    """TCP port to take them at; 0: the one after `port`, or where that is taken, any."""
+    """TCP port to take them at; 0 lets the system choose."""
     stage: int = -1
     """Stage to serve; -1 takes the one that needs help most."""
     stay: bool = False

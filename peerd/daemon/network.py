@@ -17,7 +17,7 @@ from peerd import __version__
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.address import Address
-from peerd.errors import AddressError, ClockError, RemoteError, UnreachableError
+from peerd.errors import AddressError, ClockError, PortTakenError, RemoteError, UnreachableError
 from peerd.policy.checkup import clock_is_off
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedManifest, read_manifest
@@ -156,12 +156,13 @@ async def open_network(
 
 def allow_direct(network: Network, identity: Identity, settings: Settings, addresses_of: AddressesOf, throttles: Throttles) -> None:
     """Let tensors travel past the tunnel, from when the network serves on. PortTakenError for a port that was asked for and is in use."""
-    if settings.direct_port:
+    try:
         check_port_free(settings.host, settings.direct_port)
+    except PortTakenError as error:
+        raise PortTakenError(error.message, "choose another one with --direct-port, or leave it out") from None
     certificate = make_certificate(identity.peer, identity.sign)
     showing, pins = Showing(certificate), Pins()
-    port = settings.direct_port or (network.port + 1) % 65536
-    endpoint = DirectEndpoint(settings.host, port, showing, pins, throttles)
+    endpoint = DirectEndpoint(settings.host, settings.direct_port, showing, pins, throttles)
     paths = DirectPaths(network.links, certificate, addresses_of, throttles)
     network.direct, network.links.direct = Direct(paths, endpoint, showing, pins), paths
 

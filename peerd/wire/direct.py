@@ -32,6 +32,8 @@ from peerd.wire.throttle import Throttles
 MAX_PINS = 1024
 MAX_HOSTS = 4
 SHOW_TIMEOUT_S = 10.0
+SHOW_AGAIN_S = 60.0
+"""A callee that did not hear of this peer for long has forgotten its certificate."""
 DIAL_TIMEOUT_S = 5.0
 CLOSING_S = 60.0
 """What is under way on a connection that gets no new calls may take this long."""
@@ -48,6 +50,7 @@ _DIAL_OPTIONS = (
     *(option for option in CHANNEL_OPTIONS if not option[0].endswith("_backoff_ms")),
     *KEEPALIVE_OPTIONS,
     ("grpc.ssl_target_name_override", SERVER_NAME),
+    ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 1000),
     ("grpc.min_reconnect_backoff_ms", int(DIAL_TIMEOUT_S * 1000)),
 )
@@ -66,6 +69,8 @@ class Pins:
     def show(self, peer: PeerId, certificate: bytes) -> bool:
         """From now on TLS takes this one as `peer`'s. False where there is no room; BadMessageError where it is not its own."""
         pem = checked_pem(certificate, peer)
+        if self._pems.get(peer) == pem:
+            return True
         if peer not in self._pems and len(self._pems) >= MAX_PINS:
             return False
         self.forget(peer)
@@ -170,11 +175,12 @@ class DirectPaths:
     async def _follow(self, peer: PeerId, path: _Path) -> None:
         """Open it and hold it until it breaks; then it rests for a while."""
         try:
-            channel = await self._open(peer)
+            offer = await self._show(peer)
+            channel = await self._open(peer, offer)
             path.channel, path.failures = CountedChannel(channel, self._throttles), 0
             LOG.debug("direct path", to=peer)
             try:
-                await _broken(channel)
+                await self._hold(peer, channel, offer)
             finally:
                 path.channel = None
                 self._close_soon(channel)
@@ -185,9 +191,21 @@ class DirectPaths:
             path.retry_s = time.monotonic() + _pause_s(path.failures)
             path.work = None
 
-    async def _open(self, peer: PeerId) -> grpc.aio.Channel:
+    async def _hold(self, peer: PeerId, channel: grpc.aio.Channel, offer: direct_pb2.ShowReply) -> None:
+        """Until it breaks, or the callee takes no direct connections any more."""
+        broken = asyncio.ensure_future(_broken(channel))
+        try:
+            while not broken.done():
+                await asyncio.wait({broken}, timeout=SHOW_AGAIN_S)
+                if not broken.done():
+                    with contextlib.suppress(RemoteError):  # the tunnel's trouble is not this path's
+                        if await self._show(peer) != offer:
+                            return
+        finally:
+            broken.cancel()
+
+    async def _open(self, peer: PeerId, offer: direct_pb2.ShowReply) -> grpc.aio.Channel:
         """RemoteError says why there is none."""
-        offer = await self._show(peer)
         hosts = hosts_in(self._addresses_of(peer))
         if not offer.port or not hosts:
             raise PeerGoneError("it takes no direct connections")

@@ -49,6 +49,8 @@ class DirectEndpoint:
         self._host, self._port = host, port
         self._showing, self._pins, self._throttles = showing, pins, throttles
         self._servicers: Sequence[Any] = ()
+        self._taken = b""
+        """The certificates that gRPC was last told to take."""
         self._server: grpc.aio.Server | None = None
 
     async def open(self, servicers: Sequence[Any]) -> None:
@@ -78,22 +80,30 @@ class DirectEndpoint:
             options=(*CHANNEL_OPTIONS, *KEEPALIVE_OPTIONS, ("grpc.so_reuseport", 0)), maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS
         )
         server.add_generic_rpc_handlers(_handlers(self._servicers, self._throttles))
-        credentials = grpc.dynamic_ssl_server_credentials(self._configuration(), self._configuration, require_client_authentication=True)
-        for port in dict.fromkeys((self._port, 0)):
-            try:
-                self._showing.port = server.add_secure_port(f"{self._host}:{port}", credentials)
-            except RuntimeError:  # taken meanwhile
-                continue
-            self._port = self._showing.port
-            await server.start()
-            self._server = server
+        credentials = grpc.dynamic_ssl_server_credentials(self._configuration(), self._changes, require_client_authentication=True)
+        port = _bound(server, self._host, self._port, credentials) or _bound(server, self._host, 0, credentials)
+        if not port:
+            LOG.warning("no port for direct connections; the tunnel carries everything")
             return
-        LOG.warning("no port for direct connections; the tunnel carries everything")
+        await server.start()
+        self._server, self._port, self._showing.port = server, port, port
+
+    def _changes(self) -> Any:
+        """Asked for by gRPC, on a thread of its own, at every handshake; None: take the same as before."""
+        return self._configuration() if self._pins.pems != self._taken else None
 
     def _configuration(self) -> Any:
-        """Asked for by gRPC, on a thread of its own, at every handshake: whom to take is whoever has shown its certificate."""
-        mine = self._showing.certificate
-        return grpc.ssl_server_certificate_configuration([(mine.key_pem, mine.pem)], root_certificates=mine.pem + self._pins.pems)
+        """My certificate, and whom to take: whoever has shown its own."""
+        mine, self._taken = self._showing.certificate, self._pins.pems
+        return grpc.ssl_server_certificate_configuration([(mine.key_pem, mine.pem)], root_certificates=mine.pem + self._taken)
+
+
+def _bound(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials) -> int:
+    """The port at which the server will listen; 0 where it is taken."""
+    try:
+        return int(server.add_secure_port(f"{host}:{port}", credentials))
+    except RuntimeError:
+        return 0
 
 
 class _Methods(dict[str, dict[str, Any]]):

@@ -173,7 +173,7 @@ async def test_no_path_leads_to_who_answers_under_another_certificate_than_its_o
     async with endpoint(voucher=new_identity()) as there:
         links, paths = there.paths_of(new_identity())
         with pytest.raises(BadMessageError, match=f"not that of {there.peer}"):
-            await paths._open(there.peer)
+            await paths._open(there.peer, await paths._show(there.peer))
         assert await tried(paths, there.peer) is None
         assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
 
@@ -183,7 +183,7 @@ async def test_no_path_leads_to_who_listens_in_the_peers_place() -> None:
         paths = there.paths_of(new_identity())[1]
         there.showing.port = impostor.showing.port
         with pytest.raises(RemoteError, match="under the certificate that was shown"):
-            await paths._open(there.peer)
+            await paths._open(there.peer, await paths._show(there.peer))
 
 
 async def test_a_closed_port_leaves_the_tunnel_and_is_tried_again_only_after_a_while() -> None:
@@ -196,6 +196,23 @@ async def test_a_closed_port_leaves_the_tunnel_and_is_tried_again_only_after_a_w
         assert await tried(paths, there.peer) is None, "too soon"
         paths._paths[there.peer].retry_s = 0.0
         assert await tried(paths, there.peer) is not None
+
+
+async def test_a_certificate_that_was_forgotten_is_shown_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_direct, "SHOW_AGAIN_S", 0.05)
+    async with endpoint() as there:
+        caller = new_identity()
+        channel = await tried(there.paths_of(caller)[1], there.peer)
+        show, shown = there.pins.show, asyncio.Event()
+
+        def note(peer: PeerId, certificate: bytes) -> bool:
+            shown.set()
+            return show(peer, certificate)
+
+        monkeypatch.setattr(there.pins, "show", note)
+        there.pins.forget(caller.peer)
+        await asyncio.wait_for(shown.wait(), WITHIN_S)
+        assert await caller_through(channel) == caller.peer
 
 
 async def test_a_broken_path_leads_back_into_the_tunnel() -> None:
