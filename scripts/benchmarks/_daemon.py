@@ -20,10 +20,9 @@ from peerd.wire.direct import DirectServicer
 from peerd.wire.links import Links
 from peerd.wire.services import Door
 from peerd.wire.throttle import Throttles
+from scripts.benchmarks._sides import PATIENCE_S, TIMEOUT_S
 
 RUN = RunId("b" * 32)
-PATIENCE_S = 60.0
-TIMEOUT_S = 300.0
 
 
 @dataclass(slots=True)

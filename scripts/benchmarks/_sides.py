@@ -22,6 +22,8 @@ from peerd.cli.launch import module_command
 from peerd.errors import PeerdError
 
 LARGEST_LINE = 1 << 20
+PATIENCE_S, TIMEOUT_S = 60.0, 300.0
+"""With one message, and with anything."""
 
 
 def serve(side: Any) -> None:

@@ -16,8 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.benchmarks._daemon import PATIENCE_S, RUN, on_network
-from scripts.benchmarks._sides import serve
+from scripts.benchmarks._sides import PATIENCE_S, serve
 
 COUNT = "/bench.Wire/Count"
 HIVEMIND_PART_BYTES = 1 << 19
@@ -122,6 +121,7 @@ class Peerd:
         import grpc
 
         from peerd.wire.services import StageServicer
+        from scripts.benchmarks._daemon import on_network
 
         async def count(data: bytes, _context: Any) -> bytes:
             return str(len(data)).encode()
@@ -144,6 +144,7 @@ class Peerd:
         from peerd.wire.clients import StageClient
         from peerd.wire.links import chunks_of
         from peerd.wire.values import Call, TensorBytes
+        from scripts.benchmarks._daemon import RUN
 
         self._daemon.use(direct)
         data = os.urandom(num_bytes)
