@@ -45,8 +45,8 @@ class Side:
 
 
 def sides_of(kib: int, stream: bool) -> list[Side]:
-    ways = (("hivemind", "hivemind", {}), ("tunnel", "peerd", {"direct": False}), ("TLS", "peerd", {"direct": True}))
-    return [Side(name, team, kib, stream, dict(variant)) for name, team, variant in ways]
+    ours = [Side(name, "peerd", kib, stream, {"direct": direct}) for name, direct in (("tunnel", False), ("TLS", True))]
+    return [Side("hivemind", "hivemind", kib, stream, {}), *ours]
 
 
 def race(kibs: list[int], rounds: int) -> list[list[Side]]:
