@@ -80,13 +80,20 @@ class DirectEndpoint:
             options=(*CHANNEL_OPTIONS, *KEEPALIVE_OPTIONS, ("grpc.so_reuseport", 0)), maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS
         )
         server.add_generic_rpc_handlers(_handlers(self._servicers, self._throttles))
-        credentials = grpc.dynamic_ssl_server_credentials(self._configuration(), self._changes, require_client_authentication=True)
-        port = _bound(server, self._host, self._port, credentials) or _bound(server, self._host, 0, credentials)
+        port = self._bind(server, self._port) or self._bind(server, 0)
         if not port:
             LOG.warning("no port for direct connections; the tunnel carries everything")
             return
         await server.start()
         self._server, self._port, self._showing.port = server, port, port
+
+    def _bind(self, server: grpc.aio.Server, port: int) -> int:
+        """The port at which the server will listen; 0 where it is taken."""
+        credentials = grpc.dynamic_ssl_server_credentials(self._configuration(), self._changes, require_client_authentication=True)
+        try:
+            return int(server.add_secure_port(f"{self._host}:{port}", credentials))
+        except RuntimeError:
+            return 0
 
     def _changes(self) -> Any:
         """Asked for by gRPC, on a thread of its own, at every handshake; None: take the same as before."""
@@ -96,14 +103,6 @@ class DirectEndpoint:
         """My certificate, and whom to take: whoever has shown its own."""
         mine, self._taken = self._showing.certificate, self._pins.pems
         return grpc.ssl_server_certificate_configuration([(mine.key_pem, mine.pem)], root_certificates=mine.pem + self._taken)
-
-
-def _bound(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials) -> int:
-    """The port at which the server will listen; 0 where it is taken."""
-    try:
-        return int(server.add_secure_port(f"{host}:{port}", credentials))
-    except RuntimeError:
-        return 0
 
 
 class _Methods(dict[str, dict[str, Any]]):
