@@ -16,7 +16,7 @@ from torch import Tensor
 from peerd.config.codec import Codec
 from peerd.errors import BadMessageError
 from peerd.stage.accumulator import all_finite
-from peerd.stage.tensors import decode_flat, encode_flat
+from peerd.stage.tensors import Chunk, decode_flat, decode_into, views_of_flat
 from peerd.table.record import AverageId
 from peerd.wire import codecs
 
@@ -80,26 +80,30 @@ class Compression:
         residual.note(average_id, where, torch.zeros_like(whole))
         return whole
 
-    def sent(self, residual: Residual, average_id: AverageId, where: Slice, values: Tensor) -> tuple[Tensor, tuple[bytes, ...]]:
-        """What its receivers will have, and the bytes that tell them."""
+    def sent(self, residual: Residual, average_id: AverageId, where: Slice, values: Tensor) -> tuple[Tensor, tuple[memoryview, ...]]:
+        """What its receivers will have, and the bytes that tell them: where nothing is lost, those of `values` themselves."""
         if not self.codec.is_lossy:
-            return values, encode_flat(values)
+            return values, views_of_flat(values)
         whole = residual.added_to(values, where)
         body = whole[: where.num_compressed]
-        chunks = (*encode_flat(codecs.encode(self.codec, body.float())), *encode_flat(whole[where.num_compressed :]))
+        chunks = (*views_of_flat(codecs.encode(self.codec, body.float())), *views_of_flat(whole[where.num_compressed :]))
         told = self.received(chunks, where)
         rest = whole - told
         residual.note(average_id, where, rest)
         return told, chunks
 
-    def received(self, chunks: Sequence[bytes], where: Slice) -> Tensor:
-        """BadMessageError where bytes make no finite values; there are as many as `num_bytes` says."""
-        values = self._decoded(chunks, where) if self.codec.is_lossy else decode_flat(chunks, self._dtype)
+    def received(self, chunks: Sequence[Chunk], where: Slice, into: Tensor | None = None) -> Tensor:
+        """BadMessageError where bytes make no finite values; there are as many as `num_bytes` says. `into` may be used to hold them."""
+        if self.codec.is_lossy:
+            values = self._decoded(chunks, where)
+        else:
+            values = into if into is not None else torch.empty(where.end - where.start, dtype=self._dtype)
+            decode_into(values, chunks)
         if not all_finite([values]):
             raise BadMessageError("a part or slice that is not finite")
         return values
 
-    def _decoded(self, chunks: Sequence[bytes], where: Slice) -> Tensor:
+    def _decoded(self, chunks: Sequence[Chunk], where: Slice) -> Tensor:
         data = b"".join(chunks)
         border = self.codec.num_bytes(where.num_compressed)
         body = codecs.decode(self.codec, decode_flat([data[:border]], torch.uint8), where.num_compressed)

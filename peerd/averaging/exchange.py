@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from peerd.averaging.compression import Slice
@@ -18,7 +17,7 @@ class Reduced:
     """The sum of a slice, and the bytes that tell it to others."""
 
     total: Tensor
-    chunks: tuple[bytes, ...]
+    chunks: tuple[memoryview, ...]
 
 
 @dataclass(slots=True)
@@ -29,6 +28,7 @@ class Round:
     mine: int
     """My index in the roster, and the slice I reduce."""
     accumulator: Tensor
+    """A copy that is this round's own; a slice of it becomes the average once that is here."""
     slices_of: list[Slice]
     """By index in the roster: which elements each member reduces."""
     parts: dict[PeerId, Tensor] = field(default_factory=dict)
@@ -48,15 +48,17 @@ def elements_of(current: Round, number: int) -> tuple[Slice, Tensor]:
 
 
 def whole_of(current: Round) -> Tensor:
-    """The slices as one vector."""
-    slices = [current.slices[number] for number in range(len(current.slices_of))]
-    return torch.cat(slices) if len(slices) > 1 else slices[0]
+    """The slices as one vector: those that lie elsewhere are copied to where they belong."""
+    for number, values in current.slices.items():
+        _, place = elements_of(current, number)
+        if values.data_ptr() != place.data_ptr():
+            place.copy_(values)
+    return current.accumulator
 
 
 def sum_in_order(current: Round) -> Tensor:
-    """Parts added in the roster's order, so that the bits do not depend on who came first."""
-    first, *rest = (current.parts[peer] for peer in current.roster.peers)
-    total = first.clone() if rest else first  # a part is nobody else's
+    """Parts added in the roster's order, so that the bits do not depend on who came first. The first one's memory takes the sum."""
+    total, *rest = (current.parts[peer] for peer in current.roster.peers)
     for part in rest:
         total += part
     current.parts.clear()

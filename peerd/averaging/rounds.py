@@ -29,7 +29,7 @@ from peerd.stage.tensors import decode_flat, encode_flat
 from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.timeline.spans import Kind, SpanRing
 from peerd.wire.clients import AveragingClient, PartHeader
-from peerd.wire.services import Part, Receive
+from peerd.wire.services import Part, ReceiveViews
 from peerd.wire.values import Average
 
 MAX_DEAD_ROUNDS = 64
@@ -180,12 +180,12 @@ class Rounds:
         self.spans.add(Kind.EXCHANGE, began_s, current.roster.step, -1, peer, 2 * size)
         current.progress_s = self._clock()
         self.compression.traffic.update(sent=size, received=size)
-        where = current.slices_of[number]
-        current.slices[number] = await self._executor.run(Priority.CONTROL, lambda: self.compression.received(chunks, where))
+        where, place = elements_of(current, number)
+        current.slices[number] = await self._executor.run(Priority.CONTROL, lambda: self.compression.received(chunks, where, into=place))
 
     # As reducer
 
-    async def reduce(self, caller: PeerId, part: Part, receive: Receive) -> Sequence[bytes]:
+    async def reduce(self, caller: PeerId, part: Part, receive: ReceiveViews) -> Sequence[memoryview]:
         current = await self._round_of(part.average_id)
         entry = current.roster.entry_of(caller)
         where = current.slices_of[current.mine]
@@ -330,7 +330,7 @@ class Rounds:
         where, values = elements_of(current, current.mine)
         return self.compression.kept(self.compression.parts, current.roster.average_id, where, values)
 
-    def _part_for(self, current: Round, number: int) -> tuple[bytes, ...]:
+    def _part_for(self, current: Round, number: int) -> tuple[memoryview, ...]:
         where, values = elements_of(current, number)
         return self.compression.sent(self.compression.parts, current.roster.average_id, where, values)[1]
 

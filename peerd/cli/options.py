@@ -98,6 +98,18 @@ def home_option(command: Decorated) -> Decorated:
     )(command)
 
 
+def direct_options(command: Decorated) -> Decorated:
+    """Whether and where a daemon takes direct connections."""
+    port = click.IntRange(0, 65535)
+    options = (
+        click.option("--direct-port", type=port, default=0, show_default=True, help="TCP port for direct connections; 0: any free one."),
+        click.option("--no-direct", is_flag=True, help="Let the libp2p tunnel carry everything, through one port."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def dashboard_options(command: Decorated) -> Decorated:
     """Where a daemon serves its dashboard and metrics."""
     port = click.IntRange(0, 65535)

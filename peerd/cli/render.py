@@ -121,6 +121,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         ("microbatches", work),
         ("exactness", exactness(counters)),
         ("traffic", traffic),
+        *_direct_row(reply),
         ("data", plain(reply.get("data", ""))),
         ("decision", pause_line(reply["owner"]) or plain(reply["decision"])),
     ]
@@ -183,6 +184,16 @@ def _update_rows(reply: StatusReply) -> list[tuple[str, str]]:
     if norm is not None:
         text += f", gradient norm {norm:.3g}" + (f" clipped to {most:g}" if 0 < most < norm else "")
     return [("update", text if update["loss_scale"] is None else f"{text}, loss scale {update['loss_scale']:g}")]
+
+
+def _direct_row(reply: StatusReply) -> list[tuple[str, str]]:
+    """Whether tensors go past the tunnel."""
+    direct = reply.get("direct")
+    if direct is None:
+        return []
+    if not direct["port"]:
+        return [("direct", f"none: {plain(direct['why']) or 'no port was free'}")]
+    return [("direct", f"TLS to {direct['peers']} peers; takes connections at port {direct['port']}")]
 
 
 def _evaluation_row(reply: StatusReply) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peerd.cli.options import FACTOR, STAND_IN_MS, chosen_home, dashboard_options, home_option, json_option, telling_options
+from peerd.cli.options import FACTOR, STAND_IN_MS, chosen_home, dashboard_options, direct_options, home_option, json_option, telling_options
 from peerd.cli.organise import launch, settings_of
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ LEAVE_SILENCE_S = 120.0
 @click.option("--host", default="", help="IPv4 address to listen on.  [default: all, or loopback if ADDRESS is on it]")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port to listen on; 0: any free one.")
 @click.option("--no-port-mapping", is_flag=True, help="Do not ask the router to forward the port.")
+@direct_options
 @click.option("--detach", is_flag=True, help="Return once the daemon can be reached; it goes on in the background.")
 @click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", hidden=True)
 @click.option("--slow", "slow_factor", type=FACTOR, default=1.0, metavar="FACTOR", hidden=True)

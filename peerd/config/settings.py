@@ -24,6 +24,10 @@ class Settings:
     """TCP port to listen on; 0 lets the system choose."""
     port_mapping: bool = True
     """Ask the router to forward the port, where the daemon listens beyond loopback."""
+    direct: bool = True
+    """Take and make direct connections by TLS, where no cap on upload or download is set."""
+    direct_port: int = 0
+    """TCP port to take them at; 0 lets the system choose."""
     stage: int = -1
     """Stage to serve; -1 takes the one that needs help most."""
     stay: bool = False
@@ -63,7 +67,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.run_file and self.join:
             raise ValueError("settings need at most one of run_file and join")
-        for name, port in (("port", self.port), ("dashboard_port", self.dashboard_port)):
+        for name, port in (("port", self.port), ("direct_port", self.direct_port), ("dashboard_port", self.dashboard_port)):
             if not 0 <= port <= 65535:
                 raise ValueError(f"{name} is {port}; it must be between 0 and 65535")
         if self.compute_stand_in_ms < 0:

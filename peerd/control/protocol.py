@@ -69,6 +69,7 @@ class PeerInfo(TypedDict):
     trains: bool  # has the run's data and launches microbatches
     addresses: list[str]
     age_s: float  # since its record last rose
+    path: NotRequired[str]  # how this daemon sends it tensors: direct or tunnel; not told of itself
 
 
 class EvaluationInfo(TypedDict):
@@ -109,6 +110,14 @@ class OwnerInfo(TypedDict):
     resting: bool  # it has left its stage
 
 
+class DirectInfo(TypedDict):
+    """Direct connections of this daemon."""
+
+    port: int  # 0: it takes none now
+    peers: int  # to which it has one
+    why: str  # it has none; empty where it may
+
+
 class UpdateInfo(TypedDict):
     """How the parameters are updated just now."""
 
@@ -137,6 +146,7 @@ class StatusReply(TypedDict):
     slow_factor: float
     dashboard: str  # its address, without the token; empty where it is off
     owner: OwnerInfo
+    direct: NotRequired[DirectInfo]
     update: NotRequired[UpdateInfo]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from peerd.config.schedule import learning_rate_at
-from peerd.control.protocol import SCHEMA, Counters, HealthItem, OwnerInfo, PeerInfo, PeersReply, RunInfo, UpdateInfo
+from peerd.control.protocol import SCHEMA, Counters, DirectInfo, HealthItem, OwnerInfo, PeerInfo, PeersReply, RunInfo, UpdateInfo
 from peerd.control.server import Say, Verb
 from peerd.daemon.departure import Departure
 from peerd.daemon.dialled import dial_backs
@@ -41,6 +41,7 @@ class Answers:
         self.dashboard_address: str = before.dashboard_address if before else ""
         self.moves: int = before.moves + 1 if before else 0
         self._table = TableReport(node.place.signed, node.membership)
+        self._table.path_to = node.network.path_to
 
     def verbs(self) -> dict[str, Verb]:
         return {
@@ -92,8 +93,16 @@ class Answers:
             "slow_factor": node.service.pace.slow_factor,
             "dashboard": self.dashboard_address,
             "owner": cast("OwnerInfo", self._governor.fields()),
+            "direct": self._direct(),
             "update": self._update(),
         }
+
+    def _direct(self) -> DirectInfo:
+        direct = self._node.network.direct
+        if direct is None:
+            return {"port": 0, "peers": 0, "why": "switched off by --no-direct"}
+        why = "a cap is set, which the tunnel keeps" if self._governor.throttles.capped else ""
+        return {"port": direct.showing.port, "peers": direct.paths.num_open, "why": why}
 
     def _update(self) -> UpdateInfo:
         state, train = self._node.state, self._node.place.manifest.train

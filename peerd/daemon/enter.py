@@ -19,7 +19,7 @@ from peerd.config.settings import Settings
 from peerd.daemon.address import Address, parse_address
 from peerd.daemon.device import choose_device, memory_for
 from peerd.daemon.governor import Governor
-from peerd.daemon.network import Network, ask_for_run, open_network
+from peerd.daemon.network import Network, allow_direct, ask_for_run, open_network
 from peerd.daemon.node import Node, Place, Stage, Swarm
 from peerd.daemon.text import Run, organise, start_for, text_for
 from peerd.data.progress import Interrupted, Lines, Progress, Report, TerminalBar
@@ -62,6 +62,8 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     settings = replace(settings, host=settings.host or _host(settings, contacts, book), port=settings.port or _free_port(settings, local))
     network = await open_network(settings, home, tuple(each.multiaddr for each in contacts), addresses_of, governor.throttles)
     stack.push_async_callback(network.close)
+    if settings.direct:
+        allow_direct(network, identity, settings, addresses_of, governor.throttles)
     if contacts:
         contact, signed = await _first_to_answer(network, contacts)
         if local.pin(signed.run, signed.organiser_key):

@@ -137,7 +137,7 @@ class Faults:
         """Whether the message at hand is to go out broken."""
         return time.monotonic() < self._corrupt_until_s and self._random.random() < SHARE_BROKEN
 
-    def broken(self, chunks: Sequence[bytes]) -> tuple[bytes, ...]:
+    def broken(self, chunks: Sequence[Any]) -> tuple[Any, ...]:
         """The same number of bytes, of which the first are no number."""
         first, *rest = chunks or (b"",)
         return (NOT_FINITE[: len(first)] + first[len(NOT_FINITE) :], *rest)
@@ -250,7 +250,7 @@ def _answering(faults: Faults, method: Method, _is_async: bool) -> Method:
         result = await method(self, *arguments)
         if not faults.breaks_this_one:
             return result
-        if not result or isinstance(result[0], bytes):
+        if not result or isinstance(result[0], bytes | memoryview):
             return faults.broken(result)
         return (*result[:-1], faults.broken(result[-1]))
 

@@ -17,22 +17,37 @@ from peerd import __version__
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.address import Address
-from peerd.errors import AddressError, ClockError, RemoteError, UnreachableError
+from peerd.errors import AddressError, ClockError, PortTakenError, RemoteError, UnreachableError
 from peerd.policy.checkup import clock_is_off
+from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedManifest, read_manifest
 from peerd.table.record import PeerId, RunId
 from peerd.wire import run_folder
+from peerd.wire.certificate import make_certificate
 from peerd.wire.clients import SwarmClient
+from peerd.wire.direct import DirectPaths, Pins, Showing
 from peerd.wire.links import Links
-from peerd.wire.p2pd import P2pd, P2pdConfig, is_public, start_p2pd
+from peerd.wire.p2pd import P2pd, P2pdConfig, check_port_free, is_public, start_p2pd
 from peerd.wire.run_folder import RunFolder
-from peerd.wire.services import start_server
+from peerd.wire.server import DirectEndpoint, start_server
 from peerd.wire.throttle import Throttles
 from peerd.wire.tunnel import Tunnel
 from peerd.wire.values import Description
 
 DESCRIBE_TIMEOUT_S = 10.0
+STOP_GRACE_S = 0.2
 LOG = structlog.get_logger()
+AddressesOf = Callable[[PeerId], tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """What direct connections need: the way out, the way in, and whom to let in."""
+
+    paths: DirectPaths
+    endpoint: DirectEndpoint
+    showing: Showing
+    pins: Pins
 
 
 @dataclass(slots=True)
@@ -49,6 +64,8 @@ class Network:
     port: int
     """The TCP port at which p2pd listens; 0 where it says none."""
     server: grpc.aio.Server | None = None
+    direct: Direct | None = None
+    """None where the owner wants none."""
     keep_folders: bool = False
     """This daemon goes on: the keeper shall not clean up after it."""
 
@@ -69,6 +86,18 @@ class Network:
     async def serve(self, servicers: Sequence[Any]) -> None:
         self.server = await start_server(str(grpc_socket(self.home)), servicers)
         await self.tunnel.start()
+        if self.direct is not None:
+            await self.direct.endpoint.open(servicers)
+
+    def path_to(self, peer: PeerId) -> str:
+        """How tensors travel to a peer just now."""
+        return "direct" if self.direct is not None and self.direct.paths.leads_to(peer) else "tunnel"
+
+    async def forget(self, peer: PeerId) -> None:
+        """It is gone for good."""
+        await self.links.drop(peer)
+        if self.direct is not None:
+            self.direct.pins.forget(peer)
 
     async def revive(self, bootstrap: tuple[str, ...]) -> None:
         """A new p2pd under the same identity and port; gRPC's channels and server stay as they are."""
@@ -79,8 +108,10 @@ class Network:
         await self.tunnel.attach(self.p2pd)
 
     async def stop_serving(self) -> None:
+        if self.direct is not None:
+            await self.direct.endpoint.close(STOP_GRACE_S)
         if self.server is not None:
-            await self.server.stop(0.2)
+            await self.server.stop(STOP_GRACE_S)
 
     async def close(self) -> None:
         await self.links.close()
@@ -96,7 +127,7 @@ async def open_network(
     settings: Settings,
     home: Home,
     bootstrap: tuple[str, ...],
-    addresses_of: Callable[[PeerId], tuple[str, ...]],
+    addresses_of: AddressesOf,
     throttles: Throttles | None = None,
 ) -> Network:
     """Start p2pd and attach. PortTakenError, DiskError and the like say what is in the way."""
@@ -121,6 +152,19 @@ async def open_network(
     tunnel = Tunnel(p2pd, home.run_folder, grpc_socket(home), addresses_of, throttles)
     addresses = await p2pd.addresses()
     return Network(home, p2pd, tunnel, Links(tunnel), config, folder, addresses, port_in(addresses))
+
+
+def allow_direct(network: Network, identity: Identity, settings: Settings, addresses_of: AddressesOf, throttles: Throttles) -> None:
+    """Let tensors travel past the tunnel, from when the network serves on. PortTakenError for a port that was asked for and is in use."""
+    try:
+        check_port_free(settings.host, settings.direct_port)
+    except PortTakenError as error:
+        raise PortTakenError(error.message, "choose another one with --direct-port, or leave it out") from None
+    certificate = make_certificate(identity.peer, identity.sign)
+    showing, pins = Showing(certificate), Pins()
+    endpoint = DirectEndpoint(settings.host, settings.direct_port, showing, pins, throttles)
+    paths = DirectPaths(network.links, certificate, addresses_of, throttles)
+    network.direct, network.links.direct = Direct(paths, endpoint, showing, pins), paths
 
 
 def port_in(addresses: Sequence[str]) -> int:

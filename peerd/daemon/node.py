@@ -46,6 +46,7 @@ from peerd.train.samples import Microbatches
 from peerd.train.trainer import Trainer
 from peerd.wire.checkup import CheckupServicer
 from peerd.wire.clients import AveragingClient, DataClient, StageClient, StateClient, SwarmClient
+from peerd.wire.direct import DirectServicer
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.services import AveragingServicer, DataServicer, Door, StageServicer, StateServicer, SwarmServicer, Tallies
 
@@ -153,6 +154,8 @@ class Node:
         self.liveness = Liveness(membership, swarm_client)
         self.spans = SpanRing()
         self.door = Door(run, patience_s, links.traffic, self.spans)
+        if network.direct is not None:
+            self.door.proven = network.direct.pins.caller
         self.state.spans = self.service.spans = self.rounds.spans = stage_client.spans = self.spans
         self.training = Training(manifest, membership, self.dispatcher, DataClient(links, run), patience_s)
         self.gossip: Gossip
@@ -196,6 +199,7 @@ class Node:
 
     @property
     def servicers(self) -> Sequence[object]:
+        direct = self.network.direct
         return (
             SwarmServicer(self.door, self.gossip, lambda: self.tallies()),
             StageServicer(self.door, self.service),
@@ -203,6 +207,7 @@ class Node:
             StateServicer(self.door, self.snapshots),
             CheckupServicer(self.door, self.network.tunnel.seen_at),
             DataServicer(self.door, self.training.giver),
+            *([DirectServicer(self.door, direct.pins, direct.showing)] if direct is not None else []),
         )
 
     # News of myself
@@ -219,7 +224,7 @@ class Node:
             for peer, seen in list(self.membership.view.sightings.items()):
                 if seen.risen_at_s < forgotten_s and peer != self.membership.me:
                     self.membership.forget(peer)
-                    await self.network.links.drop(peer)
+                    await self.network.forget(peer)
 
     async def watch_addresses(self) -> None:
         """Others learn at once where this peer can be reached, when its router forwards a port or no longer does."""

@@ -263,6 +263,8 @@ async def _run(node: Node, departure: Departure, service: ControlService) -> Non
             group.create_task(node.sweep())
             group.create_task(node.keep_address_book())
             group.create_task(node.watch_addresses())
+            if node.network.direct is not None:
+                group.create_task(node.network.direct.endpoint.run())
             group.create_task(node.note_progress())
             group.create_task(node.training.run())
             group.create_task(Supervisor(node).run())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from peerd.control.protocol import SCHEMA, EvaluationInfo, PeerInfo, RunInfo, StageInfo
@@ -24,6 +24,8 @@ class TableReport:
     def __init__(self, signed: SignedManifest, membership: Membership) -> None:
         self._signed = signed
         self._membership = membership
+        self.path_to: Callable[[PeerId], str] = lambda _peer: ""
+        """How tensors travel to a peer; empty where that is not known."""
 
     def run(self) -> RunInfo:
         manifest = self._signed.manifest
@@ -60,7 +62,7 @@ class TableReport:
     def _peer(self, record: PeerRecord, suspects: frozenset[PeerId]) -> PeerInfo:
         now_s = clock_s()
         seen = self._membership.view.sightings.get(record.peer)
-        return {
+        row: PeerInfo = {
             "id": record.peer,
             "stage": record.stage,
             "step": record.step,
@@ -82,6 +84,9 @@ class TableReport:
             "addresses": list(record.addresses),
             "age_s": max(0.0, now_s - seen.risen_at_s) if seen else 0.0,
         }
+        if path := self.path_to(record.peer) if record.peer != self._membership.me else "":
+            row["path"] = path
+        return row
 
     def _stage(self, stage: int, step: int | None, live: LiveView, suspects: frozenset[PeerId]) -> StageInfo:
         """A stage with its live peers and those suspected; `missing` counts only while it works on the step."""

@@ -12,6 +12,7 @@ from peerd.wire import codecs
 from peerd.wire.values import CHUNK_BYTES, TensorBytes
 
 _DTYPES = {"float32": torch.float32, "int32": torch.int32}
+Chunk = bytes | memoryview
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -35,11 +36,24 @@ def decode(value: TensorBytes, device: torch.device) -> Tensor:
 
 def encode_flat(flat: Tensor) -> tuple[bytes, ...]:
     """Chunks of a contiguous CPU vector."""
+    return tuple(map(bytes, views_of_flat(flat)))
+
+
+def views_of_flat(flat: Tensor) -> tuple[memoryview, ...]:
+    """Chunks of a contiguous CPU vector in its own memory, which must not change until they are sent."""
     view = memoryview(flat.numpy().data).cast("B") if flat.numel() else memoryview(b"")
-    return tuple(bytes(view[start : start + CHUNK_BYTES]) for start in range(0, len(view), CHUNK_BYTES))
+    return tuple(view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES))
 
 
-def decode_flat(chunks: Sequence[bytes], dtype: torch.dtype) -> Tensor:
+def decode_into(flat: Tensor, chunks: Sequence[Chunk]) -> None:
+    """Fill a contiguous CPU vector with chunks that hold exactly its bytes."""
+    view, start = memoryview(flat.numpy().data).cast("B") if flat.numel() else memoryview(b""), 0
+    for chunk in chunks:
+        view[start : start + len(chunk)] = chunk
+        start += len(chunk)
+
+
+def decode_flat(chunks: Sequence[Chunk], dtype: torch.dtype) -> Tensor:
     """A vector from chunks; one copy, so that the result is writable and owns its memory."""
     total = sum(len(chunk) for chunk in chunks)
     if total == 0:

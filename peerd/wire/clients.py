@@ -17,6 +17,7 @@ from peerd.policy.roster import Roster
 from peerd.table.record import AverageId, Lineage, PeerId, RawRecord, RunId
 from peerd.timeline.spans import Kind, Span, SpanRing
 from peerd.wire import convert, timelines
+from peerd.wire.chunks import PARTS, SLICES
 from peerd.wire.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
@@ -32,6 +33,7 @@ from peerd.wire.generated import (
 from peerd.wire.links import Links, PeerRole, as_remote_error, raise_if_ours, read_within
 from peerd.wire.values import Call, CallResult, Description, RawManifest
 
+REDUCE = "/peerd.Averaging/Reduce"
 MAX_CHUNKS = 1 << 20
 MAX_STEP = 1 << 62
 MAX_LINEAGE_BYTES = 32
@@ -100,7 +102,7 @@ class StageClient:
         self, peer: PeerId, call: Call, records: Sequence[RawRecord], patience_s: float, on_forwarded: Callable[[int, PeerId], None]
     ) -> CallResult:
         """Hand over activations and wait for their gradient. `patience_s` bounds the silence between two messages."""
-        stub: Any = stage_pb2_grpc.StageStub(await self._links.channel(peer))
+        stub: Any = stage_pb2_grpc.StageStub(await self._links.channel_for_tensors(peer))
         header = convert.call_to(call, self._run, records)
         traffic = self._links.traffic
 
@@ -143,7 +145,7 @@ class StageClient:
             rpc.cancel()
 
     async def cancel(self, peer: PeerId, call_id: bytes, timeout_s: float) -> None:
-        stub: Any = stage_pb2_grpc.StageStub(await self._links.channel(peer))
+        stub: Any = stage_pb2_grpc.StageStub(await self._links.channel_for_tensors(peer))
         await _unary(stub.Cancel(stage_pb2.CancelRequest(call_id=call_id), timeout=timeout_s))
 
 
@@ -154,24 +156,25 @@ class AveragingClient:
 
     async def propose(self, peer: PeerId, roster: Roster, timeout_s: float) -> tuple[bool, str, RawRecord]:
         """Whether the peer joined, its reason if not, and its record as of now."""
-        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel(peer))
+        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
         request = averaging_pb2.Proposal(run=self._run, roster=convert.roster_to(roster))
         reply = await _unary(stub.Propose(request, timeout=timeout_s))
         return reply.joined, reply.reason[:200], (reply.record.body, reply.record.signature)
 
-    async def reduce(self, peer: PeerId, part: PartHeader, chunks: Sequence[bytes], patience_s: float) -> tuple[bytes, ...]:
+    async def reduce(self, peer: PeerId, part: PartHeader, chunks: Sequence[memoryview], patience_s: float) -> tuple[memoryview, ...]:
         """Send my part of the slice `peer` reduces; the reduced slice, as chunks, comes back."""
-        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel(peer))
+        channel = await self._links.channel_for_tensors(peer)
+        call = channel.stream_stream(REDUCE, request_serializer=PARTS.serialize, response_deserializer=SLICES.deserialize)
 
-        async def messages() -> AsyncIterator[averaging_pb2.PartMessage]:
+        async def messages() -> AsyncIterator[averaging_pb2.PartMessage | memoryview]:
             header = averaging_pb2.PartHeader(
                 average_id=part.average_id, slice=part.slice_index, ledger=convert.bitmap_to(part.ledger), num_bytes=part.num_bytes
             )
             yield averaging_pb2.PartMessage(header=header)
             for chunk in chunks:
-                yield averaging_pb2.PartMessage(chunk=chunk)
+                yield chunk
 
-        rpc = stub.Reduce(messages())
+        rpc = call(messages())
         try:
             slice_chunks = await _read_chunks(rpc, part.num_bytes, patience_s)
         finally:
@@ -181,12 +184,12 @@ class AveragingClient:
         return slice_chunks
 
     async def abort(self, peer: PeerId, average_id: AverageId, timeout_s: float) -> None:
-        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel(peer))
+        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
         await _unary(stub.Abort(averaging_pb2.AbortRequest(average_id=average_id), timeout=timeout_s))
 
     async def get_average(self, peer: PeerId, stage: int, step: int, patience_s: float) -> ReceivedAverage:
         """A finished average, not checked yet: the caller does that off the loop."""
-        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel(peer))
+        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
         rpc = stub.GetAverage(averaging_pb2.AverageRequest(run=self._run, stage=stage, step=step))
         try:
             first = await read_within(rpc.__aiter__(), patience_s)
@@ -235,7 +238,7 @@ class StateClient:
 
     async def get_state(self, peer: PeerId, request: StateRequest, patience_s: float) -> tuple[SnapshotHeader, AsyncIterator[bytes]]:
         """The header of a donor's snapshot and its chunks from `first_chunk` on, not checked yet."""
-        stub: Any = state_pb2_grpc.StateStub(await self._links.channel(peer))
+        stub: Any = state_pb2_grpc.StateStub(await self._links.channel_for_tensors(peer))
         message = state_pb2.StateRequest(
             run=self._run,
             stage=request.stage,
@@ -284,7 +287,7 @@ class DataClient:
 
     async def get_data(self, peer: PeerId, digest: bytes, first_chunk: int, patience_s: float) -> tuple[DataHeader, AsyncIterator[bytes]]:
         """The header of a donor's file and its bytes from a chunk on, not checked yet."""
-        stub: Any = data_pb2_grpc.DataStub(await self._links.channel(peer))
+        stub: Any = data_pb2_grpc.DataStub(await self._links.channel_for_tensors(peer))
         rpc = stub.GetData(data_pb2.DataRequest(run=self._run, blake3=digest, first_chunk=first_chunk))
         first = await read_within(rpc.__aiter__(), patience_s)
         if first is None or first.WhichOneof("kind") != "header":
@@ -334,16 +337,16 @@ async def _wait_for_done(rpc: Any, patience_s: float, on_forwarded: Callable[[in
     raise PeerGoneError("the call ended without a result")
 
 
-async def _read_chunks(rpc: Any, num_bytes: int, patience_s: float) -> tuple[bytes, ...]:
+async def _read_chunks(rpc: Any, num_bytes: int, patience_s: float) -> tuple[Any, ...]:
     """Exactly `num_bytes` of chunks."""
-    chunks: list[bytes] = []
+    chunks: list[Any] = []
     missing = num_bytes
     stream = rpc.__aiter__()
     while missing > 0:
         message = await read_within(stream, patience_s)
         if message is None:
             raise PeerGoneError(f"the stream ended {missing} bytes early")
-        chunk: bytes = message.chunk
+        chunk = message.chunk
         missing -= len(chunk)
         if missing < 0 or not chunk:
             raise BadMessageError("chunks that do not add up to what the header says")

@@ -1,7 +1,6 @@
 """Who answers at an IP address and port, found out without libp2p's own daemon, which would use the connection it has.
 
-A libp2p peer that speaks TLS shows a certificate whose extension holds its public key and, signed with it, the certificate's
-own key (https://github.com/libp2p/specs/blob/master/tls/tls.md). Looking at that proves who answers; nothing else is sent.
+A libp2p peer that speaks TLS shows a certificate that proves its peer id. Looking at that tells who answers; nothing else is sent.
 """
 
 from __future__ import annotations
@@ -10,20 +9,11 @@ import asyncio
 import contextlib
 import ssl
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
 from peerd.table.record import PeerId
+from peerd.wire.certificate import holder_of
 from peerd.wire.libp2p import PeerID
 
 _GREETING = ("/multistream/1.0.0", "/tls/1.0.0")
-_EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
-_SIGNED_PREFIX = b"libp2p-tls-handshake:"
-# A sequence of two strings: an Ed25519 key as libp2p's protobuf, and its signature. Their lengths never differ.
-_KEY_HEAD, _SIGNATURE_HEAD = bytes.fromhex("306804240801 1220"), bytes.fromhex("0440")
-_PEER_HEAD = bytes.fromhex("002408011220")
 
 
 async def answers_as(peer: PeerId, host: str, port: int, timeout_s: float) -> bool:
@@ -46,25 +36,6 @@ async def answers_as(peer: PeerId, host: str, port: int, timeout_s: float) -> bo
         if writer is not None:
             with contextlib.suppress(OSError):
                 writer.transport.abort()
-
-
-def holder_of(certificate: bytes) -> bytes | None:
-    """The raw peer id that a libp2p certificate (DER) proves, None where it proves none. ValueError where it is no certificate."""
-    parsed = x509.load_der_x509_certificate(certificate)
-    try:
-        extension = parsed.extensions.get_extension_for_oid(_EXTENSION).value
-    except x509.ExtensionNotFound:
-        return None
-    assert isinstance(extension, x509.UnrecognizedExtension)
-    key, signature = extension.value[len(_KEY_HEAD) :][:32], extension.value[-64:]
-    if extension.value != _KEY_HEAD + key + _SIGNATURE_HEAD + signature:
-        return None
-    own = parsed.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, _SIGNED_PREFIX + own)
-    except InvalidSignature:
-        return None
-    return _PEER_HEAD + key
 
 
 def _line(word: str) -> bytes:

@@ -7,7 +7,7 @@ import enum
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import Message as ProtoMessage
@@ -93,14 +93,32 @@ class Traffic:
         return reply
 
 
+class Paths(Protocol):
+    """Ways around the tunnel (`DirectPaths`)."""
+
+    def channel(self, peer: PeerId) -> Any: ...
+
+    def leads_to(self, peer: PeerId) -> bool: ...
+
+    def drop(self, peer: PeerId) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 class Links:
-    """Channels to other peers through the tunnel."""
+    """Channels to other peers: through the tunnel, and for tensors the direct one where there is one."""
 
     def __init__(self, tunnel: Tunnel) -> None:
         self._tunnel = tunnel
         self._channels: dict[PeerId, grpc.aio.Channel] = {}
         self._opening: dict[PeerId, asyncio.Lock] = {}
         self.traffic = Traffic()
+        self.direct: Paths | None = None
+
+    async def channel_for_tensors(self, peer: PeerId) -> Any:
+        """A `grpc.aio.Channel` as far as stubs can tell."""
+        direct = self.direct.channel(peer) if self.direct is not None else None
+        return direct or await self.channel(peer)
 
     async def channel(self, peer: PeerId) -> grpc.aio.Channel:
         async with self._opening.setdefault(peer, asyncio.Lock()):
@@ -112,6 +130,8 @@ class Links:
 
     async def drop(self, peer: PeerId) -> None:
         """Close what leads to a peer that is gone for good."""
+        if self.direct is not None:
+            self.direct.drop(peer)
         channel = self._channels.pop(peer, None)
         self._opening.pop(peer, None)
         if channel is not None:
@@ -119,6 +139,8 @@ class Links:
             await self._tunnel.close_target(peer)
 
     async def close(self) -> None:
+        if self.direct is not None:
+            await self.direct.close()
         for peer in list(self._channels):
             await self.drop(peer)
 

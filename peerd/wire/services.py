@@ -22,10 +22,10 @@ from peerd.policy.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
 from peerd.timeline.spans import MAX_SPANS, Kind, SpanRing
 from peerd.wire import convert, timelines
+from peerd.wire.chunks import Chunk
 from peerd.wire.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
-    checkup_pb2_grpc,
     data_pb2,
     data_pb2_grpc,
     stage_pb2,
@@ -35,11 +35,10 @@ from peerd.wire.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
-from peerd.wire.links import CHANNEL_OPTIONS, PeerRole, Traffic
+from peerd.wire.links import PeerRole, Traffic
 from peerd.wire.tunnel import caller_of
 from peerd.wire.values import Average, Call, CallResult, Description, Snapshot
 
-MAX_CONCURRENT_CALLS = 1024
 LOG = structlog.get_logger()
 _STATUS: dict[type[PeerdError], grpc.StatusCode] = {
     BadMessageError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -48,6 +47,7 @@ _STATUS: dict[type[PeerdError], grpc.StatusCode] = {
     PeerGoneError: grpc.StatusCode.UNAVAILABLE,
 }
 Receive = Callable[[], Awaitable[tuple[bytes, ...]]]
+ReceiveViews = Callable[[], Awaitable[tuple[memoryview, ...]]]
 Progress = Callable[[int, PeerId], None]
 Tallies = Callable[[], Awaitable[Sequence[StageTally]]]
 
@@ -71,7 +71,7 @@ class StageHandler(Protocol):
 class AveragingHandler(Protocol):
     async def propose(self, caller: PeerId, roster: Roster) -> tuple[bool, str, RawRecord]: ...
 
-    async def reduce(self, caller: PeerId, part: Part, receive: Receive) -> Sequence[bytes]: ...
+    async def reduce(self, caller: PeerId, part: Part, receive: ReceiveViews) -> Sequence[memoryview]: ...
 
     def abort(self, caller: PeerId, average_id: AverageId) -> None: ...
 
@@ -111,11 +111,14 @@ class Door:
     refused: int = 0
     banned_until_s: dict[PeerId, float] = field(default_factory=dict)
     """Senders of broken messages, and when they may call again (monotonic clock)."""
+    proven: Callable[[Any], PeerId | None] = lambda _context: None
+    """Who calls by TLS (`Direct.caller`)."""
 
     async def caller(self, context: Any) -> PeerId:
-        caller = caller_of(context.peer())
+        caller = caller_of(context.peer()) or self.proven(context)
         if caller is None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "calls come through the tunnel only")
+            words = "calls come through the tunnel, or by TLS under a certificate that was shown there"
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, words)
             raise AssertionError("abort returns never")
         if self.banned_until_s.get(caller, 0.0) > time.monotonic():
             # Not UNAVAILABLE: the caller would take this peer for dead and tell the swarm.
@@ -141,13 +144,13 @@ class Door:
         except TimeoutError:
             raise PeerGoneError(f"no word for {self.patience_s:.1f} s") from None
 
-    async def read_chunks(self, messages: AsyncIterator[Any], num_bytes: int) -> tuple[bytes, ...]:
-        """Exactly `num_bytes` of chunks; BadMessageError otherwise."""
-        chunks: list[bytes] = []
+    async def read_chunks(self, messages: AsyncIterator[Any], num_bytes: int) -> tuple[Any, ...]:
+        """Exactly `num_bytes` of chunks, of whichever kind these messages hold; BadMessageError otherwise."""
+        chunks: list[Any] = []
         missing = num_bytes
         while missing > 0:
             message = await self.read(messages)
-            chunk: bytes = message.chunk if message is not None else b""
+            chunk = message.chunk if message is not None else b""
             missing -= len(chunk)
             if missing < 0 or not chunk:
                 raise BadMessageError("chunks that do not add up to what the header says")
@@ -288,11 +291,12 @@ class AveragingServicer(averaging_pb2_grpc.AveragingServicer):
             await self._door.refuse(context, caller, error)
         return averaging_pb2.ProposalReply(joined=joined, reason=reason, record=swarm_pb2.SignedRecord(body=body, signature=signature))
 
-    async def Reduce(self, messages: AsyncIterator[averaging_pb2.PartMessage], context: Any) -> AsyncIterator[averaging_pb2.SliceMessage]:
+    async def Reduce(self, messages: AsyncIterator[averaging_pb2.PartMessage | Chunk], context: Any) -> AsyncIterator[Any]:
+        """Yields chunks as they lie in memory (`ChunkCoder`)."""
         caller = await self._door.caller(context)
         try:
             first = await self._door.read(messages)
-            if first is None or first.WhichOneof("kind") != "header":
+            if not isinstance(first, averaging_pb2.PartMessage) or first.WhichOneof("kind") != "header":
                 raise BadMessageError("a part without a header")
             header = first.header
             part = Part(AverageId(header.average_id), header.slice, convert.bitmap_from(header.ledger), header.num_bytes)
@@ -300,7 +304,7 @@ class AveragingServicer(averaging_pb2_grpc.AveragingServicer):
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
         for chunk in chunks:
-            yield averaging_pb2.SliceMessage(chunk=chunk)
+            yield chunk
         self._door.traffic.sent_bytes += part.num_bytes
 
     async def Abort(self, request: averaging_pb2.AbortRequest, context: Any) -> averaging_pb2.AbortReply:
@@ -365,28 +369,6 @@ class DataServicer(data_pb2_grpc.DataServicer):
             async for chunk in chunks:
                 yield data_pb2.DataMessage(chunk=chunk)
                 self._door.traffic.gave("data", PeerRole.RECIPIENT, len(chunk))
-
-
-async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.Server:
-    """The daemon's gRPC server, on a local socket only."""
-    server = grpc.aio.server(options=CHANNEL_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
-    for servicer in servicers:
-        match servicer:
-            case SwarmServicer():
-                swarm_pb2_grpc.add_SwarmServicer_to_server(servicer, server)
-            case StageServicer():
-                stage_pb2_grpc.add_StageServicer_to_server(servicer, server)
-            case AveragingServicer():
-                averaging_pb2_grpc.add_AveragingServicer_to_server(servicer, server)
-            case checkup_pb2_grpc.CheckupServicer():
-                checkup_pb2_grpc.add_CheckupServicer_to_server(servicer, server)
-            case DataServicer():
-                data_pb2_grpc.add_DataServicer_to_server(servicer, server)
-            case StateServicer():
-                state_pb2_grpc.add_StateServicer_to_server(servicer, server)
-    server.add_insecure_port(f"unix:{socket_path}")
-    await server.start()
-    return server
 
 
 def _result_messages(result: CallResult) -> list[stage_pb2.ReplyMessage]:

@@ -45,3 +45,8 @@ class Throttles:
 
     upload: Throttle = field(default_factory=Throttle)
     download: Throttle = field(default_factory=Throttle)
+
+    @property
+    def capped(self) -> bool:
+        """Whether either direction has a rate to keep."""
+        return bool(self.upload.rate or self.download.rate)

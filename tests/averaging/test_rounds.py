@@ -25,7 +25,7 @@ from peerd.stage.accumulator import split_evenly
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.state import HeldAverage, StageState
-from peerd.stage.tensors import encode_flat
+from peerd.stage.tensors import views_of_flat
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, RawRecord
 from peerd.wire.clients import AveragingClient, PartHeader, ReceivedAverage
 from peerd.wire.services import Part
@@ -93,10 +93,10 @@ class Client:
         async with asyncio.timeout(timeout_s):
             return await self.group.members[peer].rounds.propose(self.me, roster)
 
-    async def reduce(self, peer: PeerId, part: PartHeader, chunks: Sequence[bytes], _patience_s: float) -> tuple[bytes, ...]:
+    async def reduce(self, peer: PeerId, part: PartHeader, chunks: Sequence[memoryview], _patience_s: float) -> tuple[memoryview, ...]:
         await self._deliver("reduce", peer)
 
-        async def receive() -> tuple[bytes, ...]:
+        async def receive() -> tuple[memoryview, ...]:
             return tuple(chunks)
 
         header = Part(part.average_id, part.slice_index, part.ledger, part.num_bytes)
@@ -309,7 +309,7 @@ async def test_parts_of_a_closed_round_are_dead_for_ever(make_group: MakeGroup) 
         await member.rounds.reduce(roster.leader, Part(roster.average_id, 1, 0, 8), nothing)
 
 
-async def nothing() -> tuple[bytes, ...]:
+async def nothing() -> tuple[memoryview, ...]:
     return ()
 
 
@@ -334,15 +334,15 @@ async def test_a_part_sent_twice_at_once_breaks_nothing(make_group: MakeGroup) -
     reducer, sender = group.members[PeerId("member0")], group.members[PeerId("member1")]
     await reducer.rounds.propose(roster.leader, roster)
     start, end = split_evenly(sender.state.accumulator.flat.numel(), 2)[0]
-    chunks = encode_flat(sender.state.accumulator.flat[start:end].clone())
+    chunks = views_of_flat(sender.state.accumulator.flat[start:end].clone())
 
-    async def receive() -> tuple[bytes, ...]:
+    async def receive() -> tuple[memoryview, ...]:
         return chunks
 
     part = Part(roster.average_id, 0, sender.state.record.done, (end - start) * 8)
     answers = await asyncio.gather(*(reducer.rounds.reduce(sender.peer, part, receive) for _ in range(8)), return_exceptions=True)
     assert [answer for answer in answers if isinstance(answer, BaseException) and not isinstance(answer, RemoteError)] == []
-    expected = encode_flat(whole_sum(reducer)[start:end].clone())
+    expected = views_of_flat(whole_sum(reducer)[start:end].clone())
     assert [answer for answer in answers if not isinstance(answer, BaseException)] == [expected] * 8
 
 
@@ -355,8 +355,8 @@ async def test_a_part_that_is_not_what_the_roster_says_is_refused(make_group: Ma
     length = split_evenly(sender.state.accumulator.flat.numel(), 3)[0][1]
     values = torch.full((length,), math.nan if lie == "values" else 1.0, dtype=torch.float64)
 
-    async def receive() -> tuple[bytes, ...]:
-        return encode_flat(values)
+    async def receive() -> tuple[memoryview, ...]:
+        return views_of_flat(values)
 
     sound = Part(roster.average_id, 0, sender.state.record.done, length * 8)
     changes: dict[str, dict[str, Any]] = {"ledger": {"ledger": 0}, "slice": {"slice_index": 1}, "size": {"num_bytes": 8}}

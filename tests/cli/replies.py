@@ -76,6 +76,7 @@ def status_reply(**changes: Any) -> StatusReply:
         "slow_factor": 1.0,
         "dashboard": "http://127.0.0.1:8642/",
         "owner": owner_info(),
+        "direct": {"port": 31338, "peers": 1, "why": ""},
         "update": {"learning_rate": 0.003, "gradient_norm": 2.5, "max_gradient_norm": 1.0, "loss_scale": None},
     }
     return cast("StatusReply", {**fields, **changes})

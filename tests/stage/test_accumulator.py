@@ -84,3 +84,10 @@ def test_one_value_that_is_not_finite_is_seen_among_many(value: float, finite: b
     tensor = torch.zeros(1000)
     tensor[777] = value
     assert all_finite([torch.zeros(3), tensor]) is finite
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_values_whose_sum_overflows_are_finite_all_the_same(dtype: torch.dtype) -> None:
+    most = torch.finfo(dtype).max
+    assert all_finite([torch.full((4,), most, dtype=dtype)])
+    assert not all_finite([torch.tensor([most, most, math.inf, -math.inf], dtype=dtype)])

@@ -1,7 +1,7 @@
 """Peers in one process that talk over the real gRPC services and the tunnel's local sockets, with no p2pd between them.
 
-A tunnel connects to itself without libp2p; each peer here is such a tunnel whose gRPC socket is the served daemon's, so a
-call arrives there under the peer's own name, as if libp2p had authenticated it.
+Each peer here has a tunnel that leads to the served daemon's gRPC socket whomever it calls, so a call arrives there under the
+peer's own name, as if libp2p had authenticated it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ from typing import Any, cast
 from peerd.table.record import PeerId
 from peerd.wire.links import Links
 from peerd.wire.p2pd import P2pd
-from peerd.wire.services import start_server
-from peerd.wire.tunnel import Tunnel
+from peerd.wire.server import start_server
+from peerd.wire.tunnel import Stream, Tunnel
+
+
+class _LocalTunnel(Tunnel):
+    async def _dial(self, peer: PeerId) -> Stream:
+        return await self._connect_as(self._new_name(self._me))
 
 
 @dataclass(slots=True)
@@ -33,11 +38,11 @@ class Served:
         return self.folder / "grpc.sock"
 
     def links_of(self, caller: str) -> Links:
-        """Channels on which `caller` reaches the server, which it has to address by its own id."""
+        """Channels on which `caller` reaches the server, whatever id it calls it by."""
         folder = self.folder / f"p{len(self._open)}"
         folder.mkdir()
         nobody = cast(P2pd, SimpleNamespace(p2p=SimpleNamespace(peer_id=SimpleNamespace(to_base58=lambda: caller))))
-        tunnel = Tunnel(nobody, folder, self.socket, lambda _peer: ())
+        tunnel = _LocalTunnel(nobody, folder, self.socket, lambda _peer: ())
         links = Links(tunnel)
         self._open.append((links, tunnel))
         return links

@@ -14,8 +14,9 @@ import pytest
 from peerd.errors import BusyError, WrongStateError
 from peerd.swarm.identity import Identity
 from peerd.table.record import PeerId, RunId
+from peerd.wire.certificate import holder_of
 from peerd.wire.checkup import MAX_PROBE_BYTES, CheckupClient, CheckupServicer, host_in
-from peerd.wire.dialling import answers_as, holder_of
+from peerd.wire.dialling import answers_as
 from peerd.wire.generated import checkup_pb2, checkup_pb2_grpc
 from peerd.wire.libp2p import P2PD
 from peerd.wire.links import Traffic

@@ -1,0 +1,267 @@
+"""Direct connections: gRPC by mutual TLS straight to a peer's own TCP port, for tensors; 1.5 times as fast as the tunnel.
+
+Who is who is settled in the tunnel, where libp2p proves both ends: there a caller shows its certificate and is shown the
+callee's, and each checks that the other's peer key vouches for it. From then on TLS takes exactly these two certificates. A path
+is tried beside the calls that the tunnel carries meanwhile, so one that leads nowhere costs nobody any time, and a broken one
+leads back into the tunnel. Gossip, liveness and checkups always take the tunnel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+
+from peerd.errors import BadMessageError, PeerGoneError, RemoteError
+from peerd.table.record import PeerId
+from peerd.wire.certificate import MAX_CERTIFICATE_BYTES, SERVER_NAME, Certificate, checked_pem
+from peerd.wire.checkup import host_in
+from peerd.wire.counted import CountedChannel
+from peerd.wire.generated import direct_pb2, direct_pb2_grpc
+from peerd.wire.links import CHANNEL_OPTIONS, Links, as_remote_error, raise_if_ours
+from peerd.wire.services import Door
+from peerd.wire.throttle import Throttles
+
+MAX_PINS = 1024
+MAX_HOSTS = 4
+SHOW_TIMEOUT_S = 10.0
+SHOW_AGAIN_S = 60.0
+"""A callee that did not hear of this peer for long has forgotten its certificate."""
+DIAL_TIMEOUT_S = 5.0
+CLOSING_S = 60.0
+"""What is under way on a connection that gets no new calls may take this long."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 600.0
+"""Before a path that failed is tried again: twice as long each time, and a random part of it off."""
+KEEPALIVE_OPTIONS = (
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+"""The tunnel's libp2p finds out about a line that was cut; a bare TCP connection has to ask."""
+_DIAL_OPTIONS = (
+    *(option for option in CHANNEL_OPTIONS if not option[0].endswith("_backoff_ms")),
+    *KEEPALIVE_OPTIONS,
+    ("grpc.ssl_target_name_override", SERVER_NAME),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", int(DIAL_TIMEOUT_S * 1000)),
+)
+LOG = structlog.get_logger()
+
+
+class Pins:
+    """The certificates under which peers call: one each, the last that it has shown."""
+
+    def __init__(self) -> None:
+        self._pems: dict[PeerId, bytes] = {}
+        self._peers: dict[bytes, PeerId] = {}
+        self.pems = b""
+        """All of them; read on gRPC's threads."""
+
+    def show(self, peer: PeerId, certificate: bytes) -> bool:
+        """From now on TLS takes this one as `peer`'s. False where there is no room; BadMessageError where it is not its own."""
+        pem = checked_pem(certificate, peer)
+        if self._pems.get(peer) == pem:
+            return True
+        if peer not in self._pems and len(self._pems) >= MAX_PINS:
+            return False
+        self.forget(peer)
+        self._pems[peer], self._peers[pem] = pem, peer
+        self.pems = b"".join(self._pems.values())
+        return True
+
+    def forget(self, peer: PeerId) -> None:
+        pem = self._pems.pop(peer, None)
+        if pem is not None:
+            self._peers.pop(pem, None)
+            self.pems = b"".join(self._pems.values())
+
+    def caller(self, context: Any) -> PeerId | None:
+        """The peer behind a call that came by TLS: its handshake has proven the key of the certificate."""
+        shown = context.auth_context().get("x509_pem_cert")
+        return self._peers.get(shown[0]) if shown else None
+
+
+@dataclass(slots=True)
+class Showing:
+    """What this daemon tells of its own endpoint."""
+
+    certificate: Certificate
+    port: int = 0
+    """0: it takes no direct connections now."""
+
+
+class DirectServicer(direct_pb2_grpc.DirectServicer):
+    def __init__(self, door: Door, pins: Pins, showing: Showing) -> None:
+        self._door = door
+        self._pins = pins
+        self._showing = showing
+
+    async def Show(self, request: direct_pb2.ShowRequest, context: Any) -> direct_pb2.ShowReply:
+        caller = await self._door.caller(context)
+        try:
+            if not self._showing.port or not self._pins.show(caller, request.certificate):
+                return direct_pb2.ShowReply()
+        except BadMessageError as error:
+            await self._door.refuse(context, caller, error)
+        return direct_pb2.ShowReply(port=self._showing.port, certificate=self._showing.certificate.der)
+
+
+@dataclass(slots=True)
+class _Path:
+    channel: CountedChannel | None = None
+    work: asyncio.Task[None] | None = None
+    """Tries the path, then watches it."""
+    failures: int = 0
+    retry_s: float = 0.0
+    """Monotonic clock."""
+
+
+class DirectPaths:
+    """Direct channels to peers that have an endpoint; none while a cap is set, for caps are kept in the tunnel."""
+
+    def __init__(
+        self, links: Links, certificate: Certificate, addresses_of: Callable[[PeerId], tuple[str, ...]], throttles: Throttles
+    ) -> None:
+        self._links = links
+        self._certificate = certificate
+        self._addresses_of = addresses_of
+        self._throttles = throttles
+        self._paths: dict[PeerId, _Path] = {}
+        self._closing: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
+
+    def channel(self, peer: PeerId) -> CountedChannel | None:
+        """The direct channel, where there is one; where there might be, it is looked for meanwhile."""
+        if self._throttles.capped:
+            return None
+        path = self._paths.setdefault(peer, _Path())
+        if path.work is None and time.monotonic() >= path.retry_s:
+            path.work = asyncio.get_running_loop().create_task(self._follow(peer, path))
+        return path.channel
+
+    def leads_to(self, peer: PeerId) -> bool:
+        return not self._throttles.capped and peer in self._paths and self._paths[peer].channel is not None
+
+    @property
+    def num_open(self) -> int:
+        return sum(self.leads_to(peer) for peer in self._paths)
+
+    def drop(self, peer: PeerId) -> None:
+        """The peer is gone for good."""
+        path = self._paths.pop(peer, None)
+        if path is not None and path.work is not None:
+            path.work.cancel()
+
+    async def close(self) -> None:
+        works = [path.work for path in self._paths.values() if path.work is not None]
+        for task in works:
+            task.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+        closing = dict(self._closing)
+        for task in closing.values():
+            task.cancel()
+        await asyncio.gather(*closing.values(), return_exceptions=True)
+        for channel in closing:
+            await channel.close(None)
+
+    async def _follow(self, peer: PeerId, path: _Path) -> None:
+        """Open it and hold it until it breaks; then it rests for a while."""
+        try:
+            offer = await self._show(peer)
+            channel = await self._open(peer, offer)
+            path.channel, path.failures = CountedChannel(channel, self._throttles), 0
+            LOG.debug("direct path", to=peer)
+            try:
+                await self._hold(peer, channel, offer)
+            finally:
+                path.channel = None
+                self._close_soon(channel)
+        except (RemoteError, OSError) as error:
+            path.failures += 1
+            LOG.debug("no direct path", to=peer, reason=str(error))
+        finally:
+            path.retry_s = time.monotonic() + _pause_s(path.failures)
+            path.work = None
+
+    async def _hold(self, peer: PeerId, channel: grpc.aio.Channel, offer: direct_pb2.ShowReply) -> None:
+        """Until it breaks, or the callee takes no direct connections any more."""
+        broken = asyncio.ensure_future(_broken(channel))
+        try:
+            while not broken.done():
+                await asyncio.wait({broken}, timeout=SHOW_AGAIN_S)
+                if not broken.done():
+                    with contextlib.suppress(RemoteError):  # the tunnel's trouble is not this path's
+                        if await self._show(peer) != offer:
+                            return
+        finally:
+            broken.cancel()
+
+    async def _open(self, peer: PeerId, offer: direct_pb2.ShowReply) -> grpc.aio.Channel:
+        """RemoteError says why there is none."""
+        hosts = hosts_in(self._addresses_of(peer))
+        if not offer.port or not hosts:
+            raise PeerGoneError("it takes no direct connections")
+        if offer.port > 65535 or len(offer.certificate) > MAX_CERTIFICATE_BYTES:
+            raise BadMessageError("a port or certificate that cannot be")
+        mine = self._certificate
+        credentials = grpc.ssl_channel_credentials(checked_pem(offer.certificate, peer), mine.key_pem, mine.pem)
+        target = "ipv4:" + ",".join(f"{host}:{offer.port}" for host in hosts)
+        channel = grpc.aio.secure_channel(target, credentials, options=_DIAL_OPTIONS)
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
+                await _ready(channel)
+        except BaseException as error:
+            await channel.close(None)
+            if isinstance(error, TimeoutError):
+                raise PeerGoneError(f"nobody answers at {target} under the certificate that was shown") from None
+            raise
+        return channel
+
+    async def _show(self, peer: PeerId) -> direct_pb2.ShowReply:
+        stub: Any = direct_pb2_grpc.DirectStub(await self._links.channel(peer))
+        try:
+            reply: direct_pb2.ShowReply = await stub.Show(direct_pb2.ShowRequest(certificate=self._certificate.der), timeout=SHOW_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise as_remote_error(error) from None
+        except asyncio.CancelledError:
+            raise_if_ours()
+            raise PeerGoneError("the connection was closed") from None
+        return reply
+
+    def _close_soon(self, channel: grpc.aio.Channel) -> None:
+        """What is under way on it may finish."""
+        self._closing[channel] = task = asyncio.get_running_loop().create_task(channel.close(CLOSING_S))
+        task.add_done_callback(lambda _task: self._closing.pop(channel, None))
+
+
+def hosts_in(addresses: tuple[str, ...]) -> list[str]:
+    """IPv4 addresses at which a peer may be dialled directly; loopback only where it has no other."""
+    hosts = list(dict.fromkeys(filter(None, map(host_in, addresses))))
+    return ([host for host in hosts if not host.startswith("127.")] or hosts)[:MAX_HOSTS]
+
+
+async def _ready(channel: grpc.aio.Channel) -> None:
+    """Connect. TimeoutError when the last address has been tried in vain."""
+    state = channel.get_state(try_to_connect=True)
+    while state is not grpc.ChannelConnectivity.READY:
+        await channel.wait_for_state_change(state)
+        state = channel.get_state()
+        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            raise TimeoutError
+
+
+async def _broken(channel: grpc.aio.Channel) -> None:
+    with contextlib.suppress(grpc.aio.UsageError):  # closed by us
+        await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+
+
+def _pause_s(failures: int) -> float:
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**failures) * random.uniform(0.75, 1.0)

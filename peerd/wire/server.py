@@ -1,0 +1,149 @@
+"""The daemon's gRPC servers: which servicer answers which service, and the one on a local socket that the tunnel leads to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import structlog
+
+from peerd.wire.checkup import CheckupServicer
+from peerd.wire.chunks import PARTS, SLICES
+from peerd.wire.counted import counted
+from peerd.wire.direct import KEEPALIVE_OPTIONS, DirectServicer, Pins, Showing
+from peerd.wire.generated import (
+    averaging_pb2_grpc,
+    checkup_pb2_grpc,
+    data_pb2_grpc,
+    direct_pb2_grpc,
+    stage_pb2_grpc,
+    state_pb2_grpc,
+    swarm_pb2_grpc,
+)
+from peerd.wire.links import CHANNEL_OPTIONS
+from peerd.wire.services import AveragingServicer, DataServicer, StageServicer, StateServicer, SwarmServicer
+from peerd.wire.throttle import Throttles
+
+MAX_CONCURRENT_CALLS = 1024
+LOOK_PERIOD_S = 1.0
+CLOSING_S = 5.0
+LOG = structlog.get_logger()
+
+
+async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.Server:
+    """The one that the tunnel leads to, on a local socket only."""
+    server = grpc.aio.server(options=CHANNEL_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
+    server.add_generic_rpc_handlers(_handlers(servicers))
+    server.add_insecure_port(f"unix:{socket_path}")
+    await server.start()
+    return server
+
+
+class DirectEndpoint:
+    """The one that takes direct connections. It listens while no cap is set: caps are kept in the tunnel."""
+
+    def __init__(self, host: str, port: int, showing: Showing, pins: Pins, throttles: Throttles) -> None:
+        """`port` 0: any."""
+        self._host, self._port = host, port
+        self._showing, self._pins, self._throttles = showing, pins, throttles
+        self._servicers: Sequence[Any] = ()
+        self._taken = b""
+        """The certificates that gRPC was last told to take."""
+        self._server: grpc.aio.Server | None = None
+
+    async def open(self, servicers: Sequence[Any]) -> None:
+        self._servicers = servicers
+        await self._look()
+
+    async def run(self) -> None:
+        """Opens and closes with the caps until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_PERIOD_S)
+            await self._look()
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        self._showing.port = 0
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(grace_s)
+
+    async def _look(self) -> None:
+        if self._throttles.capped and self._server is not None:
+            await self.close(CLOSING_S)
+        elif not self._throttles.capped and self._server is None:
+            await self._open()
+
+    async def _open(self) -> None:
+        server = grpc.aio.server(
+            options=(*CHANNEL_OPTIONS, *KEEPALIVE_OPTIONS, ("grpc.so_reuseport", 0)), maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS
+        )
+        server.add_generic_rpc_handlers(_handlers(self._servicers, self._throttles))
+        port = self._bind(server, self._port) or self._bind(server, 0)
+        if not port:
+            LOG.warning("no port for direct connections; the tunnel carries everything")
+            return
+        await server.start()
+        self._server, self._port, self._showing.port = server, port, port
+
+    def _bind(self, server: grpc.aio.Server, port: int) -> int:
+        """The port at which the server will listen; 0 where it is taken."""
+        credentials = grpc.dynamic_ssl_server_credentials(self._configuration(), self._changes, require_client_authentication=True)
+        try:
+            return int(server.add_secure_port(f"{self._host}:{port}", credentials))
+        except RuntimeError:
+            return 0
+
+    def _changes(self) -> Any:
+        """Asked for by gRPC, on a thread of its own, at every handshake; None: take the same as before."""
+        return self._configuration() if self._pins.pems != self._taken else None
+
+    def _configuration(self) -> Any:
+        """My certificate, and whom to take: whoever has shown its own."""
+        mine, self._taken = self._showing.certificate, self._pins.pems
+        return grpc.ssl_server_certificate_configuration([(mine.key_pem, mine.pem)], root_certificates=mine.pem + self._taken)
+
+
+class _Methods(dict[str, dict[str, Any]]):
+    """By service and name, as the generated `add_..._to_server` tell a server of them."""
+
+    def add_generic_rpc_handlers(self, _handlers: Any) -> None:
+        """They come again by name."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        self[service] = handlers
+
+
+def _handlers(servicers: Sequence[Any], throttles: Throttles | None = None) -> tuple[Any, ...]:
+    """What a server takes calls with; where `throttles` are given, their messages are counted."""
+    methods = _methods_of(servicers)
+    averaging = methods.get("peerd.Averaging")
+    if averaging is not None:
+        averaging["Reduce"] = averaging["Reduce"]._replace(request_deserializer=PARTS.deserialize, response_serializer=SLICES.serialize)
+    if throttles is not None:
+        for handlers in methods.values():
+            handlers |= {name: counted(handler, throttles) for name, handler in handlers.items()}
+    return tuple(grpc.method_handlers_generic_handler(service, handlers) for service, handlers in methods.items())
+
+
+def _methods_of(servicers: Sequence[Any]) -> _Methods:
+    methods: Any = _Methods()
+    for servicer in servicers:
+        match servicer:
+            case SwarmServicer():
+                swarm_pb2_grpc.add_SwarmServicer_to_server(servicer, methods)
+            case StageServicer():
+                stage_pb2_grpc.add_StageServicer_to_server(servicer, methods)
+            case AveragingServicer():
+                averaging_pb2_grpc.add_AveragingServicer_to_server(servicer, methods)
+            case CheckupServicer():
+                checkup_pb2_grpc.add_CheckupServicer_to_server(servicer, methods)
+            case DataServicer():
+                data_pb2_grpc.add_DataServicer_to_server(servicer, methods)
+            case StateServicer():
+                state_pb2_grpc.add_StateServicer_to_server(servicer, methods)
+            case DirectServicer():
+                direct_pb2_grpc.add_DirectServicer_to_server(servicer, methods)
+    found: _Methods = methods
+    return found

@@ -1,0 +1,243 @@
+"""Who takes part in an all-reduce: gloo, hivemind's AllReduceRunner, and peerd, each member in a process of its own.
+
+`python -m scripts.benchmarks._allreduce JSON` is one member. A round is: `ready` (a vector of values that depend on member and
+round), `go` (timed: from the word go until this member has the whole average in memory), `result` (its hash and its error).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from peerd.errors import PeerdError
+from scripts.benchmarks._sides import PATIENCE_S, TIMEOUT_S, serve
+
+NUM_MICROBATCHES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    side: str
+    rank: int
+    num_members: int
+    folder: str
+    num_layers: int = 0
+    """peerd's stage: a decoder of so many layers."""
+    length: int = 0
+    """The others' vectors."""
+
+
+def values_of(rank: int, number: int, length: int) -> Tensor:
+    return torch.randn(length, generator=torch.Generator().manual_seed(1000 * number + rank))
+
+
+def judged(total: Tensor, number: int, job: Job) -> dict[str, Any]:
+    """Hash and relative error of a sum (or of a mean times the number of members); the error once, for that costs as much as a round."""
+    error = 0.0
+    if number == 0 and job.rank == 0:
+        exact = torch.zeros(total.numel(), dtype=torch.float64)
+        for rank in range(job.num_members):
+            exact += values_of(rank, number, total.numel())
+        error = float((total - exact).norm() / exact.norm())
+    return {"digest": blake3(memoryview(total.numpy().data).cast("B")).hexdigest(), "error": error}
+
+
+def share_of(rank: int, num_members: int) -> int:
+    """The microbatches that a member holds: every so manieth."""
+    return ((1 << NUM_MICROBATCHES) - 1) // ((1 << num_members) - 1) << rank
+
+
+class Gloo:
+    """torch.distributed: no encryption, no faults, everybody in the group from start to end."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._values = torch.empty(0)
+
+    async def open(self) -> dict[str, Any]:
+        from torch import distributed
+
+        store = f"file://{self._job.folder}/store"
+        distributed.init_process_group("gloo", init_method=store, rank=self._job.rank, world_size=self._job.num_members)
+        return {}
+
+    async def meet(self, others: Sequence[dict[str, Any]]) -> None:
+        return
+
+    async def ready(self, number: int, **_variant: Any) -> dict[str, Any]:
+        self._values = values_of(self._job.rank, number, self._job.length)
+        return {}
+
+    async def go(self, others: Sequence[dict[str, Any]]) -> float:
+        from torch import distributed
+
+        began_s = time.monotonic()
+        distributed.all_reduce(self._values)
+        return time.monotonic() - began_s
+
+    async def result(self, number: int) -> dict[str, Any]:
+        return judged(self._values, number, self._job)
+
+    async def close(self) -> None:
+        return
+
+
+class Hivemind:
+    """hivemind 1.1.12's AllReduceRunner with its defaults, over its p2pd."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._p2p: Any = None
+        self._values = torch.empty(0)
+        self._runner: Any = None
+
+    async def open(self) -> dict[str, Any]:
+        from hivemind.p2p import P2P
+
+        self._p2p = await P2P.create()
+        return {"peer": self._p2p.peer_id.to_base58(), "addresses": [str(each) for each in await self._p2p.get_visible_maddrs()]}
+
+    async def meet(self, others: Sequence[dict[str, Any]]) -> None:
+        from hivemind.p2p import PeerID
+        from hivemind.utils.multiaddr import Multiaddr
+
+        self._peers = tuple(PeerID.from_base58(other["peer"]) for other in others)
+        for other in others[: self._job.rank]:
+            bare = [Multiaddr(address.split("/p2p/")[0]) for address in other["addresses"]]
+            await self._p2p._client.connect(PeerID.from_base58(other["peer"]), bare)
+
+    async def ready(self, number: int, **_variant: Any) -> dict[str, Any]:
+        from hivemind.averaging.allreduce import AllReduceRunner
+
+        self._values = values_of(self._job.rank, number, self._job.length)
+        name = f"round-{number}"
+        self._runner = AllReduceRunner(
+            p2p=self._p2p, servicer_type=AllReduceRunner, prefix=name, group_id=name.encode(), tensors=[self._values],
+            ordered_peer_ids=self._peers, peer_fractions=(1 / len(self._peers),) * len(self._peers), weight=1.0,
+        )  # fmt: skip
+        await self._runner.add_p2p_handlers(self._p2p, namespace=name)
+        return {}
+
+    async def go(self, others: Sequence[dict[str, Any]]) -> float:
+        began_s = time.monotonic()
+        async for delta in self._runner:  # one tensor, one difference
+            self._values += delta
+        return time.monotonic() - began_s
+
+    async def result(self, number: int) -> dict[str, Any]:
+        return judged(self._values * self._job.num_members, number, self._job)
+
+    async def close(self) -> None:
+        if self._p2p is not None:
+            await self._p2p.shutdown()
+
+
+class Peerd:
+    """A stage's peer with all that takes part in an average: the real rounds, state, executor, services, tunnel and direct paths."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._stack = contextlib.AsyncExitStack()
+        self._changed = asyncio.Event()
+
+    async def open(self) -> dict[str, Any]:
+        from peerd.averaging.log import AverageLog
+        from peerd.averaging.rounds import Rounds
+        from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, TrainConfig
+        from peerd.stage.executor import Executor, Priority
+        from peerd.stage.state import StageState
+        from peerd.table.record import PeerRecord
+        from peerd.table.view import LiveView
+        from peerd.wire.clients import AveragingClient
+        from peerd.wire.services import AveragingServicer
+        from scripts.benchmarks._daemon import RUN, on_network
+
+        manifest = Manifest(
+            model=ModelConfig(num_layers=self._job.num_layers, d_model=512, num_heads=8, d_ff=2048),
+            train=TrainConfig(num_stages=1, microbatches_per_step=NUM_MICROBATCHES),
+            compute=ComputeConfig(threads=1),
+        )
+        self._daemon = daemon = await self._stack.enter_async_context(on_network(self._job.folder, self._job.rank))
+        self._executor = Executor()
+        self._stack.callback(self._executor.close)
+        record = PeerRecord(peer=daemon.peer, incarnation=1)
+        live = LiveView(me=daemon.peer, records=(record,))
+        self._state = await self._executor.run(Priority.CONTROL, lambda: StageState(manifest, record, torch.device("cpu"), lambda: live))
+        await self._executor.run(Priority.CONTROL, self._state.serve)
+        log = AverageLog(daemon.network.home.averages, torch.float32)
+        self._rounds = Rounds(self._state, self._executor, AveragingClient(daemon.links, RUN), log, PATIENCE_S, time.monotonic)
+        self._stack.callback(self._rounds.shut)
+        self._rounds.on_change = self._changed.set
+        await daemon.serve([AveragingServicer(daemon.door, self._rounds)])
+        return {**daemon.hello, "length": self._state.accumulator.flat.numel()}
+
+    async def meet(self, others: Sequence[dict[str, Any]]) -> None:
+        await self._daemon.meet(others)
+
+    async def ready(self, number: int, codec: str, direct: bool) -> dict[str, Any]:
+        """Apply the last average, as after any step, and hold a full ledger for the next."""
+        from peerd.averaging.compression import Compression
+        from peerd.config.codec import parse_codec
+        from peerd.stage.executor import Priority
+
+        if self._state.average is not None:
+            self._rounds.applied(await self._executor.run(Priority.CONTROL, self._state.commit))
+            await asyncio.gather(*self._rounds._background)  # which keeps the average on disk
+
+        def fill() -> None:
+            flat = self._state.accumulator.flat
+            flat.copy_(values_of(self._job.rank, number, flat.numel()))
+            self._state.record = replace(self._state.record, done=share_of(self._job.rank, self._job.num_members))
+
+        await self._executor.run(Priority.CONTROL, fill)
+        self._rounds.compression = Compression(parse_codec(codec), torch.float32)
+        self._daemon.use(direct)
+        return {"peer": self._state.record.peer, "ledger_no": self._state.record.ledger_no}
+
+    async def go(self, others: Sequence[dict[str, Any]]) -> float:
+        """From the proposal of the one that leads to an average that everybody has checked and taken."""
+        from peerd.policy.roster import Roster, RosterEntry
+        from peerd.table.record import Phase
+
+        began_s, record = time.monotonic(), self._state.record
+        shares = [share_of(rank, len(others)) for rank in range(len(others))]
+        entries = sorted(RosterEntry(other["peer"], 1, other["ledger_no"], share) for other, share in zip(others, shares, strict=True))
+        roster = Roster(0, record.step, 0, entries[0].peer, tuple(entries))
+        if roster.leader == record.peer and (reason := await self._rounds.lead(roster)):
+            raise PeerdError(reason)
+        async with asyncio.timeout(TIMEOUT_S):
+            while self._state.record.phase is not Phase.AVERAGED:
+                self._changed.clear()
+                await self._changed.wait()
+        return time.monotonic() - began_s
+
+    async def result(self, number: int) -> dict[str, Any]:
+        assert self._state.average is not None
+        assert self._rounds.failed == 0
+        return judged(self._state.average.flat_sum, number, self._job)
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+
+SIDES = {"gloo": Gloo, "hivemind": Hivemind, "peerd": Peerd}
+
+
+def main() -> None:
+    job = Job(**json.loads(sys.argv[1]))
+    torch.set_num_threads(1)
+    serve(SIDES[job.side](job))
+
+
+if __name__ == "__main__":
+    main()

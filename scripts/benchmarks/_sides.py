@@ -1,0 +1,99 @@
+"""Processes that a benchmark asks to do something in turn: one JSON object a line each way. A process ends with its standard input.
+
+A side defines coroutines; `serve` calls the one that an order names and answers with what it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import uvloop
+
+from peerd.cli.launch import module_command
+from peerd.errors import PeerdError
+
+LARGEST_LINE = 1 << 20
+PATIENCE_S, TIMEOUT_S = 60.0, 300.0
+"""With one message, and with anything."""
+
+
+def serve(side: Any) -> None:
+    """Take orders until standard input ends, on the kind of loop that a daemon runs on."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(side))
+
+
+async def _serve(side: Any) -> None:
+    answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
+    try:
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            order = json.loads(line)
+            answer = await getattr(side, order.pop("do"))(**order)
+            print(json.dumps(answer), file=answers, flush=True)
+    finally:
+        await side.close()
+
+
+@dataclass(slots=True)
+class Team:
+    """One process per member of a side."""
+
+    name: str
+    module: str
+    jobs: Sequence[Mapping[str, Any]]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    _processes: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def __enter__(self) -> Team:
+        for job in self.jobs:
+            process = subprocess.Popen(
+                module_command(self.module, json.dumps(job)),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                start_new_session=True,  # so that Ctrl-C reaches the benchmark alone
+                env={**os.environ, "GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0", **self.environment},
+            )  # fmt: skip
+            self._processes.append(process)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(10.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def ask(self, do: str, **order: Any) -> list[Any]:
+        """All members do the same at once; their answers."""
+        for process in self._processes:
+            self._tell(process, {"do": do, **order})
+        return [self._answer(process) for process in self._processes]
+
+    def ask_one(self, member: int, do: str, **order: Any) -> Any:
+        self._tell(process := self._processes[member], {"do": do, **order})
+        return self._answer(process)
+
+    def _tell(self, process: subprocess.Popen[str], order: Mapping[str, Any]) -> None:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its answer tells
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+
+    def _answer(self, process: subprocess.Popen[str]) -> Any:
+        assert process.stdout is not None
+        line = process.stdout.readline(LARGEST_LINE)
+        if not line:
+            raise PeerdError(f"{self.name}: a process ended with exit code {process.wait()}")
+        return json.loads(line)

@@ -1,0 +1,277 @@
+"""Direct connections: only what the tunnel has proven is taken by TLS, and where there is no way the tunnel stays the way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+import pytest
+
+from peerd.errors import BadMessageError, RemoteError
+from peerd.swarm.identity import Identity
+from peerd.table.record import PeerId
+from peerd.wire import direct as wire_direct
+from peerd.wire.certificate import SERVER_NAME, Certificate, make_certificate
+from peerd.wire.checkup import CheckupServicer
+from peerd.wire.direct import DirectPaths, DirectServicer, Pins, Showing, hosts_in
+from peerd.wire.generated import checkup_pb2, checkup_pb2_grpc, direct_pb2, direct_pb2_grpc
+from peerd.wire.links import Links, Traffic
+from peerd.wire.server import DirectEndpoint
+from peerd.wire.services import Door
+from peerd.wire.throttle import Throttles
+from tests.wire.callee import RUN, new_identity
+from tests.wire.local_peers import Served, serving
+
+WITHIN_S = 20.0
+
+
+class Callers(CheckupServicer):
+    """Answers a dial-back with who asks."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    async def DialBack(self, request: checkup_pb2.DialBackRequest, context: Any) -> checkup_pb2.DialBackReply:
+        return checkup_pb2.DialBackReply(observed=await self._door.caller(context))
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """A daemon's, beside the socket to which its tunnel leads."""
+
+    owner: Identity
+    served: Served
+    door: Door
+    pins: Pins
+    showing: Showing
+    endpoint: DirectEndpoint
+    throttles: Throttles
+
+    @property
+    def peer(self) -> PeerId:
+        return self.owner.peer
+
+    def paths_of(self, caller: Identity, throttles: Throttles | None = None, host: str = "127.0.0.1") -> tuple[Links, DirectPaths]:
+        links = self.served.links_of(caller.peer)
+        certificate = make_certificate(caller.peer, caller.sign)
+        paths = DirectPaths(links, certificate, lambda _peer: (f"/ip4/{host}/tcp/1",), throttles or Throttles())
+        links.direct = paths
+        return links, paths
+
+    async def show(self, caller: Identity, certificate: Certificate) -> Any:
+        stub = await self.served.stub(direct_pb2_grpc.DirectStub, caller.peer)
+        return await stub.Show(direct_pb2.ShowRequest(certificate=certificate.der), timeout=WITHIN_S)
+
+    async def call(self, certificate: Certificate, root: bytes | None = None) -> str:
+        """Whom the endpoint takes for the caller, who presents this certificate and never was in the tunnel."""
+        credentials = grpc.ssl_channel_credentials(root or self.showing.certificate.pem, certificate.key_pem, certificate.pem)
+        options = (("grpc.ssl_target_name_override", SERVER_NAME),)
+        async with grpc.aio.secure_channel(f"ipv4:127.0.0.1:{self.showing.port}", credentials, options=options) as channel:
+            return await caller_through(channel)
+
+
+@contextlib.asynccontextmanager
+async def endpoint(voucher: Identity | None = None) -> AsyncIterator[Endpoint]:
+    """With a `voucher` the certificate it answers with is that one's."""
+    owner, throttles, pins = new_identity(), Throttles(), Pins()
+    showing = Showing(certificate_of(voucher or owner))
+    door = Door(RUN, 5.0, Traffic(), proven=pins.caller)
+    listening = DirectEndpoint("127.0.0.1", 0, showing, pins, throttles)
+    servicers = [DirectServicer(door, pins, showing), Callers(door)]
+    async with serving(servicers) as served:
+        await listening.open(servicers)
+        try:
+            yield Endpoint(owner, served, door, pins, showing, listening, throttles)
+        finally:
+            await served.close()
+            await listening.close()
+
+
+def certificate_of(identity: Identity) -> Certificate:
+    return make_certificate(identity.peer, identity.sign)
+
+
+async def caller_through(channel: Any) -> str:
+    stub: Any = checkup_pb2_grpc.CheckupStub(channel)
+    return str((await stub.DialBack(checkup_pb2.DialBackRequest(), timeout=WITHIN_S)).observed)
+
+
+async def tried(paths: DirectPaths, peer: PeerId) -> Any:
+    """The direct channel, None where it could not be had."""
+    paths.channel(peer)
+    path = paths._paths[peer]
+    async with asyncio.timeout(WITHIN_S):
+        while path.work is not None and path.channel is None:
+            await asyncio.wait({path.work}, timeout=0.02)
+    return path.channel
+
+
+async def test_a_path_opens_beside_the_tunnel_and_the_callee_knows_who_calls() -> None:
+    async with endpoint() as there:
+        caller = new_identity()
+        links, paths = there.paths_of(caller, throttles := Throttles())
+        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
+        channel = await tried(paths, there.peer)
+        assert await links.channel_for_tensors(there.peer) is channel
+        assert await links.channel(there.peer) is not channel
+        assert await caller_through(channel) == caller.peer
+        assert throttles.upload.total == there.throttles.download.total > 0
+        assert throttles.download.total == there.throttles.upload.total > len(caller.peer)
+
+
+async def test_only_a_certificate_that_was_shown_in_the_tunnel_is_taken_and_only_the_last() -> None:
+    async with endpoint() as there:
+        caller = new_identity()
+        first, second = certificate_of(caller), certificate_of(caller)
+        with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+            await there.call(first)
+        await there.show(caller, first)
+        assert await there.call(first) == caller.peer
+        await there.show(caller, second)
+        assert await there.call(second) == caller.peer
+        with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+            await there.call(first)
+
+
+async def test_a_connection_whose_certificate_was_replaced_is_nobodys() -> None:
+    async with endpoint() as there:
+        caller = new_identity()
+        channel = await tried(there.paths_of(caller)[1], there.peer)
+        assert await caller_through(channel) == caller.peer
+        await there.show(caller, certificate_of(caller))
+        with pytest.raises(grpc.aio.AioRpcError, match="a certificate that was shown there") as refusal:
+            await caller_through(channel)
+        assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_stolen_certificate_is_neither_shown_nor_answered_under() -> None:
+    async with endpoint() as there:
+        victim, thief = new_identity(), new_identity()
+        theirs, own = certificate_of(victim), certificate_of(thief)
+        await there.show(victim, theirs)
+        with pytest.raises(grpc.aio.AioRpcError, match=f"not that of {thief.peer}") as refusal:
+            await there.show(thief, theirs)
+        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert there.door.banned_until_s.keys() == {thief.peer}
+        with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+            await there.call(replace(theirs, key_pem=own.key_pem))
+        assert await there.call(theirs) == victim.peer
+
+
+async def test_an_expired_certificate_is_not_taken() -> None:
+    async with endpoint() as there:
+        caller = new_identity()
+        with pytest.raises(grpc.aio.AioRpcError, match="the certificate has expired"):
+            await there.show(caller, make_certificate(caller.peer, caller.sign, days=-1))
+
+
+async def test_no_path_leads_to_who_answers_under_another_certificate_than_its_own() -> None:
+    async with endpoint(voucher=new_identity()) as there:
+        links, paths = there.paths_of(new_identity())
+        with pytest.raises(BadMessageError, match=f"not that of {there.peer}"):
+            await paths._open(there.peer, await paths._show(there.peer))
+        assert await tried(paths, there.peer) is None
+        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
+
+
+async def test_no_path_leads_to_who_listens_in_the_peers_place() -> None:
+    async with endpoint() as there, endpoint() as impostor:
+        paths = there.paths_of(new_identity())[1]
+        there.showing.port = impostor.showing.port
+        with pytest.raises(RemoteError, match="under the certificate that was shown"):
+            await paths._open(there.peer, await paths._show(there.peer))
+
+
+async def test_a_closed_port_leaves_the_tunnel_and_is_tried_again_only_after_a_while() -> None:
+    async with endpoint() as there:
+        links, paths = there.paths_of(new_identity())
+        there.showing.port, open_port = 1, there.showing.port
+        assert await tried(paths, there.peer) is None
+        assert await caller_through(await links.channel_for_tensors(there.peer))
+        there.showing.port = open_port
+        assert await tried(paths, there.peer) is None, "too soon"
+        paths._paths[there.peer].retry_s = 0.0
+        assert await tried(paths, there.peer) is not None
+
+
+async def test_a_certificate_that_was_forgotten_is_shown_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_direct, "SHOW_AGAIN_S", 0.05)
+    async with endpoint() as there:
+        caller = new_identity()
+        channel = await tried(there.paths_of(caller)[1], there.peer)
+        show, shown = there.pins.show, asyncio.Event()
+
+        def note(peer: PeerId, certificate: bytes) -> bool:
+            shown.set()
+            return show(peer, certificate)
+
+        monkeypatch.setattr(there.pins, "show", note)
+        there.pins.forget(caller.peer)
+        await asyncio.wait_for(shown.wait(), WITHIN_S)
+        assert await caller_through(channel) == caller.peer
+
+
+async def test_a_broken_path_leads_back_into_the_tunnel() -> None:
+    async with endpoint() as there:
+        links, paths = there.paths_of(new_identity())
+        assert await tried(paths, there.peer) is not None
+        path = paths._paths[there.peer]
+        assert path.work is not None
+        await there.endpoint.close()
+        await asyncio.wait_for(path.work, WITHIN_S)
+        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
+        assert not paths.leads_to(there.peer)
+
+
+async def test_while_a_cap_is_set_the_tunnel_carries_everything_both_ways() -> None:
+    async with endpoint() as there:
+        links, paths = there.paths_of(new_identity(), throttles := Throttles())
+        assert await tried(paths, there.peer) is not None
+        throttles.upload.rate = 1e6
+        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
+        throttles.upload.rate = 0.0
+        assert paths.leads_to(there.peer)
+        there.throttles.download.rate = 1e6
+        await there.endpoint._look()
+        assert not there.showing.port
+        assert not (await there.show(other := new_identity(), certificate_of(other))).port
+        there.throttles.download.rate = 0.0
+        await there.endpoint._look()
+        assert (await there.show(other, certificate_of(other))).port == there.showing.port > 0
+
+
+async def test_a_taken_port_is_no_obstacle() -> None:
+    async with endpoint() as there:
+        second = DirectEndpoint("127.0.0.1", there.showing.port, showing := Showing(there.showing.certificate), Pins(), Throttles())
+        await second.open([])
+        assert 0 < showing.port != there.showing.port
+        await second.close()
+
+
+async def test_there_is_room_for_so_many_and_who_is_gone_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_direct, "MAX_PINS", 1)
+    pins, first, second = Pins(), new_identity(), new_identity()
+    assert pins.show(first.peer, certificate_of(first).der)
+    assert not pins.show(second.peer, certificate_of(second).der)
+    assert pins.show(first.peer, certificate_of(first).der)
+    pins.forget(first.peer)
+    assert pins.show(second.peer, certificate_of(second).der)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "hosts"),
+    [
+        ((), []),
+        (("/ip4/127.0.0.1/tcp/4",), ["127.0.0.1"]),
+        (("/ip4/203.0.113.5/tcp/4", "/ip4/192.168.1.2/tcp/4", "/ip4/127.0.0.1/tcp/4"), ["203.0.113.5", "192.168.1.2"]),
+        (("/ip4/203.0.113.5/tcp/4/p2p/X/p2p-circuit",), []),
+        (("/dns4/example.org/tcp/4", "/ip4/1.2.3/tcp/4", "junk"), []),
+        (tuple(f"/ip4/10.0.0.{i}/tcp/4" for i in range(9)), [f"10.0.0.{i}" for i in range(4)]),
+    ],
+)
+def test_a_peer_is_dialled_at_the_addresses_of_its_record(addresses: tuple[str, ...], hosts: list[str]) -> None:
+    assert hosts_in(addresses) == hosts
