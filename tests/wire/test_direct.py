@@ -220,9 +220,10 @@ async def test_a_broken_path_leads_back_into_the_tunnel() -> None:
         links, paths = there.paths_of(new_identity())
         assert await tried(paths, there.peer) is not None
         path = paths._paths[there.peer]
-        assert path.work is not None
+        work = path.work
+        assert work is not None
         await there.endpoint.close()
-        await asyncio.wait_for(path.work, WITHIN_S)
+        await asyncio.wait_for(work, WITHIN_S)
         assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
         assert not paths.leads_to(there.peer)
 
