@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from peerd.cli.new_data import data_of, known_tokenizer, vocab_size_of
+from peerd.cli.new_estimate import estimates, fitted_to, loads_of
 from peerd.cli.options import (
     MEMORY,
     SEED,
@@ -121,12 +122,13 @@ def new(
         manifest = _continued(target, sources, {name: fields[name] for name in given})
     elif fields["model"] != "decoder":
         manifest = _with_model(target, manifest, fields, given)
+    loads = loads_of(manifest)
     if device_memory:
-        manifest = _fitted(manifest, device_memory, "num_stages" in given)
-    _write(target, manifest, as_json)
+        manifest = fitted_to(manifest, loads, device_memory, "num_stages" in given)
+    _write(target, manifest, estimates(manifest, loads), as_json)
 
 
-def _write(folder: Path, manifest: Manifest, as_json: bool) -> None:
+def _write(folder: Path, manifest: Manifest, stages: list[StageEstimate], as_json: bool) -> None:
     from peerd.cli.render_estimate import estimate_fields, estimate_lines
     from peerd.config.manifest import run_id
     from peerd.config.organiser import KEY_FILE, create_key, load_key, public_bytes
@@ -139,7 +141,6 @@ def _write(folder: Path, manifest: Manifest, as_json: bool) -> None:
     except OSError as error:
         raise DiskError(f"cannot write {run_file}: {error.strerror}") from None
     run = run_id(public_bytes(key), manifest.name)
-    stages = _estimates(manifest)
     if as_json:
         reply = {"schema": 1, "run": run, "run_file": str(run_file), "key_file": str(key_file), "step": manifest.start.step}
         reply["stages"] = [estimate_fields(stage) for stage in stages]
@@ -148,33 +149,10 @@ def _write(folder: Path, manifest: Manifest, as_json: bool) -> None:
     click.echo(f"wrote {run_file} (edit it as you like) and {key_file} (keep it secret)")
     if manifest.start.state:
         click.echo(f"begins: at step {manifest.start.step}, in {manifest.train.num_stages} stages")
-    for line in estimate_lines(stages, manifest.slots) if stages else []:
+    for line in estimate_lines(stages, manifest.slots):
         click.echo(line)
     click.echo(f"run id: {run}")
     click.echo(f"next:   peerd start {run_file}")
-
-
-def _estimates(manifest: Manifest) -> list[StageEstimate]:
-    """What each stage takes; nothing for a model that must be built to know."""
-    from peerd.planner.cutting import stage_layers
-    from peerd.planner.kinds import planned_loads
-    from peerd.planner.workload import estimate_stage
-
-    loads = planned_loads(manifest)
-    return [estimate_stage(manifest, loads, layers) for layers in stage_layers(manifest, loads)] if loads else []
-
-
-def _fitted(manifest: Manifest, device_bytes: int, stages_given: bool) -> Manifest:
-    """Cut for devices with so much memory."""
-    from peerd.config.cut import cut_points
-    from peerd.planner.cutting import fitted
-    from peerd.planner.kinds import planned_loads
-
-    loads = planned_loads(manifest)
-    if loads is None:
-        raise UsageError(f"--device-memory: what a model of kind {manifest.model.kind} takes is not known", "set train.cut in run.toml")
-    numbers = [manifest.train.num_stages] if stages_given else range(1, len(cut_points(manifest.model)) + 2)
-    return fitted(manifest, loads, device_bytes, numbers)
 
 
 def _with_model(folder: Path, manifest: Manifest, fields: dict[str, Any], given: set[str]) -> Manifest:

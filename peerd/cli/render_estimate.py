@@ -21,9 +21,12 @@ def estimate_lines(stages: list[StageEstimate], slots: int) -> list[str]:
     head = ("stage", "layers", "parameters", "memory", "tokens/s", "upload", "averaging")
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]
+    offloaded_bytes = max(stage.offloaded_bytes for stage in stages)
+    offloaded = [f"offloaded: up to {offloaded_bytes / 1e9:,.2f} GB more of the machine's memory"] if offloaded_bytes else []
     return [
         *lines,
         f"memory: with {slots} microbatches in hand; what torch takes for itself comes on top",
+        *offloaded,
         "tokens/s, upload: of a device that sustains 1 TFLOP/s",
         "averaging: uploaded once a step where many peers serve the stage",
     ]
@@ -34,7 +37,7 @@ def _span(first: int, last: int) -> str:
 
 
 def _cells(stage: StageEstimate) -> tuple[str, ...]:
-    tokens_per_s = NOMINAL_FLOPS / stage.flops_per_token
+    tokens_per_s = NOMINAL_FLOPS / max(stage.flops_per_token, 1)  # a stage may have no products at all
     return (
         f"{stage.load.num_parameters / 1e6:,.2f} M",
         f"{stage.memory_bytes / 1e9:,.2f} GB",
@@ -51,7 +54,8 @@ def estimate_fields(stage: StageEstimate) -> dict[str, Any]:
         "num_layers": len(stage.layers),
         "num_parameters": stage.load.num_parameters,
         "parameter_bytes": stage.load.parameter_bytes,
-        "optimizer_bytes": stage.load.optimizer_bytes,
+        "optimizer_bytes": stage.optimizer_bytes,
+        "offloaded_bytes": stage.offloaded_bytes,
         "activation_bytes": stage.load.graph_bytes,
         "memory_bytes": stage.memory_bytes,
         "flops_per_token": stage.flops_per_token,

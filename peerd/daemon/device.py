@@ -31,6 +31,11 @@ def choose_device(wanted: str) -> torch.device:
     return device
 
 
+def has_own_memory(device: torch.device) -> bool:
+    """Whether what lies in the machine's memory spares the device's."""
+    return device.type == "cuda"
+
+
 def free_memory_bytes(device: torch.device) -> int:
     """What a stage may take: free memory of the GPU, or available memory of the machine."""
     if device.type == "cuda":

@@ -13,11 +13,10 @@ from typing import TypeVar
 import structlog
 import torch
 
-from peerd.config.manifest import Manifest
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.address import Address, parse_address
-from peerd.daemon.device import choose_device, memory_for
+from peerd.daemon.device import choose_device, has_own_memory, memory_for
 from peerd.daemon.governor import Governor
 from peerd.daemon.network import Network, allow_direct, ask_for_run, open_network
 from peerd.daemon.node import Node, Place, Stage, Swarm
@@ -224,9 +223,8 @@ async def _build(settings: Settings, found: _Found, network: Network, swarm: Swa
     manifest = signed.manifest
     store = CheckpointStore(network.home.checkpoints(signed.run), manifest.train.num_stages)
     checkpoints = await asyncio.to_thread(store.scan)
-    memory_bytes = found.memory_bytes
-    stage = await asyncio.to_thread(_stage_to_serve, settings, manifest, swarm.membership, memory_bytes, checkpoints)
-    place = Place(signed=signed, stage=stage, device=found.device, memory_bytes=memory_bytes, data_source=found.run.text.source)
+    stage = await asyncio.to_thread(_stage_to_serve, settings, found, swarm.membership, checkpoints)
+    place = Place(signed=signed, stage=stage, device=found.device, memory_bytes=found.memory_bytes, data_source=found.run.text.source)
     executor = Executor()
     stack.callback(executor.close)
     steps = [checkpoint.step for checkpoint in checkpoints if checkpoint.stage == stage]
@@ -243,20 +241,20 @@ def _build_state(place: Place, swarm: Swarm, record: PeerRecord) -> StageState:
     seen = swarm.membership.find(me)
     incarnation = swarm.local.raise_incarnation(seen.incarnation if seen else 0)
     record = replace(record, incarnation=incarnation)
-    keep_graph = keeps_graphs(place.manifest, place.stage, slots_of(place.manifest) + 1, place.memory_bytes)
+    on_gpu = has_own_memory(place.device)
+    keep_graph = keeps_graphs(place.manifest, place.stage, slots_of(place.manifest) + 1, place.memory_bytes, on_gpu=on_gpu)
     LOG.info("graphs kept" if keep_graph else "graphs recomputed", recompute=place.manifest.compute.recompute)
     return StageState(place.manifest, record, place.device, swarm.membership.live, keep_graph)
 
 
-def _stage_to_serve(
-    settings: Settings, manifest: Manifest, membership: Membership, memory_bytes: int, checkpoints: list[Checkpoint]
-) -> int:
+def _stage_to_serve(settings: Settings, found: _Found, membership: Membership, checkpoints: list[Checkpoint]) -> int:
     """The stage asked for; else that of my newest checkpoint if nobody serves it; else the one that needs help most.
 
     StageError when it is unknown or does not fit.
     """
+    manifest, memory_bytes, on_gpu = found.run.signed.manifest, found.memory_bytes, has_own_memory(found.device)
     num_stages = manifest.train.num_stages
-    needed = [estimate_stage_memory_bytes(manifest, stage, slots_of(manifest)) for stage in range(num_stages)]
+    needed = [estimate_stage_memory_bytes(manifest, stage, slots_of(manifest), on_gpu=on_gpu) for stage in range(num_stages)]
     if settings.stage >= num_stages:
         raise StageError(f"there is no stage {settings.stage}", f"this run's stages are 0 to {num_stages - 1}; leave --stage out")
     if settings.stage >= 0:

@@ -79,11 +79,11 @@ def with_paths(manifest: Manifest, source: str, start: str) -> Manifest:
 
 async def _get(node: Node, stage: int, say: Say) -> Downloaded:
     """One stage's state; my own stage's from this daemon."""
-    most = 2 * estimate_stage_memory_bytes(node.place.manifest, stage, 0)
     if stage == node.state.record.stage:
         return await node.snapshots.own()
     say(f"downloading stage {stage}")
-    return await node.downloader.download(stage, most)
+    needed = await asyncio.to_thread(estimate_stage_memory_bytes, node.place.manifest, stage, 0)
+    return await node.downloader.download(stage, 2 * needed)
 
 
 def _holds(part: Downloaded, prefix: str) -> bool:

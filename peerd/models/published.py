@@ -49,15 +49,31 @@ def check_publishable(manifest: Manifest) -> None:
             raise UsageError(f"no architecture of transformers is a decoder with model.{field.name} exactly", remedy)
 
 
-def publish(manifest: Manifest, parameters: Mapping[str, Tensor]) -> Published:
-    """The whole model's parameters under transformers' names; their memory is shared. Raises UsageError as `check_publishable`."""
+def publish(manifest: Manifest, parameters: Mapping[str, Tensor], tokenizer: str = "") -> Published:
+    """The whole model's parameters under transformers' names; their memory is shared. Raises UsageError as `check_publishable`.
+
+    `tokenizer` is the content of the run's tokenizer.json, where it has one.
+    """
     check_publishable(manifest)
+    ends = _token_ids(manifest, tokenizer)
     if isinstance(manifest.model, HuggingFaceConfig):
-        return Published(config=_library_config(manifest.model), tensors=dict(parameters))
+        return Published(config=_library_config(manifest.model) | ends, tensors=dict(parameters))
     tensors: dict[str, Tensor] = {}
     for name, value in parameters.items():
         tensors |= _stablelm_tensors(name, value)
-    return Published(config=_stablelm_config(manifest), tensors=tensors)
+    return Published(config=_stablelm_config(manifest) | ends, tensors=tensors)
+
+
+def _token_ids(manifest: Manifest, tokenizer: str) -> dict[str, int | None]:
+    """Which token ends a text, and that none begins one: by the run's own tokenizer.
+
+    A config has the numbers of its architecture's usual tokenizer, and these are other tokens here: generation would end at a quote.
+    """
+    data = manifest.data
+    if isinstance(manifest.model, HuggingFaceConfig) and data.tokenizer != "bytes" and not data.tokenizer.startswith("bpe:"):
+        return {}  # the organiser's tokenizer, to which the config may well belong
+    added = json.loads(tokenizer).get("added_tokens", []) if tokenizer else []
+    return {"bos_token_id": None, "eos_token_id": next((each["id"] for each in added if each["content"] == data.end_of_text), None)}
 
 
 def _library_config(model: HuggingFaceConfig) -> dict[str, Any]:
@@ -88,8 +104,6 @@ def _stablelm_config(manifest: Manifest) -> dict[str, Any]:
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "tie_word_embeddings": False,
-        "bos_token_id": None,
-        "eos_token_id": None,
         "dtype": "float32",
     }
 

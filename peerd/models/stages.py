@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from peerd.config.manifest import Manifest
-from peerd.config.model_kinds import BlocksConfig
+from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
 from peerd.errors import StageError
 from peerd.models.decoder import DecoderStage
 from peerd.models.module import StageModule
@@ -81,9 +81,16 @@ def with_cut(manifest: Manifest) -> Manifest:
 
 
 def measured_loads(manifest: Manifest) -> ModelLoads:
-    """The same, asked of stages built on the meta device, of any kind of model without narrow boundaries."""
-    size, num_layers = manifest.model.layers_per_group, manifest.model.num_layers
+    """The same, asked of stages built on the meta device, of any kind of model without narrow boundaries.
 
+    As of a run in two stages, where no part is first and last: a part costs the same in any number of stages. A group of layers costs
+    what it adds to the group before it, whose output it may keep once more or not at all. Of groups that are alike one is asked.
+    """
+    size, num_layers = manifest.model.layers_per_group, manifest.model.num_layers
+    num_stages = 1 if num_layers == size else 2
+    manifest = replace(manifest, train=replace(manifest.train, num_stages=num_stages, cut="even"))
+
+    @functools.cache
     def load_of(stage: int, layers: range) -> Load:
         module = BUILDERS[manifest.model.kind](manifest, stage, layers)
         return Load(
@@ -92,9 +99,26 @@ def measured_loads(manifest: Manifest) -> ModelLoads:
             graph_bytes=module.graph_bytes(manifest.tokens_per_microbatch),
         )
 
-    first, last = load_of(0, range(0)), load_of(manifest.train.num_stages - 1, range(num_layers, num_layers))
-    groups = tuple(load_of(0, range(layer, layer + size)) - first for layer in range(0, num_layers, size))
-    return ModelLoads(first=first, groups=groups, last=last if manifest.train.num_stages > 1 else last - first)
+    if num_stages == 1:
+        return ModelLoads(first=Load(), groups=(load_of(0, range(num_layers)),), last=Load())
+    kinds, groups, in_order = _kinds_of_layers(manifest), dict[object, Load](), list[Load]()
+    for layer in range(0, num_layers, size):
+        before = range(max(0, layer - size), layer)
+        kind = (*(kinds[each] for each in before), kinds[layer])
+        if kind not in groups:
+            groups[kind] = load_of(0, range(before.start, layer + size)) - load_of(0, before)
+        in_order.append(groups[kind])
+    return ModelLoads(first=load_of(0, range(0)), groups=tuple(in_order), last=load_of(1, range(num_layers, num_layers)))
+
+
+def _kinds_of_layers(manifest: Manifest) -> tuple[object, ...]:
+    """Something for each layer that is equal for those that cost the same."""
+    model = manifest.model
+    if isinstance(model, HuggingFaceConfig):
+        from peerd.models.hf.cost import kinds_of_layers
+
+        return kinds_of_layers(model)
+    return tuple(range(model.num_layers)) if isinstance(model, BlocksConfig) else (0,) * model.num_layers
 
 
 def input_of(manifest: Manifest, stage: int, sequence_length: int) -> tuple[str, tuple[int, ...]]:
@@ -143,21 +167,20 @@ def estimate_graph_bytes(manifest: Manifest, stage: int) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def estimate_stage_memory_bytes(manifest: Manifest, stage: int, slots: int) -> int:
+def estimate_stage_memory_bytes(manifest: Manifest, stage: int, slots: int, *, on_gpu: bool = False) -> int:
     """Bytes that serving a stage takes with `slots` microbatches in hand, as `planner.workload.stage_memory_bytes` counts them."""
     module = _on_meta(manifest, stage)
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
-    return stage_memory_bytes(
-        manifest, Load(num_parameters=num_parameters, graph_bytes=module.graph_bytes(manifest.tokens_per_microbatch)), slots
-    )
+    load = Load(num_parameters=num_parameters, graph_bytes=module.graph_bytes(manifest.tokens_per_microbatch))
+    return stage_memory_bytes(manifest, load, slots, on_gpu=on_gpu)
 
 
-def keeps_graphs(manifest: Manifest, stage: int, slots: int, free_bytes: int) -> bool:
+def keeps_graphs(manifest: Manifest, stage: int, slots: int, free_bytes: int, *, on_gpu: bool = False) -> bool:
     """Whether a peer with so much free memory keeps a graph per slot from forward to backward, or recomputes it."""
     if manifest.compute.recompute != "auto":
         return manifest.compute.recompute == "never"
     keeping = replace(manifest, compute=replace(manifest.compute, recompute="never"))
-    return estimate_stage_memory_bytes(keeping, stage, slots) <= AUTO_MEMORY_SHARE * free_bytes
+    return estimate_stage_memory_bytes(keeping, stage, slots, on_gpu=on_gpu) <= AUTO_MEMORY_SHARE * free_bytes
 
 
 def _on_meta(manifest: Manifest, stage: int) -> StageModule:

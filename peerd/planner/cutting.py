@@ -11,7 +11,7 @@ from typing import Literal
 from peerd.config.cut import cut_points
 from peerd.config.manifest import Manifest
 from peerd.errors import ManifestError
-from peerd.planner.workload import Load, ModelLoads, stage_flops, stage_load, stage_memory_bytes
+from peerd.planner.workload import Load, ModelLoads, estimate_stage, stage_flops, stage_load, stage_memory_bytes
 
 NO_LIMIT = 1 << 62
 
@@ -33,7 +33,7 @@ def balanced_cut(manifest: Manifest, loads: ModelLoads, most_bytes: int = NO_LIM
                 if end <= start:
                     continue
                 load: Load = load_of(start, end)
-                if stage_memory_bytes(manifest, load, manifest.slots) > most_bytes:
+                if stage_memory_bytes(manifest, load, manifest.slots, on_gpu=True) > most_bytes:
                     break
                 work = stage_flops(manifest, load, is_last)
                 candidate = (max(slowest, work), squares + work * work, (*counts, end - start))
@@ -62,9 +62,7 @@ def fitted(manifest: Manifest, loads: ModelLoads, device_bytes: int, numbers_of_
     """
     for num_stages in numbers_of_stages:
         even = _cut(manifest, num_stages, "even")
-        if even is not None and all(
-            stage_memory_bytes(even, stage_load(even, loads, layers), even.slots) <= device_bytes for layers in stage_layers(even, loads)
-        ):
+        if even is not None and all(estimate_stage(even, loads, each).memory_bytes <= device_bytes for each in stage_layers(even, loads)):
             return even
         by_cost = _cut(manifest, num_stages, "cost")
         counts = balanced_cut(by_cost, loads, device_bytes) if by_cost is not None else None

@@ -5,14 +5,13 @@ Where the parts' costs come from is the model's affair (`decoder.py` for the bui
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from peerd.config.codec import parse_codec
-from peerd.config.manifest import Manifest
+from peerd.config.manifest import Manifest, TrainConfig
 
 FLOAT32_BYTES = 4
-MOMENTS = 2
-"""Numbers per parameter that AdamW keeps."""
 BACKWARD_SHARE = 2
 """A backward pass makes two products for each of the forward pass: for the weights and for the inputs."""
 
@@ -40,10 +39,6 @@ class Load:
     @property
     def parameter_bytes(self) -> int:
         return FLOAT32_BYTES * self.num_parameters
-
-    @property
-    def optimizer_bytes(self) -> int:
-        return MOMENTS * self.parameter_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,21 +77,30 @@ def stage_flops(manifest: Manifest, load: Load, is_last: bool) -> int:
     return (1 + BACKWARD_SHARE + again) * load.forward_flops
 
 
-def stage_memory_bytes(manifest: Manifest, load: Load, slots: int) -> int:
-    """Bytes that serving a stage takes with `slots` microbatches in hand.
+def optimizer_numbers(train: TrainConfig) -> int:
+    """Numbers per parameter that the optimizer keeps: both moments of AdamW and LAMB, SGD's velocity where it has momentum."""
+    return int(train.momentum > 0) if train.optimizer == "sgd" else 2
 
-    Per parameter: the current and the previous value, the gradient, the accumulator and Adam's two moments, and during a round
+
+def stage_memory_bytes(manifest: Manifest, load: Load, slots: int, *, on_gpu: bool = False) -> int:
+    """Bytes that serving a stage takes of its device's memory with `slots` microbatches in hand.
+
+    Per parameter: the current and the previous value, the gradient, the accumulator and the optimizer's state, and during a round
     a copy of the accumulator, the parts that come in and the sum that goes out; with evaluation the value at the evaluated
-    step. Per slot: the input and the output's gradient. Graphs: one per slot where compute.recompute is "never", else one at a
-    time ("auto" recomputes when memory is short). Compressed averaging keeps what parts and sums left out. Torch itself and the
-    allocator's slack are not counted.
+    step, with delayed updates the value of the next, and where parameters are averaged the round's three for them, too. A GPU does
+    not hold the state that compute.offload_optimizer leaves to the machine. Per slot: the input and the output's gradient. Graphs: one
+    per slot where compute.recompute is "never", else one at a time ("auto" recomputes when memory is short). Compressed averaging
+    keeps what parts and sums left out. Torch itself and the allocator's slack are not counted.
     """
-    accumulator_bytes = 8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES
-    num_accumulators = 6 if parse_codec(manifest.wire.weight_gradients).is_lossy else 4
+    train = manifest.train
+    accumulator_bytes = 8 if train.accumulate == "float64" else FLOAT32_BYTES
+    num_in_round = 6 if train.average_parameters_every_steps else 3
+    num_accumulators = 1 + num_in_round + 2 * parse_codec(manifest.wire.weight_gradients).is_lossy
+    num_state = 0 if on_gpu and manifest.compute.offload_optimizer else optimizer_numbers(train)
+    num_values = 3 + num_state + (train.evaluate_every_steps > 0) + train.delayed_updates
     num_graphs = slots if manifest.compute.recompute == "never" else min(slots, 1)
     return (
-        load.num_parameters
-        * ((3 + MOMENTS + (manifest.train.evaluate_every_steps > 0)) * FLOAT32_BYTES + num_accumulators * accumulator_bytes)
+        load.num_parameters * (num_values * FLOAT32_BYTES + num_accumulators * accumulator_bytes)
         + slots * 2 * manifest.boundary_bytes
         + num_graphs * load.graph_bytes
     )
@@ -109,6 +113,10 @@ class StageEstimate:
     layers: range
     load: Load
     memory_bytes: int
+    """Of its device: without `offloaded_bytes`, unless that is the processor."""
+    optimizer_bytes: int
+    offloaded_bytes: int
+    """Of the optimizer's state, in the machine's own memory."""
     flops_per_token: int
     """Forward and backward."""
     upload_bytes_per_token: float
@@ -121,14 +129,18 @@ def estimate_stage(manifest: Manifest, loads: ModelLoads, layers: range) -> Stag
     load = stage_load(manifest, loads, layers)
     is_first, is_last = layers.start == 0, layers.stop == manifest.model.num_layers
     tokens, wire = manifest.tokens_per_microbatch, manifest.wire
-    num_values, part = manifest.boundary_bytes // FLOAT32_BYTES, parse_codec(wire.weight_gradients)
-    forth, back = (parse_codec(name).num_bytes(num_values) for name in (wire.activations, wire.activation_gradients))
+    part = parse_codec(wire.weight_gradients)
+    forth = 0 if is_last else parse_codec(wire.activations).num_bytes(math.prod(manifest.boundary_shape(layers.stop)))
+    back = 0 if is_first else parse_codec(wire.activation_gradients).num_bytes(math.prod(manifest.boundary_shape(layers.start)))
+    optimizer_bytes = optimizer_numbers(manifest.train) * load.parameter_bytes
     raw_bytes = load.num_parameters * (8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES)
     return StageEstimate(
         layers=layers,
         load=load,
-        memory_bytes=stage_memory_bytes(manifest, load, manifest.slots),
+        memory_bytes=stage_memory_bytes(manifest, load, manifest.slots, on_gpu=True),
+        optimizer_bytes=optimizer_bytes,
+        offloaded_bytes=optimizer_bytes if manifest.compute.offload_optimizer else 0,
         flops_per_token=stage_flops(manifest, load, is_last) // tokens,
-        upload_bytes_per_token=((not is_last) * forth + (not is_first) * back) / tokens,
+        upload_bytes_per_token=(forth + back) / tokens,
         averaging_bytes=2 * (part.num_bytes(load.num_parameters) if part.is_lossy else raw_bytes),
     )

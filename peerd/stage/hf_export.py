@@ -21,7 +21,7 @@ def write_hf_export(folder: Path, manifest: Manifest, parameters: Mapping[str, T
 
     `tokenizer` is the content of the run's tokenizer.json, where it has one.
     """
-    published = publish(manifest, parameters)
+    published = publish(manifest, parameters, tokenizer)
     shards = split_into_shards({name: tensor.numel() * tensor.element_size() for name, tensor in published.tensors.items()})
     names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
     for name, held in zip(names, shards, strict=True):

@@ -48,7 +48,7 @@ class Optimizer:
 
     def __init__(self, manifest: Manifest, parameters: Mapping[str, nn.Parameter]) -> None:
         self._train = manifest.train
-        self._kind = KINDS[manifest.train.optimizer]
+        self._kind = kind_of(manifest.train)
         self._parameters = dict(parameters)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         offload = manifest.compute.offload_optimizer
@@ -108,13 +108,13 @@ class Optimizer:
 
 def optimizer_spec(train: TrainConfig, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Name -> shape of the state's tensors for parameters of these shapes."""
-    shapes = {f"{name}.{part}": shape for name, shape in parameters.items() for part in KINDS[train.optimizer].parts}
+    shapes = {f"{name}.{part}": shape for name, shape in parameters.items() for part in kind_of(train).parts}
     return shapes | {f"{name}.step": () for name in parameters}
 
 
 def optimizer_parts(train: TrainConfig) -> set[str]:
     """What the names of the state's tensors end in."""
-    return {*KINDS[train.optimizer].parts, "step"}
+    return {*kind_of(train).parts, "step"}
 
 
 def check_no_decay(manifest: Manifest) -> None:
@@ -175,12 +175,24 @@ def _sgd(group: Sequence[Updated], train: TrainConfig, rate: float, weight_decay
         each.value.add_(velocity, alpha=-rate)
 
 
+def _plain_sgd(group: Sequence[Updated], _train: TrainConfig, rate: float, weight_decay: float) -> None:
+    """The same without momentum, which needs no state but the number of updates."""
+    for each in group:
+        each.state["step"].add_(1)
+        each.value.add_(each.gradient.add(each.value, alpha=weight_decay), alpha=-rate)
+
+
 KINDS: dict[str, Kind] = {
     "adamw": Kind(ADAM_MOMENTS, _adamw),
     "lamb": Kind(ADAM_MOMENTS, _lamb),
     "sgd": Kind(("momentum_buffer",), _sgd),
 }
 """Manifest's train.optimizer -> what it is."""
+PLAIN_SGD = Kind((), _plain_sgd)
+
+
+def kind_of(train: TrainConfig) -> Kind:
+    return PLAIN_SGD if train.optimizer == "sgd" and not train.momentum else KINDS[train.optimizer]
 
 
 def _fresh_state(kind: Kind, parameter: Tensor) -> dict[str, Tensor]:

@@ -1,8 +1,12 @@
-"""Is the swarm's loss curve that of one machine, step for step, with each training option?
+"""Is the swarm's loss curve that of one machine, step for step, with each training option, and does the result load elsewhere?
 
-For each option a swarm of real daemons trains the run, then `peerd reference` trains it again in one process. The table says by how
-much losses and parameters differ at most; --plot draws both curves. Sums are in double precision, so that their order shows in
-no loss.
+For each option `peerd new` makes a run (a small Llama of transformers with a BPE trained on the text), a swarm of real daemons trains it
+and exports it in both formats, and `peerd reference` trains it again in one process. The table says by how much losses and parameters
+differ at most, and the logits of a process that knows transformers alone. What only the built-in decoder has is tried with that. Sums
+are in double precision, so that their order shows in no loss.
+
+With --out the outcomes stay there, with exports, table and a plot of both curves of each option; an option that is there already is not
+run again, so that a long series can be made in pieces.
 """
 
 from __future__ import annotations
@@ -10,148 +14,140 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import subprocess
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peerd.config import manifest as manifests
-from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
 from peerd.errors import ExitCode, PeerdError
-from scripts.benchmarks._report import SCHEMA, progress
+from peerd.sim import plot as plots
+from scripts.benchmarks._curves import draw
+from scripts.benchmarks._equality import Outcome, Sizes, run_both
+from scripts.benchmarks._report import SCHEMA, interrupt, progress
 
-OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
-    "adamw": {},
-    "lamb": {"train": {"optimizer": "lamb"}},
-    "sgd": {"train": {"optimizer": "sgd", "learning_rate": 0.3}},
-    "cosine": {"train": {"schedule": "cosine", "warmup_steps": 2}},
-    "clipping": {"train": {"max_gradient_norm": 0.5}},
-    "bfloat16": {"train": {"precision": "bfloat16"}},
-    "float16": {"train": {"precision": "float16"}},
-    "dropout": {"train": {"dropout": 0.1}},
-    "offload": {"compute": {"offload_optimizer": True}},
-    "parameter averaging": {"train": {"average_parameters_every_steps": 2}},
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    changes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """Of the manifest, by section."""
+    why_decoder: str = ""
+    """Why it is tried with the built-in decoder; empty: it is not."""
+
+
+OPTIONS: dict[str, Option] = {
+    "adamw": Option(),
+    "lamb": Option(changes={"train": {"optimizer": "lamb"}}),
+    "clipping": Option(changes={"train": {"max_gradient_norm": 0.5}}),
+    "bfloat16": Option(changes={"train": {"precision": "bfloat16"}}),
+    "offload": Option(changes={"compute": {"offload_optimizer": True}}),
+    "shared layers": Option(changes={"model": {"layers_per_group": 2}}, why_decoder="no layers of a Llama share weights"),
+    "sgd": Option(changes={"train": {"optimizer": "sgd", "learning_rate": 0.3}}),
+    "cosine": Option(changes={"train": {"schedule": "cosine", "warmup_steps": 2}}),
+    "float16": Option(changes={"train": {"precision": "float16"}}),
+    "delayed updates": Option(changes={"train": {"delayed_updates": True}}),
+    "parameter averaging": Option(changes={"train": {"average_parameters_every_steps": 2}}),
+    "dropout": Option(changes={"train": {"dropout": 0.1}}, why_decoder="transformers' models are trained without dropout"),
 }
-DAEMONS_TIMEOUT_S = 1800.0
-COMMAND = [sys.executable, "-P", "-c", "from peerd.cli.main import main; main()"]
+MOST_LOGITS_APART = 1e-5
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    option: str
-    swarm: tuple[float, ...]
-    reference: tuple[float, ...]
-    parameters_apart: float
-    """The largest difference of a parameter, as a share of its tensor's largest value."""
-
-    @property
-    def losses_apart(self) -> float:
-        return max(abs(ours - theirs) for ours, theirs in zip(self.swarm, self.reference, strict=True))
-
-
-def base_run(path: Path | None, num_stages: int) -> Manifest:
-    if path is not None:
-        run = manifests.load(path)
-        source = run.data.source if run.data.source == "stdlib" else str((path.absolute().parent / run.data.source).absolute())
-        return dataclasses.replace(run, data=dataclasses.replace(run.data, source=source))
-    return Manifest(
-        name="options",
-        model=ModelConfig(num_layers=6, d_model=64, num_heads=4, d_ff=128),
-        train=TrainConfig(num_stages=num_stages, microbatches_per_step=12, microbatch_size=2, sequence_length=64, learning_rate=0.01),
-        swarm=SwarmConfig(announce_period_s=1.0),
-    )
+def run_missing(names: Sequence[str], sizes: Sizes, out: Path) -> list[Outcome]:
+    """Outcomes of these options, those that `out` has already included."""
+    outcomes = []
+    for name in names:
+        folder = out / name.replace(" ", "-")
+        kept = folder / "outcome.json"
+        if kept.is_file():
+            outcome = Outcome.read(kept)
+            if outcome.steps != sizes.steps:
+                raise PeerdError(f"{folder} is of {outcome.steps} steps", f"remove it, or ask for --steps {outcome.steps}")
+        else:
+            option = OPTIONS[name]
+            outcome = run_both(name, option.changes, option.why_decoder, sizes, folder)
+            kept.write_text(json.dumps(dataclasses.asdict(outcome)), encoding="utf-8")
+        progress(f"{name}: losses differ by {outcome.losses_apart:.1e}, parameters by {outcome.parameters_apart:.1e}")
+        outcomes.append(outcome)
+    return outcomes
 
 
-def with_option(run: Manifest, changes: Mapping[str, Mapping[str, Any]], steps: int) -> Manifest:
-    train = dataclasses.replace(run.train, **{"steps": steps, "accumulate": "float64", **changes.get("train", {})})
-    compute: ComputeConfig = dataclasses.replace(run.compute, **{"threads": 1, **changes.get("compute", {})})
-    return dataclasses.replace(run, train=train, compute=compute)
-
-
-def run_both(option: str, run: Manifest, num_peers: int, folder: Path) -> Outcome:
-    from safetensors.torch import load_file
-
-    ours, theirs, file = folder / "swarm", folder / "reference", folder / "run.toml"
-    folder.mkdir()
-    file.write_text(manifests.dump(run), encoding="utf-8")
-    train = run.train
-    peerd("demo", "--run", file, "--stages", train.num_stages, "--peers", num_peers, "--steps", train.steps, "--out", ours, "--json")
-    peerd("reference", ours / "run.toml", "--steps", train.steps, "--out", theirs)
-    found, expected = (load_file(each / "model.safetensors") for each in (ours, theirs))
-    apart = max(float((found[name] - value).abs().max() / value.abs().max().clamp_min(1e-30)) for name, value in expected.items())
-    outcome = Outcome(option, losses_of(ours), losses_of(theirs), apart)
-    progress(f"{option}: losses differ by {outcome.losses_apart:.1e}, parameters by {apart:.1e}")
-    return outcome
-
-
-def peerd(*arguments: object) -> None:
-    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=DAEMONS_TIMEOUT_S, check=False)
-    if done.returncode != ExitCode.OK:
-        raise PeerdError(f"peerd {arguments[0]} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
-
-
-def losses_of(folder: Path) -> tuple[float, ...]:
-    return tuple(json.loads(line)["loss"] for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines())
-
-
-def print_outcomes(outcomes: list[Outcome]) -> None:
-    print(f"{'option':<20}  {'first loss':>10}  {'last loss':>10}  {'losses apart':>12}  {'parameters apart':>16}")
+def lines_of(outcomes: Sequence[Outcome]) -> list[str]:
+    apart = f"{'losses apart':>12}  {'parameters apart':>16}  {'logits apart':>12}"
+    lines = [f"{'option':<20}  {'first loss':>10}  {'last loss':>10}  {apart}  loaded as"]
     for found in outcomes:
-        first, last = found.swarm[0], found.swarm[-1]
-        print(f"{found.option:<20}  {first:>10.6f}  {last:>10.6f}  {found.losses_apart:>12.1e}  {found.parameters_apart:>16.1e}")
+        logits = f"{found.logits_apart:.1e}" if found.logits_apart is not None else "-"
+        lines.append(
+            f"{found.option:<20}  {found.swarm[0]:>10.6f}  {found.swarm[-1]:>10.6f}  {found.losses_apart:>12.1e}"
+            f"  {found.parameters_apart:>16.1e}  {logits:>12}  {found.loaded_as}"
+        )
+    lines += [f"{found.option}: the built-in decoder, for {found.why_decoder}" for found in outcomes if found.why_decoder]
+    return lines + [f"{found.option}: not in transformers' format: {found.not_loaded}" for found in outcomes if found.not_loaded]
 
 
-def plot(outcomes: list[Outcome], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5))
-    for found in outcomes:
-        (line,) = axes.plot(found.reference, linewidth=3, alpha=0.35)
-        axes.plot(found.swarm, "--", linewidth=1, color=line.get_color(), label=found.option)
-    axes.set(xlabel="step", ylabel="loss, nats per token", title="dashed: the swarm; broad: one machine")
-    axes.legend()
-    figure.savefig(path, dpi=120)
+def is_equal(outcome: Outcome) -> bool:
+    return outcome.losses_apart == 0 and (outcome.logits_apart or 0.0) <= MOST_LOGITS_APART
 
 
-def main() -> int:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench options", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="OPTION", help=f"of {', '.join(OPTIONS)} (default: all)")
-    parser.add_argument("--run", type=Path, metavar="RUN.toml", help="the run that the options are added to (default: a small decoder)")
-    parser.add_argument("--stages", type=int, default=3, metavar="N", help="of the default run (default 3)")
+    parser.add_argument("--stages", type=int, default=3, metavar="N", help="(default 3)")
     parser.add_argument("--peers", type=int, default=6, metavar="N", help="daemons (default 6)")
-    parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps (default 20)")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw both curves of every option")
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="(default 20)")
+    parser.add_argument("--layers", type=int, default=6, metavar="N", help="(default 6)")
+    parser.add_argument("--d-model", type=int, default=128, metavar="N", help="width (default 128)")
+    parser.add_argument("--vocabulary", type=int, default=2048, metavar="N", help="tokens of the BPE (default 2048)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="keep outcomes, exports, table.txt, curves.png and curves.svg there")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     given = parser.parse_args()
     unknown = [name for name in given.names if name not in OPTIONS]
     if unknown:
         parser.error(f"no option {unknown[0]}; there are {', '.join(OPTIONS)}")
+    if min(given.stages, given.steps, given.layers, given.d_model) < 1 or given.peers < given.stages or given.layers < 2 * given.stages:
+        parser.error("numbers must be at least 1, with a peer and two layers or more per stage")
+    return given
+
+
+def main() -> int:
+    given = parse()
+    sizes = Sizes(
+        num_stages=given.stages,
+        num_peers=given.peers,
+        steps=given.steps,
+        num_layers=given.layers,
+        d_model=given.d_model,
+        vocab_size=given.vocabulary,
+    )
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(kind, interrupt)
     try:
-        run = base_run(given.run, given.stages)
-        with tempfile.TemporaryDirectory(prefix="peerd-options-") as folder:
-            outcomes = [
-                run_both(name, with_option(run, OPTIONS[name], given.steps), given.peers, Path(folder) / str(number))
-                for number, name in enumerate(given.names or OPTIONS)
-            ]
+        with tempfile.TemporaryDirectory(prefix="peerd-options-") as temporary:
+            out = (given.out or Path(temporary)).absolute()
+            out.mkdir(parents=True, exist_ok=True)
+            if given.out is not None:
+                plots.check(out / "curves.png")
+            outcomes = run_missing(given.names or [*OPTIONS], sizes, out)
     except PeerdError as error:
         print(f"options: error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    if given.plot is not None:
-        plot(outcomes, given.plot)
+    lines = lines_of(outcomes)
+    if given.out is not None:
+        (given.out / "table.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        for suffix in plots.FORMATS:
+            draw(outcomes, given.out / f"curves{suffix}")
     if given.json:
         rows = [dataclasses.asdict(found) | {"losses_apart": found.losses_apart} for found in outcomes]
         print(json.dumps({"schema": SCHEMA, "rows": rows}))
     else:
-        print_outcomes(outcomes)
-    return ExitCode.OK if all(found.losses_apart == 0 for found in outcomes) else ExitCode.FAILURE
+        print("\n".join(lines))
+        for found in outcomes:
+            if found.text:
+                print(f"{found.option}: {found.prompt!r} goes on: {found.text!r}")
+    return ExitCode.OK if all(map(is_equal, outcomes)) else ExitCode.FAILURE
 
 
 if __name__ == "__main__":

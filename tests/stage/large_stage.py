@@ -1,7 +1,7 @@
-"""A child process that is one peer of a stage of a large model for a step, and tells what memory that took.
+"""A child process that is one peer of a large stage for some steps, and tells what memory that took.
 
-`python -m tests.stage.large_stage` prints one JSON object: bytes before the stage was built, at most while it was built, at most in
-the step, the estimate, and the bytes of the whole model's parameters.
+`python -m tests.stage.large_stage NAME`, of RUNS, prints one JSON object: bytes before the stage was built, at most while it was built, at
+most in the steps, the estimate, and the bytes of the whole model's parameters.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 import resource
-from dataclasses import replace
-from pathlib import Path
+import sys
+from collections.abc import Callable
+from typing import Any
 
 import psutil
 import torch
 
-from peerd.config.manifest import ComputeConfig, Manifest, TrainConfig
+from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, TrainConfig
 from peerd.models.hf.taking_in import choose_model
 from peerd.models.stages import build_stage, estimate_stage_memory_bytes, initial_parameter_spec
 from peerd.policy.roster import Roster, RosterEntry
@@ -23,7 +24,7 @@ from peerd.stage.state import StageState, Ticket
 from peerd.table.record import PeerId, PeerRecord
 from tests.strategies import view_of
 
-SIZES = {
+LLAMA_SIZES = {
     "num_hidden_layers": 24,
     "hidden_size": 2048,
     "num_attention_heads": 16,
@@ -31,26 +32,53 @@ SIZES = {
     "vocab_size": 32000,
     "max_position_embeddings": 2048,
 }
-STAGE, NUM_STAGES, SLOTS = 5, 12, 2
-ROWS = (1, 512)
+SLOTS = 2
 
 
-def manifest() -> Manifest:
-    train = TrainConfig(num_stages=NUM_STAGES, microbatches_per_step=SLOTS, microbatch_size=ROWS[0], sequence_length=ROWS[1])
-    return Manifest(model=choose_model("llama", {}, SIZES), train=train, compute=ComputeConfig(threads=1, recompute="never"))
+def llama() -> Manifest:
+    """1.3 billion parameters, of which a stage has two layers."""
+    train = TrainConfig(num_stages=12, microbatches_per_step=SLOTS, microbatch_size=1, sequence_length=512)
+    model = choose_model("llama", {}, LLAMA_SIZES)
+    return Manifest(seed=1, model=model, train=train, compute=ComputeConfig(threads=1, recompute="never"))
 
 
-def train_one_step(run: Manifest) -> None:
-    """Two microbatches in hand at once, their backward passes, a round with what a mate sends, and the update."""
+def decoder(**train: Any) -> Callable[[], Manifest]:
+    """28 million parameters in each of three stages."""
+    settings = TrainConfig(num_stages=3, microbatches_per_step=SLOTS, microbatch_size=1, sequence_length=64, **train)
+    model = ModelConfig(num_layers=9, d_model=768, num_heads=12, d_ff=3072)
+    return lambda: Manifest(seed=1, model=model, train=settings, compute=ComputeConfig(threads=1, recompute="never"))
+
+
+RUNS: dict[str, tuple[Callable[[], Manifest], int]] = {
+    "llama": (llama, 1),
+    "adamw": (decoder(), 2),
+    "lamb": (decoder(optimizer="lamb"), 2),
+    "sgd": (decoder(optimizer="sgd"), 2),
+    "sgd without momentum": (decoder(optimizer="sgd", momentum=0.0), 2),
+    "delayed updates": (decoder(delayed_updates=True), 3),
+    "parameter averaging": (decoder(average_parameters_every_steps=2), 2),
+}
+"""Name -> the run, and how many steps of it are made: what it holds from step to step is there in the second, or with delays the third."""
+
+
+def train_stage(run: Manifest, stage: int, steps: int) -> None:
     me = PeerId("me")
-    state = StageState(run, PeerRecord(peer=me, incarnation=1, stage=STAGE), torch.device("cpu"), lambda: view_of(state.record))
+    state = StageState(run, PeerRecord(peer=me, incarnation=1, stage=stage), torch.device("cpu"), lambda: view_of(state.record))
     state.serve()
-    tickets = [_ticket(state, index) for index in range(SLOTS)]
+    for _ in range(steps):
+        train_one_step(run, state)
+    assert state.newest is not None  # and what is made in the background is made
+
+
+def train_one_step(run: Manifest, state: StageState) -> None:
+    """Two microbatches in hand at once, their backward passes, a round with what a mate sends, and the update."""
+    tickets = [_ticket(run, state.record, index) for index in range(SLOTS)]
     outputs = [state.forward(ticket) for ticket in tickets]
     for ticket, output in zip(tickets, outputs, strict=True):
         assert state.backward(ticket, torch.ones_like(output)).refused == ""
     record = state.record
-    roster = Roster(STAGE, 0, 0, me, (RosterEntry(me, record.incarnation, record.ledger_no, (1 << SLOTS) - 1),))
+    entry = RosterEntry(record.peer, record.incarnation, record.ledger_no, (1 << SLOTS) - 1)
+    roster = Roster(record.stage, record.step, 0, record.peer, (entry,))
     reason, own = state.open_round(roster)
     assert own is not None, reason
     received = own.clone()
@@ -59,31 +87,31 @@ def train_one_step(run: Manifest) -> None:
     assert received.numel() == own.numel()
 
 
-def _ticket(state: StageState, index: int) -> Ticket:
-    record = state.record
-    inputs = torch.randn(*ROWS, SIZES["hidden_size"])
-    return Ticket(
-        record.step, index, (record.incarnation, record.ledger_no), True, inputs=inputs, labels=torch.zeros(ROWS, dtype=torch.int64)
-    )
+def _ticket(run: Manifest, record: PeerRecord, index: int) -> Ticket:
+    inputs = torch.randn(run.boundary_shape(1))
+    labels = torch.zeros(run.train.microbatch_size, run.train.sequence_length, dtype=torch.int64)
+    return Ticket(record.step, index, (record.incarnation, record.ledger_no), True, inputs=inputs, labels=labels)
 
 
 def peak_bytes() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def main() -> None:
+def main(name: str) -> None:
     torch.set_num_threads(1)
-    run = manifest()
-    estimate = estimate_stage_memory_bytes(run, STAGE, SLOTS)
-    shapes = [shape for stage in range(NUM_STAGES) for shape in initial_parameter_spec(run, stage).values()]
+    make, steps = RUNS[name]
+    run = make()
+    num_stages = run.train.num_stages
+    stage = num_stages // 2
+    estimate = estimate_stage_memory_bytes(run, stage, SLOTS)
+    shapes = [shape for each in range(num_stages) for shape in initial_parameter_spec(run, each).values()]
     before = max(peak_bytes(), psutil.Process().memory_info().rss)
-    build_stage(run, STAGE, "cpu")
+    build_stage(run, stage, "cpu")
     built = peak_bytes()
-    train_one_step(replace(run, seed=1))
+    train_stage(run, stage, steps)
     whole = 4 * sum(math.prod(shape) for shape in shapes)
     print(json.dumps({"before": before, "built": built, "peak": peak_bytes(), "estimate": estimate, "whole": whole}))
 
 
 if __name__ == "__main__":
-    assert Path(__file__).name == "large_stage.py"
-    main()
+    main(sys.argv[1])

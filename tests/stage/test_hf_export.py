@@ -145,3 +145,17 @@ def test_both_formats_speak_by_the_runs_own_tokenizer(tmp_path: Path, monkeypatc
     write_hf_export(tmp_path / "b", manifest, parameters, 0, tokenizer.read_text())
     told = [generate(open_speaker([tmp_path / name]), Request(sources=[], prompt="def f", max_tokens=12)) for name in "ab"]
     assert told[0] == told[1] != ""
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    ends = [each["id"] for each in json.loads(tokenizer.read_text())["added_tokens"] if each["content"] == manifest.data.end_of_text]
+    assert [config["eos_token_id"]] == ends
+
+
+@pytest.mark.parametrize(("tokenizer", "ends"), [("bytes", None), ("bpe:300", 7), ("local", 2)])
+def test_generation_ends_where_the_runs_tokenizer_says(tokenizer: str, ends: int | None) -> None:
+    """A Llama's own end is token 2, which is a quote in a BPE of the run's own."""
+    pytest.importorskip("transformers")
+    from tests.models.hf_models import hf_manifest
+
+    own = "" if tokenizer == "bytes" else json.dumps({"added_tokens": [{"content": "<end>", "id": 7}]})
+    manifest = dataclasses.replace(hf_manifest(), data=DataConfig(tokenizer=tokenizer, end_of_text="<end>" if own else ""))
+    assert publish(manifest, {}, own).config["eos_token_id"] == ends

@@ -15,7 +15,7 @@ from peerd.config.manifest import Manifest, TrainConfig
 from peerd.config.schedule import learning_rate_at
 from peerd.errors import ManifestError
 from peerd.models.stages import build_stage
-from peerd.stage.optimizer import Optimizer, check_no_decay
+from peerd.stage.optimizer import Optimizer, check_no_decay, optimizer_parts
 from tests.tiny_run import tiny_manifest
 
 
@@ -119,6 +119,21 @@ def test_sgd_is_torchs_to_the_bit() -> None:
             with torch.no_grad():
                 sgd([value], [gradients[name].clone()], state, weight_decay=0.1 * (value.dim() > 1), **settings)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_sgd_without_momentum_keeps_nothing_and_is_torchs_to_the_bit() -> None:
+    manifest = tiny_manifest(1, optimizer="sgd", learning_rate=0.05, momentum=0.0, weight_decay=0.1)
+    ours, theirs = parameters_per_stage(manifest)[0], parameters_per_stage(manifest)[0]
+    optimizer = Optimizer(manifest, ours)
+    settings: dict[str, Any] = {"lr": 0.05, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False, "foreach": False}
+    for step in range(2):
+        gradients = random_gradients(ours, step)
+        optimizer.update(step, gradients)
+        for name, value in theirs.items():
+            with torch.no_grad():
+                sgd([value], [gradients[name].clone()], [None], weight_decay=0.1 * (value.dim() > 1), **settings)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert {name.rpartition(".")[2] for name in optimizer.tensors()} == {"step"} == optimizer_parts(manifest.train)
 
 
 # Weight decay

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from peerd.config.manifest import Manifest, WireConfig
-from peerd.models.stages import layers_of, measured_loads, model_loads
+from peerd.models.stages import estimate_stage_memory_bytes, layers_of, measured_loads, model_loads
 from peerd.planner.workload import estimate_stage, stage_load
 from peerd.stage.state import StageState
 from peerd.table.record import PeerId, PeerRecord
@@ -41,8 +41,38 @@ def test_parameters_and_optimizer_take_the_bytes_that_were_planned(model: dict[s
         load = stage_load(manifest, model_loads(manifest), layers_of(manifest, stage))
         parameters = list(state.module.parameters())
         assert load.parameter_bytes == sum(parameter.nbytes for parameter in parameters)
-        assert load.optimizer_bytes == sum(tensor.nbytes for tensor in state.optimizer.tensors().values()) - 4 * len(parameters)
+        planned = estimate_stage(manifest, model_loads(manifest), layers_of(manifest, stage))
+        assert planned.optimizer_bytes == optimizer_bytes_of(state)
         assert load.num_parameters == state.accumulator.flat.numel() - 1  # the loss rides along
+
+
+def optimizer_bytes_of(state: StageState) -> int:
+    """Without the step counts, 4 bytes a parameter tensor."""
+    return sum(tensor.nbytes for tensor in state.optimizer.tensors().values()) - 4 * len(list(state.module.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("train", "numbers"),
+    [({"optimizer": "lamb"}, 2), ({"optimizer": "sgd"}, 1), ({"optimizer": "sgd", "momentum": 0.0}, 0)],
+    ids=["lamb", "sgd", "sgd without momentum"],
+)
+def test_each_optimizer_takes_the_bytes_that_were_planned(train: dict[str, Any], numbers: int) -> None:
+    manifest = tiny_manifest(1, **train)
+    record = PeerRecord(peer=PeerId("me"), stage=0)
+    state = StageState(manifest, record, torch.device("cpu"), lambda: view_of(record))
+    planned = estimate_stage(manifest, model_loads(manifest), range(manifest.model.num_layers))
+    assert planned.optimizer_bytes == numbers * planned.load.parameter_bytes == optimizer_bytes_of(state)
+
+
+def test_what_is_offloaded_spares_a_gpu_and_not_a_processor() -> None:
+    here = tiny_manifest(2)
+    there = dataclasses.replace(here, compute=dataclasses.replace(here.compute, offload_optimizer=True))
+    loads, layers = model_loads(here), layers_of(here, 0)
+    kept, spared = estimate_stage(here, loads, layers), estimate_stage(there, loads, layers)
+    assert (kept.offloaded_bytes, spared.offloaded_bytes) == (0, kept.optimizer_bytes)
+    assert spared.memory_bytes == kept.memory_bytes - kept.optimizer_bytes
+    assert estimate_stage_memory_bytes(there, 0, here.slots) == kept.memory_bytes
+    assert estimate_stage_memory_bytes(there, 0, here.slots, on_gpu=True) == spared.memory_bytes
 
 
 @pytest.mark.parametrize("model", VARIANTS[:2])

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from peerd.config.manifest import Manifest
+from peerd.config.model_kinds import HuggingFaceConfig
+from peerd.models.hf.layout import blocks_of
+from peerd.models.hf.library import empty_model, library_config
 from peerd.models.measure import product_flops, saved_bytes
 from peerd.models.module import StageModule
 
@@ -53,6 +56,16 @@ def cost_of(module: StageModule, config: Any, manifest: Manifest, num_layers: in
         graph_bytes = 4 * ROUGH_FLOATS_PER_WIDTH * manifest.tokens_per_microbatch * config.hidden_size * num_layers + scratch_bytes // 2
         flops = 2 * num_parameters * manifest.tokens_per_microbatch
     return Cost(graph_bytes=graph_bytes + scratch_bytes, forward_flops=flops)
+
+
+def kinds_of_layers(model: HuggingFaceConfig) -> tuple[object, ...]:
+    """For each layer what it is made of and what the config says of it alone; layers alike in that cost the same."""
+    config = library_config(model)
+    whole = empty_model(config, model.objective)
+    blocks = whole.get_submodule(blocks_of(whole, model.num_layers))
+    told = [value for _, value in sorted(vars(config).items()) if isinstance(value, list | tuple) and len(value) == model.num_layers]
+    made = [tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters()) for block in blocks]
+    return tuple((made[layer], repr([value[layer] for value in told])) for layer in range(model.num_layers))
 
 
 def _same_expert(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ constructor, so they are what the whole model has).
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -79,10 +80,13 @@ def class_name(model: HuggingFaceConfig) -> str:
 
 @contextmanager
 def _without_memory() -> Iterator[None]:
-    """Parameters made inside lose their memory at once, before anything is written into it."""
+    """Parameters made inside lose their memory at once, before anything is written into it. Other threads' keep theirs."""
+    here = threading.get_ident()
 
     def to_meta(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-        return None if parameter is None else nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        if parameter is None or threading.get_ident() != here:
+            return None
+        return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
     handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
     try:

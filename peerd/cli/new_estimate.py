@@ -1,0 +1,40 @@
+"""`peerd new`: what the stages of a run take, and how many of them a small device needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from peerd.config.manifest import Manifest
+    from peerd.planner.workload import ModelLoads, StageEstimate
+
+
+def loads_of(manifest: Manifest) -> ModelLoads:
+    """What the parts of its model cost; a model that must be built to know is built in a process of its own, without memory."""
+    from peerd.cli.launch import run_child
+    from peerd.planner.kinds import planned_loads
+    from peerd.planner.workload import Load, ModelLoads
+
+    planned = planned_loads(manifest)
+    if planned is not None:
+        return planned
+    told = run_child("peerd.costs", manifest.canonical_bytes().decode(), timeout_s=None, what="estimating the costs")
+    reply = cast("dict[str, Any]", told)
+    parts = {name: Load(**reply[name]) for name in ("first", "last", "narrowing", "widening")}
+    return ModelLoads(groups=tuple(Load(**each) for each in reply["groups"]), **parts)
+
+
+def estimates(manifest: Manifest, loads: ModelLoads) -> list[StageEstimate]:
+    from peerd.planner.cutting import stage_layers
+    from peerd.planner.workload import estimate_stage
+
+    return [estimate_stage(manifest, loads, layers) for layers in stage_layers(manifest, loads)]
+
+
+def fitted_to(manifest: Manifest, loads: ModelLoads, device_bytes: int, stages_given: bool) -> Manifest:
+    """Cut for devices with so much memory."""
+    from peerd.config.cut import cut_points
+    from peerd.planner.cutting import fitted
+
+    numbers = [manifest.train.num_stages] if stages_given else range(1, len(cut_points(manifest.model)) + 2)
+    return fitted(manifest, loads, device_bytes, numbers)

@@ -1,0 +1,31 @@
+"""Draws the losses of a swarm over those of one machine, a panel for each option. Needs matplotlib, as the plots of `peerd simulate` do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from scripts.benchmarks._equality import Outcome
+
+COLUMNS = 3
+
+
+def draw(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Write the picture; its kind follows from the file's name."""
+    num_rows = -(-len(outcomes) // COLUMNS)
+    figure = Figure(figsize=(4.2 * COLUMNS, 3.0 * num_rows), layout="constrained")
+    panels = figure.subplots(num_rows, COLUMNS, squeeze=False, sharex=True).flat
+    for found, panel in zip(outcomes, panels, strict=False):
+        steps = range(1, found.steps + 1)
+        panel.plot(steps, found.reference, color="tab:orange", linewidth=4, alpha=0.45, label="one machine")
+        panel.plot(steps, found.swarm, color="tab:blue", linewidth=1.2, linestyle="--", label="the swarm")
+        model = " (built-in decoder)" if found.why_decoder else ""
+        panel.set_title(f"{found.option}{model}: at most {found.losses_apart:.0e} apart", fontsize=9)
+        panel.set_ylabel("loss, nats per token")
+        panel.legend(fontsize=8)
+    for panel in panels:  # those that are left
+        panel.set_axis_off()
+    figure.supxlabel("step")
+    figure.savefig(path, dpi=120)
