@@ -31,8 +31,8 @@ async def test_it_appears_with_figures_map_charts_events_and_shares() -> None:
         for chart in ("loss", "rate", "queue", "traffic", "peers"):
             assert await page.locator(f"#{chart}-chart path.line").count() >= 1
         assert "evaluation" in (await page.get_attribute("#loss-chart svg", "aria-label") or "")
-        assert [await page.locator(f"#peers-chart .lane-{lane}").count() for lane in range(3)] == [1, 1, 1]
-        assert "2 joined; 1 lost; 1 moved" in (await page.get_attribute("#peers-chart svg", "aria-label") or "")
+        assert [await page.locator(f"#peers-chart .lane-{lane}").count() for lane in range(4)] == [1, 0, 1, 1]
+        assert "2 joined; 0 suspect; 1 lost; 1 moved" in (await page.get_attribute("#peers-chart svg", "aria-label") or "")
         assert "joined stage 0" in await page.inner_text("#events")
         assert "nobody serves stage 1" in await page.inner_text("#health")
         await page.wait_for_selector("#shares li")

@@ -2,7 +2,7 @@
 
 import { draw, set } from "/assets/format.js";
 
-const LEFT = 46, RIGHT = 6, TOP = 18, BOTTOM = 20, LANE = 15, MIDDLE_FROM = 300, LEGEND_LINE = 16;
+const LEFT = 52, RIGHT = 6, TOP = 18, BOTTOM = 20, LANE = 15, MIDDLE_FROM = 300, LEGEND_LINE = 16;
 const NEAR = 0.01; // of the width: marks so close to the crosshair are told
 
 export class Chart {

@@ -18,8 +18,8 @@ const TELL = {
 };
 
 // The lanes of the chart of peers, and which kinds of events are marked in which.
-export const LANES = ["joined", "lost", "moved"];
-const LANE_OF = { started: 0, joined: 0, back: 0, suspect: 1, left: 1, gone: 1, moved: 2 };
+export const LANES = ["joined", "suspect", "lost", "moved"];
+const LANE_OF = { started: 0, joined: 0, suspect: 1, left: 2, gone: 2, moved: 3 };
 export const markOf = (time, kind, count) => (kind in LANE_OF ? [[time, LANE_OF[kind], count]] : []);
 
 const titled = (text) => text.slice(text.indexOf(": ") + 2);
