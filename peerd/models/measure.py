@@ -28,7 +28,7 @@ def saved_bytes(module: nn.Module, microbatch: Microbatch) -> int:
 
     with _fake(module):
         own = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             module(*microbatch())
     return sum(size for storage, size in saved.items() if storage not in own)
 

@@ -158,6 +158,12 @@ def test_flops_of_a_llama_are_those_of_its_products() -> None:
     assert all(0 <= one - other <= rotary for one, other in zip(found, expected, strict=True)), (found, expected)
 
 
+def test_where_a_model_splits_does_not_depend_on_who_asks() -> None:
+    with torch.no_grad():
+        layout = layout_of(hf_model("llama", intermediate_size=56))
+    assert (layout.before, layout.after) == ({"model.embed_tokens.weight"}, {"model.norm.weight", "lm_head.weight"})
+
+
 def test_a_stage_has_no_parameter_of_another() -> None:
     module = build_stage(hf_manifest(3), 1, "cpu")
     assert {name.split(".")[2] for name, _ in module.named_parameters()} == {"1"}

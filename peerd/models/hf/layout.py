@@ -46,7 +46,8 @@ def layout_of(model: HuggingFaceConfig) -> Layout:
     whole = empty_model(library_config(tiny), tiny.objective)
     blocks = blocks_of(whole, tiny.num_layers)
     draw_weights(whole, 0, torch.device("cpu"))
-    return _probe(whole, blocks, tiny)
+    with torch.enable_grad():  # whoever asks may compute without, and what depends on what would not be seen
+        return _probe(whole, blocks, tiny)
 
 
 def blocks_of(whole: nn.Module, num_layers: int) -> str:
