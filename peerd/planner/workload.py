@@ -87,16 +87,17 @@ def stage_memory_bytes(manifest: Manifest, load: Load, slots: int) -> int:
 
     Per parameter: the current and the previous value, the gradient, the accumulator and Adam's two moments, and during a round
     a copy of the accumulator, the parts that come in and the sum that goes out; with evaluation the value at the evaluated
-    step. Per slot: the input and the output's gradient. Graphs: one per slot where compute.recompute is "never", else one at a
-    time ("auto" recomputes when memory is short). Compressed averaging keeps what parts and sums left out. Torch itself and the
-    allocator's slack are not counted.
+    step; with delayed updates the next value and, where steps overlap, the next step's accumulator. Per slot: the input and the
+    output's gradient. Graphs: one per slot where compute.recompute is "never", else one at a time ("auto" recomputes when
+    memory is short). Compressed averaging keeps what parts and sums left out. Torch itself and the allocator's slack are not counted.
     """
     accumulator_bytes = 8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES
     num_accumulators = 6 if parse_codec(manifest.wire.weight_gradients).is_lossy else 4
+    num_accumulators += manifest.train.overlaps_steps
+    num_values = 3 + MOMENTS + (manifest.train.evaluate_every_steps > 0) + manifest.train.delayed_updates
     num_graphs = slots if manifest.compute.recompute == "never" else min(slots, 1)
     return (
-        load.num_parameters
-        * ((3 + MOMENTS + (manifest.train.evaluate_every_steps > 0)) * FLOAT32_BYTES + num_accumulators * accumulator_bytes)
+        load.num_parameters * (num_values * FLOAT32_BYTES + num_accumulators * accumulator_bytes)
         + slots * 2 * manifest.boundary_bytes
         + num_graphs * load.graph_bytes
     )

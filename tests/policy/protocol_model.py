@@ -35,6 +35,8 @@ MOST_RELOADS = 200
 
 RULES_OFF = ("overlap reset", "ledger fence", "adopt", "repeats renew", "roster content", "snapshot", "bit after gradient", "norms told")
 """What a scenario may switch off to be noticed within a few dozen random runs; "previous" (hole 4) takes a scripted one."""
+NEXT_DROPPED = "next dropped"
+"""Likewise, in a delayed run: who downloads the state drops the next step's ledger, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,12 @@ class World:
 
     def check_average(self, peer: ModelPeer, average: Average) -> None:
         wrong = why_wrong(
-            average, stage=peer.record.stage, theta=peer.theta, num_microbatches=self.scenario.num_microbatches, thetas=self.thetas
+            average,
+            stage=peer.record.stage,
+            theta=peer.theta,
+            num_microbatches=self.scenario.num_microbatches,
+            thetas=self.thetas,
+            delayed=self.scenario.delayed,
         )
         if wrong is not None:
             self.violations.append(f"I1 at {peer.name} of stage {peer.record.stage}: {wrong}")
