@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -77,10 +77,10 @@ def phase_of(peer: PeerInfo) -> str:
     return "leaving" if peer["leaving"] else plain(peer["phase"], 12)
 
 
-def held_by(peer: PeerInfo) -> str:
+def held_by(peer: PeerInfo, shown: Callable[[int], str] = str) -> str:
     """How many microbatches of its step a peer holds, and after a plus sign how many of the next one."""
     early = peer.get("next_done", 0)  # absent where the daemon is older
-    return f"{amount(peer['done'])}+{amount(early)}" if early else amount(peer["done"])
+    return f"{shown(peer['done'])}+{shown(early)}" if early else shown(peer["done"])
 
 
 def exactness(counters: Mapping[str, object]) -> str:

@@ -103,7 +103,7 @@ def _peer_cells(row: PeerRow, picture: Picture) -> dict[Column, Span]:
         NAME: (f"  {row.name}" + (" you" if row.mine else ""), Ink.ACCENT if row.mine else ink),
         STEP: (_step(peer["step"]), ink),
         PHASE: _phase_cell(row.phase, ink),
-        DONE: (held_by(peer), ink),
+        DONE: (held_by(peer, amount), ink),
         SPEED: (amount(peer["throughput"]), ink),
         TOKENS: (amount(peer["tokens"]), ink),
         FLIGHT: (amount(peer["in_flight"]), ink),
