@@ -382,11 +382,7 @@ class ModelPeer:
 
     def reload(self) -> None:
         self.world.counts["reloads"] += 1
-        kept = self.record, self.next_accumulator
         self.drop_ledgers()
-        if "next dropped" in self.world.scenario.off:
-            before, self.next_accumulator = kept
-            self.record = replace(self.record, next_done=before.next_done, next_ledger_no=before.next_ledger_no)
         self.average = None
         self.rounds.drop()
         self.change(phase=Phase.JOINING, average_id=NO_AVERAGE)

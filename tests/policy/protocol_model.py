@@ -35,8 +35,6 @@ MOST_RELOADS = 200
 
 RULES_OFF = ("overlap reset", "ledger fence", "adopt", "repeats renew", "roster content", "snapshot", "bit after gradient", "norms told")
 """What a scenario may switch off to be noticed within a few dozen random runs; "previous" (hole 4) takes a scripted one."""
-NEXT_DROPPED = "next dropped"
-"""Likewise, in a delayed run: who downloads the state drops the next step's ledger, too."""
 
 
 @dataclass(frozen=True, slots=True)
