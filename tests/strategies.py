@@ -23,8 +23,9 @@ suspicions = st.builds(Suspicion, peer_ids, st.integers(0, 2), st.integers(0, 3)
 
 @st.composite
 def records(draw: st.DrawFn, peer: st.SearchStrategy[PeerId] = peer_ids, num_stages: int = 2) -> PeerRecord:
-    """Any record that one of a few peers may have published."""
+    """Any record that one of a few peers may have published, in a run whose steps overlap or in one whose do not."""
     phase = draw(st.sampled_from(Phase))
+    next_ledger_no = draw(st.sampled_from([0, 3]))
     return PeerRecord(
         peer=draw(peer),
         incarnation=draw(st.integers(0, 2)),
@@ -34,6 +35,8 @@ def records(draw: st.DrawFn, peer: st.SearchStrategy[PeerId] = peer_ids, num_sta
         phase=phase,
         done=draw(ledgers),
         ledger_no=draw(st.integers(0, 2)),
+        next_done=draw(ledgers) if next_ledger_no else 0,
+        next_ledger_no=next_ledger_no,
         average_id=draw(average_ids) if phase is Phase.AVERAGED else AverageId(b""),
         lineage=draw(lineages),
         leaving=draw(st.booleans()),

@@ -57,7 +57,7 @@ class Residual:
 
 
 class Compression:
-    """One stage's. All methods but the counters' are for the executor's thread."""
+    """One stage's. All methods but the counters' are for one thread, that of the rounds' sums."""
 
     def __init__(self, codec: Codec, dtype: torch.dtype) -> None:
         self.codec = codec

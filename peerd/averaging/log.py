@@ -23,7 +23,7 @@ LOG = structlog.get_logger()
 
 
 class AverageLog:
-    """Every method runs on the executor's thread."""
+    """Every method runs on one thread, that of the rounds' sums."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         self._folder = folder

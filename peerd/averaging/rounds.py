@@ -52,6 +52,8 @@ class Rounds:
         self._state = state
         self._log = log
         self._executor = executor
+        # Where steps overlap, sums are made beside the next step's passes: to wait for one of those at each turn takes long.
+        self._arithmetic = Executor("averaging") if state.record.next_ledger_no else executor
         self._client = client
         self._averaging_s = averaging_s
         self._clock = clock
@@ -128,6 +130,9 @@ class Rounds:
         reason, accumulator = await self._executor.run(Priority.CONTROL, lambda: self._state.open_round(roster))
         if accumulator is None:
             return reason
+        if roster.average_id in self._dead:  # its leader has given it up meanwhile
+            await self._executor.run(Priority.CONTROL, self._state.close_round)
+            return "this round is closed"
         mine = roster.peers.index(self._state.record.peer)
         length = accumulator.numel()
         slices = [Slice(start, end, end == length and start < end) for start, end in split_evenly(length, len(roster.entries))]
@@ -142,9 +147,9 @@ class Rounds:
         """Exchange slices until the average is whole. A failure leaves the round to rule 4, which closes it."""
         me = self._state.record.peer
         try:
-            await self._add_part(current, me, await self._executor.run(Priority.CONTROL, lambda: self._own_part(current)))
+            await self._add_part(current, me, await self._arithmetic.run(Priority.CONTROL, lambda: self._own_part(current)))
             await self._fetch_slices(current)
-            whole = await self._executor.run(Priority.CONTROL, lambda: whole_of(current))
+            whole = await self._arithmetic.run(Priority.CONTROL, lambda: whole_of(current))
         except RemoteError as error:
             await self.close(current.roster.average_id, error.message)
             return
@@ -168,7 +173,7 @@ class Rounds:
         if number == current.mine:
             current.slices[number] = (await asyncio.shield(current.reduced)).total
             return
-        part = await self._executor.run(Priority.CONTROL, lambda: self._part_for(current, number))
+        part = await self._arithmetic.run(Priority.CONTROL, lambda: self._part_for(current, number))
         size = sum(len(chunk) for chunk in part)
         header = PartHeader(current.roster.average_id, number, current.roster.entries[current.mine].done, size)
         began_s = time.monotonic()
@@ -181,7 +186,7 @@ class Rounds:
         current.progress_s = self._clock()
         self.compression.traffic.update(sent=size, received=size)
         where, place = elements_of(current, number)
-        current.slices[number] = await self._executor.run(Priority.CONTROL, lambda: self.compression.received(chunks, where, into=place))
+        current.slices[number] = await self._arithmetic.run(Priority.CONTROL, lambda: self.compression.received(chunks, where, into=place))
 
     # As reducer
 
@@ -193,7 +198,7 @@ class Rounds:
         if entry is None or entry.done != part.ledger or part.slice_index != current.mine or part.num_bytes != size:
             raise BadMessageError("this part is not what the roster says")
         chunks = await receive()
-        tensor = await self._executor.run(Priority.CONTROL, lambda: self.compression.received(chunks, where))
+        tensor = await self._arithmetic.run(Priority.CONTROL, lambda: self.compression.received(chunks, where))
         await self._add_part(current, caller, tensor)
         try:
             async with asyncio.timeout(2 * self._averaging_s):
@@ -210,7 +215,7 @@ class Rounds:
         current.progress_s = self._clock()
         if len(current.parts) == len(current.roster.entries):
             current.complete.set()  # before the wait: a part sent twice must not be added up twice
-            reduced = await self._executor.run(Priority.CONTROL, lambda: self._reduce(current))
+            reduced = await self._arithmetic.run(Priority.CONTROL, lambda: self._reduce(current))
             if not current.reduced.done():
                 current.reduced.set_result(reduced)
 
@@ -288,7 +293,7 @@ class Rounds:
             self._state.check_average(roster, flat_sum, step)
             return flat_sum
 
-        return roster, await self._executor.run(Priority.CONTROL, check)
+        return roster, await self._arithmetic.run(Priority.CONTROL, check)
 
     async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[bytes]]:
         """Serve a mate that missed the average: this step's, or one from the log."""
@@ -298,7 +303,7 @@ class Rounds:
             found = in_memory[0] if in_memory else self._log.get(step)
             return None if found is None else _pack(found)
 
-        packed = await self._executor.run(Priority.CONTROL, find) if stage == self._state.record.stage else None
+        packed = await self._arithmetic.run(Priority.CONTROL, find) if stage == self._state.record.stage else None
         if packed is None:
             raise WrongStateError(f"I hold no average of stage {stage}, step {step}")
         return packed
@@ -309,14 +314,14 @@ class Rounds:
         self.missed.clear()
         self._latest = held
         self.num_applied += 1
-        if self.compression.codec.is_lossy:  # on its own thread, before any job of the next round
-            self._in_background(self._executor.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id, length)))
+        if self.compression.codec.is_lossy:  # on its own thread, before any sum of the next round
+            self._in_background(self._arithmetic.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id, length)))
         self.on_applied(held.roster)
         if len(held.roster.entries) > 1:  # alone, there is no mate that could have missed it
             self._in_background(self._write_log(held))
 
     async def _write_log(self, held: HeldAverage) -> None:
-        await self._executor.run(Priority.IDLE, lambda: self._log.put(held))
+        await self._arithmetic.run(Priority.IDLE, lambda: self._log.put(held))
         if self._latest is held:
             self._latest = None
 
@@ -324,7 +329,7 @@ class Rounds:
         for task in (*self._background, *([self._work] if self._work else [])):
             task.cancel()
 
-    # Jobs of the executor's thread
+    # Jobs of the thread that sums
 
     def _own_part(self, current: Round) -> Tensor:
         where, values = elements_of(current, current.mine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -77,6 +77,12 @@ def phase_of(peer: PeerInfo) -> str:
     return "leaving" if peer["leaving"] else plain(peer["phase"], 12)
 
 
+def held_by(peer: PeerInfo, shown: Callable[[int], str] = str) -> str:
+    """How many microbatches of its step a peer holds, and after a plus sign how many of the next one."""
+    early = peer.get("next_done", 0)  # absent where the daemon is older
+    return f"{shown(peer['done'])}+{shown(early)}" if early else shown(peer["done"])
+
+
 def exactness(counters: Mapping[str, object]) -> str:
     """The three counts that stay 0 while every step is the one a single machine would have made."""
     twice, lost, inexact = (counters[name] for name in ("duplicate_microbatches", "lost_microbatches", "inexact_steps"))
@@ -113,7 +119,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         ("run", f"{plain(run['name'])} ({plain(run['id'])})"),
         ("peer", f"{plain(peer['id'])}, up {duration(reply['uptime_s'])}, process {reply['pid']}"),
         ("stage", f"{peer['stage']} (of 0 to {run['num_stages'] - 1}) on {plain(peer['device'], 20)}"),
-        ("step", f"{peer['step']}{end}, {phase_of(peer)}, holds {peer['done']} of {run['microbatches_per_step']} microbatches"),
+        ("step", f"{peer['step']}{end}, {phase_of(peer)}, holds {held_by(peer)} of {run['microbatches_per_step']} microbatches"),
         ("loss", "-" if peer["last_loss"] is None else f"{peer['last_loss']:.4f}"),
         *_update_rows(reply),
         *_evaluation_row(reply),
@@ -247,7 +253,7 @@ def _add_stage(table: Table, stage: StageInfo, labels: Mapping[str, str]) -> Non
             labels.get(peer["id"], short_id(peer["id"])),
             str(peer["step"]) if peer["step"] < 100_000 else amount(peer["step"]),
             Text(phase_of(peer), style="yellow" if peer["suspect"] or peer["leaving"] else ""),
-            str(peer["done"]),
+            held_by(peer),
             str(peer["queue"]),
             amount(peer["throughput"]),
             plain(peer["device"], 6),

@@ -120,6 +120,11 @@ class TrainConfig:
         return self.max_gradient_norm > 0 or self.precision == "float16"
 
     @property
+    def overlaps_steps(self) -> bool:
+        """Whether a step is computed while the one before is averaged. Its loss scale, in float16, is known only afterwards."""
+        return self.delayed_updates and self.precision != "float16"
+
+    @property
     def last_decay_step(self) -> int:
         """Updates after which a falling learning rate has come down; 0: no end is known."""
         return self.decay_steps or self.steps

@@ -58,6 +58,7 @@ class PeerInfo(TypedDict):
     queue: int
     in_flight: int
     done: int  # microbatches of this step in its accumulator
+    next_done: int  # and of the next step, where updates are delayed: computed while this one is averaged
     throughput: float  # samples per second, moving average
     tokens: int  # contributed so far
     last_loss: float | None

@@ -278,8 +278,13 @@ class Node:
         self.on_news()
 
     def _ledger_grew(self) -> None:
-        """The reply carries my ledger up the path; my stage's peers hear of it when I have nothing better to do."""
-        if self.service.queue <= 1:
+        """The reply carries my ledger up the path; my stage's peers hear of it when I have nothing better to do.
+
+        Where steps overlap there always is something: they hear of the last microbatch that I have of this step.
+        """
+        mine = self.state.record
+        is_last = mine.next_ledger_no > 0 and mine.phase is Phase.ACCUMULATING and self.service.queue_of(mine.step) <= 1
+        if is_last or self.service.queue <= 1:
             self.gossip.push(everybody=False)
 
     def _committed(self) -> None:

@@ -72,6 +72,7 @@ class TableReport:
             "queue": record.queue,
             "in_flight": record.in_flight,
             "done": record.done.bit_count(),
+            "next_done": record.next_done.bit_count(),
             "throughput": record.throughput,
             "tokens": record.tokens,
             "last_loss": record.last_loss,

@@ -44,10 +44,10 @@ class Training:
         """The data has come, or an evaluation was made."""
 
     def begin(self, corpus: Microbatches) -> None:
-        """The data is here. Where others train already, it is theirs until the next step."""
+        """The data is here. Where others train already, it is theirs until a step that none of them has begun."""
         others = [r for r in self._membership.live().records if r.trains and r.peer != self._membership.me]
         begun = work_step(self._membership.live(), self._manifest.train.num_stages)
-        self.trains_from = (begun or 0) + 1 if others else 0
+        self.trains_from = (begun or 0) + 1 + self._manifest.train.overlaps_steps if others else 0
         self.giver.has_tokens = isinstance(corpus, Corpus)
         self.trainer = Trainer(self._manifest, corpus, self._membership, self._dispatcher)
         if self._manifest.train.evaluate_every_steps and isinstance(corpus, Corpus):

@@ -87,15 +87,16 @@ def stage_memory_bytes(manifest: Manifest, load: Load, slots: int, *, on_gpu: bo
 
     Per parameter: the current and the previous value, the gradient, the accumulator and the optimizer's state, and during a round
     a copy of the accumulator, the parts that come in and the sum that goes out; with evaluation the value at the evaluated
-    step, with delayed updates the value of the next, and where parameters are averaged the round's three for them, too. A GPU does
-    not hold the state that compute.offload_optimizer leaves to the machine. Per slot: the input and the output's gradient. Graphs: one
-    per slot where compute.recompute is "never", else one at a time ("auto" recomputes when memory is short). Compressed averaging
-    keeps what parts and sums left out. Torch itself and the allocator's slack are not counted.
+    step, with delayed updates the value of the next and, where steps overlap, the next step's accumulator, and where parameters
+    are averaged the round's three for them, too. A GPU does not hold the state that compute.offload_optimizer leaves to the
+    machine. Per slot: the input and the output's gradient. Graphs: one per slot where compute.recompute is "never", else one at a
+    time ("auto" recomputes when memory is short). Compressed averaging keeps what parts and sums left out. Torch itself and the
+    allocator's slack are not counted.
     """
     train = manifest.train
     accumulator_bytes = 8 if train.accumulate == "float64" else FLOAT32_BYTES
     num_in_round = 6 if train.average_parameters_every_steps else 3
-    num_accumulators = 1 + num_in_round + 2 * parse_codec(manifest.wire.weight_gradients).is_lossy
+    num_accumulators = 1 + num_in_round + 2 * parse_codec(manifest.wire.weight_gradients).is_lossy + train.overlaps_steps
     num_state = 0 if on_gpu and manifest.compute.offload_optimizer else optimizer_numbers(train)
     num_values = 3 + num_state + (train.evaluate_every_steps > 0) + train.delayed_updates
     num_graphs = slots if manifest.compute.recompute == "never" else min(slots, 1)

@@ -43,16 +43,24 @@ def choose_stage(live: LiveView, needed_bytes: Sequence[int], available_bytes: i
 
 
 def why_refuse_call(mine: PeerRecord, *, stage: int, step: int, holds_previous: bool) -> str | None:
-    """CALL: None when I can compute this microbatch, else the reason (holes 4, 17): never a future step."""
+    """CALL: None when I can compute this microbatch, else the reason (holes 4, 17): never a step whose parameters I lack."""
     if stage != mine.stage:
         return f"I serve stage {mine.stage}"
     if mine.phase is Phase.JOINING:
         return "I am still joining"
     if mine.leaving:
         return "I am leaving"
-    if step == mine.step or (step == mine.step - 1 and holds_previous):
+    if step == mine.step or (step == mine.step - 1 and holds_previous) or (step == mine.step + 1 and mine.next_ledger_no):
         return None
     return f"I am at step {mine.step}"
+
+
+def able_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
+    """Who can compute this step: peers of the stage that can add it to a ledger; else those just past it (hole 4), or about to leave."""
+    adding = [r for r in live.serving(stage) if r.step == step or (r.step == step - 1 and r.next_ledger_no)]
+    staying = [r for r in adding if not r.leaving]
+    past = [r for r in live.serving(stage) if r.step == step + 1]
+    return staying or [r for r in past if not r.leaving] or [*adding, *past]
 
 
 def why_refuse_evaluation(mine: PeerRecord, *, stage: int, step: int, kept: int | None) -> str | None:

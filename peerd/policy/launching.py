@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from peerd.policy.hashing import digest
@@ -42,16 +42,35 @@ def launchable(
     now_s: float,
     takeover_s: float,
     last_step: int = 0,
+    overlaps: bool = False,
 ) -> tuple[list[Launch], frozenset[tuple[int, int]]]:
     """What I may launch now, in the order to launch it, and every (step, index) that is missing.
 
     The owner of rank k launches once (step, index) has been missing for `takeover_s` times k. The caller remembers
     since when each has been missing, and leaves out what it has in flight. The run ends at `last_step`; 0: never.
+
+    Where steps overlap, what I own of the next step comes after all that I own of this one: the pipeline never runs
+    empty. It counts as missing, for others to take over, once nothing of this step is.
     """
     step = work_step(live, num_stages)
-    if step is None or (last_step and step >= last_step):
+    if step is None:
         return [], frozenset()
-    wanted = stages_missing(live, num_stages, step, num_microbatches)
+    launches: list[Launch] = []
+    absent: set[tuple[int, int]] = set()
+    for at in (step, step + 1) if overlaps else (step,):
+        if last_step and at >= last_step:
+            break
+        wanted = stages_missing(live, num_stages, at, num_microbatches, overlaps)
+        mine, lacking = _of_step(live, at, wanted, missing_since_s, now_s, takeover_s)
+        launches += mine
+        absent |= lacking if not absent else set()
+    return launches, frozenset(absent)
+
+
+def _of_step(
+    live: LiveView, step: int, wanted: dict[int, int], missing_since_s: Mapping[tuple[int, int], float], now_s: float, takeover_s: float
+) -> tuple[list[Launch], set[tuple[int, int]]]:
+    """What I may launch of one step, and all that is missing of it."""
     absent = 0
     for bitmap in wanted.values():
         absent |= bitmap
@@ -62,7 +81,7 @@ def launchable(
         ranked: Sequence[PeerId] = owners(trainers, step, index)
         if live.me in ranked and now_s - since >= takeover_s * ranked.index(live.me):
             launches.append(Launch(step, index, accumulate_set(wanted, index)))
-    return launches, frozenset((step, index) for index in indices(absent))
+    return launches, {(step, index) for index in indices(absent)}
 
 
 def window(live: LiveView, num_stages: int, slots: int) -> int:

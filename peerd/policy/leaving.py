@@ -12,12 +12,12 @@ def has_successors(mine: PeerRecord, live: LiveView) -> bool:
 
 
 def owes_nothing(mine: PeerRecord, live: LiveView) -> bool:
-    """My ledger is empty and my mates have the average that emptied it; or nobody is there to average it with.
+    """My ledgers are empty and my mates have the average that emptied it; or nobody is there to average it with.
 
     A mate one step behind has yet to get my slice of the last average: gone with me, all of that step would have to be done again.
     """
     if not has_successors(mine, live):
         return True
-    idle = mine.phase is Phase.JOINING or (mine.phase is Phase.ACCUMULATING and mine.done == 0)
+    idle = mine.phase is Phase.JOINING or (mine.phase is Phase.ACCUMULATING and not mine.done | mine.next_done)
     waited_for = any(r.step == mine.step - 1 and not r.leaving for r in live.serving(mine.stage) if r.peer != mine.peer)
     return idle and not waited_for

@@ -1,13 +1,17 @@
 """The ledger: which microbatches a stage holds, which are missing, and when one may be added.
 
 `missing(s, t)` is the work queue of the swarm (DESIGN section 6).
+
+Where updates are delayed, a peer at step t has a second ledger, of step t+1: those microbatches are computed with parameters
+that lack the update of step t, and so need not wait for it. A commit makes the next step's ledger this step's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from peerd.table.record import PeerRecord, Phase
+from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 
@@ -25,10 +29,23 @@ def indices(bitmap: int) -> Iterator[int]:
 
 
 def held(live: LiveView, stage: int, step: int) -> int:
-    """Union of the members' ledgers."""
+    """Union of the members' ledgers, and of what those one step behind hold of this step.
+
+    One that still accumulates the last step while the stage is past it has missed its average and maybe cannot get it:
+    nobody waits for what it holds.
+    """
+    return _held_by(live, stage, step)
+
+
+def _held_by(live: LiveView, stage: int, step: int, but: PeerId | None = None) -> int:
     bitmap = 0
     for record in live.members(stage, step):
-        bitmap |= record.done
+        bitmap |= record.done if record.peer != but else 0
+    serving = live.serving(stage)
+    begun = any(record.step >= step for record in serving)
+    for record in serving:
+        if record.step == step - 1 and record.peer != but and not (begun and record.phase is Phase.ACCUMULATING):
+            bitmap |= record.next_done
     return bitmap
 
 
@@ -48,14 +65,16 @@ def work_step(live: LiveView, num_stages: int) -> int | None:
     return min(known) if len(known) == num_stages else None
 
 
-def stages_missing(live: LiveView, num_stages: int, step: int, num_microbatches: int) -> dict[int, int]:
+def stages_missing(live: LiveView, num_stages: int, step: int, num_microbatches: int, overlaps: bool = False) -> dict[int, int]:
     """For each stage that still accumulates `step`: its missing bitmap.
 
-    A stage that is past the step, or has a member with the average already, needs nothing more.
+    A stage that is past the step, or has a member with the average already, needs nothing more. One that is a step
+    behind accumulates this one too where steps overlap.
     """
     wanted: dict[int, int] = {}
     for stage in range(num_stages):
-        if stage_step(live, stage) != step:
+        newest = stage_step(live, stage)
+        if newest != step and not (overlaps and newest == step - 1):
             continue
         if any(record.phase is Phase.AVERAGED for record in live.members(stage, step)):
             continue
@@ -70,20 +89,62 @@ def accumulate_set(wanted: dict[int, int], index: int) -> frozenset[int]:
     return frozenset(stage for stage, absent in wanted.items() if absent >> index & 1)
 
 
+def number_of(mine: PeerRecord, step: int) -> int:
+    """Of the ledger that a microbatch of `step` would be added to; one of a step that is over is added to none."""
+    return mine.next_ledger_no if step == mine.step + 1 else mine.ledger_no
+
+
 def may_accumulate(mine: PeerRecord, live: LiveView, *, step: int, index: int, accept_mark: tuple[int, int]) -> str | None:
     """None when the gradient of (step, index) may be added now, else the reason why not.
 
-    `mine` is my exact present state; `accept_mark` is (incarnation, ledger_no) when the call was accepted. Must be
-    asked in the same critical section that adds the gradient and sets the bit (PROTOCOL, Accumulate; holes 7, 8, 9).
+    `mine` is my exact present state; `accept_mark` is (incarnation, number of the step's ledger) when the call was accepted.
+    Must be asked in the same critical section that adds the gradient and sets the bit (PROTOCOL, Accumulate; holes 7, 8, 9).
     """
-    if mine.step != step:
+    early = step == mine.step + 1 and mine.next_ledger_no > 0
+    if step != mine.step and not early:
         return "another step"
-    if mine.phase is not Phase.ACCUMULATING:
+    if mine.phase is Phase.JOINING or (mine.phase is not Phase.ACCUMULATING and not early):
         return "ledger is frozen"
-    if accept_mark != (mine.incarnation, mine.ledger_no):
+    if accept_mark != (mine.incarnation, number_of(mine, step)):
         return "ledger was dropped since"
-    if mine.done >> index & 1:
+    if (mine.next_done if early else mine.done) >> index & 1:
         return "already held here"
-    if any(record.done >> index & 1 for record in live.members(mine.stage, step) if record.peer != mine.peer):
+    if _held_by(live, mine.stage, step, but=mine.peer) >> index & 1:
         return "already held by a stage mate"
     return None
+
+
+# How a peer's own ledgers change
+
+
+def with_overlap(mine: PeerRecord) -> PeerRecord:
+    """From the beginning of a run whose steps overlap."""
+    return replace(mine, next_ledger_no=mine.ledger_no + 1)
+
+
+def marked(mine: PeerRecord, step: int, index: int) -> PeerRecord:
+    """The gradient of (step, index) is in the accumulator of its step."""
+    if step == mine.step + 1:
+        return replace(mine, next_done=mine.next_done | 1 << index)
+    return replace(mine, done=mine.done | 1 << index)
+
+
+def this_dropped(mine: PeerRecord) -> PeerRecord:
+    """What my accumulator of this step held is missing again; that of the next step stays."""
+    return replace(mine, done=0, ledger_no=_unused(mine))
+
+
+def both_dropped(mine: PeerRecord) -> PeerRecord:
+    dropped = this_dropped(mine)
+    return replace(dropped, next_done=0, next_ledger_no=_unused(dropped)) if mine.next_ledger_no else dropped
+
+
+def at_next_step(mine: PeerRecord) -> PeerRecord:
+    """The next step's ledger is this step's now, and calls accepted for it still count; an empty one where there is none."""
+    if not mine.next_ledger_no:
+        return replace(this_dropped(mine), step=mine.step + 1)
+    return replace(mine, step=mine.step + 1, done=mine.next_done, ledger_no=mine.next_ledger_no, next_done=0, next_ledger_no=_unused(mine))
+
+
+def _unused(mine: PeerRecord) -> int:
+    return 1 + max(mine.ledger_no, mine.next_ledger_no)

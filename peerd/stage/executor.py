@@ -52,8 +52,8 @@ class Pace:
 class Executor:
     """A single worker thread with a priority queue. `run` is the only way in."""
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="torch", initializer=keep_freed_memory)
+    def __init__(self, name: str = "torch") -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=keep_freed_memory)
         self._jobs: list[tuple[int, int, Callable[[], Any], Future[Any]]] = []
         self._numbers = itertools.count()
         self._guard = threading.Lock()

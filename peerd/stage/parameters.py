@@ -9,22 +9,26 @@ from torch import Tensor
 
 from peerd.errors import BadMessageError
 from peerd.models.stages import StageModule
-from peerd.stage.accumulator import views_of
+from peerd.stage.accumulator import all_finite, views_of
 
 
-def by_kind(tensors: Mapping[str, Tensor], kinds: Iterable[str]) -> dict[str, dict[str, Tensor]]:
-    """A state's tensors, called `kind/name`, sorted by kind. BadMessageError for one of another kind."""
+def checked_state(module: StageModule, tensors: Mapping[str, Tensor], kinds: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+    """A state's tensors, called `kind/name`, sorted by kind. BadMessageError for those of another stage, run or kind."""
     groups: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
     for name, value in tensors.items():
         kind, _, rest = name.partition("/")
         if kind not in groups:
             raise BadMessageError(f"unknown tensor {name[:80]} in the state")
         groups[kind][rest] = value
+    for kind in ("parameters", "previous", "ahead"):
+        if kind == "parameters" or groups.get(kind):
+            _check_fits(module, groups[kind])
+    if not all_finite(value for kind, group in groups.items() for value in group.values() if kind != "norms"):
+        raise BadMessageError("the state is not finite")
     return groups
 
 
-def check_fits(module: StageModule, tensors: Mapping[str, Tensor]) -> None:
-    """BadMessageError unless these are the module's names, shapes and types."""
+def _check_fits(module: StageModule, tensors: Mapping[str, Tensor]) -> None:
     wanted = {name: (parameter.shape, parameter.dtype) for name, parameter in module.named_parameters()}
     if {name: (given.shape, given.dtype) for name, given in tensors.items()} != wanted:
         raise BadMessageError("the state's parameters are not this stage's")

@@ -22,6 +22,7 @@ from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
 from peerd.models.stages import input_of, labels_shape
 from peerd.policy.admission import why_refuse_call, why_refuse_evaluation
+from peerd.policy.ledger import number_of
 from peerd.stage.accumulator import all_finite
 from peerd.stage.executor import Executor, Pace, Priority, Result
 from peerd.stage.state import Outcome, StageState, Ticket
@@ -92,6 +93,9 @@ class StageService:
         """Microbatches held, at any point between acceptance and reply."""
         return len(self._held)
 
+    def queue_of(self, step: int) -> int:
+        return sum(ticket.step == step for ticket in self._held.values())
+
     def absorb(self, caller: PeerId, records: Sequence[RawRecord]) -> None:
         self.on_records(caller, records)
 
@@ -106,7 +110,8 @@ class StageService:
         if key in self._held:
             raise BadMessageError("this call is under way already")
         record = self._state.record
-        ticket = Ticket(call.step, call.index, (record.incarnation, record.ledger_no), record.stage in call.accumulate)
+        mark = (record.incarnation, number_of(record, call.step))
+        ticket = Ticket(call.step, call.index, mark, record.stage in call.accumulate)
         self._held[key] = ticket
         try:
             with self.tracing(call) as traced:
@@ -144,6 +149,8 @@ class StageService:
     async def _serve(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...], progress: Progress) -> CallResult:
         if call.evaluation:
             return await self._evaluate(call, ticket, chunks, progress)
+        if self._state.ahead is not None and call.step > self._state.record.step:
+            await self._state.ahead.made()
         if self._state.module.is_last:
             outcome, gradient = await self._run(Priority.FORWARD, ticket, lambda: self._last_stage(call, ticket, chunks))
             return self._result(ticket, outcome, gradient, 0.0, ())

@@ -19,7 +19,7 @@ from peerd.config.codec import parse_codec
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
 from peerd.models.stages import StageModule, build_stage
-from peerd.policy.ledger import may_accumulate
+from peerd.policy.ledger import at_next_step, both_dropped, marked, may_accumulate, this_dropped, with_overlap
 from peerd.policy.norms import KEPT_NORMS
 from peerd.policy.roster import Roster, lineage_after, lineage_skipped, why_inexact, why_refuse
 from peerd.stage.accumulator import Accumulator, all_finite
@@ -27,7 +27,7 @@ from peerd.stage.ahead import Ahead
 from peerd.stage.evaluated import EvaluatedStep
 from peerd.stage.export import HistoryEntry
 from peerd.stage.optimizer import Optimizer
-from peerd.stage.parameters import by_kind, check_fits, copy_parameters, flat_parameters, set_mean_parameters, set_parameters
+from peerd.stage.parameters import checked_state, copy_parameters, flat_parameters, set_mean_parameters, set_parameters
 from peerd.stage.passes import Passes
 from peerd.stage.precision import norm_tensors, norms_from
 from peerd.stage.update import apply_means
@@ -54,10 +54,10 @@ class StageState:
         self._manifest = manifest
         self._live = live
         self.device = device
-        self.record = record
+        self.record = with_overlap(record) if manifest.train.overlaps_steps else record
         self.module: StageModule = build_stage(manifest, record.stage, device)
         self.previous: StageModule | None = None
-        self._ahead = Ahead(self.module) if manifest.train.delayed_updates else None
+        self.ahead = Ahead(self.module) if manifest.train.delayed_updates else None
         self.optimizer = Optimizer(manifest, dict(self.module.named_parameters()))
         dtype = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
         shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
@@ -65,6 +65,7 @@ class StageState:
         self.passes = Passes(manifest)
         place = device if holds_doubles else torch.device("cpu")
         self.accumulator = Accumulator(shapes, dtype, place, overflows=self.passes.may_overflow)
+        self._next_accumulator = Accumulator(shapes, dtype, place) if manifest.train.overlaps_steps else None
         self.average: HeldAverage | None = None
         """The finished average of this step."""
         self.history: list[HistoryEntry] = []
@@ -85,24 +86,24 @@ class StageState:
         """The activations for the next stage. WrongStateError when the step's parameters are gone."""
         assert ticket.inputs is not None
         module = self._module_at(ticket.step)
+        ticket.generation = self._generation
         if not self.keep_graph:
             with torch.no_grad():
                 return self._compute(module, ticket)
         if not module.is_first:
             ticket.inputs.requires_grad_()
-        ticket.output = self._compute(module, ticket)
-        ticket.generation = self._generation
+        ticket.output, ticket.module = self._compute(module, ticket), module
         return ticket.output.detach()
 
     def backward(self, ticket: Ticket, gradient: Tensor) -> Outcome:
         """Backward pass from the gradient of this stage's output; accumulates when the ledger allows."""
-        output = ticket.output
+        if ticket.generation != self._generation:  # never recompute with others than the next stage has computed with
+            raise WrongStateError("my parameters are others since the forward pass")
+        output, module = ticket.output, self._module_at(ticket.step)
         ticket.passes = ()
-        if output is None or ticket.generation != self._generation:
+        if output is None or ticket.module is not module:
             output = self._recompute(ticket)
             ticket.passes = ((Kind.RECOMPUTE, time.monotonic()),)
-        elif ticket.step != self.record.step:
-            raise WrongStateError(f"I am at step {self.record.step}")
         return self._finish(ticket, output, gradient, None)
 
     def forward_backward(self, ticket: Ticket) -> Outcome:
@@ -130,8 +131,8 @@ class StageState:
         assert ticket.inputs is not None
         parameters = list(module.parameters())
         wanted = parameters if module.is_first else [ticket.inputs, *parameters]
-        gradients = self.passes.backward(output, wanted, gradient, late=ticket.step != self.record.step)
-        ticket.output = None
+        gradients = self.passes.backward(output, wanted, gradient, late=ticket.step < self.record.step)
+        ticket.output = ticket.module = None
         input_gradient = None if module.is_first else gradients.pop(0)
         return Outcome(input_gradient, self._accumulate(ticket, gradients, loss))
 
@@ -144,8 +145,10 @@ class StageState:
         reason = may_accumulate(self.record, self._live(), step=ticket.step, index=ticket.index, accept_mark=ticket.accept_mark)
         if reason is not None:
             return reason
-        self.accumulator.add(gradients, loss)
-        self.record = replace(self.record, done=self.record.done | 1 << ticket.index)
+        accumulator = self.accumulator if ticket.step == self.record.step else self._next_accumulator
+        assert accumulator is not None
+        accumulator.add(gradients, loss)
+        self.record = marked(self.record, ticket.step, ticket.index)
         return ""
 
     def _module_at(self, step: int) -> StageModule:
@@ -153,6 +156,8 @@ class StageState:
             return self.module
         if step == self.record.step - 1 and self.previous is not None:
             return self.previous
+        if step == self.record.step + 1 and self._next_accumulator is not None and self.ahead is not None:
+            return self.ahead.wait()
         raise WrongStateError(f"I am at step {self.record.step}")
 
     # Evaluation
@@ -218,10 +223,10 @@ class StageState:
     @property
     def newest(self) -> StageModule:
         """The parameters that all updates lead to; with delayed updates those of the next step."""
-        return self.module if self._ahead is None else self._ahead.wait()
+        return self.module if self.ahead is None else self.ahead.wait()
 
     def commit(self, norm: float | None = None) -> HeldAverage:
-        """Optimizer step; t+1 begins with an empty ledger. Returns what goes into the log.
+        """Optimizer step, and on to t+1. Returns what goes into the log.
 
         `norm` is the whole model's gradient norm of the step, given exactly where the run shares norms.
         """
@@ -230,7 +235,7 @@ class StageState:
         held = self.average
         self._apply(held.roster, held.flat_sum, norm)
         began_s = time.monotonic()
-        self._begin(self.record.step + 1, lineage_after(self.record.lineage, held.roster.average_id, norm))
+        self._begin_next(lineage_after(self.record.lineage, held.roster.average_id, norm))
         self._move(Phase.ACCUMULATING)
         self.spans.add(Kind.COMMIT, began_s, held.roster.step)
         return held
@@ -240,7 +245,7 @@ class StageState:
         assert self.record.phase is Phase.JOINING
         held = HeldAverage(roster, self.record.lineage, flat_sum)
         self._apply(roster, flat_sum, norm)
-        self._begin(self.record.step + 1, lineage_after(self.record.lineage, roster.average_id, norm))
+        self._begin_next(lineage_after(self.record.lineage, roster.average_id, norm))
         return held
 
     def _apply(self, roster: Roster, flat_sum: Tensor, norm: float | None) -> None:
@@ -248,67 +253,72 @@ class StageState:
         began_s = time.monotonic()
         train = self._manifest.train
         assert (norm is not None) == train.shares_norms
-        num_microbatches, length = train.microbatches_per_step, self.accumulator.flat.numel()
-        if self._ahead is None:
-            self.previous = copy.deepcopy(self.module) if self.previous is None else self.previous
-            copy_parameters(self.module, self.previous)
-            if self._averages_parameters(roster.step):
-                set_mean_parameters(self.module, flat_sum[length:], len(roster.entries))
-        flat_sum = flat_sum[:length]
+        accumulator, length, num_microbatches = self.accumulator, self.accumulator.flat.numel(), train.microbatches_per_step
 
         def update() -> None:
-            sums = flat_sum.to(self.accumulator.flat.device)
-            apply_means(train, self.optimizer, roster.step, self.accumulator.means(sums, num_microbatches), norm)
+            if self._averages_parameters(roster.step):
+                set_mean_parameters(self.module, flat_sum[length:], len(roster.entries))
+            sums = flat_sum[:length].to(accumulator.flat.device)
+            apply_means(train, self.optimizer, roster.step, accumulator.means(sums, num_microbatches), norm)
 
-        if self._ahead is None:
-            update()
-        else:
-            self._turn(self._ahead, update)
-        self._generation += 1
+        self._turn(update)
         if self.module.is_last:
-            loss = float(flat_sum[-1]) / num_microbatches
-            self._remember(HistoryEntry(step=roster.step, loss=loss, tokens=self._manifest.tokens_per_step_at(roster.step)))
+            loss = float(flat_sum[length - 1]) / num_microbatches
+            self.history.append(HistoryEntry(step=roster.step, loss=loss, tokens=self._manifest.tokens_per_step_at(roster.step)))
+            del self.history[:-MAX_HISTORY]
         self.passes.finish_step(norm)
         if norm is not None:
-            self._note_norm(StepNorm(roster.step, norm))
+            self.record = replace(self.record, norms=(*self.record.norms, StepNorm(roster.step, norm))[-KEPT_NORMS:])
+            self.gradient_norms[roster.step] = norm
+            self.gradient_norms.pop(roster.step - MAX_HISTORY, None)
         self.spans.add(Kind.OPTIMIZER, began_s, roster.step)
 
-    def _turn(self, ahead: Ahead, update: Callable[[], None]) -> None:
-        """The next step computes with what was made during this one; meanwhile this step's update is made."""
-        ahead.wait()
-        spare = self.previous if self.previous is not None else copy.deepcopy(self.module)
-        self.optimizer.move_to(dict(spare.named_parameters()))
-        self.previous, self.module = self.module, ahead.advance(spare, update)
+    def _turn(self, update: Callable[[], None]) -> None:
+        """This step's parameters are the previous ones from now on.
 
-    def _note_norm(self, applied: StepNorm) -> None:
-        self.record = replace(self.record, norms=(*self.record.norms, applied)[-KEPT_NORMS:])
-        self.gradient_norms[applied.step] = applied.norm
-        self.gradient_norms.pop(applied.step - MAX_HISTORY, None)
+        With delayed updates the next step computes with what was made during this one, and meanwhile this step's update is made.
+        """
+        spare = self.previous if self.previous is not None else copy.deepcopy(self.module)
+        if self.ahead is None:
+            self.previous = spare
+            copy_parameters(self.module, spare)
+            update()
+        else:
+            self.ahead.wait()
+            self.optimizer.move_to(dict(spare.named_parameters()))
+            self.previous, self.module = self.module, self.ahead.advance(spare, update)
 
     def skip_step(self) -> None:
         """Rule 11: the step is given up as inexact; the parameters stay as they are."""
         self.evaluated.set_aside(self.record.step, self.module)
         lineage = lineage_skipped(self.record.lineage, self.record.step)
-        self.previous = copy.deepcopy(self.module)
+        self._turn(lambda: None)
         self.passes.finish_step(None)
-        self._begin(self.record.step + 1, lineage)
+        self._begin_next(lineage)
         self._move(Phase.ACCUMULATING)
 
     def reset_ledger(self) -> None:
-        """Rule 6, and part of a fence: what the accumulator held is missing again."""
+        """Rule 6: what the accumulator held is missing again."""
         self.accumulator.zero()
-        self.record = replace(self.record, done=0, ledger_no=self.record.ledger_no + 1)
+        self.record = this_dropped(self.record)
+
+    def _drop_ledgers(self) -> None:
+        """Of this step and, where steps overlap, of the next."""
+        self.accumulator.zero()
+        if self._next_accumulator is not None:
+            self._next_accumulator.zero()
+        self.record = both_dropped(self.record)
 
     def fence(self, incarnation: int) -> None:
         """T3: a new incarnation. A finished average is a fact and stays; the ledger is a claim and goes."""
         self.close_round()
         self.record = replace(self.record, incarnation=incarnation)
-        self.reset_ledger()
+        self._drop_ledgers()
 
     def begin_joining(self) -> None:
         """Out of the step until the state is downloaded."""
         if self.record.phase is not Phase.JOINING:
-            self.reset_ledger()
+            self._drop_ledgers()
             self._move(Phase.JOINING)
 
     def offer_checkpoints(self, steps: Sequence[int]) -> None:
@@ -317,13 +327,15 @@ class StageState:
 
     def serve(self) -> None:
         self.offer_checkpoints(())
-        self.reset_ledger()
+        self._drop_ledgers()
         self._move(Phase.ACCUMULATING)
 
-    def _begin(self, step: int, lineage: Lineage) -> None:
-        """At `step` with an empty ledger."""
+    def _begin_next(self, lineage: Lineage) -> None:
+        """At the next step, with what is computed of it already."""
         self.accumulator.zero()
-        self.record = replace(self.record, step=step, lineage=lineage, done=0, ledger_no=self.record.ledger_no + 1, voids=())
+        if self._next_accumulator is not None:
+            self.accumulator, self._next_accumulator = self._next_accumulator, self.accumulator
+        self.record = replace(at_next_step(self.record), lineage=lineage, voids=())
 
     def _move(self, phase: Phase, average_id: AverageId = NO_AVERAGE, gradient_norm: float | None = None) -> None:
         check_transition(self.record.phase, phase)
@@ -339,13 +351,9 @@ class StageState:
         if kind is not None:
             self.spans.add(kind, since_s, step)
 
-    def _remember(self, entry: HistoryEntry) -> None:
-        self.history.append(entry)
-        del self.history[:-MAX_HISTORY]
-
     def release(self) -> None:
         """Let go of all tensors; the record and the history stay. The last job of this stage."""
-        del self.module, self.previous, self.optimizer, self.accumulator, self.average
+        del self.module, self.previous, self.optimizer, self.accumulator, self._next_accumulator, self.ahead, self.average
 
     # Snapshots
 
@@ -354,8 +362,8 @@ class StageState:
         found: dict[str, Tensor] = {f"parameters/{name}": value for name, value in self.module.named_parameters()}
         if self.previous is not None:
             found |= {f"previous/{name}": value for name, value in self.previous.named_parameters()}
-        if self._ahead is not None:
-            found |= {f"ahead/{name}": value for name, value in self._ahead.wait().named_parameters()}
+        if self.ahead is not None:
+            found |= {f"ahead/{name}": value for name, value in self.ahead.wait().named_parameters()}
         if not parameters_only:
             found |= {f"optimizer/{name}": value for name, value in self.optimizer.tensors().items()}
         found |= {f"norms/{name}": value for name, value in norm_tensors(self.record.norms).items()}
@@ -365,15 +373,9 @@ class StageState:
     def load(self, tensors: Mapping[str, Tensor], step: int, lineage: Lineage, history: Sequence[HistoryEntry]) -> None:
         """Take over a downloaded state; BadMessageError, with nothing changed, when it does not fit this stage."""
         kinds = ["parameters", "previous", "optimizer"] + ["norms"] * self._manifest.train.shares_norms
-        kinds += ["loss_scale"] * self.passes.may_overflow + ["ahead"] * (self._ahead is not None)
-        groups = by_kind(tensors, kinds)
-        check_fits(self.module, groups["parameters"])
-        for kind in ("previous", "ahead"):
-            if groups.get(kind):
-                check_fits(self.module, groups[kind])
-        if not all_finite(tensor for name, tensor in tensors.items() if not name.startswith("norms/")):
-            raise BadMessageError("the state is not finite")
-        ahead = self._ahead.wait() if self._ahead is not None else None
+        kinds += ["loss_scale"] * self.passes.may_overflow + ["ahead"] * (self.ahead is not None)
+        groups = checked_state(self.module, tensors, kinds)
+        ahead = self.ahead.wait() if self.ahead is not None else None
         try:
             norms = norms_from(groups.get("norms", {}))
             passes = Passes(self._manifest)
@@ -394,4 +396,5 @@ class StageState:
         self.gradient_norms |= {known.step: known.norm for known in norms}
         self.evaluated.forget()
         self._generation += 1
-        self._begin(step, lineage)
+        self._drop_ledgers()
+        self.record = replace(self.record, step=step, lineage=lineage, voids=())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from peerd.models.module import StageModule
 from peerd.policy.roster import Roster
 from peerd.table.record import Lineage
 from peerd.timeline.spans import Kind
@@ -25,8 +26,10 @@ class Ticket:
     labels: Tensor | None = None
     output: Tensor | None = None
     """With its graph, where graphs are kept."""
+    module: StageModule | None = None
+    """Whose parameters the graph was built with."""
     generation: int = -1
-    """Which parameters the graph was built with."""
+    """Of the state that the forward pass was made with: a loaded one is another."""
     queued_s: float = 0.0
     """How long it has waited for the executor."""
     computed_s: float = 0.0

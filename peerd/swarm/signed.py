@@ -132,9 +132,10 @@ def unpack_record(raw: bytes, run: RunId) -> SignedRecord:
 
 
 def _to_list(record: PeerRecord) -> list[Any]:
-    """Norms come last, and only where the run shares them."""
+    """Norms and then the next step's ledger come last, and only where the run has them."""
     norms = [record.gradient_norm, [[known.step, known.norm] for known in record.norms]]
-    return _step_and_vitals(record) + (norms if norms != [None, []] else [])
+    following = [bitmap_to(record.next_done), record.next_ledger_no] if record.next_ledger_no else []
+    return _step_and_vitals(record) + (norms if norms != [None, []] or following else []) + following
 
 
 def _step_and_vitals(record: PeerRecord) -> list[Any]:
@@ -170,14 +171,15 @@ def _step_and_vitals(record: PeerRecord) -> list[Any]:
 
 
 def _from_list(fields: Any) -> PeerRecord:
-    if not isinstance(fields, list) or len(fields) not in (27, 29):
-        raise ValueError("a record has 27 fields, or 29 with norms")
+    if not isinstance(fields, list) or len(fields) not in (27, 29, 31):
+        raise ValueError("a record has 27 fields, 29 with norms, or 31 with the next step's ledger")
     (peer, incarnation, version, addresses, stage, step, phase, done, ledger_no, average_id, lineage, leaving, trains, trains_from) = (
         fields[:14]
     )
     (suspects, voids, checkpoints, gives_start, queue, in_flight, throughput, tokens, last_loss) = fields[14:23]
     evaluation, software, device, memory = fields[23:27]
-    gradient_norm, norms = fields[27:] or (None, [])
+    gradient_norm, norms = fields[27:29] or (None, [])
+    next_done, next_ledger_no = fields[29:] or (b"", 0)
     inexact, chain = _list(lineage, 2)
     return PeerRecord(
         peer=PeerId(_text(peer, 64)),
@@ -189,6 +191,8 @@ def _from_list(fields: Any) -> PeerRecord:
         phase=Phase(_count(phase, 3)),
         done=bitmap_from(_bytes(done, MAX_MICROBATCHES_PER_STEP // 8)),
         ledger_no=_count(ledger_no),
+        next_done=bitmap_from(_bytes(next_done, MAX_MICROBATCHES_PER_STEP // 8)),
+        next_ledger_no=_count(next_ledger_no),
         average_id=AverageId(_bytes(average_id, 16)),
         lineage=Lineage(_count(inexact), _bytes(chain, 32)),
         gradient_norm=None if gradient_norm is None else _norm(gradient_norm),

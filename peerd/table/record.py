@@ -104,6 +104,10 @@ class PeerRecord:
     done: int = 0
     """Bitmap: bit i is set when this peer's accumulator holds the gradient of microbatch i of `step`."""
     ledger_no: int = 0
+    next_done: int = 0
+    """As `done`, of the step after `step`: what is computed of it while `step` is averaged, where updates are delayed."""
+    next_ledger_no: int = 0
+    """Of the ledger that `next_done` spells out; 0: there is none, and a step begins when the one before is applied."""
     average_id: AverageId = NO_AVERAGE
     lineage: Lineage = Lineage()
     gradient_norm: float | None = None

@@ -3,7 +3,8 @@
 Backwards from a span one goes to whichever ended last of those it needed: what the same compute thread did before it; the
 forward pass of the stage before, or the backward pass of the stage after, of the same microbatch; before an optimizer's
 step the last backward pass anywhere, for every stage has to have averaged; before a step's first pass the commits of the last
-step. The time between the two is wire as far as that microbatch was on it, end of the step where a step ends or begins, else waiting.
+step, or where steps overlap of the one before that. The time between the two is wire as far as that microbatch was on it, end of
+the step where a step ends or begins, else waiting.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class _Work:
         self._on_wire: dict[tuple[int, int], list[Span]] = defaultdict(list)
         for span in (span for timeline in timelines for span in timeline.spans if span.kind in WIRE):
             self._on_wire[span.step, span.microbatch].append(span)
+        self._waits_for = 2 if any(map(_overlaps, self._lanes)) else 1
+        """How many steps back the update lies that a step's first pass needs."""
 
     def span(self, done: Done) -> Span:
         return self._lanes[done[0]][done[1]]
@@ -86,7 +89,7 @@ class _Work:
             case Kind.FORWARD if stage > 0:
                 found = self._passes.get((Kind.FORWARD, stage - 1, span.step, span.microbatch), [])
             case Kind.FORWARD:
-                found = self._updated.get(span.step - 1, [])
+                found = self._updated.get(span.step - self._waits_for, [])
             case Kind.BACKWARD | Kind.RECOMPUTE:
                 found = self._passes.get((Kind.BACKWARD, stage + 1, span.step, span.microbatch), [])
             case _:
@@ -109,3 +112,9 @@ class _Work:
             yield "wire", began_s, ended_s
             at_s = ended_s
         yield "wait", at_s, ends_s
+
+
+def _overlaps(lane: Sequence[Span]) -> bool:
+    """Whether a peer computed a step before it had applied the one before."""
+    applied = {span.step: span.began_s for span in lane if span.kind in UPDATE}
+    return any(span.kind is Kind.FORWARD and span.began_s < applied.get(span.step - 1, span.began_s) for span in lane)

@@ -91,7 +91,14 @@ class Trainer:
     def _launchable(self, live: LiveView, now_s: float) -> tuple[list[Launch], frozenset[tuple[int, int]]]:
         train = self._manifest.train
         launches, absent = launchable(
-            live, train.num_stages, train.microbatches_per_step, self._missing_since_s, now_s, self._takeover_s, last_step=train.steps
+            live,
+            train.num_stages,
+            train.microbatches_per_step,
+            self._missing_since_s,
+            now_s,
+            self._takeover_s,
+            last_step=train.steps,
+            overlaps=train.overlaps_steps,
         )
         return [launch for launch in launches if self._stop_at is None or launch.step < self._stop_at], absent
 
@@ -99,7 +106,7 @@ class Trainer:
         live, now_s, train = self._membership.live(), clock_s(), self._manifest.train
         launches, absent = self._launchable(live, now_s)
         self._missing_since_s = {key: self._missing_since_s.get(key, now_s) for key in absent}
-        if absent and (step := next(iter(absent))[0]) != self._step:
+        if absent and (step := min(absent)[0]) not in (self._step, self._step - 1):  # a step that reopens does not begin again
             self._begin(step, now_s)
         room = window(live, train.num_stages, self._slots) - len(self._in_flight)
         for launch in launches:
@@ -119,7 +126,7 @@ class Trainer:
             self._step_time_s += STEP_TIME_SMOOTHING * (took_s - self._step_time_s) if self._step_time_s else took_s
             self._takeover_s = max(TAKEOVER_S, 2 * self._step_time_s)
         self._step, self._step_began_s = step, now_s
-        self._launched.clear()
+        self._launched = {key for key in self._launched if key[0] >= step - 1}
 
     async def _train(self, launch: Launch) -> None:
         key = (launch.step, launch.index)

@@ -15,6 +15,7 @@ from typing import Protocol
 import structlog
 
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, UnheardError, WrongStateError
+from peerd.policy.admission import able_to_compute
 from peerd.policy.ledger import work_step
 from peerd.policy.wiring import Router
 from peerd.table.record import PeerId, PeerRecord, RawRecord
@@ -137,16 +138,11 @@ class Dispatcher:
             return  # it is gone; the ledgers decide what counts
 
     def _candidates(self, call: Call, live: LiveView, refused: Collection[PeerId]) -> list[PeerRecord]:
-        """Peers that can compute this step: at it, or one past it with the previous parameters (hole 4).
-
-        For an evaluation any that is at it or past it may have set the parameters aside, and says so if not.
-        """
+        """For an evaluation any that is at its step or past it may have set the parameters aside, and says so if not."""
         if call.evaluation:
             able = [r for r in live.serving(call.stage) if r.step >= call.step and not r.leaving and r.peer not in refused]
             return [r for r in able if r.step == call.step] or able
-        serving = [r for r in live.serving(call.stage) if r.step in (call.step, call.step + 1)]
-        staying = [r for r in serving if not r.leaving]
-        return [r for r in staying if r.step == call.step] or staying or serving
+        return able_to_compute(live, call.stage, call.step)
 
     def _check_wanted(self, call: Call, live: LiveView) -> None:
         """A microbatch of a step that every stage has left is of no use to anybody."""

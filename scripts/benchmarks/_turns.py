@@ -19,12 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, cast
 
 from peerd.cli.demo_daemons import DemoSwarm
 from peerd.cli.demo_plan import DemoPlan
 from peerd.cli.launch import module_command
 from peerd.config.manifest import Manifest
+from peerd.control.protocol import TraceReply
 from peerd.errors import PeerdError
 from scripts.benchmarks._workers import Job
 
@@ -59,11 +60,11 @@ class Team(Protocol):
 
 
 class Peers:
-    """One daemon per stage."""
+    """One daemon per stage, or so many."""
 
-    def __init__(self, manifest: Manifest, observed: bool = True) -> None:
-        num_peers = manifest.train.num_stages
-        plan = DemoPlan(manifest=manifest, num_peers=num_peers, slow={}, kills=(), chaos=None, stand_in_ms=0.0, observed=observed)
+    def __init__(self, manifest: Manifest, observed: bool = True, per_stage: int = 1, stand_in_ms: float = 0.0) -> None:
+        num_peers = per_stage * manifest.train.num_stages
+        plan = DemoPlan(manifest=manifest, num_peers=num_peers, slow={}, kills=(), chaos=None, stand_in_ms=stand_in_ms, observed=observed)
         self._swarm = DemoSwarm(plan, lambda _text: None)
         self._steps: list[Step] = []
         self.dashboard = ""
@@ -84,6 +85,11 @@ class Peers:
             found = client.request("history", since=len(self._steps), silence_s=3.0)["steps"]
             self._steps += [Step(step["time_s"], step["loss"]) for step in itertools.takewhile(lambda step: step["time_s"] > 0, found)]
         return self._steps
+
+    def trace(self, num_steps: int) -> TraceReply:
+        """What all did in the step under way and those after it."""
+        client = self._swarm.daemons[0].client
+        return cast("TraceReply", client.request("trace", steps=num_steps, timeout_s=SILENCE_S, silence_s=SILENCE_S))
 
     def counters(self) -> dict[str, int]:
         """What should be 0 in a fair race."""
@@ -172,6 +178,10 @@ class Contender:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
+    def freeze(self) -> None:
+        for pid in self.team.pids():
+            os.kill(pid, signal.SIGSTOP)
+
     def _work_until(self, num_steps: int, began: float) -> Sequence[Step]:
         self._begins.append(began)
         self._before.append(self._worked_s)
@@ -179,8 +189,7 @@ class Contender:
             if time.time() - began > SILENCE_S:
                 raise PeerdError(f"{self.name}: nothing done for {SILENCE_S:.0f} s")
             time.sleep(POLL_S)
-        for pid in self.team.pids():
-            os.kill(pid, signal.SIGSTOP)
+        self.freeze()
         self._worked_s += time.time() - began
         self.steps = tuple(steps)
         return steps

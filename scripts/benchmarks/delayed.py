@@ -1,113 +1,165 @@
-"""Delayed updates: how long does a step hold the compute thread after its last gradient, with and without them?
+"""Delayed updates: how long is it from a peer's last gradient of a step to its first pass of the next, with and without them?
 
-One stage of many parameters and few tokens, so that its update takes as long as its microbatches. Both sides train the same run
-in turns of a step, through the very state and executor that a peer has. With --compute-stand-in a microbatch sleeps until it has
-taken so long, as one on a GPU leaves the processor to the update.
+Both sides are swarms of real daemons on loopback that train the same run with LAMB, in turns: while one works the other is
+frozen. A microbatch sleeps until it has taken --compute-stand-in, as one on a GPU leaves the processor to averaging and update.
+The times are read from every peer's own timeline. Below zero: the next step began before the last gradient of this one came.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import contextlib
+import signal
 import statistics
 import sys
-import time
 from dataclasses import dataclass, field, replace
 
-import torch
+from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
+from peerd.control.protocol import TraceReply
+from peerd.errors import ExitCode, PeerdError
+from peerd.timeline.spans import COMPUTE, Kind
+from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
+from scripts.benchmarks._turns import Contender, Peers, guard, thawed_at_exit
+from scripts.benchmarks.pipeline import LONG_ENOUGH_S
 
-from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, TrainConfig
-from peerd.policy.roster import Roster, entry_of
-from peerd.stage.executor import Executor, Pace, Priority
-from peerd.stage.state import StageState, Ticket
-from peerd.table.record import PeerId, PeerRecord
-from peerd.table.view import LiveView
-from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress
-
-WARMUP = 2
+UNSETTLED = 1
+"""Steps at the beginning of a turn that are not counted: a peer was frozen in the midst of the first."""
 
 
 @dataclass(slots=True)
 class Side:
-    name: str
-    state: StageState
-    executor: Executor
-    held_s: list[float] = field(default_factory=list)
-    """By step: from the last gradient until the next microbatch can begin."""
+    contender: Contender
+    peers: Peers
+    gaps_s: list[float] = field(default_factory=list)
+    """By turn, the median over peers and steps: from a peer's last gradient to its next step's first pass."""
+    ends_s: list[float] = field(default_factory=list)
+    """Likewise: from a peer's last gradient until its step was applied."""
     step_s: list[float] = field(default_factory=list)
 
+    @property
+    def name(self) -> str:
+        return self.contender.name
 
-def side_of(name: str, manifest: Manifest) -> Side:
-    record = PeerRecord(peer=PeerId("bench"))
-    state = StageState(manifest, record, torch.device("cpu"), lambda: LiveView(me=record.peer, records=()))
-    state.serve()
-    return Side(name, state, Executor())
-
-
-async def train_step(side: Side, manifest: Manifest, pace: Pace) -> None:
-    state, rows = side.state, (manifest.train.microbatch_size, manifest.train.sequence_length)
-    step, chance = state.record.step, torch.Generator().manual_seed(state.record.step)
-    began_s = time.monotonic()
-    for index in range(manifest.train.microbatches_per_step):
-        tokens = torch.randint(0, manifest.model.vocab_size, rows, generator=chance)
-        mark = (state.record.incarnation, state.record.ledger_no)
-        ticket = Ticket(step, index, mark, accumulate=True, inputs=tokens, labels=tokens)
-
-        def work(ticket: Ticket = ticket) -> None:
-            started_s = time.monotonic()
-            state.forward_backward(ticket)
-            pace.hold(started_s, 1.0)
-
-        await side.executor.run(Priority.BACKWARD, work)
-    ended_s = time.monotonic()
-    entry = entry_of(state.record)
-    roster = Roster(0, step, 0, entry.peer, (entry,))
-    _, share = await side.executor.run(Priority.CONTROL, lambda: state.open_round(roster))
-    assert share is not None
-    await side.executor.run(Priority.CONTROL, lambda: state.take_average(roster, share))
-    await side.executor.run(Priority.CONTROL, state.commit)
-    side.held_s.append(time.monotonic() - ended_s)
-    side.step_s.append(time.monotonic() - began_s)
+    def turn(self, num_steps: int) -> None:
+        self.contender.thaw()
+        reply = self.peers.trace(num_steps + UNSETTLED + 1)
+        self.contender.freeze()
+        gaps, ends, steps = times_of(reply)
+        for found, of_turn in ((self.gaps_s, gaps), (self.ends_s, ends), (self.step_s, steps)):
+            found.append(statistics.median(of_turn))
 
 
-async def measure(given: argparse.Namespace) -> list[Side]:
-    train = TrainConfig(num_stages=1, microbatches_per_step=given.microbatches, microbatch_size=1, sequence_length=16, optimizer="lamb")
-    model = ModelConfig(num_layers=given.layers, d_model=512, num_heads=8, d_ff=2048, vocab_size=256)
-    manifest = Manifest(model=model, train=train, compute=ComputeConfig(threads=1))
-    torch.set_num_threads(1)
-    late = replace(manifest, train=replace(train, delayed_updates=True))
-    sides = [side_of("at once", manifest), side_of("delayed", late)]
-    for number in range(WARMUP + given.steps):
+def times_of(reply: TraceReply) -> tuple[list[float], list[float], list[float]]:
+    """Of every peer and counted step in seconds: gap, end and length."""
+    gaps, ends, lengths = [], [], []
+    for peer in reply["peers"]:
+        spans = [(Kind(kind), began / 1e6, (began + took) / 1e6, step) for kind, began, took, step, *_ in peer["spans"]]
+        for step in range(reply["first_step"] + UNSETTLED, reply["last_step"]):
+            last = max((ended for kind, _, ended, at in spans if kind is Kind.BACKWARD and at == step), default=None)
+            first = min((began for kind, began, _, at in spans if kind in COMPUTE and at == step + 1), default=None)
+            commits = {at: ended for kind, _, ended, at in spans if kind is Kind.COMMIT}
+            if last is None or first is None or not {step - 1, step} <= commits.keys():
+                continue  # it had no microbatch of one of the two
+            gaps.append(first - last)
+            ends.append(commits[step] - last)
+            lengths.append(commits[step] - commits[step - 1])
+    if not gaps:
+        raise PeerdError("no peer had microbatches of two steps: ask for more --microbatches")
+    return gaps, ends, lengths
+
+
+def side_of(name: str, manifest: Manifest, given: argparse.Namespace) -> Side:
+    peers = Peers(manifest, observed=False, per_stage=given.peers, stand_in_ms=given.compute_stand_in)
+    return Side(Contender(name, peers), peers)
+
+
+def manifest_of(given: argparse.Namespace) -> Manifest:
+    return Manifest(
+        name="bench",
+        model=ModelConfig(num_layers=given.layers * given.stages, d_model=512, num_heads=8, d_ff=2048, vocab_size=256),
+        train=TrainConfig(
+            num_stages=given.stages,
+            microbatches_per_step=given.microbatches,
+            microbatch_size=1,
+            sequence_length=16,
+            optimizer="lamb",
+            learning_rate=1e-3,
+        ),
+        compute=ComputeConfig(threads=1),
+        swarm=SwarmConfig(announce_period_s=LONG_ENOUGH_S, checkpoint_every_steps=0, rebalance_period_s=0),
+    )
+
+
+def measure(given: argparse.Namespace) -> list[Side]:
+    manifest = manifest_of(given)
+    late = replace(manifest, train=replace(manifest.train, delayed_updates=True))
+    sides = [side_of("at once", manifest, given), side_of("delayed", late, given)]
+    with contextlib.ExitStack() as stack:
         for side in sides:
-            await train_step(side, manifest, Pace(stand_in_s=given.compute_stand_in / 1000))
-        if number >= WARMUP:
-            progress(f"step {number - WARMUP + 1}: held {', '.join(f'{side.held_s[-1]:.3f} s {side.name}' for side in sides)}")
-    for side in sides:
-        side.executor.close()
+            stack.enter_context(side.peers)
+        keeper = stack.enter_context(thawed_at_exit([side.contender for side in sides]))
+        for side in sides:
+            progress(f"starting {given.peers * given.stages} peers, {side.name}")
+            side.contender.warm_up(given.warmup)
+            guard(keeper, side.contender)
+        for number in range(given.rounds):
+            for side in sides if number % 2 == 0 else reversed(sides):
+                side.turn(given.steps)
+                progress(f"round {number + 1}  {side.name}: {side.gaps_s[-1]:.3f} s, a step {side.step_s[-1]:.3f} s")
     return sides
 
 
-def main() -> int:
+def rows_of(plain: Side, late: Side) -> list[Row]:
+    rows = []
+    figures = (
+        ("to the next first pass", plain.gaps_s, late.gaps_s),
+        ("until it is applied", plain.ends_s, late.ends_s),
+        ("whole step", plain.step_s, late.step_s),
+    )
+    for name, theirs, ours in figures:
+        rows.append(Row(name=f"{plain.name}: {name}", median=statistics.median(theirs)))
+        ratio = paired_ratio(theirs, ours) if min(ours) > 0 else None
+        rows.append(Row(name=f"{late.name}: {name}", median=statistics.median(ours), ratio=ratio, baseline=plain.name))
+    return rows
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench delayed", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("--steps", type=int, default=10, metavar="N", help="steps timed per side (default 10)")
-    parser.add_argument("--layers", type=int, default=4, metavar="N", help="of 4.2 million parameters each (default 4)")
-    parser.add_argument("--microbatches", type=int, default=8, metavar="N", help="per step (default 8)")
-    parser.add_argument("--compute-stand-in", type=float, default=0.0, metavar="MS", help="a microbatch takes at least so long (default 0)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds, in each of which both sides have a turn (default 5)")
+    parser.add_argument("--steps", type=int, default=3, metavar="N", help="steps counted per turn (default 3)")
+    parser.add_argument("--warmup", type=int, default=2, metavar="N", help="steps before the first turn (default 2)")
+    parser.add_argument("--stages", type=int, default=1, metavar="N", help="stages (default 1)")
+    parser.add_argument("--peers", type=int, default=2, metavar="N", help="per stage (default 2)")
+    parser.add_argument("--layers", type=int, default=2, metavar="N", help="per stage, of 4.2 million parameters each (default 2)")
+    parser.add_argument("--microbatches", type=int, default=16, metavar="N", help="per step (default 16)")
+    parser.add_argument(
+        "--compute-stand-in", type=float, default=200.0, metavar="MS", help="a microbatch takes at least so long (default 200)"
+    )
     given = parser.parse_args()
-    if min(given.steps, given.layers, given.microbatches) < 1 or given.compute_stand_in < 0:
-        parser.error("--steps, --layers and --microbatches must be at least 1, --compute-stand-in 0 or more")
-    plain, late = asyncio.run(measure(given))
-    rows = []
-    for name, ours, theirs in (("held after the last gradient", late.held_s, plain.held_s), ("whole step", late.step_s, plain.step_s)):
-        ours, theirs = ours[WARMUP:], theirs[WARMUP:]
-        rows.append(Row(name=f"{plain.name}: {name}", median=statistics.median(theirs)))
-        ratio = paired_ratio(theirs, ours)
-        rows.append(Row(name=f"{late.name}: {name}", median=statistics.median(ours), ratio=ratio, baseline=plain.name))
+    least = (given.rounds, given.steps, given.warmup, given.stages, given.peers, given.layers, given.microbatches)
+    if min(least) < 1 or given.compute_stand_in < 0:
+        parser.error("--compute-stand-in must be 0 or more, all other numbers at least 1")
+    return given
+
+
+def main() -> int:
+    given = parse()
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(kind, interrupt)
+    try:
+        sides = measure(given)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except PeerdError as error:
+        print(f"delayed: error: {error}", file=sys.stderr)
+        return error.exit_code
+    rows = rows_of(*sides)
     if given.json:
         print_json(rows, compute_stand_in_ms=given.compute_stand_in)
     else:
-        print_table(f"{given.layers} layers, {given.microbatches} microbatches a step, LAMB, one thread each", "seconds", rows)
+        title = f"after a peer's last gradient; {given.stages} stages of {given.peers} peers and {given.layers} layers, "
+        print_table(f"{title}{given.microbatches} microbatches of {given.compute_stand_in:g} ms a step", "seconds", rows)
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -168,9 +169,9 @@ def whole_sum(member: Member) -> torch.Tensor:
 MakeGroup = Callable[..., Group]
 
 
-@pytest.mark.parametrize("num_members", [1, 2, 3, 4])
-async def test_all_members_end_with_the_same_bits_which_are_the_whole_sum(make_group: MakeGroup, num_members: int) -> None:
-    group = make_group(num_members)
+@pytest.mark.parametrize(("num_members", "delayed"), [(1, False), (2, False), (3, False), (4, False), (3, True)])
+async def test_all_members_end_with_the_same_bits_which_are_the_whole_sum(make_group: MakeGroup, num_members: int, delayed: bool) -> None:
+    group = make_group(num_members, replace_train(MANIFEST, delayed_updates=delayed))
     roster = group.roster()
     assert await group.leader(roster).rounds.lead(roster) == ""
     await group.settled(Phase.AVERAGED)
@@ -205,6 +206,31 @@ async def test_compressed_sums_are_equal_to_the_bit_at_every_member(
         left_out = member.rounds.compression.parts.left_out
         assert left_out is not None
         assert bool(left_out.any()) == (num_members > 1)
+
+
+async def test_where_steps_overlap_a_round_is_summed_while_every_member_computes(make_group: MakeGroup) -> None:
+    group = make_group(2, replace_train(MANIFEST, delayed_updates=True))
+    roster, computed = group.roster(), threading.Event()
+    assert await group.leader(roster).rounds.lead(roster) == ""
+    sums = [member.rounds.open.reduced for member in group.members.values() if member.rounds.open is not None]
+    passes = [asyncio.ensure_future(member.executor.run(Priority.BACKWARD, computed.wait)) for member in group.members.values()]
+    async with asyncio.timeout(20):
+        await asyncio.gather(*map(asyncio.shield, sums))
+    computed.set()
+    await asyncio.gather(*passes)
+    await group.settled(Phase.AVERAGED)
+    assert all(torch.equal(member.average, whole_sum(member)) for member in group.members.values())
+
+
+async def test_an_abort_that_comes_while_a_round_opens_closes_it(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    roster, member = group.roster(), group.members[PeerId("member1")]
+    joining = asyncio.ensure_future(member.rounds.propose(roster.leader, roster))
+    await asyncio.sleep(0)  # it waits for the executor
+    member.rounds.abort(roster.leader, roster.average_id)
+    assert (await joining)[:2] == (False, "this round is closed")
+    assert member.rounds.open is None
+    assert member.state.record.phase is Phase.ACCUMULATING
 
 
 @pytest.mark.parametrize("late", [0, 1, 2])

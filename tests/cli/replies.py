@@ -33,6 +33,7 @@ def peer_info(**changes: Any) -> PeerInfo:
         "queue": 2,
         "in_flight": 1,
         "done": 7,
+        "next_done": 0,
         "throughput": 123.4,
         "tokens": 40960,
         "last_loss": 3.21,

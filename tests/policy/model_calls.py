@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from peerd.policy.admission import why_refuse_call
+from peerd.policy.admission import able_to_compute, why_refuse_call
 from peerd.policy.launching import Launch, launchable, window
-from peerd.policy.ledger import may_accumulate
+from peerd.policy.ledger import marked, may_accumulate, number_of
 from peerd.policy.wiring import Router
-from peerd.table.record import PeerRecord, Phase
+from peerd.table.record import PeerRecord
 from peerd.table.view import LiveView
 from tests.policy.model_theta import Gradient, ThetaId
 
@@ -68,7 +68,7 @@ class Calls:
         if not peer.record.trains or peer.record.leaving:
             return
         sizes = (scenario.num_stages, scenario.num_microbatches)
-        found, absent = launchable(live, *sizes, self._missing_since, peer.now, scenario.takeover_s, scenario.last_step)
+        found, absent = launchable(live, *sizes, self._missing_since, peer.now, scenario.takeover_s, scenario.last_step, scenario.delayed)
         self._missing_since = {key: self._missing_since.get(key, peer.now) for key in sorted(absent)}
         self._in_flight = {key: until for key, until in self._in_flight.items() if until > peer.now}
         room = window(live, scenario.num_stages, SLOTS) - sum(until == float("inf") for until in self._in_flight.values())
@@ -98,7 +98,7 @@ class Calls:
         if len(self._slots) >= SLOTS + (launch.step == mine.step - 1):
             answer("busy")
             return None
-        call = Accepted(work, (mine.incarnation, mine.ledger_no), answer)
+        call = Accepted(work, (mine.incarnation, number_of(mine, launch.step)), answer)
         self._slots.append(call)
         if "bit after gradient" in peer.world.scenario.off and self._may_add(call) is None:
             peer.change(done=mine.done | 1 << launch.index)
@@ -107,7 +107,7 @@ class Calls:
 
     def _forwarded(self, call: Accepted) -> None:
         peer = self._peer
-        theta = self._theta(call.work.launch.step)
+        theta = peer.theta_at(call.work.launch.step)
         if theta is None or call not in self._slots:
             self._end(call, "too late")
             return
@@ -127,15 +127,14 @@ class Calls:
     def _backward(self, call: Accepted, whole: Path) -> None:
         """The critical section: add, then set the bit, then announce."""
         peer, launch = self._peer, call.work.launch
-        if self._theta(launch.step) != whole[peer.record.stage] or call not in self._slots:
+        if peer.theta_at(launch.step) != whole[peer.record.stage] or call not in self._slots:
             self._end(call, "too late")
             return
         refusal = self._may_add(call)
         if "bit after gradient" in peer.world.scenario.off and peer.record.done >> launch.index & 1:
             refusal = None if call.mark == (peer.record.incarnation, peer.record.ledger_no) else refusal
         if refusal is None:
-            peer.accumulator.append(Gradient(launch.step, launch.index, whole))
-            peer.change(done=peer.record.done | 1 << launch.index)
+            self._add(launch, whole)
             peer.lost_since_s = None
             peer.world.counts["added"] += 1
         elif refusal.startswith("already"):
@@ -151,13 +150,13 @@ class Calls:
             step, mark = peer.record.step, (peer.record.incarnation, peer.record.ledger_no)
         return may_accumulate(peer.record, peer.live(), step=step, index=launch.index, accept_mark=mark)
 
-    def _theta(self, step: int) -> ThetaId | None:
+    def _add(self, launch: Launch, whole: Path) -> None:
         peer = self._peer
-        if peer.record.phase is Phase.JOINING:
-            return None
-        if step == peer.record.step or "ledger fence" in peer.world.scenario.off:
-            return peer.theta
-        return peer.previous if step == peer.record.step - 1 else None
+        early = launch.step == peer.record.step + 1
+        (peer.next_accumulator if early else peer.accumulator).append(Gradient(launch.step, launch.index, whole))
+        peer.world.counts["added early"] += early
+        peer.record = marked(peer.record, launch.step, launch.index)
+        peer.change()
 
     def _end(self, call: Accepted, outcome: Path | str) -> None:
         if call in self._slots:
@@ -194,7 +193,7 @@ class Attempt:
         if peer.now > self._deadline_s:
             self._answered("nobody answers")
             return
-        chosen = self._router.choose(self._candidates())
+        chosen = self._router.choose(able_to_compute(peer.live(), len(self._work.path), self._work.launch.step))
         if chosen is None:
             peer.after(peer.world.rng.uniform(0.1, 0.3), lambda: self._again(number))
             return
@@ -213,12 +212,6 @@ class Attempt:
 
         peer.world.send(peer, chosen.peer, arrive, lambda: self._settle(number, chosen, "unreachable", began))
         peer.after(self._hop_s, lambda: self._time_out(number, chosen, accepted))
-
-    def _candidates(self) -> list[PeerRecord]:
-        """Who can compute this step: those at it, and those just past it that keep the previous parameters."""
-        live, stage, step = self._peer.live(), len(self._work.path), self._work.launch.step
-        past = [r for r in live.serving(stage) if r.step == step + 1]
-        return [r for r in (*live.members(stage, step), *past) if not r.leaving]
 
     def _settle(self, number: int, chosen: PeerRecord, outcome: Path | str, began: float) -> None:
         if number != self._number:

@@ -74,12 +74,16 @@ class Scenario:
     """Averages of equal content from different rosters count as different parameters."""
     shares_norms: bool = False
     """An average is applied with the whole model's gradient norm of its step."""
+    delayed: bool = False
+    """Updates are delayed, and a step is computed while the one before is averaged."""
     off: frozenset[str] = frozenset()
     """Rules that are switched off, to show that the checks notice (`RULES_OFF`)."""
     limit_s: float = 300.0
 
 
-def draw(seed: int, kinds: Sequence[Kind], *, survivor: Survivor = Survivor.UP_TO_DATE, off: frozenset[str] = frozenset()) -> Scenario:
+def draw(
+    seed: int, kinds: Sequence[Kind], *, survivor: Survivor = Survivor.UP_TO_DATE, off: frozenset[str] = frozenset(), delayed: bool = False
+) -> Scenario:
     """A run of random size with random faults of these kinds, from one to seven for each step or so."""
     rng = random.Random(seed)
     num_stages = rng.choice((1, 2, 2, 3))
@@ -102,5 +106,6 @@ def draw(seed: int, kinds: Sequence[Kind], *, survivor: Survivor = Survivor.UP_T
         takeover_s=rng.choice((0.5, 2.0, 4.0)),
         rounding=rng.random() < 0.5,
         shares_norms=seed % 2 == 1,
+        delayed=delayed,
         off=off,
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from peerd.policy.admission import donors
 from peerd.policy.hashing import digest
 from peerd.policy.leaving import has_successors, owes_nothing
+from peerd.policy.ledger import at_next_step, both_dropped, this_dropped, with_overlap
 from peerd.policy.norms import KEPT_NORMS
 from peerd.policy.roster import lineage_after, lineage_skipped
 from peerd.policy.stepping import KEPT_AVERAGES, Act, Decision, OwnState, decide, looks_lost
@@ -47,9 +48,12 @@ class ModelPeer:
         self.record = PeerRecord(
             peer=name, incarnation=self._next_incarnation(), stage=stage, trains=world.rng.random() < 0.7 or name == "p0"
         )
+        if world.scenario.delayed:
+            self.record = with_overlap(self.record)
         self.theta = world.thetas.first(stage)
         self.previous: ThetaId | None = None
         self.accumulator: list[Gradient] = []
+        self.next_accumulator: list[Gradient] = []
         self.average: Average | None = None
         self.log: deque[tuple[int, AverageId, Average, Lineage]] = deque(maxlen=KEPT_AVERAGES)
         self.lost_since_s: float | None = None
@@ -115,7 +119,8 @@ class ModelPeer:
             self._to_stage = None
             self.change(leaving=False)
             return
-        self.change(phase=Phase.JOINING, done=0, ledger_no=self.record.ledger_no + 1, average_id=NO_AVERAGE)
+        self.drop_ledgers()
+        self.change(phase=Phase.JOINING, average_id=NO_AVERAGE)
         self._push()
         self.alive = False
         if self._to_stage is not None:
@@ -229,11 +234,11 @@ class ModelPeer:
         self.world.counts["fences"] += 1
         self.world.note(f"{self.name} fences: {reason}")
         phase = Phase.ACCUMULATING if self.record.phase is Phase.AVERAGING else self.record.phase
-        self.accumulator = []
+        self.drop_ledgers()
         self.rounds.drop()
         self.calls.drop()
         self.lost_since_s = None
-        self.change(incarnation=self._next_incarnation(), done=0, ledger_no=self.record.ledger_no + 1, phase=phase, suspects=())
+        self.change(incarnation=self._next_incarnation(), phase=phase, suspects=())
 
     # the step rules
 
@@ -298,7 +303,8 @@ class ModelPeer:
             case Act.RESET_LEDGER if "overlap reset" not in off:
                 self.world.counts["resets"] += 1
                 self.accumulator = []
-                self.change(done=0, ledger_no=self.record.ledger_no + 1)
+                self.record = this_dropped(self.record)
+                self.change()
             case Act.PROPOSE:
                 assert decision.roster is not None
                 self.rounds.propose(decision.roster)
@@ -341,21 +347,14 @@ class ModelPeer:
         self.previous = None if "previous" in self.world.scenario.off else self.theta
         self.theta = theta
         self.average = None
-        self.accumulator = []
+        self.accumulator, self.next_accumulator = self.next_accumulator, []
         self.rounds.drop()
         self.rounds.attempt = 0
         self.lost_since_s = None
         phase = Phase.JOINING if self.record.phase is Phase.JOINING else Phase.ACCUMULATING
-        self.change(
-            step=self.record.step + 1,
-            phase=phase,
-            done=0,
-            ledger_no=self.record.ledger_no + 1,
-            average_id=NO_AVERAGE,
-            lineage=lineage,
-            norms=self._norms_with(norm),
-            voids=(),
-        )
+        norms = self._norms_with(norm)
+        self.record = at_next_step(self.record)
+        self.change(phase=phase, average_id=NO_AVERAGE, lineage=lineage, norms=norms, voids=())
         self.world.check_history(self)
 
     def _norms_with(self, norm: float | None) -> tuple[StepNorm, ...]:
@@ -363,14 +362,30 @@ class ModelPeer:
             return self.record.norms
         return (*self.record.norms, StepNorm(self.record.step, norm))[-KEPT_NORMS:]
 
+    def theta_at(self, step: int) -> ThetaId | None:
+        """What a step of my stage is computed with; None where I hold no such parameters."""
+        if self.record.phase is Phase.JOINING:
+            return None
+        late = self.world.thetas.late if self.world.scenario.delayed else lambda theta: theta
+        if step == self.record.step + 1 and self.record.next_ledger_no:
+            return self.theta
+        if step == self.record.step or "ledger fence" in self.world.scenario.off:
+            return late(self.theta)
+        return late(self.previous) if step == self.record.step - 1 and self.previous is not None else None
+
+    def drop_ledgers(self) -> None:
+        """Of this step and of the next."""
+        self.accumulator, self.next_accumulator = [], []
+        self.record = both_dropped(self.record)
+
     # state from a mate
 
     def reload(self) -> None:
         self.world.counts["reloads"] += 1
-        self.accumulator = []
+        self.drop_ledgers()
         self.average = None
         self.rounds.drop()
-        self.change(phase=Phase.JOINING, done=0, ledger_no=self.record.ledger_no + 1, average_id=NO_AVERAGE)
+        self.change(phase=Phase.JOINING, average_id=NO_AVERAGE)
         self.download(frozenset())
 
     def download(self, tried: frozenset[PeerId]) -> None:

@@ -27,40 +27,50 @@ class Thetas:
     def __init__(self) -> None:
         self._ids: dict[tuple[object, ...], ThetaId] = {}
         self._steps: list[int] = []
+        self._before: list[ThetaId | None] = []
 
     def first(self, stage: int) -> ThetaId:
-        return self._intern(("first", stage), 0)
+        return self._intern(("first", stage), 0, None)
 
     def after(self, theta: ThetaId, average: Average, rounding: bytes = b"", norm: float | None = None) -> ThetaId:
         """`rounding` sets apart averages of one content that were summed in another order; `norm` is what was applied with it."""
-        return self._intern((theta, average, rounding, norm), self.step_of(theta) + 1)
+        return self._intern((theta, average, rounding, norm), self.step_of(theta) + 1, theta)
 
     def skipped(self, theta: ThetaId) -> ThetaId:
-        return self._intern((theta, "skipped"), self.step_of(theta) + 1)
+        return self._intern((theta, "skipped"), self.step_of(theta) + 1, theta)
 
     def torn(self, front: ThetaId, back: ThetaId) -> ThetaId:
         """Half of one and half of the other, as a download of moving parameters would give."""
-        return front if front == back else self._intern(("torn", front, back), self.step_of(front))
+        return front if front == back else self._intern(("torn", front, back), self.step_of(front), self._before[front])
 
     def step_of(self, theta: ThetaId) -> int:
         return self._steps[theta]
 
-    def _intern(self, history: tuple[object, ...], step: int) -> ThetaId:
+    def late(self, theta: ThetaId) -> ThetaId:
+        """The parameters without their last update, or the first ones: what a step is computed with where updates are delayed."""
+        before = self._before[theta]
+        return theta if before is None else before
+
+    def _intern(self, history: tuple[object, ...], step: int, before: ThetaId | None) -> ThetaId:
         if history not in self._ids:
             self._ids[history] = ThetaId(len(self._ids))
             self._steps.append(step)
+            self._before.append(before)
         return self._ids[history]
 
 
-def why_wrong(average: Average, *, stage: int, theta: ThetaId, num_microbatches: int, thetas: Thetas) -> str | None:
-    """I1: None when the average counts every microbatch of theta's step once, computed with that step's parameters."""
+def why_wrong(average: Average, *, stage: int, theta: ThetaId, num_microbatches: int, thetas: Thetas, delayed: bool) -> str | None:
+    """I1: None when the average counts every microbatch of theta's step once, computed with that step's parameters.
+
+    Those lack one update where updates are delayed, in every stage.
+    """
     step = thetas.step_of(theta)
     counted = [(gradient.step, gradient.index) for gradient in average]
     if sorted(counted) != [(step, index) for index in range(num_microbatches)]:
         return f"the average of step {step} counts {sorted(counted)}"
     for gradient in average:
-        if gradient.thetas[stage] != theta:
+        if gradient.thetas[stage] != (thetas.late(theta) if delayed else theta):
             return f"({step}, {gradient.index}) was computed with other parameters of its own stage"
-        if any(thetas.step_of(used) != step for used in gradient.thetas):
+        if any(thetas.step_of(used) != (max(0, step - 1) if delayed else step) for used in gradient.thetas):
             return f"({step}, {gradient.index}) was computed with another stage's parameters of another step"
     return None

@@ -168,7 +168,12 @@ class World:
 
     def check_average(self, peer: ModelPeer, average: Average) -> None:
         wrong = why_wrong(
-            average, stage=peer.record.stage, theta=peer.theta, num_microbatches=self.scenario.num_microbatches, thetas=self.thetas
+            average,
+            stage=peer.record.stage,
+            theta=peer.theta,
+            num_microbatches=self.scenario.num_microbatches,
+            thetas=self.thetas,
+            delayed=self.scenario.delayed,
         )
         if wrong is not None:
             self.violations.append(f"I1 at {peer.name} of stage {peer.record.stage}: {wrong}")

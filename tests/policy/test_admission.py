@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.admission import choose_stage, donors, why_refuse_call
+from peerd.policy.admission import able_to_compute, choose_stage, donors, why_refuse_call
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from tests.strategies import live_views, member, records, view_of
@@ -52,12 +52,24 @@ def test_joiners_at_one_moment_spread_over_equal_stages() -> None:
 
 
 @given(records(), st.integers(0, 1), st.integers(0, 5), st.booleans())
-def test_holes_4_and_17_a_call_is_taken_for_my_step_or_the_one_before_and_never_for_the_future(
+def test_holes_4_and_17_a_call_is_taken_for_my_step_or_the_one_before_and_for_the_next_only_with_a_ledger_for_it(
     mine: PeerRecord, stage: int, step: int, holds_previous: bool
 ) -> None:
     taken = why_refuse_call(mine, stage=stage, step=step, holds_previous=holds_previous) is None
     able = mine.stage == stage and mine.phase is not Phase.JOINING and not mine.leaving
-    assert taken == (able and (step == mine.step or (holds_previous and step == mine.step - 1)))
+    early = step == mine.step + 1 and mine.next_ledger_no > 0
+    assert taken == (able and (step == mine.step or (holds_previous and step == mine.step - 1) or early))
+
+
+@given(live_views(), st.integers(0, 1), st.integers(0, 4))
+def test_who_can_add_a_microbatch_computes_it_and_else_who_is_just_past_its_step(live: LiveView, stage: int, step: int) -> None:
+    found = able_to_compute(live, stage, step)
+    taken = [why_refuse_call(replace(r, leaving=False), stage=stage, step=step, holds_previous=True) is None for r in found]
+    assert all(taken)
+    staying = [r for r in live.serving(stage) if not r.leaving]
+    assert bool(found) >= any(r.step in (step, step + 1) for r in staying)
+    if any(r.step == step for r in staying):
+        assert all(not r.leaving and r.step <= step for r in found)
 
 
 @given(live_views(), st.integers(0, 1), st.frozensets(st.sampled_from([PeerId(f"peer{n}") for n in range(5)])))

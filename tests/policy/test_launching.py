@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from peerd.policy.launching import launchable, owners, trainers_of, window
 from peerd.policy.ledger import stages_missing, work_step
-from peerd.table.record import PeerId
+from peerd.table.record import PeerId, Phase
 from peerd.table.view import LiveView
-from tests.strategies import NUM_MICROBATCHES, live_views, member, view_of
+from tests.strategies import FULL, NUM_MICROBATCHES, live_views, member, view_of
 
 TAKEOVER_S = 4.0
 trainers = st.lists(st.integers(0, 40).map(lambda n: PeerId(f"t{n}")), min_size=1, max_size=6, unique=True)
@@ -80,6 +80,34 @@ def test_nothing_is_launched_from_the_last_step_on(live: LiveView, last_step: in
     endless = launchable(live, *sizes, {}, 0.0, TAKEOVER_S)
     ending = launchable(live, *sizes, {}, 0.0, TAKEOVER_S, last_step)
     assert ending == (([], frozenset()) if step is not None and step >= last_step else endless)
+
+
+@given(live_views(), st.integers(0, 5))
+def test_where_steps_overlap_this_step_comes_first_and_the_next_counts_as_missing_only_after_it(live: LiveView, last_step: int) -> None:
+    alone, absent_alone = launchable(live, *sizes, {}, 0.0, TAKEOVER_S, last_step)
+    launches, absent = launchable(live, *sizes, {}, 0.0, TAKEOVER_S, last_step, overlaps=True)
+    assert launches[: len(alone)] == alone
+    step = work_step(live, 2)
+    early = launches[len(alone) :]
+    assert all(step is not None and launch.step == step + 1 and launch.accumulate for launch in early)
+    assert not last_step or all(launch.step < last_step for launch in launches)
+    if absent_alone:
+        assert absent == absent_alone
+    else:
+        assert {(launch.step, launch.index) for launch in early} <= absent
+
+
+def test_the_next_step_is_launched_for_stages_at_this_one_and_at_the_next() -> None:
+    """While stage 0 averages what stage 1 has committed already."""
+    averages = member("p1", trains=True, phase=Phase.AVERAGING, done=FULL, next_ledger_no=1, next_done=0b1)
+    ahead = member("p2", stage=1, step=1, next_ledger_no=2, done=0b11)
+    launches, absent = launchable(view_of(averages, ahead), *sizes, {}, 0.0, TAKEOVER_S, overlaps=True)
+    assert [(launch.step, launch.index, set(launch.accumulate)) for launch in launches] == [
+        (1, 1, {0}),
+        *((1, index, {0, 1}) for index in range(2, NUM_MICROBATCHES)),
+    ]
+    assert absent == {(1, index) for index in range(1, NUM_MICROBATCHES)}
+    assert launchable(view_of(averages, ahead), *sizes, {}, 0.0, TAKEOVER_S) == ([], frozenset())
 
 
 def test_a_stage_left_behind_is_replayed_alone() -> None:

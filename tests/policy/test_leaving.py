@@ -30,6 +30,7 @@ ME = peer("me", leaving=True)
     [
         pytest.param(ME, [peer("a")], True, id="idle beside a mate at the same step"),
         pytest.param(replace(ME, done=0b1), [peer("a")], False, id="my ledger has to reach the average"),
+        pytest.param(replace(ME, next_done=0b1, next_ledger_no=1), [peer("a")], False, id="so has that of the next step"),
         pytest.param(replace(ME, phase=Phase.AVERAGING), [peer("a")], False, id="a mate waits for my slice"),
         pytest.param(replace(ME, phase=Phase.AVERAGED), [peer("a")], False, id="the average is not applied yet"),
         pytest.param(ME, [peer("a", step=4)], False, id="a mate has not got the last average"),

@@ -1,4 +1,7 @@
-"""The whole step protocol under random faults: exact, never stuck, and the checks notice when a rule is switched off."""
+"""The whole step protocol under random faults: exact, never stuck, and the checks notice when a rule is switched off.
+
+Where updates are delayed, a step is computed while the one before is averaged: two ledgers in flight at every peer.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections import Counter
 
 import pytest
 
+from peerd.table.record import Phase
 from tests.policy.model_faults import Fault, Kind, Scenario, Survivor, draw
 from tests.policy.protocol_model import RULES_OFF, World, run
 
@@ -40,18 +44,34 @@ def test_where_only_outdated_peers_survive_a_run_goes_on_and_says_what_was_inexa
     assert run(draw(2000 + seed, EVERY_KIND, survivor=Survivor.ANY)).problems == ()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_delayed_run_without_faults_computes_much_of_a_step_before_the_last_one_is_applied(seed: int) -> None:
+    outcome = run(draw(seed, (), delayed=True))
+    assert outcome.problems == ()
+    assert outcome.counts["fences"] == outcome.counts["inexact"] == 0
+    assert outcome.counts["added early"] > outcome.counts["added"] / 4
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_delayed_run_survives_all_kinds_of_faults_at_once_exactly(seed: int) -> None:
+    outcome = run(draw(1000 + seed, EVERY_KIND, delayed=True))
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+
+
 def test_the_same_seed_gives_the_same_run() -> None:
     assert run(draw(7, EVERY_KIND)) == run(draw(7, EVERY_KIND))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("delayed", [False, True], ids=["plain", "delayed"])
 @pytest.mark.parametrize("block", range(10))
-def test_a_thousand_runs_are_exact_and_none_gets_stuck(block: int) -> None:
+def test_a_thousand_runs_are_exact_and_none_gets_stuck(block: int, delayed: bool) -> None:
     counts: Counter[str] = Counter()
     for seed in range(10_000 + 100 * block, 10_000 + 100 * (block + 1)):
         for survivor in Survivor:
-            outcome = run(draw(seed, EVERY_KIND, survivor=survivor))
+            outcome = run(draw(seed, EVERY_KIND, survivor=survivor, delayed=delayed))
             assert outcome.problems == (), (seed, survivor)
             counts += outcome.counts
     assert counts["faults"] > 1000
@@ -71,13 +91,14 @@ def test_the_checks_notice_when_a_rule_is_switched_off(rule: str) -> None:
 # Scripted runs: one trace for each hole that takes several peers to show
 
 
-def scripted(*faults: Fault, seed: int = 1, **sizes: int) -> World:
+def scripted(*faults: Fault, seed: int = 1, **sizes: int | bool) -> World:
     return World(Scenario(seed=seed, survivor=Survivor.ANY, faults=faults, **sizes))  # type: ignore[arg-type]
 
 
-def behind_a_dead_holder(steps_ahead: int, off: frozenset[str] = frozenset()) -> World:
+def behind_a_dead_holder(steps_ahead: int, off: frozenset[str] = frozenset(), delayed: bool = False) -> World:
     """p2 sleeps at step 0; p0, its only mate, dies when the other stage is so many steps ahead."""
-    world = World(Scenario(seed=1, survivor=Survivor.ANY, off=off, faults=(Fault(0.05, Kind.SLEEP, name="p2", lasts_s=60.0),)))
+    asleep = Fault(0.05, Kind.SLEEP, name="p2", lasts_s=60.0)
+    world = World(Scenario(seed=1, survivor=Survivor.ANY, off=off, faults=(asleep,), delayed=delayed))
     others = [world.peers[name] for name in sorted(world.peers) if name in ("p1", "p3")]
     world.run(until=lambda: max(peer.record.step for peer in others) == steps_ahead)
     world.strike(Fault(0, Kind.KILL, name="p0"))
@@ -133,6 +154,30 @@ def test_hole_3_a_joiner_in_mid_step_does_not_average_again_what_a_survivor_has(
     world.strike(Fault(0, Kind.JOIN))
     world.strike(Fault(0, Kind.KILL, name=next(peer.name for peer in first if peer.average is None)))
     assert world.run().problems == ()
+
+
+def test_a_step_reopens_while_the_next_one_is_computed_when_a_peer_dies_with_microbatches_of_both() -> None:
+    world = scripted(last_step=5, delayed=True)
+    peers = list(world.peers.values())
+
+    def overlaps() -> bool:
+        return any(p.record.step == 1 and p.record.phase is Phase.AVERAGING and p.next_accumulator for p in peers)
+
+    world.run(until=overlaps)
+    victim = next(p for p in peers if p.record.phase is Phase.AVERAGING and p.next_accumulator)
+    launches = world.counts["launches"]
+    world.strike(Fault(0, Kind.KILL, name=victim.name))
+    outcome = world.run()
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+    assert outcome.counts["launches"] > launches
+
+
+def test_hole_4_in_a_delayed_run_a_stage_left_behind_is_served_with_the_previous_parameters() -> None:
+    world = behind_a_dead_holder(1, delayed=True)
+    outcome = world.run()
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
 
 
 @pytest.mark.parametrize("seed", range(3))

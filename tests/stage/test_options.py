@@ -19,6 +19,7 @@ from torch.optim.adamw import adamw
 from peerd.config.manifest import ComputeConfig, Manifest, TrainConfig
 from peerd.models.dropout import dropout_of
 from peerd.models.stages import StageModule, build_stage
+from peerd.policy.ledger import number_of
 from peerd.policy.norms import combine
 from peerd.policy.roster import Roster, entry_of
 from peerd.reference import train_reference
@@ -79,7 +80,7 @@ class Chain:
         tokens, labels = corpus.microbatch(step, index)
         tickets: list[Ticket] = []
         for state in self.states:
-            mark = (state.record.incarnation, state.record.ledger_no)
+            mark = (state.record.incarnation, number_of(state.record, step))
             tickets.append(Ticket(step, index, mark, accumulate=True, inputs=tokens, labels=labels))
             if not state.module.is_last:
                 tokens = state.forward(tickets[-1])

@@ -168,6 +168,34 @@ def test_parameters_that_changed_between_forward_and_backward_never_mix(recomput
     assert stage.state.record.done == 0
 
 
+@pytest.mark.parametrize("recompute", ["always", "never"])
+def test_hole_4_a_microbatch_of_the_last_step_is_computed_whole_in_this_one(recompute: str) -> None:
+    stage = Stage(num_stages=3, recompute=recompute)
+    in_time = stage.ticket(0, accumulate=False)
+    gradient = torch.ones_like(stage.state.forward(in_time))
+    expected = stage.state.backward(in_time, gradient).gradient
+    stage.average()
+    stage.state.commit()
+    late = stage.ticket(0, step=0)
+    stage.state.forward(late)
+    found = stage.state.backward(late, gradient).gradient
+    assert found is not None
+    assert expected is not None
+    assert torch.equal(found, expected)
+
+
+def test_a_microbatch_is_given_up_when_another_state_was_loaded_since_its_forward_pass() -> None:
+    """The next stage has computed with what this one gave before."""
+    stage = Stage(num_stages=3)
+    ticket = stage.ticket(0)
+    gradient = torch.ones_like(stage.state.forward(ticket))
+    stage.state.begin_joining()
+    stage.state.load(stage.state.tensors(False), 0, Lineage(), ())
+    stage.state.serve()
+    with pytest.raises(WrongStateError, match="others since the forward pass"):
+        stage.state.backward(ticket, gradient)
+
+
 def test_keeping_the_graph_and_recomputing_it_give_the_same_bits() -> None:
     sums = []
     for recompute in ("always", "never"):

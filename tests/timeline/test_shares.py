@@ -70,6 +70,15 @@ def test_two_steps_are_joined_where_the_first_one_commits() -> None:
     assert path.step_end == pytest.approx(4.5 / 20.5)
 
 
+def test_where_steps_overlap_nothing_of_a_steps_end_is_on_the_path() -> None:
+    """Peer b averages step 0 while both compute step 1; step 1's first pass waits for no update of step 0."""
+    passes = [Span(Kind.FORWARD if n % 2 == 0 else Kind.BACKWARD, n, n + 1, n // 4, n // 2 % 2) for n in range(8)]
+    end = [Span(Kind.AVERAGING, 4, 6, 0), Span(Kind.AVERAGED, 6, 6.2, 0), Span(Kind.COMMIT, 7.9, 8, 0)]
+    shares = critical_shares([PeerTimeline(peer="a", stage=0, spans=[*passes, *end])])
+    assert shares.compute == pytest.approx(1.0, abs=0.02)
+    assert shares.step_end == pytest.approx(0.0, abs=0.02)
+
+
 def test_a_clock_that_is_a_little_off_changes_the_path_a_little() -> None:
     first, last = one_step()
     path = critical_shares([first, shifted(last, 0.05)])

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from peerd.cli.render import exactness, phase_of, plain, short_id
+from peerd.cli.render import exactness, held_by, phase_of, plain, short_id
 from peerd.cli.top.ink import amount, duration, fixed
 from peerd.cli.top.recall import Event, Reading, Recall
 from peerd.control.protocol import HealthItem, PeerInfo, StageInfo, StatusReply
@@ -182,7 +182,7 @@ def details_of(peer: PeerInfo, num_microbatches: int) -> tuple[tuple[str, str], 
         ("id", plain(peer["id"])),
         ("stage", f"{peer['stage']}, at step {peer['step']}"),
         ("phase", phase_of(peer) if phase_of(peer) == peer["phase"] else f"{phase_of(peer)}, {plain(peer['phase'], 12)}"),
-        ("done", f"{peer['done']} of {num_microbatches} microbatches of its step"),
+        ("done", f"{held_by(peer)} of {num_microbatches} microbatches of its step" + (" and the next" if peer.get("next_done") else "")),
         ("queue", f"{peer['queue']} waiting, {peer['in_flight']} in flight"),
         ("speed", f"{amount(peer['throughput'])} samples/s"),
         ("gave", f"{amount(peer['tokens'])} tokens"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from peerd.cli.render import plain
+from peerd.cli.render import held_by, plain
 from peerd.cli.top.ink import NONE, Ink, Line, Span, amount, bar, duration, fitted, line_fitted
 from peerd.cli.top.picture import PeerRow, Picture, StageRow
 
@@ -103,7 +103,7 @@ def _peer_cells(row: PeerRow, picture: Picture) -> dict[Column, Span]:
         NAME: (f"  {row.name}" + (" you" if row.mine else ""), Ink.ACCENT if row.mine else ink),
         STEP: (_step(peer["step"]), ink),
         PHASE: _phase_cell(row.phase, ink),
-        DONE: (amount(peer["done"]), ink),
+        DONE: (held_by(peer, amount), ink),
         SPEED: (amount(peer["throughput"]), ink),
         TOKENS: (amount(peer["tokens"]), ink),
         FLIGHT: (amount(peer["in_flight"]), ink),

@@ -28,6 +28,7 @@ def peers(draw: st.DrawFn, stage: int) -> PeerInfo:
         queue=draw(counts),
         in_flight=draw(counts),
         done=draw(counts),
+        next_done=draw(counts),
         throughput=draw(numbers),
         tokens=draw(counts),
         last_loss=draw(st.none() | numbers),
