@@ -180,7 +180,7 @@ def loaded_elsewhere(outcome: Outcome, folder: Path, parameters: Mapping[str, Te
         raise PeerdError(f"transformers does not load the export: {done.stderr.strip()[-500:]}")
     told = json.loads(done.stdout.splitlines()[-1])
     logits_apart = float((load_file(taken)["logits"] - stages_logits(run, parameters, tokens)).abs().max())
-    own = json.loads(peerd("generate", folder / "hf", "--prompt", PROMPT, "--max-tokens", NUM_NEW_TOKENS, "--json"))["text"]
+    own = json.loads(peerd("generate", folder / "hf", "--prompt", PROMPT, "--tokens", NUM_NEW_TOKENS, "--json"))["text"]
     if not own.startswith(told["text"]):  # transformers stops where a document ends
         raise PeerdError(f"peerd generate goes on with {own!r}, transformers with {told['text']!r}")
     return dataclasses.replace(outcome, loaded_as=told["class"], logits_apart=logits_apart, text=own)

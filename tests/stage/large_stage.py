@@ -56,7 +56,6 @@ RUNS: dict[str, tuple[Callable[[], Manifest], int]] = {
     "sgd": (decoder(optimizer="sgd"), 2),
     "sgd without momentum": (decoder(optimizer="sgd", momentum=0.0), 2),
     "delayed updates": (decoder(delayed_updates=True), 3),
-    "parameter averaging": (decoder(average_parameters_every_steps=2), 2),
 }
 """Name -> the run, and how many steps of it are made: what it holds from step to step is there in the second, or with delays the third."""
 
