@@ -1,4 +1,4 @@
-"""Direct connections: gRPC by mutual TLS straight to a peer's own TCP port, for tensors; 1.5 times as fast as the tunnel.
+"""Direct connections: gRPC by mutual TLS straight to a peer's own TCP port, for tensors, which the tunnel carries more slowly.
 
 Who is who is settled in the tunnel, where libp2p proves both ends: there a caller shows its certificate and is shown the
 callee's, and each checks that the other's peer key vouches for it. From then on TLS takes exactly these two certificates. A path
