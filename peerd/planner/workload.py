@@ -22,6 +22,8 @@ class Load:
     """What a part of a model takes for one microbatch."""
 
     num_parameters: int = 0
+    num_tied: int = 0
+    """Those of them that another stage holds, too."""
     forward_flops: int = 0
     """Matrix products only."""
     graph_bytes: int = 0
@@ -30,12 +32,18 @@ class Load:
     def __add__(self, other: Load) -> Load:
         return Load(
             num_parameters=self.num_parameters + other.num_parameters,
+            num_tied=self.num_tied + other.num_tied,
             forward_flops=self.forward_flops + other.forward_flops,
             graph_bytes=self.graph_bytes + other.graph_bytes,
         )
 
     def __sub__(self, other: Load) -> Load:
-        return self + Load(num_parameters=-other.num_parameters, forward_flops=-other.forward_flops, graph_bytes=-other.graph_bytes)
+        return self + Load(
+            num_parameters=-other.num_parameters,
+            num_tied=-other.num_tied,
+            forward_flops=-other.forward_flops,
+            graph_bytes=-other.graph_bytes,
+        )
 
     @property
     def parameter_bytes(self) -> int:
@@ -59,6 +67,8 @@ class ModelLoads:
     narrowing: Load = Load()
     """At the end of what is before a narrow boundary."""
     widening: Load = Load()
+    shared: Load = Load()
+    """What `first` and `last` both count, and one stage that has both has once."""
 
 
 def stage_load(manifest: Manifest, loads: ModelLoads, layers: range) -> Load:
@@ -70,7 +80,7 @@ def stage_load(manifest: Manifest, loads: ModelLoads, layers: range) -> Load:
     parts = [*loads.groups[layers.start // size : layers.stop // size]]
     parts += [loads.narrowing] * (inside + (not is_last)) + [loads.widening] * (inside + (not is_first))
     parts += [loads.first] * is_first + [loads.last] * is_last
-    return sum(parts, Load())
+    return sum(parts, Load()) - (loads.shared if is_first and is_last else Load())
 
 
 def stage_flops(manifest: Manifest, load: Load, is_last: bool) -> int:
@@ -88,8 +98,8 @@ def stage_memory_bytes(manifest: Manifest, load: Load, slots: int) -> int:
     Per parameter: the current and the previous value, the gradient, the accumulator and Adam's two moments, and during a round
     a copy of the accumulator, the parts that come in and the sum that goes out; with evaluation the value at the evaluated
     step. Per slot: the input and the output's gradient. Graphs: one per slot where compute.recompute is "never", else one at a
-    time ("auto" recomputes when memory is short). Compressed averaging keeps what parts and sums left out. Torch itself and the
-    allocator's slack are not counted.
+    time ("auto" recomputes when memory is short). Compressed averaging keeps what parts and sums left out. Of a tied weight the other
+    stage's gradients come in, and the sum is kept beside. Torch itself and the allocator's slack are not counted.
     """
     accumulator_bytes = 8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES
     num_accumulators = 6 if parse_codec(manifest.wire.weight_gradients).is_lossy else 4
@@ -97,6 +107,7 @@ def stage_memory_bytes(manifest: Manifest, load: Load, slots: int) -> int:
     return (
         load.num_parameters
         * ((3 + MOMENTS + (manifest.train.evaluate_every_steps > 0)) * FLOAT32_BYTES + num_accumulators * accumulator_bytes)
+        + load.num_tied * 2 * accumulator_bytes
         + slots * 2 * manifest.boundary_bytes
         + num_graphs * load.graph_bytes
     )
@@ -114,7 +125,7 @@ class StageEstimate:
     upload_bytes_per_token: float
     """Activations to the next stage and gradients to the one before; what averaging takes comes on top, once a step."""
     averaging_bytes: int
-    """Uploaded per step in a large stage: a part to each reducer, and the reduced slice to each member."""
+    """Uploaded per step in a large stage: a part to each reducer, and the reduced slice to each member; and a tied weight's gradients."""
 
 
 def estimate_stage(manifest: Manifest, loads: ModelLoads, layers: range) -> StageEstimate:
@@ -123,12 +134,13 @@ def estimate_stage(manifest: Manifest, loads: ModelLoads, layers: range) -> Stag
     tokens, wire = manifest.tokens_per_microbatch, manifest.wire
     num_values, part = manifest.boundary_bytes // FLOAT32_BYTES, parse_codec(wire.weight_gradients)
     forth, back = (parse_codec(name).num_bytes(num_values) for name in (wire.activations, wire.activation_gradients))
-    raw_bytes = load.num_parameters * (8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES)
+    accumulator_bytes = 8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES
+    raw_bytes = load.num_parameters * accumulator_bytes
     return StageEstimate(
         layers=layers,
         load=load,
         memory_bytes=stage_memory_bytes(manifest, load, manifest.slots),
         flops_per_token=stage_flops(manifest, load, is_last) // tokens,
         upload_bytes_per_token=((not is_last) * forth + (not is_first) * back) / tokens,
-        averaging_bytes=2 * (part.num_bytes(load.num_parameters) if part.is_lossy else raw_bytes),
+        averaging_bytes=2 * (part.num_bytes(load.num_parameters) if part.is_lossy else raw_bytes) + load.num_tied * accumulator_bytes,
     )

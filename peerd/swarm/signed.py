@@ -12,6 +12,7 @@ from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP, Manifest, parse_byt
 from peerd.errors import BadMessageError, SignatureError
 from peerd.swarm.identity import SIGNATURE_BYTES, Identity, public_key_of, verify
 from peerd.table.record import (
+    NO_AVERAGE,
     AverageId,
     Evaluation,
     Lineage,
@@ -22,6 +23,7 @@ from peerd.table.record import (
     RunId,
     StepNorm,
     Suspicion,
+    TiedSum,
     Void,
 )
 from peerd.wire.convert import bitmap_from, bitmap_to
@@ -132,8 +134,12 @@ def unpack_record(raw: bytes, run: RunId) -> SignedRecord:
 
 
 def _to_list(record: PeerRecord) -> list[Any]:
-    """Norms come last, and only where the run shares them."""
+    """Norms come last but for a tied weight's fields, and both only where the run shares them."""
     norms = [record.gradient_norm, [[known.step, known.norm] for known in record.norms]]
+    told = [[known.step, known.id] for known in record.tied_sums]
+    tied = [record.tied_sum, told, [record.tied.inexact, record.tied.chain]]
+    if tied != [NO_AVERAGE, [], [0, b""]]:
+        return [*_step_and_vitals(record), *norms, *tied]
     return _step_and_vitals(record) + (norms if norms != [None, []] else [])
 
 
@@ -170,15 +176,16 @@ def _step_and_vitals(record: PeerRecord) -> list[Any]:
 
 
 def _from_list(fields: Any) -> PeerRecord:
-    if not isinstance(fields, list) or len(fields) not in (27, 29):
-        raise ValueError("a record has 27 fields, or 29 with norms")
+    if not isinstance(fields, list) or len(fields) not in (27, 29, 32):
+        raise ValueError("a record has 27 fields, 29 with norms, or 32 with a tied weight")
     (peer, incarnation, version, addresses, stage, step, phase, done, ledger_no, average_id, lineage, leaving, trains, trains_from) = (
         fields[:14]
     )
     (suspects, voids, checkpoints, gives_start, queue, in_flight, throughput, tokens, last_loss) = fields[14:23]
     evaluation, software, device, memory = fields[23:27]
-    gradient_norm, norms = fields[27:] or (None, [])
-    inexact, chain = _list(lineage, 2)
+    gradient_norm, norms = fields[27:29] or (None, [])
+    tied_sum, tied_sums, tied = fields[29:] or (NO_AVERAGE, [], [0, b""])
+    (inexact, chain), (tied_inexact, tied_chain) = _list(lineage, 2), _list(tied, 2)
     return PeerRecord(
         peer=PeerId(_text(peer, 64)),
         incarnation=_count(incarnation),
@@ -193,6 +200,9 @@ def _from_list(fields: Any) -> PeerRecord:
         lineage=Lineage(_count(inexact), _bytes(chain, 32)),
         gradient_norm=None if gradient_norm is None else _norm(gradient_norm),
         norms=tuple(StepNorm(_count(each[0]), _norm(each[1])) for each in map(_pair, _list(norms)[:MAX_NORMS])),
+        tied_sum=AverageId(_bytes(tied_sum, 16)),
+        tied_sums=tuple(TiedSum(_count(each[0]), AverageId(_bytes(each[1], 16))) for each in map(_pair, _list(tied_sums)[:MAX_NORMS])),
+        tied=Lineage(_count(tied_inexact), _bytes(tied_chain, 32)),
         leaving=_flag(leaving),
         trains=_flag(trains),
         trains_from=_count(trains_from),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import grpc
+from blake3 import blake3
 
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, WrongStateError
 from peerd.table.record import PeerId
@@ -110,6 +111,14 @@ def raise_if_ours() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise
+
+
+def digest_of(chunks: Iterable[bytes]) -> bytes:
+    """The BLAKE3 hash of bytes that travel in chunks."""
+    hasher = blake3()
+    for chunk in chunks:
+        hasher.update(chunk)
+    return hasher.digest()
 
 
 def chunks_of(data: bytes) -> tuple[bytes, ...]:

@@ -235,8 +235,8 @@ async def test_parameters_that_drifted_apart_are_averaged_and_equal_ones_keep_th
     assert await group.leader(roster).rounds.lead(roster) == ""
     await group.settled(Phase.AVERAGED)
     late, holder = list(group.members.values())[-2:]
-    _, fetched = await late.rounds.fetch(holder.peer, 0)
-    assert torch.equal(fetched, holder.average), "a mate that missed the round gets the parameters too"
+    fetched = await late.rounds.fetch(holder.peer, 0)
+    assert torch.equal(fetched.flat_sum, holder.average), "a mate that missed the round gets the parameters too"
     rates = [replace(MANIFEST.train, learning_rate=0.0, weight_decay=0.0) for _ in modules]
     for member, train in zip(group.members.values(), rates, strict=True):
         member.state.optimizer = Optimizer(replace(MANIFEST, train=train), dict(member.state.module.named_parameters()))
@@ -371,14 +371,14 @@ async def test_a_mate_that_missed_the_average_gets_it_from_memory_and_later_from
     await group.leader(roster).rounds.lead(roster)
     await group.settled(Phase.AVERAGED)
     holder, late = group.members[PeerId("member0")], group.members[PeerId("member1")]
-    fetched, flat_sum = await late.rounds.fetch(holder.peer, 0)
-    assert fetched == roster
-    assert torch.equal(flat_sum, holder.average)
+    fetched = await late.rounds.fetch(holder.peer, 0)
+    assert fetched.roster == roster
+    assert torch.equal(fetched.flat_sum, holder.average)
     holder.rounds.applied(holder.state.commit())
-    _, from_memory = await late.rounds.fetch(holder.peer, 0)
+    from_memory = await late.rounds.fetch(holder.peer, 0)
     await holder.executor.run(Priority.IDLE, lambda: None)  # so that the log has been written
-    _, from_log = await late.rounds.fetch(holder.peer, 0)
-    assert torch.equal(from_memory, flat_sum)
-    assert torch.equal(from_log, flat_sum)
+    from_log = await late.rounds.fetch(holder.peer, 0)
+    assert torch.equal(from_memory.flat_sum, fetched.flat_sum)
+    assert torch.equal(from_log.flat_sum, fetched.flat_sum)
     with pytest.raises(WrongStateError, match="no average"):
         await late.rounds.fetch(holder.peer, 0 + 9)

@@ -74,6 +74,8 @@ class Scenario:
     """Averages of equal content from different rosters count as different parameters."""
     shares_norms: bool = False
     """An average is applied with the whole model's gradient norm of its step."""
+    ties_stages: bool = False
+    """The first and the last stage hold copies of one weight."""
     off: frozenset[str] = frozenset()
     """Rules that are switched off, to show that the checks notice (`RULES_OFF`)."""
     limit_s: float = 300.0
@@ -102,5 +104,6 @@ def draw(seed: int, kinds: Sequence[Kind], *, survivor: Survivor = Survivor.UP_T
         takeover_s=rng.choice((0.5, 2.0, 4.0)),
         rounding=rng.random() < 0.5,
         shares_norms=seed % 2 == 1,
+        ties_stages=seed // 2 % 2 == 1,
         off=off,
     )

@@ -44,3 +44,4 @@ class Recovery:
         peer.theta, peer.previous = kept.theta, kept.previous
         peer.world.counts["resumed"] += 1
         peer.change(step=kept.step, lineage=kept.lineage, norms=kept.norms, checkpoints=())
+        peer.tied.take_over(kept.copy)

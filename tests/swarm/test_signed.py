@@ -28,7 +28,7 @@ from peerd.swarm.signed import (
     unpack_manifest,
     unpack_record,
 )
-from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RunId, StepNorm, Suspicion, Void
+from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RunId, StepNorm, Suspicion, TiedSum, Void
 
 RUN, OTHER_RUN = RunId("a" * 32), RunId("b" * 32)
 ME = Identity(Ed25519PrivateKey.from_private_bytes(bytes(32)))
@@ -52,6 +52,9 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "lineage": st.builds(Lineage, counts, st.binary(max_size=32)),
     "gradient_norm": st.none() | reals | st.just(math.inf),
     "norms": st.lists(st.builds(StepNorm, counts, reals | st.just(math.inf)), max_size=8).map(tuple),
+    "tied_sum": st.binary(max_size=16).map(AverageId),
+    "tied_sums": st.lists(st.builds(TiedSum, counts, st.binary(max_size=16).map(AverageId)), max_size=8).map(tuple),
+    "tied": st.builds(Lineage, counts, st.binary(max_size=32)),
     "leaving": st.booleans(),
     "trains": st.booleans(),
     "suspects": st.lists(st.builds(Suspicion, peers, counts, counts), max_size=8).map(tuple),
@@ -89,6 +92,7 @@ def test_every_field_of_a_record_travels() -> None:
     """A new field that is forgotten in the encoding would silently come back as its default."""
     odd: dict[str, Any] = {entry.name: _unlike_default(entry.default) for entry in fields(PeerRecord)}
     odd |= {"peer": ME.peer, "lineage": Lineage(3, b"c"), "suspects": (Suspicion(ME.peer, 1, 2),), "voids": (Void(ME.peer, 1, 2),)}
+    odd |= {"tied": Lineage(2, b"t"), "tied_sums": (TiedSum(4, AverageId(b"s")),)}
     odd |= {"gradient_norm": 2.5, "norms": (StepNorm(4, 0.5), StepNorm(5, math.inf))}
     odd |= {"phase": Phase.AVERAGED, "last_loss": 1.5, "addresses": ("a",)}
     signed = sign_record(PeerRecord(**odd), ME, RUN)
