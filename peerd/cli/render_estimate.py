@@ -20,9 +20,12 @@ def estimate_lines(stages: list[StageEstimate], slots: int) -> list[str]:
         rows.append((_span(first, last), _span(begins.layers.start, ends.layers.stop - 1), *_cells(begins)))
     head = ("stage", "layers", "parameters", "memory", "tokens/s", "upload", "averaging")
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    num_tied = max(stage.load.num_tied for stage in stages)
+    tied = f"parameters: {num_tied / 1e6:,.2f} M of them are the tied embeddings, which the first and the last stage each hold"
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]
     return [
         *lines,
+        *[tied] * (num_tied > 0),
         f"memory: with {slots} microbatches in hand; what torch takes for itself comes on top",
         "tokens/s, upload: of a device that sustains 1 TFLOP/s",
         "averaging: uploaded once a step where many peers serve the stage",
