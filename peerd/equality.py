@@ -6,7 +6,7 @@ Made with a tiny copy of the model, in float32 on the CPU, when a run is written
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -43,14 +43,17 @@ def compare(manifest: Manifest) -> None:
     """A run's stages against its whole model, as they are."""
     try:
         stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
-        whole, trained = _whole(manifest), {name: value for stage in stages for name, value in stage.named_parameters()}
-        _check_first_weights(trained, dict(whole.named_parameters()))
+        whole = _whole(manifest)
+        gradients: dict[str, Tensor | None] = {}
+        for stage in stages:
+            _check_first_weights(dict(stage.named_parameters()), dict(whole.named_parameters()))
         for number in range(NUM_MICROBATCHES):
             inputs, labels = _microbatch(manifest, number)
             chained_loss = backpropagate(stages, inputs, labels)
+            _collect(stages, gradients)
             loss = _loss(manifest, whole, inputs, labels)
             loss.backward()  # type: ignore[no-untyped-call]
-            _check_gradients(trained, dict(whole.named_parameters()))
+            _check_gradients(gradients, dict(whole.named_parameters()))
             if chained_loss != float(loss.detach()):
                 raise ManifestError(f"the loss of the stages is {chained_loss}, of the whole {float(loss.detach())}", _REMEDY)
     except PeerdError:
@@ -95,9 +98,25 @@ def _check_first_weights(trained: Mapping[str, Tensor], whole: Mapping[str, Tens
             raise ManifestError(f"{_module_of(name)} does not split: the first {name} of a stage is not the whole model's", _REMEDY)
 
 
-def _check_gradients(trained: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> None:
+def _collect(stages: Sequence[StageModule], gradients: dict[str, Tensor | None]) -> None:
+    """Add a microbatch's gradients to what all before it gave: a tied weight's of both its stages, then as the whole adds them up."""
+    found: dict[str, Tensor | None] = {}
+    for stage in stages:
+        for name, parameter in stage.named_parameters():
+            found[name] = _sum(found.get(name), parameter.grad)
+            parameter.grad = None
+    for name, own in found.items():
+        gradients[name] = _sum(gradients.get(name), own)
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """None counts as nothing, and leaves the other's bits as they are."""
+    return one if other is None else other if one is None else one + other
+
+
+def _check_gradients(trained: Mapping[str, Tensor | None], whole: Mapping[str, Tensor]) -> None:
     for name, parameter in whole.items():
-        own = trained[name].grad if name in trained else None
+        own = trained.get(name)
         if parameter.grad is None and name in trained:
             raise ManifestError(f"{_module_of(name)} does not split: nothing depends on its parameter {name}", _REMEDY)
         if parameter.grad is not None and (own is None or not torch.equal(own, parameter.grad)):

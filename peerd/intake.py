@@ -33,6 +33,7 @@ class Request:
     """Path of a config.json."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Fields of the config that are to be otherwise; by their own or by transformers' general names."""
+    tie_word_embeddings: bool = False
     num_stages: int = 2
     seed: int = 0
     start: str
@@ -45,13 +46,15 @@ def take_in(request: Request) -> dict[str, Any]:
     if kind == "blocks" and name:
         from peerd.models.blocks import describe_entry
 
+        if request.tie_word_embeddings:
+            raise UsageError("a model of blocks has no word embeddings to tie", "leave --tie-word-embeddings out")
         if request.config or request.changes:
             raise UsageError("a model of blocks has no config", "leave --config, --set and the model's sizes out")
         _check(describe_entry(name), request)
         return {"schema": SCHEMA, "model": asdict(describe_entry(name)), "start": False, "remarks": []}
     folder = find_checkpoint(request.model)
     config = Path(request.config) if request.config else folder / "config.json" if folder else None
-    model = choose_model(name if kind == "hf" else "", _read(config) if config else {}, request.changes)
+    model = choose_model(name if kind == "hf" else "", _read(config) if config else {}, request.changes, request.tie_word_embeddings)
     _check(model, request)
     weights = load_weights(folder, model) if folder else None
     if weights is not None:

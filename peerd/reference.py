@@ -109,7 +109,7 @@ def train_reference(
         if train.delayed_updates:  # the next step is computed without this one's update
             for stage, newest in zip(stages, ahead, strict=True):
                 copy_parameters(newest, stage)
-        norm = combine([gradient_norm(of_stage.values()) for of_stage in gradients]) if train.shares_norms else None
+        norm = _whole_norm(stages, gradients) if train.shares_norms else None
         for optimizer, of_stage in zip(optimizers, gradients, strict=True):
             apply_means(train, optimizer, step, of_stage, norm)
         if norm is not None:
@@ -153,6 +153,7 @@ def mean_gradients(
 ) -> tuple[float, list[dict[str, Tensor]]]:
     """Mean loss and, per stage, mean gradients over the step's microbatches, in train.accumulate precision.
 
+    Those of a tied weight are the first stage's plus the last's, at both.
     With a loss scale (a power of two) every stage scales the gradient that it receives and unscales what it computes.
     """
     num_microbatches = manifest.train.microbatches_per_step
@@ -167,10 +168,22 @@ def mean_gradients(
             loss_sum += backpropagate(stages, tokens, labels, manifest.wire, manifest.train, scale)
         for stage, of_stage in zip(stages, sums, strict=True):
             _collect_gradients(stage, of_stage, scale)
+    for name in stages[0].tied_names:
+        total = sums[0][name] + sums[-1][name]
+        sums[0][name], sums[-1][name] = total, total.clone()
     for of_stage in sums:
         for value in of_stage.values():
             value.div_(num_microbatches)
     return loss_sum / num_microbatches, sums
+
+
+def _whole_norm(stages: Sequence[StageModule], gradients: Sequence[dict[str, Tensor]]) -> float:
+    """The whole model's gradient norm; a tied weight counts in the first stage."""
+    counted = [
+        [value for name, value in of_stage.items() if stage.is_first or name not in stage.tied_names]
+        for stage, of_stage in zip(stages, gradients, strict=True)
+    ]
+    return combine([gradient_norm(of_stage) for of_stage in counted])
 
 
 def backpropagate(

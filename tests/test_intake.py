@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from peerd.cli.main import run
 from peerd.config import manifest
@@ -40,7 +41,7 @@ def test_a_checkpoint_goes_on_from_its_weights(checkpoint: Path, tmp_path: Path)
     folder.mkdir()
     reply = take_in(Request(model=str(checkpoint), num_stages=2, start=str(folder / "start.safetensors")))
     assert reply["start"]
-    assert "its input and output embeddings, tied elsewhere, are trained apart" in reply["remarks"]
+    assert any("tied elsewhere, are trained apart; --tie-word-embeddings keeps them one" in remark for remark in reply["remarks"])
     made = manifest.parse(
         {
             "model": reply["model"],
@@ -55,6 +56,18 @@ def test_a_checkpoint_goes_on_from_its_weights(checkpoint: Path, tmp_path: Path)
     found = run_reference(ReferenceRequest(run_file=str(folder / "run.toml"), steps=1, out=str(tmp_path / "out")))
     whole = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
     assert found["loss_first"] == pytest.approx(_loss_of(whole, folder), abs=1e-5)
+
+
+def test_a_tied_checkpoint_goes_on_from_its_one_weight(checkpoint: Path, tmp_path: Path) -> None:
+    start = tmp_path / "start.safetensors"
+    reply = take_in(Request(model=str(checkpoint), tie_word_embeddings=True, num_stages=2, start=str(start)))
+    assert not any("tied" in remark for remark in reply["remarks"])
+    made = manifest.parse({"model": reply["model"], "train": {"num_stages": 2}}, "test")
+    assert made.ties_stages
+    with safe_open(start, framework="pt") as file:
+        held = {name.removeprefix("parameters/") for name in file.keys()}  # noqa: SIM118 - not a dict
+    assert held == {name for stage in range(2) for name in initial_parameter_spec(made, stage)}
+    assert "lm_head.weight" not in held
 
 
 def _loss_of(whole: torch.nn.Module, folder: Path) -> float:
@@ -99,6 +112,8 @@ def test_a_list_of_blocks_is_described_by_what_is_installed() -> None:
     reply = take_in(Request(model="blocks:resnet", start=""))
     model = BlocksConfig(**reply["model"])
     assert model.shapes[-1] == (10,)
+    with pytest.raises(UsageError, match="no word embeddings to tie"):
+        take_in(Request(model="blocks:resnet", tie_word_embeddings=True, start=""))
     assert initial_parameter_spec(manifest.Manifest(model=model), 0)["blocks.stem.norm.bias"] == (16,)
     with pytest.raises(UsageError, match="no config"):
         take_in(Request(model="blocks:resnet", changes={"hidden_size": 3}, start=""))

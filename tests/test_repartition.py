@@ -62,6 +62,25 @@ def homes(tmp_path: Path) -> Homes:
     return Homes(tmp_path, tiny_manifest(2))
 
 
+@pytest.mark.parametrize("num_stages", [2, 4])
+def test_a_run_with_tied_embeddings_goes_on_in_any_number_of_stages(tmp_path: Path, num_stages: int) -> None:
+    """In one, too, where a microbatch's two gradients of the weight are summed in float32 and not apart from each other."""
+    manifests = [tiny_manifest(number, accumulate="float64") for number in (3, num_stages, 1)]
+    manifest, other, alone = (dataclasses.replace(m, model=dataclasses.replace(m.decoder, tie_word_embeddings=True)) for m in manifests)
+    corpus = corpus_of(manifest, tmp_path)
+    begun = train_reference(manifest, corpus, 1)
+    path = tmp_path / "start.safetensors"
+    write_start(path, 1, begun.parameters, begun.optimizer_state, begun.history)
+    start, expected = StartState(path), train_reference(manifest, corpus, 2)
+    found, in_one = (
+        train_reference(start.agree(dataclasses.replace(each, start=StartConfig(state=str(path)))), corpus, 2, start=start)
+        for each in (other, alone)
+    )
+    assert found.parameters.keys() == in_one.parameters.keys() == expected.parameters.keys()
+    assert all(torch.equal(found.parameters[name], value) for name, value in expected.parameters.items())
+    assert all(torch.allclose(in_one.parameters[name], value, atol=1e-6) for name, value in expected.parameters.items())
+
+
 @pytest.mark.parametrize("num_stages", [1, 2, 4, 5])
 @pytest.mark.parametrize("accumulate", ["float32", "float64"])
 def test_a_run_goes_on_in_any_number_of_stages_as_if_it_had_not_stopped(tmp_path: Path, num_stages: int, accumulate: str) -> None:

@@ -15,9 +15,9 @@ import torch
 
 from peerd.policy.roster import Roster
 from peerd.policy.stepping import KEPT_AVERAGES
-from peerd.stage.state import HeldAverage
 from peerd.stage.tensors import encode_flat
-from peerd.table.record import Lineage
+from peerd.stage.values import HeldAverage, TiedGradients
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage
 
 LOG = structlog.get_logger()
 
@@ -28,33 +28,39 @@ class AverageLog:
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         self._folder = folder
         self._dtype = dtype
-        self._kept: dict[int, tuple[Roster, Lineage]] = {}
+        self._kept: dict[int, tuple[Roster, Lineage, AverageId, int]] = {}
+        """By step: whose ledgers, of what lineage, and which tied sum is at the end of the file, of so many elements."""
         shutil.rmtree(folder, ignore_errors=True)
 
-    def put(self, held: HeldAverage) -> None:
-        """Keep the average of a step, and forget the oldest. A full disk costs the log, not the run."""
+    def put(self, held: HeldAverage) -> bool:
+        """Keep the average of a step, and forget the oldest. False for a full disk, which costs the log and not the run."""
         step = held.roster.step
+        tied_sum, tied = (held.tied.id, held.tied.values) if held.tied else (NO_AVERAGE, torch.empty(0, dtype=self._dtype))
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with self._path(step).open("wb") as file:
-                file.writelines(encode_flat(held.flat_sum))
+                file.writelines((*encode_flat(held.flat_sum), *encode_flat(tied)))
         except OSError as error:
             LOG.warning("the average could not be kept for others", step=step, error=error.strerror)
             self._forget(step)
-            return
-        self._kept[step] = (held.roster, held.lineage)
+            return False
+        self._kept[step] = (held.roster, held.lineage, tied_sum, tied.numel())
         for old in sorted(self._kept)[:-KEPT_AVERAGES]:
             self._forget(old)
+        return True
 
     def get(self, step: int) -> HeldAverage | None:
         kept = self._kept.get(step)
         if kept is None:
             return None
+        roster, lineage, tied_sum, num_tied = kept
         try:
-            return HeldAverage(*kept, torch.frombuffer(bytearray(self._path(step).read_bytes()), dtype=self._dtype))
+            whole = torch.frombuffer(bytearray(self._path(step).read_bytes()), dtype=self._dtype)
         except OSError:
             self._forget(step)
             return None
+        length = whole.numel() - num_tied
+        return HeldAverage(roster, lineage, whole[:length], TiedGradients(tied_sum, whole[length:]) if tied_sum else None)
 
     def _forget(self, step: int) -> None:
         self._kept.pop(step, None)

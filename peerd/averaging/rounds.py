@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
-from blake3 import blake3
 from torch import Tensor
 
 from peerd.averaging.compression import Compression, Slice
 from peerd.averaging.exchange import Reduced, Round, elements_of, sum_in_order, whole_of
 from peerd.averaging.log import AverageLog
+from peerd.averaging.missed import finite, packed, unpacked
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.policy.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt
 from peerd.stage.accumulator import split_evenly
@@ -29,6 +30,7 @@ from peerd.stage.tensors import decode_flat, encode_flat
 from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.timeline.spans import Kind, SpanRing
 from peerd.wire.clients import AveragingClient, PartHeader
+from peerd.wire.links import digest_of
 from peerd.wire.services import Part, ReceiveViews
 from peerd.wire.values import Average
 
@@ -272,41 +274,61 @@ class Rounds:
         elif self.open.roster.leader == caller:
             self._in_background(self.close(average_id))
 
-    async def fetch(self, peer: PeerId, step: int) -> tuple[Roster, Tensor]:
-        """A mate's finished average of my stage, checked. WrongStateError when it is not one for me."""
+    async def fetch(self, peer: PeerId, step: int) -> HeldAverage:
+        """A mate's finished average of my stage, checked, with what it applied to a tied weight if it has finished the step.
+
+        WrongStateError when it is not one for me.
+        """
         received = await self._client.get_average(peer, self._state.record.stage, step, 2 * self._averaging_s)
-        roster, checksum, chunks = received.roster, received.blake3, received.chunks
         reason = why_not_adopt(self._state.record, step, received.lineage)
         if reason is not None:
             raise WrongStateError(reason)
-        dtype = self._state.accumulator.flat.dtype
+        return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked(received, self._state, step))
 
-        def check() -> Tensor:
-            if sum(len(chunk) for chunk in chunks) != self._state.average_length(step) * dtype.itemsize:
-                raise BadMessageError("the average has another length than the stage's parameters")
-            hasher = blake3()
-            for chunk in chunks:
-                hasher.update(chunk)
-            if hasher.digest() != checksum:
-                raise BadMessageError("the average does not match its hash")
-            flat_sum = decode_flat(chunks, dtype)
-            self._state.check_average(roster, flat_sum, step)
-            return flat_sum
+    async def fetch_tied(self, peer: PeerId, step: int, wanted: AverageId) -> Tensor:
+        """Gradients of a tied weight by their id, checked: [num_tied] on the CPU."""
+        dtype, length = self._state.accumulator.flat.dtype, self._state.accumulator.num_tied
+        began_s = time.monotonic()
+        chunks = await self._client.get_tied(peer, step, wanted, length * dtype.itemsize, 2 * self._averaging_s)
+        self.spans.add(Kind.EXCHANGE, began_s, step, -1, peer, length * dtype.itemsize)
+        return await self._arithmetic.run(Priority.CONTROL, lambda: finite(decode_flat(chunks, dtype)))
 
-        return roster, await self._arithmetic.run(Priority.CONTROL, check)
+    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[bytes]]:
+        """Serve a peer of either stage that holds the weight: my average's share of its gradients, or both stages' sum."""
+
+        def find() -> Sequence[bytes]:
+            for held in self._held_of(step):
+                if held.tied is not None and held.tied.id == wanted:
+                    return encode_flat(held.tied.values)
+                if held.roster.average_id == wanted and self._state.tied_names:
+                    return encode_flat(self._state.accumulator.tied_of(held.flat_sum))
+            raise WrongStateError(f"I hold no such gradients of a tied weight at step {step}")
+
+        chunks = await self._arithmetic.run(Priority.CONTROL, find)
+        return await asyncio.to_thread(digest_of, chunks), chunks
+
+    def _held_of(self, step: int) -> Iterator[HeldAverage]:
+        """Averages of a step, those in memory first."""
+        for held in (self._state.average, self._latest):
+            if held is not None and held.roster.step == step:
+                yield held
+        logged = self._log.get(step)
+        if logged is not None:
+            yield logged
 
     async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[bytes]]:
         """Serve a mate that missed the average: this step's, or one from the log."""
 
         def find() -> tuple[Average, bytes, Sequence[bytes]] | None:
-            in_memory = [held for held in (self._state.average, self._latest) if held is not None and held.roster.step == step]
-            found = in_memory[0] if in_memory else self._log.get(step)
-            return None if found is None else _pack(found)
+            found = next(self._held_of(step), None)
+            if found is None:
+                return None
+            return packed(found if step < self._state.record.step else replace(found, tied=None))
 
-        packed = await self._arithmetic.run(Priority.CONTROL, find) if stage == self._state.record.stage else None
-        if packed is None:
+        given = await self._arithmetic.run(Priority.CONTROL, find) if stage == self._state.record.stage else None
+        if given is None:
             raise WrongStateError(f"I hold no average of stage {stage}, step {step}")
-        return packed
+        return given
 
     def applied(self, held: HeldAverage) -> None:
         """Log an average for mates that missed it, when the torch thread has nothing better to do."""
@@ -317,11 +339,13 @@ class Rounds:
         if self.compression.codec.is_lossy:  # on its own thread, before any sum of the next round
             self._in_background(self._arithmetic.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id, length)))
         self.on_applied(held.roster)
-        if len(held.roster.entries) > 1:  # alone, there is no mate that could have missed it
+        if len(held.roster.entries) > 1 or held.tied is not None:  # alone, there is no mate that could have missed it
             self._in_background(self._write_log(held))
 
     async def _write_log(self, held: HeldAverage) -> None:
-        await self._arithmetic.run(Priority.IDLE, lambda: self._log.put(held))
+        kept = await self._arithmetic.run(Priority.IDLE, lambda: self._log.put(held))
+        if held.tied is not None and not kept:
+            await self._executor.run(Priority.CONTROL, lambda: self._state.forget_sum(held.roster.step))
         if self._latest is held:
             self._latest = None
 
@@ -350,9 +374,3 @@ class Rounds:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def _pack(held: HeldAverage) -> tuple[Average, bytes, Sequence[bytes]]:
-    chunks = encode_flat(held.flat_sum)
-    data = b"".join(chunks)
-    return Average(held.roster, held.lineage, data), blake3(data).digest(), chunks

@@ -13,6 +13,7 @@ from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateErr
 from peerd.policy.recovery import Beginning, plan
 from peerd.policy.roster import Roster
 from peerd.policy.stepping import Act, Decision, OwnState, StepRules, decide, looks_lost
+from peerd.policy.tied import other_end
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.snapshots import Downloaded, Downloader
 from peerd.stage.state import StageState
@@ -176,9 +177,13 @@ class Stepper:
         before = self._state.record
         match decision.act:
             case Act.COMMIT:
-                await self._commit(decision.norm)
+                await self._commit(decision)
             case Act.FETCH_AVERAGE:
                 await self._fetch(decision)
+            case Act.FETCH_TIED:
+                await self._fetch_tied(decision)
+            case Act.COPY_TIED:
+                await self._copy_tied(decision)
             case Act.RELOAD:
                 await self._reload(decision.peer)
             case Act.CLOSE_ROUND:
@@ -202,8 +207,11 @@ class Stepper:
         if self._state.record != before:
             self.on_change()
 
-    async def _commit(self, norm: float | None) -> None:
-        held = await self._executor.run(Priority.CONTROL, lambda: self._state.commit(norm))
+    async def _commit(self, decision: Decision) -> None:
+        try:
+            held = await self._executor.run(Priority.CONTROL, lambda: self._state.commit(decision.norm, decision.tied_sum))
+        except WrongStateError:
+            return
         self._rounds.applied(held)
         self._count(held.roster)
         self._refused.clear()
@@ -227,7 +235,9 @@ class Stepper:
             await self._rounds.close(self._rounds.open.roster.average_id, "a mate has the average")
         asked = self._state.record
         try:
-            roster, flat_sum = await self._rounds.fetch(decision.peer, decision.step)
+            found = await self._rounds.fetch(decision.peer, decision.step)
+            if decision.tied_sum is not None and (found.tied is None or found.tied.id != decision.tied_sum):
+                raise WrongStateError("it has finished the step with another tied sum than it told")
         except (WrongStateError, BadMessageError):
             self._refused[decision.peer, decision.step] = clock_s()
             return
@@ -238,9 +248,41 @@ class Stepper:
         if (now.incarnation, now.ledger_no, now.step) != (asked.incarnation, asked.ledger_no, asked.step):
             return
         if now.phase is Phase.JOINING:
-            self._rounds.applied(await self._executor.run(Priority.CONTROL, lambda: self._state.catch_up(roster, flat_sum, decision.norm)))
+            average = (found.roster, found.flat_sum, decision.norm, found.tied)
+            self._rounds.applied(await self._executor.run(Priority.CONTROL, lambda: self._state.catch_up(*average)))
         else:
-            await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(roster, flat_sum))
+            taken = (found.roster, found.flat_sum, found.tied)
+            await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(*taken))
+
+    async def _fetch_tied(self, decision: Decision) -> None:
+        """What my average lacks of a tied weight, from whoever has it."""
+        peer, step, wanted, given = decision.peer, decision.step, decision.tied_sum, decision.ask_for
+        assert peer is not None
+        assert step is not None
+        assert wanted is not None
+        assert given is not None
+        average_id = self._state.record.average_id
+        try:
+            values = await self._rounds.fetch_tied(peer, step, given)
+        except (WrongStateError, BadMessageError):
+            self._refused[peer, step] = clock_s()
+        except RemoteError:
+            self._unanswered[peer, step] = clock_s()
+        else:
+            await self._executor.run(Priority.CONTROL, lambda: self._state.take_tied(average_id, wanted, given, values))
+
+    async def _copy_tied(self, decision: Decision) -> None:
+        """The other stage's copy of a tied weight in place of mine."""
+        assert decision.peer is not None
+        mine = self._state.record
+        LOG.warning("the copies of the tied weight differ: taking the other stage's", step=mine.step, peer=decision.peer)
+        other = other_end(mine.stage, self._rules.num_stages)
+        assert other is not None
+        try:
+            found = await self._downloader.download(other, self.most_state_bytes, decision.peer, tied_only=True)
+            await self._executor.run(Priority.CONTROL, lambda: self._state.copy_tied(found.tensors, found.step))
+        except (RemoteError, StageError):
+            self._refused[decision.peer, mine.step] = clock_s()
 
     async def _reload(self, peer: PeerId | None) -> None:
         """Drop the ledger, download, and be a joiner until equal to the stage."""

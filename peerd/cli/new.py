@@ -55,6 +55,7 @@ _POSITIVE = click.IntRange(1, 1_000_000)
 @click.option("--d-model", type=_POSITIVE, default=128, show_default=True, help="Width of the model.")
 @click.option("--heads", "num_heads", type=_POSITIVE, default=4, show_default=True, help="Attention heads.")
 @click.option("--d-ff", type=_POSITIVE, help="Width of the hidden layer.  [default: 4 x d-model]")
+@click.option("--tie-word-embeddings", is_flag=True, help="Input and output embeddings are one weight.")
 @click.option("--sequence-length", type=click.IntRange(2, 1 << 20), default=128, show_default=True, help="Tokens per sequence.")
 @click.option("--microbatch-size", type=click.IntRange(1, 65536), default=4, show_default=True, help="Sequences per microbatch.")
 @click.option("--microbatches", "microbatches_per_step", type=click.IntRange(1, 8192), default=16, show_default=True, help="Per step.")
@@ -109,6 +110,7 @@ def new(
     target = Path(folder).expanduser().absolute()
     given = {name for name in fields if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     model_flags = _MODEL_FLAGS | {"model": "--model", "config_file": "--config", "settings": "--set"}
+    model_flags |= {"tie_word_embeddings": "--tie-word-embeddings"}
     fixed = [flag for name, flag in model_flags.items() if sources and name in given]
     if fixed:
         raise UsageError(f"{fixed[0]} cannot go with --from", "the model is the earlier run's: leave it out")
@@ -164,6 +166,7 @@ def _with_model(folder: Path, manifest: Manifest, fields: dict[str, Any], given:
         "model": fields["model"],
         "config": fields["config_file"] or "",
         "changes": {_GENERAL_NAMES[name]: fields[name] for name in _MODEL_FLAGS if name in given} | _settings(fields["settings"]),
+        "tie_word_embeddings": fields["tie_word_embeddings"],
         "num_stages": fields["num_stages"],
         "seed": fields["seed"],
         "start": str(folder / START_FILE),
@@ -258,7 +261,8 @@ def _decoder_of(fields: dict[str, Any], vocab_size: int) -> ModelConfig:
     if fields["model"] != "decoder":
         return ModelConfig(num_layers=few_layers)
     num_layers, d_ff = fields["num_layers"] or few_layers, fields["d_ff"] or 4 * fields["d_model"]
-    return ModelConfig(num_layers=num_layers, d_model=fields["d_model"], num_heads=fields["num_heads"], d_ff=d_ff, vocab_size=vocab_size)
+    sizes = {"num_layers": num_layers, "d_model": fields["d_model"], "num_heads": fields["num_heads"], "d_ff": d_ff}
+    return ModelConfig(**sizes, vocab_size=vocab_size, tie_word_embeddings=fields["tie_word_embeddings"])
 
 
 def _name_from(folder: Path) -> str:

@@ -20,11 +20,14 @@ def estimate_lines(stages: list[StageEstimate], slots: int) -> list[str]:
         rows.append((_span(first, last), _span(begins.layers.start, ends.layers.stop - 1), *_cells(begins)))
     head = ("stage", "layers", "parameters", "memory", "tokens/s", "upload", "averaging")
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    num_tied = max(stage.load.num_tied for stage in stages)
+    tied = f"parameters: {num_tied / 1e6:,.2f} M of them are the tied embeddings, which the first and the last stage each hold"
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]
     offloaded_bytes = max(stage.offloaded_bytes for stage in stages)
     offloaded = [f"offloaded: up to {offloaded_bytes / 1e9:,.2f} GB more of the machine's memory"] if offloaded_bytes else []
     return [
         *lines,
+        *[tied] * (num_tied > 0),
         f"memory: with {slots} microbatches in hand; what torch takes for itself comes on top",
         *offloaded,
         "tokens/s, upload: of a device that sustains 1 TFLOP/s",

@@ -49,6 +49,8 @@ class ModelConfig:
     """So many times narrower."""
     boundary_layers: tuple[int, ...] = ()
     """Layers before which the hidden states are narrowed; empty: wherever the run is cut into stages."""
+    tie_word_embeddings: bool = False
+    """Input and output embeddings are one weight (Press and Wolf 2017, arXiv 1608.05859)."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "d_model", "num_heads", "d_ff", "vocab_size"):
@@ -171,6 +173,11 @@ class Manifest:
             raise ValueError("train.evaluate_every_steps needs tokens to evaluate on: set data.evaluation_fraction, for example to 0.02")
         cut.check_cut(self.model, self.train)
         exact = self.wire.weight_gradients == "none"
+        if self.ties_stages and self.train.average_parameters_every_steps:
+            raise ValueError(
+                "model.tie_word_embeddings cannot go with train.average_parameters_every_steps in several stages: "
+                "the first and the last stage would average their copies of one weight apart"
+            )
         if not exact and self.train.average_parameters_every_steps:
             raise ValueError('train.average_parameters_every_steps needs wire.weight_gradients "none": parameters must not lose digits')
         if not exact and self.train.precision == "float16":
@@ -186,6 +193,11 @@ class Manifest:
         """The model of a run that trains the built-in one."""
         assert isinstance(self.model, ModelConfig)
         return self.model
+
+    @property
+    def ties_stages(self) -> bool:
+        """Whether the first and the last stage each hold a copy of one weight, whose gradients they sum."""
+        return self.model.tie_word_embeddings and self.train.num_stages > 1
 
     @property
     def boundary_bytes(self) -> int:

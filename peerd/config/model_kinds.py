@@ -30,6 +30,8 @@ class HuggingFaceConfig:
     vocab_size: int
     objective: Literal["causal", "masked"] = "causal"
     """Which of its language models. Both are trained to give each position the label that the data has for it."""
+    tie_word_embeddings: bool = False
+    """Input and output embeddings are one weight. This field decides, and not the config's own of the same name."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "d_model", "vocab_size"):
@@ -97,6 +99,11 @@ class BlocksConfig:
     @property
     def num_layers(self) -> int:
         return len(self.shapes)
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        """It has no words."""
+        return False
 
     @property
     def vocab_size(self) -> int:

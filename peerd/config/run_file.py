@@ -49,6 +49,7 @@ _FIELDS = {
     "model.boundary": 'Between stages: "none", or narrowed by "bottleneck" or "maxout", which costs some quality.',
     "model.boundary_factor": "So many times narrower.",
     "model.boundary_layers": "Layers before which it is narrowed; []: wherever the run is cut into stages.",
+    "model.tie_word_embeddings": "Input and output embeddings are one weight; in several stages the first and the last each hold it.",
     "data.source": '"stdlib": the Python standard library\'s sources; or a file, a folder, an http(s) address, or hub:OWNER/NAME.',
     "data.field": "Where the text is in records of jsonl or parquet files; empty: the files are plain text.",
     "data.tokenizer": '"bytes"; "bpe:SIZE": trained on the text; or a tokenizer.json, its folder, or hub:OWNER/NAME.',

@@ -46,9 +46,10 @@ from peerd.train.samples import Microbatches
 from peerd.train.trainer import Trainer
 from peerd.wire.checkup import CheckupServicer
 from peerd.wire.clients import AveragingClient, DataClient, StageClient, StateClient, SwarmClient
+from peerd.wire.data_service import DataServicer
 from peerd.wire.direct import DirectServicer
 from peerd.wire.dispatch import Dispatcher
-from peerd.wire.services import AveragingServicer, DataServicer, Door, StageServicer, StateServicer, SwarmServicer, Tallies
+from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer, Tallies
 
 AVERAGING_SHARE_OF_TTL = 0.6
 MICROBATCH_TOTAL_S = 600.0
@@ -148,6 +149,7 @@ class Node:
             averaging_s=averaging_s,
             last_step=train.steps,
             shares_norms=train.shares_norms,
+            ties_stages=manifest.ties_stages,
         )
         self.stepper = Stepper(self.state, self.executor, membership, self.rounds, self.downloader, rules)
         swarm_client = SwarmClient(links, run)

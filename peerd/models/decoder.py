@@ -1,8 +1,8 @@
 """The built-in language model: a decoder after SWARM section 4.3, with rotary embeddings and GeGLU.
 
 Choices: LayerNorm before each sub-layer, no biases in the linear layers, dropout on the embedding and on what each sub-layer
-adds (as in GPT-2, but not on attention's weights), head and embedding untied (a tied pair would need a gradient sum between
-the first and the last stage). Layers that share their weights lie in one stage, for the same reason.
+adds (as in GPT-2, but not on attention's weights), head and embedding apart unless they are tied: then the last stage holds a copy
+of the embedding, under its name, and both stages sum their gradients of it. Layers that share their weights lie in one stage.
 Shapes in docstrings: B sequences, S tokens, D d_model, H heads, K = D / H, F d_ff, V vocabulary.
 """
 
@@ -88,8 +88,9 @@ class DecoderStage(StageModule):
         super().__init__(stage, manifest.train.num_stages)
         config = self.config = manifest.decoder
         self.dropout = manifest.train.dropout
-        if self.is_first:
+        if self.is_first or (self.is_last and config.tie_word_embeddings):
             self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        if self.is_first:
             self.embedding_dropout = Dropout(self.dropout)
         # Dictionaries, not lists: their keys are the layers' indices in the whole model, so names do not depend on the split.
         self.blocks = nn.ModuleDict({str(layer): Block(config, self.dropout) for layer in layers[:: config.layers_per_group]})
@@ -98,7 +99,8 @@ class DecoderStage(StageModule):
         self.widen = nn.ModuleDict({str(layer): Widen(config) for layer in narrowed if layer < layers.stop})
         if self.is_last:
             self.final_norm = nn.LayerNorm(config.d_model)
-            self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+            if not config.tie_word_embeddings:
+                self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         head_width = config.d_model // config.num_heads
         self.register_buffer("rotary", torch.empty(2, manifest.train.sequence_length, head_width // 2), persistent=False)
 
@@ -115,8 +117,14 @@ class DecoderStage(StageModule):
                 hidden = self.narrow[after](hidden)
         if not self.is_last:
             return hidden
-        logits: Tensor = self.head(self.final_norm(hidden))
+        weight = self.embedding.weight if self.config.tie_word_embeddings else self.head.weight
+        logits = functional.linear(self.final_norm(hidden), weight)
         return logits if labels is None else functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+    @property
+    def tied_names(self) -> tuple[str, ...]:
+        tied = self.config.tie_word_embeddings and self.is_first != self.is_last
+        return ("embedding.weight",) if tied else ()
 
     def initialise(self, seed: int, device: torch.device) -> None:
         give_memory(self, device)

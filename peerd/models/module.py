@@ -12,7 +12,8 @@ class StageModule(nn.Module):
     """One pipeline stage of a model.
 
     Contract:
-    - parameter names are those of the whole model, so the stages' parameters together are the whole model;
+    - parameter names are those of the whole model, so the stages' parameters together are the whole model; a tied weight has one
+      name, in the first stage and in the last (`tied_names`);
     - `forward` depends on its inputs and the parameters only: no clock, no generator, no hidden state. What is left out by chance
       is left out by a `Dropout` of models/dropout.py, which depends on the microbatch that it was told of, and on no other;
     - it can be built on the meta device; `initialise` then makes it real.
@@ -30,6 +31,11 @@ class StageModule(nn.Module):
     @property
     def is_last(self) -> bool:
         return self.stage == self.num_stages - 1
+
+    @property
+    def tied_names(self) -> tuple[str, ...]:
+        """Parameters of which another stage holds a copy: their gradients are summed over both stages."""
+        return ()
 
     @abstractmethod
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:

@@ -18,7 +18,7 @@ from peerd.config.manifest import Manifest, ModelConfig
 from peerd.config.model_kinds import HuggingFaceConfig
 from peerd.errors import UsageError
 
-_DECODER_FIELDS = frozenset({"kind", "num_layers", "d_model", "num_heads", "d_ff", "vocab_size"})
+_DECODER_FIELDS = frozenset({"kind", "num_layers", "d_model", "num_heads", "d_ff", "vocab_size", "tie_word_embeddings"})
 """What the StableLM below is made of; a decoder with any other field set is another model."""
 _LAYER_NAMES = {
     "attention_norm": "input_layernorm",
@@ -27,6 +27,7 @@ _LAYER_NAMES = {
     "feed_forward.output": "mlp.down_proj",
 }
 _OUTER_NAMES = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
+"""With tied embeddings there is no head: transformers takes the embedding, which is stored once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ def _token_ids(manifest: Manifest, tokenizer: str) -> dict[str, int | None]:
 def _library_config(model: HuggingFaceConfig) -> dict[str, Any]:
     from peerd.models.hf.library import class_name
 
-    return model.fields | {"architectures": [class_name(model)], "tie_word_embeddings": False, "dtype": "float32"}
+    return model.fields | {"architectures": [class_name(model)], "tie_word_embeddings": model.tie_word_embeddings, "dtype": "float32"}
 
 
 def _stablelm_config(manifest: Manifest) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def _stablelm_config(manifest: Manifest) -> dict[str, Any]:
         "use_parallel_residual": False,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": model.tie_word_embeddings,
         "dtype": "float32",
     }
 

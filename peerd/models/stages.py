@@ -95,6 +95,7 @@ def measured_loads(manifest: Manifest) -> ModelLoads:
         module = BUILDERS[manifest.model.kind](manifest, stage, layers)
         return Load(
             num_parameters=sum(parameter.numel() for parameter in module.parameters()),
+            num_tied=_num_tied(module),
             forward_flops=module.forward_flops(manifest.train.microbatch_size, manifest.train.sequence_length),
             graph_bytes=module.graph_bytes(manifest.tokens_per_microbatch),
         )
@@ -171,7 +172,8 @@ def estimate_stage_memory_bytes(manifest: Manifest, stage: int, slots: int, *, o
     """Bytes that serving a stage takes with `slots` microbatches in hand, as `planner.workload.stage_memory_bytes` counts them."""
     module = _on_meta(manifest, stage)
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
-    load = Load(num_parameters=num_parameters, graph_bytes=module.graph_bytes(manifest.tokens_per_microbatch))
+    graph_bytes = module.graph_bytes(manifest.tokens_per_microbatch)
+    load = Load(num_parameters=num_parameters, num_tied=_num_tied(module), graph_bytes=graph_bytes)
     return stage_memory_bytes(manifest, load, slots, on_gpu=on_gpu)
 
 
@@ -181,6 +183,10 @@ def keeps_graphs(manifest: Manifest, stage: int, slots: int, free_bytes: int, *,
         return manifest.compute.recompute == "never"
     keeping = replace(manifest, compute=replace(manifest.compute, recompute="never"))
     return estimate_stage_memory_bytes(keeping, stage, slots, on_gpu=on_gpu) <= AUTO_MEMORY_SHARE * free_bytes
+
+
+def _num_tied(module: StageModule) -> int:
+    return sum(module.get_parameter(name).numel() for name in module.tied_names)
 
 
 def _on_meta(manifest: Manifest, stage: int) -> StageModule:

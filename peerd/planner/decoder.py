@@ -5,6 +5,8 @@ D d_model, F d_ff, V vocabulary, C boundary width.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from peerd.config.manifest import ModelConfig
 from peerd.planner.workload import FLOAT32_BYTES, Load, ModelLoads
 
@@ -29,6 +31,7 @@ def decoder_loads(config: ModelConfig, microbatch: int, sequence: int) -> ModelL
         graph_bytes=config.layers_per_group * layer.graph_bytes,
     )
     vocabulary = width * config.vocab_size
+    tied = vocabulary if config.tie_word_embeddings else 0
     projection = width * narrow
     narrowing = widening = Load()
     if config.boundary == "bottleneck":
@@ -38,9 +41,11 @@ def decoder_loads(config: ModelConfig, microbatch: int, sequence: int) -> ModelL
     if config.boundary != "none":
         widening = load(2 * narrow + projection, projection, 2 * narrow + 2)
     return ModelLoads(
-        first=load(vocabulary, 0, 0),
+        first=replace(load(vocabulary, 0, 0), num_tied=tied),
         groups=(group,) * (config.num_layers // config.layers_per_group),
-        last=load(2 * width + vocabulary, vocabulary, 2 * width + 3 * config.vocab_size),  # logits, their log-softmax, their gradient
+        # logits, their log-softmax, their gradient
+        last=replace(load(2 * width + vocabulary, vocabulary, 2 * width + 3 * config.vocab_size), num_tied=tied),
+        shared=Load(num_parameters=tied, num_tied=2 * tied),
         narrowing=narrowing,
         widening=widening,
     )

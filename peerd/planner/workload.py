@@ -21,6 +21,8 @@ class Load:
     """What a part of a model takes for one microbatch."""
 
     num_parameters: int = 0
+    num_tied: int = 0
+    """Those of them that another stage holds, too."""
     forward_flops: int = 0
     """Matrix products only."""
     graph_bytes: int = 0
@@ -29,12 +31,18 @@ class Load:
     def __add__(self, other: Load) -> Load:
         return Load(
             num_parameters=self.num_parameters + other.num_parameters,
+            num_tied=self.num_tied + other.num_tied,
             forward_flops=self.forward_flops + other.forward_flops,
             graph_bytes=self.graph_bytes + other.graph_bytes,
         )
 
     def __sub__(self, other: Load) -> Load:
-        return self + Load(num_parameters=-other.num_parameters, forward_flops=-other.forward_flops, graph_bytes=-other.graph_bytes)
+        return self + Load(
+            num_parameters=-other.num_parameters,
+            num_tied=-other.num_tied,
+            forward_flops=-other.forward_flops,
+            graph_bytes=-other.graph_bytes,
+        )
 
     @property
     def parameter_bytes(self) -> int:
@@ -54,6 +62,8 @@ class ModelLoads:
     narrowing: Load = Load()
     """At the end of what is before a narrow boundary."""
     widening: Load = Load()
+    shared: Load = Load()
+    """What `first` and `last` both count, and one stage that has both has once."""
 
 
 def stage_load(manifest: Manifest, loads: ModelLoads, layers: range) -> Load:
@@ -65,7 +75,7 @@ def stage_load(manifest: Manifest, loads: ModelLoads, layers: range) -> Load:
     parts = [*loads.groups[layers.start // size : layers.stop // size]]
     parts += [loads.narrowing] * (inside + (not is_last)) + [loads.widening] * (inside + (not is_first))
     parts += [loads.first] * is_first + [loads.last] * is_last
-    return sum(parts, Load())
+    return sum(parts, Load()) - (loads.shared if is_first and is_last else Load())
 
 
 def stage_flops(manifest: Manifest, load: Load, is_last: bool) -> int:
@@ -90,8 +100,8 @@ def stage_memory_bytes(manifest: Manifest, load: Load, slots: int, *, on_gpu: bo
     step, with delayed updates the value of the next and, where steps overlap, the next step's accumulator, and where parameters
     are averaged the round's three for them, too. A GPU does not hold the state that compute.offload_optimizer leaves to the
     machine. Per slot: the input and the output's gradient. Graphs: one per slot where compute.recompute is "never", else one at a
-    time ("auto" recomputes when memory is short). Compressed averaging keeps what parts and sums left out. Torch itself and the
-    allocator's slack are not counted.
+    time ("auto" recomputes when memory is short). Compressed averaging keeps what parts and sums left out. Of a tied weight the other
+    stage's gradients come in, and the sum is kept beside. Torch itself and the allocator's slack are not counted.
     """
     train = manifest.train
     accumulator_bytes = 8 if train.accumulate == "float64" else FLOAT32_BYTES
@@ -102,6 +112,7 @@ def stage_memory_bytes(manifest: Manifest, load: Load, slots: int, *, on_gpu: bo
     num_graphs = slots if manifest.compute.recompute == "never" else min(slots, 1)
     return (
         load.num_parameters * (num_values * FLOAT32_BYTES + num_accumulators * accumulator_bytes)
+        + load.num_tied * 2 * accumulator_bytes
         + slots * 2 * manifest.boundary_bytes
         + num_graphs * load.graph_bytes
     )
@@ -123,7 +134,7 @@ class StageEstimate:
     upload_bytes_per_token: float
     """Activations to the next stage and gradients to the one before; what averaging takes comes on top, once a step."""
     averaging_bytes: int
-    """Uploaded per step in a large stage: a part to each reducer, and the reduced slice to each member."""
+    """Uploaded per step in a large stage: a part to each reducer, and the reduced slice to each member; and a tied weight's gradients."""
 
 
 def estimate_stage(manifest: Manifest, loads: ModelLoads, layers: range) -> StageEstimate:
@@ -134,7 +145,8 @@ def estimate_stage(manifest: Manifest, loads: ModelLoads, layers: range) -> Stag
     forth = 0 if is_last else parse_codec(wire.activations).num_bytes(math.prod(manifest.boundary_shape(layers.stop)))
     back = 0 if is_first else parse_codec(wire.activation_gradients).num_bytes(math.prod(manifest.boundary_shape(layers.start)))
     optimizer_bytes = optimizer_numbers(manifest.train) * load.parameter_bytes
-    raw_bytes = load.num_parameters * (8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES)
+    accumulator_bytes = 8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES
+    raw_bytes = load.num_parameters * accumulator_bytes
     return StageEstimate(
         layers=layers,
         load=load,
@@ -143,5 +155,5 @@ def estimate_stage(manifest: Manifest, loads: ModelLoads, layers: range) -> Stag
         offloaded_bytes=optimizer_bytes if manifest.compute.offload_optimizer else 0,
         flops_per_token=stage_flops(manifest, load, is_last) // tokens,
         upload_bytes_per_token=(forth + back) / tokens,
-        averaging_bytes=2 * (part.num_bytes(load.num_parameters) if part.is_lossy else raw_bytes),
+        averaging_bytes=2 * (part.num_bytes(load.num_parameters) if part.is_lossy else raw_bytes) + load.num_tied * accumulator_bytes,
     )

@@ -2,7 +2,8 @@
 
 A stage's own norm is a function of its average and stands in its AVERAGED peers' records. Whoever finishes the step tells
 the whole model's norm for the next few steps: what was applied is then a fact, and those behind apply the very same.
-Nobody waits for a norm who does not wait for that stage's average already, for both appear in one record at one moment.
+Nobody waits for a norm who does not wait for that stage's average already, for both appear in one record at one moment; but
+for the first stage's where a weight is tied (tied.py): it counts there, so that norm is known with both stages' gradients of it.
 """
 
 from __future__ import annotations

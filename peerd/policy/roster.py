@@ -125,12 +125,14 @@ def why_not_adopt(mine: PeerRecord, step: int, lineage: Lineage) -> str | None:
     return None if lineage == mine.lineage else "it was computed with parameters of another lineage than mine"
 
 
-def lineage_after(lineage: Lineage, average_id: AverageId, norm: float | None = None) -> Lineage:
+def lineage_after(lineage: Lineage, average_id: AverageId, norm: float | None = None, tied_sum: AverageId | None = None) -> Lineage:
     """The lineage of parameters to which an average was applied, with the step's gradient norm where the run shares norms.
 
-    Peers of a stage that applied one average with norms of different rounding thus tell each other apart, and one reloads.
+    Peers of a stage that applied one average with norms of different rounding thus tell each other apart, and one reloads;
+    so do those that applied unlike sums to a tied weight.
     """
-    applied = [average_id] if norm is None else [average_id, norm.hex()]
+    applied: list[bytes | str] = [average_id] if norm is None else [average_id, norm.hex()]
+    applied += [] if tied_sum is None else ["tied", tied_sum]
     return Lineage(lineage.inexact, digest("lineage", lineage.chain, *applied))
 
 

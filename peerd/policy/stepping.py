@@ -14,7 +14,8 @@ from peerd.policy.hashing import peer_rank
 from peerd.policy.ledger import stage_step
 from peerd.policy.norms import norm_of_step, told_by
 from peerd.policy.roster import Roster, compose
-from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.policy.tied import better_copy, other_end, sum_of_step, sum_told
+from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 KEPT_AVERAGES = 4
@@ -25,6 +26,8 @@ class Act(enum.Enum):
     WAIT = "wait"
     COMMIT = "commit"
     FETCH_AVERAGE = "fetch the average"
+    FETCH_TIED = "fetch the tied weight's gradients"
+    COPY_TIED = "copy the tied weight"
     RELOAD = "download the state"
     CLOSE_ROUND = "close the round"
     RESET_LEDGER = "drop my ledger"
@@ -37,7 +40,10 @@ class Act(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One action with its reason. `peer` is whom to ask, `step` whose average to fetch, `norm` the step's gradient norm to apply."""
+    """One action with its reason. `peer` is whom to ask, `step` whose average to fetch, `norm` the step's gradient norm to apply.
+
+    `tied_sum` is the sum to apply to a tied weight, or to get; then `ask_for` is what the asked peer has of it.
+    """
 
     act: Act
     reason: str
@@ -45,6 +51,8 @@ class Decision:
     step: int | None = None
     roster: Roster | None = None
     norm: float | None = None
+    tied_sum: AverageId | None = None
+    ask_for: AverageId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +68,8 @@ class StepRules:
     """The run ends at this step; 0: never."""
     shares_norms: bool = False
     """An average is applied with the whole model's gradient norm of its step (norms.py)."""
+    ties_stages: bool = False
+    """The first and the last stage apply the sum of their gradients to a weight that both hold (tied.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +108,8 @@ def decide(own: OwnState, live: LiveView, now_s: float, rules: StepRules) -> Dec
 def looks_lost(own: OwnState, live: LiveView, rules: StepRules) -> bool:
     """Rule 11's condition at this moment; the caller remembers since when it has been true without a break."""
     mine = own.record
-    # An average without its step's norm is of no use. Whoever shares norms has finished the step long ago, or given it up.
-    idle = mine.phase is Phase.AVERAGED and rules.shares_norms and norm_of_step(mine, live, rules.num_stages) is None
+    # An average without its step's norm or tied sum is of no use. Whoever could tell has finished the step long ago, or given it up.
+    idle = mine.phase is Phase.AVERAGED and not _knows_what_to_apply(mine, live, rules)
     if mine.phase is not Phase.ACCUMULATING and not idle:
         return False
     mates = [r for r in live.serving(mine.stage) if r.peer != mine.peer]
@@ -110,6 +120,18 @@ def looks_lost(own: OwnState, live: LiveView, rules: StepRules) -> bool:
     if any(step >= mine.step + 2 for step in known):
         return True
     return bool(known) and len(known) == len(others) and all(step > mine.step for step in known)
+
+
+def _knows_what_to_apply(mine: PeerRecord, live: LiveView, rules: StepRules) -> bool:
+    """With the average: norm and tied sum, where the run has them."""
+    if rules.shares_norms and norm_of_step(mine, live, rules.num_stages) is None:
+        return False
+    return not _is_tied(mine, rules) or sum_of_step(mine, live, rules.num_stages) is not None
+
+
+def _is_tied(mine: PeerRecord, rules: StepRules) -> bool:
+    """Whether my stage holds a weight that another holds, too."""
+    return rules.ties_stages and other_end(mine.stage, rules.num_stages) is not None
 
 
 def _joining(own: OwnState, live: LiveView, rules: StepRules) -> Decision:
@@ -123,7 +145,7 @@ def _joining(own: OwnState, live: LiveView, rules: StepRules) -> Decision:
     if not own.has_start:
         return Decision(Act.RELOAD, "the run began from a state that I do not hold", peer=best.peer)
     if newest == mine.step:
-        better = [m for m in mates if m.step == newest and m.lineage < mine.lineage]
+        better = [m for m in mates if m.step == newest and m.worth < mine.worth]
         if better:
             return Decision(Act.RELOAD, "a stage mate has the better lineage", peer=better[0].peer)
         return Decision(Act.SERVE, f"at step {mine.step} like the stage")
@@ -131,9 +153,13 @@ def _joining(own: OwnState, live: LiveView, rules: StepRules) -> Decision:
     norms = {m.peer: told_by(m, mine.step) for m in able}
     if rules.shares_norms:
         able = [m for m in able if norms[m.peer] is not None]
+    sums = {m.peer: sum_told(m, mine.step) for m in able}
+    if _is_tied(mine, rules):
+        able = [m for m in able if sums[m.peer] is not None]
     if newest - mine.step <= KEPT_AVERAGES and able:
         peer = _first_to_ask(own, able)
-        return Decision(Act.FETCH_AVERAGE, f"the stage is at step {newest}", peer=peer, step=mine.step, norm=norms[peer])
+        reason = f"the stage is at step {newest}"
+        return Decision(Act.FETCH_AVERAGE, reason, peer=peer, step=mine.step, norm=norms[peer], tied_sum=sums[peer])
     return Decision(Act.RELOAD, f"the stage is at step {newest}, too far to catch up", peer=best.peer)
 
 
@@ -143,10 +169,14 @@ def _commit_behind_mate(own: OwnState, mates: Sequence[PeerRecord], live: LiveVi
     if own.record.phase is not Phase.AVERAGED or not ahead:
         return None
     norm = norm_of_step(own.record, live, rules.num_stages) if rules.shares_norms else None
+    peer = max(ahead, key=lambda m: (m.step, m.peer)).peer
     if rules.shares_norms and norm is None:
-        peer = max(ahead, key=lambda m: (m.step, m.peer)).peer
         return Decision(Act.RELOAD, "nobody tells this step's gradient norm any more", peer=peer)
-    return Decision(Act.COMMIT, "a stage mate has committed this step", norm=norm)
+    wanted = sum_of_step(own.record, live, rules.num_stages) if rules.ties_stages else None
+    if _is_tied(own.record, rules) and (wanted is None or wanted.id != own.record.tied_sum):
+        fetching = _fetch_tied(own, mates, live, _now_s, rules)
+        return fetching or Decision(Act.RELOAD, "nobody gives this step's tied gradients any more", peer=peer)
+    return Decision(Act.COMMIT, "a stage mate has committed this step", norm=norm, tied_sum=wanted.id if wanted else None)
 
 
 def _fetch_from_ahead(own: OwnState, mates: Sequence[PeerRecord], _live: LiveView, now_s: float, rules: StepRules) -> Decision | None:
@@ -171,10 +201,21 @@ def _reload(own: OwnState, mates: Sequence[PeerRecord], _live: LiveView, now_s: 
     far = [m for m in mates if m.step > mine.step + 1]
     if far:
         return Decision(Act.RELOAD, f"the stage is at step {far[0].step}", peer=max(far, key=lambda m: m.step).peer)
-    better = [m for m in mates if m.step == mine.step and m.lineage < mine.lineage]
+    better = [m for m in mates if m.step == mine.step and m.worth < mine.worth]
     if better:
-        return Decision(Act.RELOAD, "a stage mate has the better lineage", peer=min(better, key=lambda m: m.lineage).peer)
+        return Decision(Act.RELOAD, "a stage mate has the better lineage", peer=min(better, key=lambda m: m.worth).peer)
     return None
+
+
+def _copy_tied(own: OwnState, mates: Sequence[PeerRecord], live: LiveView, _now_s: float, rules: StepRules) -> Decision | None:
+    """The other stage's copy of a tied weight has the better history: it becomes mine, and this step begins anew with it."""
+    mine = own.record
+    if not rules.ties_stages or mine.phase is not Phase.ACCUMULATING or any(m.step > mine.step for m in mates):
+        return None
+    found = better_copy(mine, live, rules.num_stages)
+    if found is None or (found.peer, mine.step) in own.refused:
+        return None
+    return Decision(Act.COPY_TIED, "the other stage's copy of the tied weight has the better history", peer=found.peer, step=mine.step)
 
 
 def _close_round(own: OwnState, _mates: Sequence[PeerRecord], live: LiveView, now_s: float, rules: StepRules) -> Decision | None:
@@ -235,11 +276,28 @@ def _adopt_smaller(own: OwnState, mates: Sequence[PeerRecord], live: LiveView, _
     return None
 
 
+def _fetch_tied(own: OwnState, _mates: Sequence[PeerRecord], live: LiveView, _now_s: float, rules: StepRules) -> Decision | None:
+    """What my average lacks: the other stage's gradients of the weight that both hold. Not waited for until all have averaged."""
+    mine = own.record
+    if not rules.ties_stages or mine.phase is not Phase.AVERAGED:
+        return None
+    wanted = sum_of_step(mine, live, rules.num_stages)
+    if wanted is None or wanted.id == mine.tied_sum:
+        return None
+    able = [source for source in wanted.sources if (source.peer, mine.step) not in own.refused]
+    if not able:
+        return None
+    source = min(able, key=lambda each: (each.peer, mine.step) in own.unanswered)
+    reason = "the tied weight's gradients are to be summed over both stages"
+    return Decision(Act.FETCH_TIED, reason, peer=source.peer, step=mine.step, tied_sum=wanted.id, ask_for=source.id)
+
+
 def _commit(own: OwnState, _mates: Sequence[PeerRecord], live: LiveView, _now_s: float, rules: StepRules) -> Decision | None:
     """Rule 10: every stage has the average, and nobody is left behind (holes 4, 5)."""
     if own.record.phase is Phase.AVERAGED and not _uncommitted_reason(own, live, rules):
         norm = norm_of_step(own.record, live, rules.num_stages) if rules.shares_norms else None
-        return Decision(Act.COMMIT, "every stage has averaged", norm=norm)
+        tied_sum = own.record.tied_sum if _is_tied(own.record, rules) else None
+        return Decision(Act.COMMIT, "every stage has averaged", norm=norm, tied_sum=tied_sum)
     return None
 
 
@@ -257,12 +315,14 @@ Rule = Callable[[OwnState, Sequence[PeerRecord], LiveView, float, StepRules], De
 _RULES: tuple[Rule, ...] = (
     _commit_behind_mate,
     _fetch_from_ahead,
+    _copy_tied,
     _reload,
     _close_round,
     _fetch_from_averaged,
     _reset_overlap,
     _propose,
     _adopt_smaller,
+    _fetch_tied,
     _commit,
     _skip_lost,
 )
@@ -301,6 +361,10 @@ def _uncommitted_reason(own: OwnState, live: LiveView, rules: StepRules) -> str:
             return f"{waiting[0].peer} of stage {stage} is still {waiting[0].phase.name.lower()}"
     if rules.shares_norms and norm_of_step(own.record, live, rules.num_stages) is None:
         return "the gradient norm of this step is not known"
+    if _is_tied(own.record, rules):
+        wanted = sum_of_step(own.record, live, rules.num_stages)
+        if wanted is None or wanted.id != own.record.tied_sum:
+            return "the tied weight's gradients are not summed over both stages yet"
     return ""
 
 

@@ -16,9 +16,22 @@ from torch import Tensor
 class Accumulator:
     """Sum of gradients, [num_parameters + 1] in the run's accumulate precision, on the stage's device; one more with overflows."""
 
-    def __init__(self, shapes: Mapping[str, torch.Size], dtype: torch.dtype, device: torch.device, overflows: bool = False) -> None:
-        """With `overflows` gradients that are not finite are counted in place of being added."""
+    def __init__(
+        self,
+        shapes: Mapping[str, torch.Size],
+        dtype: torch.dtype,
+        device: torch.device,
+        overflows: bool = False,
+        tied: Sequence[str] = (),
+        counts_tied: bool = True,
+    ) -> None:
+        """With `overflows` gradients that are not finite are counted in place of being added.
+
+        `tied` parameters are another stage's, too; they count in the norm of one of the two.
+        """
         self._shapes = dict(shapes)
+        self._tied = {name: self._shapes[name] for name in tied}
+        self._counts_tied = counts_tied
         self._overflows = overflows
         length = sum(shape.numel() for shape in shapes.values()) + 1 + overflows
         self.flat = torch.zeros(length, dtype=dtype, device=device)
@@ -37,15 +50,35 @@ class Accumulator:
     def zero(self) -> None:
         self.flat.zero_()
 
-    def means(self, flat_sum: Tensor, num_microbatches: int) -> dict[str, Tensor]:
-        """The mean gradient per parameter of a summed vector."""
-        return {name: view / num_microbatches for name, view in views_of(flat_sum, self._shapes).items()}
+    @property
+    def num_tied(self) -> int:
+        return sum(shape.numel() for shape in self._tied.values())
 
-    def norm(self, flat_sum: Tensor, num_microbatches: int) -> float:
+    @property
+    def norm_needs_tied(self) -> bool:
+        """Whether the norm is known only with what another stage adds."""
+        return bool(self._tied) and self._counts_tied
+
+    def tied_of(self, flat_sum: Tensor) -> Tensor:
+        """This stage's share of the tied parameters' gradients, [num_tied]."""
+        views = views_of(flat_sum, self._shapes)
+        return torch.cat([views[name].flatten() for name in self._tied])
+
+    def means(self, flat_sum: Tensor, num_microbatches: int, tied: Tensor | None = None) -> dict[str, Tensor]:
+        """The mean gradient per parameter of a summed vector, with what both stages have of the tied ones."""
+        return {name: view / num_microbatches for name, view in self._sums(flat_sum, tied).items()}
+
+    def norm(self, flat_sum: Tensor, num_microbatches: int, tied: Tensor | None = None) -> float:
         """Of the mean gradient of a summed vector; infinite where a microbatch overflowed."""
         if self._overflows and bool(flat_sum[-2] > 0):
             return math.inf
-        return gradient_norm(views_of(flat_sum, self._shapes).values()) / num_microbatches
+        sums = self._sums(flat_sum, tied)
+        counted = [view for name, view in sums.items() if self._counts_tied or name not in self._tied]
+        return gradient_norm(counted) / num_microbatches
+
+    def _sums(self, flat_sum: Tensor, tied: Tensor | None) -> dict[str, Tensor]:
+        views = views_of(flat_sum, self._shapes)
+        return views if tied is None else views | views_of(tied, self._tied)
 
 
 def gradient_norm(gradients: Iterable[Tensor]) -> float:

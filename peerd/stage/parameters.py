@@ -12,14 +12,20 @@ from peerd.models.stages import StageModule
 from peerd.stage.accumulator import all_finite, views_of
 
 
-def checked_state(module: StageModule, tensors: Mapping[str, Tensor], kinds: Iterable[str]) -> dict[str, dict[str, Tensor]]:
-    """A state's tensors, called `kind/name`, sorted by kind. BadMessageError for those of another stage, run or kind."""
+def by_kind(tensors: Mapping[str, Tensor], kinds: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+    """Tensors called `kind/name`, sorted by kind. BadMessageError for one of another kind."""
     groups: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
     for name, value in tensors.items():
         kind, _, rest = name.partition("/")
         if kind not in groups:
             raise BadMessageError(f"unknown tensor {name[:80]} in the state")
         groups[kind][rest] = value
+    return groups
+
+
+def checked_state(module: StageModule, tensors: Mapping[str, Tensor], kinds: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+    """A state's tensors, called `kind/name`, sorted by kind. BadMessageError for those of another stage, run or kind."""
+    groups = by_kind(tensors, kinds)
     for kind in ("parameters", "previous", "ahead"):
         if kind == "parameters" or groups.get(kind):
             _check_fits(module, groups[kind])

@@ -48,10 +48,10 @@ class SnapshotServer:
         self._state = state
         self._executor = executor
         self._start = start
-        self._kept: tuple[tuple[Lineage, int, bool], Snapshot, tuple[bytes, ...]] | None = None
+        self._kept: tuple[tuple[Lineage, int, bool, bool], Snapshot, tuple[bytes, ...]] | None = None
         self._making = asyncio.Lock()
 
-    async def snapshot(self, stage: int, wanted: bytes, parameters_only: bool) -> tuple[Snapshot, Sequence[bytes]]:
+    async def snapshot(self, stage: int, wanted: bytes, parameters_only: bool, tied_only: bool = False) -> tuple[Snapshot, Sequence[bytes]]:
         record = self._state.record
         if record.stage != stage or record.phase is Phase.JOINING:
             if self._start is None:
@@ -63,9 +63,9 @@ class SnapshotServer:
             kept = self._kept
             if kept is not None and wanted and identity_of(kept[1].chunk_hashes) == wanted:
                 return kept[1], kept[2]
-            key = (record.lineage, record.step, parameters_only)
+            key = (record.lineage, record.step, parameters_only, tied_only)
             if kept is None or kept[0] != key:
-                kept = await self._make(parameters_only)
+                kept = await self._make(parameters_only, tied_only)
                 self._kept = kept
             return kept[1], kept[2]
 
@@ -77,18 +77,18 @@ class SnapshotServer:
         """Called after a commit: the next joiner gets the new step."""
         self._kept = None
 
-    async def _make(self, parameters_only: bool) -> tuple[tuple[Lineage, int, bool], Snapshot, tuple[bytes, ...]]:
-        found = await self._own(parameters_only)
+    async def _make(self, parameters_only: bool, tied_only: bool) -> tuple[tuple[Lineage, int, bool, bool], Snapshot, tuple[bytes, ...]]:
+        found = await self._own(parameters_only, tied_only)
         snapshot, chunks = await asyncio.to_thread(_as_snapshot, found)
-        return (found.lineage, found.step, parameters_only), snapshot, chunks
+        return (found.lineage, found.step, parameters_only, tied_only), snapshot, chunks
 
-    async def _own(self, parameters_only: bool) -> Downloaded:
-        return await self._executor.run(
-            Priority.CONTROL,
-            lambda: Downloaded(
-                self._state.record.step, self._state.record.lineage, self._state.tensors(parameters_only), tuple(self._state.history)
-            ),
-        )
+    async def _own(self, parameters_only: bool, tied_only: bool = False) -> Downloaded:
+        def take() -> Downloaded:
+            state = self._state
+            tensors = state.tied_tensors() if tied_only else state.tensors(parameters_only)
+            return Downloaded(state.record.step, state.record.lineage, tensors, tuple(state.history))
+
+        return await self._executor.run(Priority.CONTROL, take)
 
 
 class Downloader:
@@ -101,9 +101,11 @@ class Downloader:
         self.bytes_done = 0
         self.bytes_total = 0
 
-    async def download(self, stage: int, most_bytes: int, prefer: PeerId | None = None, parameters_only: bool = False) -> Downloaded:
+    async def download(
+        self, stage: int, most_bytes: int, prefer: PeerId | None = None, parameters_only: bool = False, tied_only: bool = False
+    ) -> Downloaded:
         """From the stage's own peers. StageError when no donor could give it."""
-        partial = _Partial(stage, most_bytes + MAX_OVERHEAD_BYTES, parameters_only)
+        partial = _Partial(stage, most_bytes + MAX_OVERHEAD_BYTES, parameters_only, tied_only)
         return await self._download(partial, lambda live, tried: donors(live, stage, tried), prefer)
 
     async def download_start(self, stage: int, most_bytes: int) -> Downloaded:
@@ -165,6 +167,7 @@ class _Partial:
     stage: int
     most_bytes: int
     parameters_only: bool
+    tied_only: bool = False
     header: SnapshotHeader | None = None
     chunks: list[bytes] = field(default_factory=list)
 
@@ -175,6 +178,7 @@ class _Partial:
             first_chunk=len(self.chunks),
             snapshot=identity_of(self.header.chunk_hashes) if self.header else b"",
             parameters_only=self.parameters_only,
+            tied_only=self.tied_only,
         )
 
     @property

@@ -7,7 +7,6 @@ frozen record.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,21 +17,20 @@ from torch import Tensor
 from peerd.config.codec import parse_codec
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
-from peerd.models.stages import StageModule, build_stage
+from peerd.models.stages import StageModule
 from peerd.policy.ledger import at_next_step, both_dropped, marked, may_accumulate, this_dropped, with_overlap
 from peerd.policy.norms import KEPT_NORMS
 from peerd.policy.roster import Roster, lineage_after, lineage_skipped, why_inexact, why_refuse
-from peerd.stage.accumulator import Accumulator, all_finite
-from peerd.stage.ahead import Ahead
+from peerd.policy.stepping import KEPT_AVERAGES
+from peerd.policy.tied import history_after, lineage_replaced
+from peerd.stage.accumulator import all_finite
 from peerd.stage.evaluated import EvaluatedStep
 from peerd.stage.export import HistoryEntry
-from peerd.stage.optimizer import Optimizer
-from peerd.stage.parameters import checked_state, copy_parameters, flat_parameters, set_mean_parameters, set_parameters
-from peerd.stage.passes import Passes
-from peerd.stage.precision import norm_tensors, norms_from
+from peerd.stage.holdings import Holdings, history_of
+from peerd.stage.parameters import flat_parameters, set_mean_parameters
 from peerd.stage.update import apply_means
-from peerd.stage.values import HeldAverage, Outcome, Ticket
-from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, StepNorm, Void, check_transition
+from peerd.stage.values import HeldAverage, Outcome, Ticket, TiedGradients
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, StepNorm, TiedSum, Void, check_transition
 from peerd.table.view import LiveView
 from peerd.timeline.spans import Kind, SpanRing
 
@@ -42,7 +40,7 @@ MAX_HISTORY = 100_000
 _PHASES = {Phase.ACCUMULATING: Kind.ACCUMULATING, Phase.AVERAGING: Kind.AVERAGING, Phase.AVERAGED: Kind.AVERAGED}
 
 
-class StageState:
+class StageState(Holdings):
     """See the module's promise. `live` gives the swarm view of the moment and is safe from any thread.
 
     With `keep_graph` a microbatch's graph is kept from forward to backward; without, it is computed again.
@@ -51,21 +49,10 @@ class StageState:
     def __init__(
         self, manifest: Manifest, record: PeerRecord, device: torch.device, live: Callable[[], LiveView], keep_graph: bool | None = None
     ) -> None:
-        self._manifest = manifest
+        super().__init__(manifest, record, device)
         self._live = live
-        self.device = device
-        self.record = with_overlap(record) if manifest.train.overlaps_steps else record
-        self.module: StageModule = build_stage(manifest, record.stage, device)
-        self.previous: StageModule | None = None
-        self.ahead = Ahead(self.module) if manifest.train.delayed_updates else None
-        self.optimizer = Optimizer(manifest, dict(self.module.named_parameters()))
-        dtype = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
-        shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
-        holds_doubles = dtype is torch.float32 or device.type != "mps"  # Apple's GPUs have no double precision
-        self.passes = Passes(manifest)
-        place = device if holds_doubles else torch.device("cpu")
-        self.accumulator = Accumulator(shapes, dtype, place, overflows=self.passes.may_overflow)
-        self._next_accumulator = Accumulator(shapes, dtype, place) if manifest.train.overlaps_steps else None
+        if manifest.train.overlaps_steps:
+            self.record = with_overlap(record)
         self.average: HeldAverage | None = None
         """The finished average of this step."""
         self.history: list[HistoryEntry] = []
@@ -74,7 +61,6 @@ class StageState:
         self.weight_codec = parse_codec(manifest.wire.weight_gradients)
         """What mates of this stage send each other's gradients as."""
         self.keep_graph = manifest.compute.recompute == "never" if keep_graph is None else keep_graph
-        self._generation = 0
         self.evaluated = EvaluatedStep(manifest)
         self.spans = SpanRing(0)
         self._phase_since: tuple[float, int] = (time.monotonic(), record.step)
@@ -196,17 +182,41 @@ class StageState:
         if void.step == self.record.step:
             self.record = replace(self.record, voids=(*self.record.voids, void))
 
-    def take_average(self, roster: Roster, flat_sum: Tensor) -> None:
-        """An average of this step, my own round's or a mate's. Ignored when this peer has moved on meanwhile."""
+    def take_average(self, roster: Roster, flat_sum: Tensor, tied: TiedGradients | None = None) -> None:
+        """An average of this step, my own round's or a mate's, who has `tied` with it where it has finished the step.
+
+        Ignored when this peer has moved on meanwhile.
+        """
         mine = self.record
         stale = mine.phase is Phase.JOINING or (roster.stage, roster.step) != (mine.stage, mine.step)
         if stale or (mine.phase is Phase.AVERAGED and mine.average_id <= roster.average_id):
             return
-        self.average = HeldAverage(roster, mine.lineage, flat_sum)
-        train = self._manifest.train
-        gradients = flat_sum[: self.accumulator.flat.numel()]
-        norm = self.accumulator.norm(gradients, train.microbatches_per_step) if train.shares_norms else None
-        self._move(Phase.AVERAGED, average_id=roster.average_id, gradient_norm=norm)
+        self.average = HeldAverage(roster, mine.lineage, flat_sum, tied)
+        self._move(Phase.AVERAGED, roster.average_id, *self._known_of(self.average))
+
+    def take_tied(self, average_id: AverageId, wanted: AverageId, given: AverageId, values: Tensor) -> None:
+        """What my average lacked: the sum `wanted` itself, or the other stage's share, which is then added to mine.
+
+        The first stage's share comes first in the sum, so both stages have the same bits. Ignored when this peer has moved on.
+        """
+        held = self.average
+        if held is None or held.roster.average_id != average_id:
+            return
+        if given != wanted:
+            mine = self.accumulator.tied_of(held.flat_sum)
+            values = mine + values if self.module.is_first else values + mine
+        self.average = replace(held, tied=TiedGradients(wanted, values))
+        norm, tied_sum = self._known_of(self.average)
+        self.record = replace(self.record, gradient_norm=norm, tied_sum=tied_sum)
+
+    def _known_of(self, held: HeldAverage) -> tuple[float | None, AverageId]:
+        """My stage's norm, once it can be known, and which sum of a tied weight's gradients I hold."""
+        train, tied = self._manifest.train, held.tied
+        tied_sum = tied.id if tied else NO_AVERAGE
+        if not train.shares_norms or (tied is None and self.accumulator.norm_needs_tied):
+            return None, tied_sum
+        gradients = held.flat_sum[: self.accumulator.flat.numel()]
+        return self.accumulator.norm(gradients, train.microbatches_per_step, tied.values if tied else None), tied_sum
 
     def check_average(self, roster: Roster, flat_sum: Tensor, step: int) -> None:
         """BadMessageError unless this is an exact average of my stage's `step`."""
@@ -220,35 +230,35 @@ class StageState:
         if reason is not None:
             raise BadMessageError(f"the average is refused: {reason}")
 
-    @property
-    def newest(self) -> StageModule:
-        """The parameters that all updates lead to; with delayed updates those of the next step."""
-        return self.module if self.ahead is None else self.ahead.wait()
-
-    def commit(self, norm: float | None = None) -> HeldAverage:
+    def commit(self, norm: float | None = None, tied_sum: AverageId | None = None) -> HeldAverage:
         """Optimizer step, and on to t+1. Returns what goes into the log.
 
-        `norm` is the whole model's gradient norm of the step, given exactly where the run shares norms.
+        `norm` is the whole model's gradient norm of the step, given exactly where the run shares norms; `tied_sum` says which
+        sum is applied to a tied weight. WrongStateError, with nothing changed, where I hold another by now.
         """
         assert self.average is not None
         assert self.record.phase is Phase.AVERAGED
         held = self.average
-        self._apply(held.roster, held.flat_sum, norm)
+        if tied_sum != (held.tied.id if held.tied else None):
+            raise WrongStateError("another average has come in meanwhile")
+        self._apply(held, norm)
         began_s = time.monotonic()
-        self._begin_next(lineage_after(self.record.lineage, held.roster.average_id, norm))
+        self._begin_after(held, norm)
         self._move(Phase.ACCUMULATING)
         self.spans.add(Kind.COMMIT, began_s, held.roster.step)
         return held
 
-    def catch_up(self, roster: Roster, flat_sum: Tensor, norm: float | None = None) -> HeldAverage:
-        """A joiner applies a mate's logged average to what it downloaded, with the norm that the mate applied."""
+    def catch_up(self, roster: Roster, flat_sum: Tensor, norm: float | None = None, tied: TiedGradients | None = None) -> HeldAverage:
+        """A joiner applies a mate's logged average to what it downloaded, with the norm and the tied sum that the mate applied."""
         assert self.record.phase is Phase.JOINING
-        held = HeldAverage(roster, self.record.lineage, flat_sum)
-        self._apply(roster, flat_sum, norm)
-        self._begin_next(lineage_after(self.record.lineage, roster.average_id, norm))
+        held = HeldAverage(roster, self.record.lineage, flat_sum, tied)
+        self._apply(held, norm)
+        self._begin_after(held, norm)
         return held
 
-    def _apply(self, roster: Roster, flat_sum: Tensor, norm: float | None) -> None:
+    def _apply(self, held: HeldAverage, norm: float | None) -> None:
+        roster, flat_sum, tied = held.roster, held.flat_sum, held.tied
+        assert (tied is not None) == bool(self.tied_names)
         self.evaluated.set_aside(self.record.step, self.module)
         began_s = time.monotonic()
         train = self._manifest.train
@@ -259,7 +269,8 @@ class StageState:
             if self._averages_parameters(roster.step):
                 set_mean_parameters(self.module, flat_sum[length:], len(roster.entries))
             sums = flat_sum[:length].to(accumulator.flat.device)
-            apply_means(train, self.optimizer, roster.step, accumulator.means(sums, num_microbatches), norm)
+            of_both = tied.values.to(sums.device) if tied else None
+            apply_means(train, self.optimizer, roster.step, accumulator.means(sums, num_microbatches, of_both), norm)
 
         self._turn(update)
         if self.module.is_last:
@@ -271,31 +282,36 @@ class StageState:
             self.record = replace(self.record, norms=(*self.record.norms, StepNorm(roster.step, norm))[-KEPT_NORMS:])
             self.gradient_norms[roster.step] = norm
             self.gradient_norms.pop(roster.step - MAX_HISTORY, None)
+        if tied is not None:
+            self.record = replace(self.record, tied_sums=(*self.record.tied_sums, TiedSum(roster.step, tied.id))[-KEPT_AVERAGES:])
         self.spans.add(Kind.OPTIMIZER, began_s, roster.step)
-
-    def _turn(self, update: Callable[[], None]) -> None:
-        """This step's parameters are the previous ones from now on.
-
-        With delayed updates the next step computes with what was made during this one, and meanwhile this step's update is made.
-        """
-        spare = self.previous if self.previous is not None else copy.deepcopy(self.module)
-        if self.ahead is None:
-            self.previous = spare
-            copy_parameters(self.module, spare)
-            update()
-        else:
-            self.ahead.wait()
-            self.optimizer.move_to(dict(spare.named_parameters()))
-            self.previous, self.module = self.module, self.ahead.advance(spare, update)
 
     def skip_step(self) -> None:
         """Rule 11: the step is given up as inexact; the parameters stay as they are."""
         self.evaluated.set_aside(self.record.step, self.module)
         lineage = lineage_skipped(self.record.lineage, self.record.step)
+        tied = lineage_skipped(self.record.tied, self.record.step) if self.tied_names else self.record.tied
         self._turn(lambda: None)
         self.passes.finish_step(None)
-        self._begin_next(lineage)
+        self._begin_next(lineage, tied)
         self._move(Phase.ACCUMULATING)
+
+    def forget_sum(self, step: int) -> None:
+        """I cannot give it any more."""
+        self.record = replace(self.record, tied_sums=tuple(known for known in self.record.tied_sums if known.step != step))
+
+    def copy_tied(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """The other stage's copy of a tied weight in place of mine, whose history is worse; the step begins anew with it.
+
+        WrongStateError, with nothing changed, where it is of another step or no better history; BadMessageError where it does not fit.
+        """
+        mine, history = self.record, history_of(tensors)
+        if mine.phase is not Phase.ACCUMULATING or mine.step != step or not history < mine.tied:
+            raise WrongStateError("this copy is of another step than mine or of no better history")
+        self._take_over_copy(tensors)
+        self.evaluated.forget()
+        self.record = replace(mine, lineage=lineage_replaced(mine.lineage, history), tied=history, tied_sums=())
+        self._drop_ledgers()
 
     def reset_ledger(self) -> None:
         """Rule 6: what the accumulator held is missing again."""
@@ -330,19 +346,27 @@ class StageState:
         self._drop_ledgers()
         self._move(Phase.ACCUMULATING)
 
-    def _begin_next(self, lineage: Lineage) -> None:
+    def _begin_after(self, held: HeldAverage, norm: float | None) -> None:
+        """At the step after the one that this average has finished."""
+        mine, tied_sum = self.record, held.tied.id if held.tied else None
+        lineage = lineage_after(mine.lineage, held.roster.average_id, norm, tied_sum)
+        self._begin_next(lineage, history_after(mine.tied, tied_sum, norm) if tied_sum is not None else mine.tied)
+
+    def _begin_next(self, lineage: Lineage, tied: Lineage) -> None:
         """At the next step, with what is computed of it already."""
         self.accumulator.zero()
         if self._next_accumulator is not None:
             self.accumulator, self._next_accumulator = self._next_accumulator, self.accumulator
-        self.record = replace(at_next_step(self.record), lineage=lineage, voids=())
+        self.record = replace(at_next_step(self.record), lineage=lineage, tied=tied, voids=())
 
-    def _move(self, phase: Phase, average_id: AverageId = NO_AVERAGE, gradient_norm: float | None = None) -> None:
+    def _move(
+        self, phase: Phase, average_id: AverageId = NO_AVERAGE, gradient_norm: float | None = None, tied_sum: AverageId = NO_AVERAGE
+    ) -> None:
         check_transition(self.record.phase, phase)
         self._note_phase()
         if phase is not Phase.AVERAGED:
             self.average = None
-        self.record = replace(self.record, phase=phase, average_id=average_id, gradient_norm=gradient_norm)
+        self.record = replace(self.record, phase=phase, average_id=average_id, gradient_norm=gradient_norm, tied_sum=tied_sum)
 
     def _note_phase(self) -> None:
         """The phase that ends now, but for joining, which is no part of a step."""
@@ -357,44 +381,12 @@ class StageState:
 
     # Snapshots
 
-    def tensors(self, parameters_only: bool) -> dict[str, Tensor]:
-        """Copies on the CPU, so that what is sent never changes under way (hole 10)."""
-        found: dict[str, Tensor] = {f"parameters/{name}": value for name, value in self.module.named_parameters()}
-        if self.previous is not None:
-            found |= {f"previous/{name}": value for name, value in self.previous.named_parameters()}
-        if self.ahead is not None:
-            found |= {f"ahead/{name}": value for name, value in self.ahead.wait().named_parameters()}
-        if not parameters_only:
-            found |= {f"optimizer/{name}": value for name, value in self.optimizer.tensors().items()}
-        found |= {f"norms/{name}": value for name, value in norm_tensors(self.record.norms).items()}
-        found |= {f"loss_scale/{name}": value for name, value in self.passes.tensors().items()}
-        return {name: value.detach().to("cpu", copy=True) for name, value in found.items()}
-
     def load(self, tensors: Mapping[str, Tensor], step: int, lineage: Lineage, history: Sequence[HistoryEntry]) -> None:
         """Take over a downloaded state; BadMessageError, with nothing changed, when it does not fit this stage."""
-        kinds = ["parameters", "previous", "optimizer"] + ["norms"] * self._manifest.train.shares_norms
-        kinds += ["loss_scale"] * self.passes.may_overflow + ["ahead"] * (self.ahead is not None)
-        groups = checked_state(self.module, tensors, kinds)
-        ahead = self.ahead.wait() if self.ahead is not None else None
-        try:
-            norms = norms_from(groups.get("norms", {}))
-            passes = Passes(self._manifest)
-            passes.load(groups.get("loss_scale", {}))
-            self.optimizer.load(groups["optimizer"])
-        except ValueError as error:
-            raise BadMessageError(f"the state does not fit: {error}") from None
-        set_parameters(self.module, groups["parameters"])
-        if ahead is not None:
-            set_parameters(ahead, groups["ahead"] or groups["parameters"])
-        if groups["previous"]:
-            self.previous = self.previous or copy.deepcopy(self.module)
-            set_parameters(self.previous, groups["previous"])
-        else:
-            self.previous = None
+        norms, tied = self._take_over(tensors)
         self.history = list(history)
-        self.record, self.passes = replace(self.record, norms=norms), passes
+        self.record = replace(self.record, norms=norms, tied_sums=())
         self.gradient_norms |= {known.step: known.norm for known in norms}
         self.evaluated.forget()
-        self._generation += 1
         self._drop_ledgers()
-        self.record = replace(self.record, step=step, lineage=lineage, voids=())
+        self.record = replace(self.record, step=step, lineage=lineage, tied=tied, voids=())

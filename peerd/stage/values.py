@@ -8,7 +8,7 @@ from torch import Tensor
 
 from peerd.models.module import StageModule
 from peerd.policy.roster import Roster
-from peerd.table.record import Lineage
+from peerd.table.record import AverageId, Lineage
 from peerd.timeline.spans import Kind
 
 
@@ -39,12 +39,22 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
+class TiedGradients:
+    """The gradients of a tied weight summed over both stages that hold it, [num_tied] on the CPU; the id says of which averages."""
+
+    id: AverageId
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class HeldAverage:
     """A finished average: the summed vector on the CPU, whose ledgers it sums, and with which parameters they were computed."""
 
     roster: Roster
     lineage: Lineage
     flat_sum: Tensor
+    tied: TiedGradients | None = None
+    """What is applied to a tied weight in place of this stage's own share, once the other stage's has come."""
 
 
 @dataclass(frozen=True, slots=True)

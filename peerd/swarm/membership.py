@@ -201,6 +201,9 @@ def _with_step_fields(published: PeerRecord, own: PeerRecord) -> PeerRecord:
         lineage=own.lineage,
         gradient_norm=own.gradient_norm,
         norms=own.norms,
+        tied_sum=own.tied_sum,
+        tied_sums=own.tied_sums,
+        tied=own.tied,
         voids=own.voids,
         checkpoints=own.checkpoints,
     )

@@ -12,6 +12,7 @@ from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP, Manifest, parse_byt
 from peerd.errors import BadMessageError, SignatureError
 from peerd.swarm.identity import SIGNATURE_BYTES, Identity, public_key_of, verify
 from peerd.table.record import (
+    NO_AVERAGE,
     AverageId,
     Evaluation,
     Lineage,
@@ -22,6 +23,7 @@ from peerd.table.record import (
     RunId,
     StepNorm,
     Suspicion,
+    TiedSum,
     Void,
 )
 from peerd.wire.convert import bitmap_from, bitmap_to
@@ -29,6 +31,10 @@ from peerd.wire.convert import bitmap_from, bitmap_to
 MAX_RECORD_BYTES = 4096
 MAX_NORMS = 8
 _MAX_COUNT = 1 << 62
+NUM_FIELDS = 27
+"""That every record has."""
+_ABSENT: tuple[list[Any], ...] = ([None, []], [b"", 0], [NO_AVERAGE, [], [0, b""]])
+"""What norms, the next step's ledger and a tied weight's fields are where a run has none."""
 _RECORD_DOMAIN = b"peerd record\0"
 _MANIFEST_DOMAIN = b"peerd manifest\0"
 
@@ -132,10 +138,16 @@ def unpack_record(raw: bytes, run: RunId) -> SignedRecord:
 
 
 def _to_list(record: PeerRecord) -> list[Any]:
-    """Norms and then the next step's ledger come last, and only where the run has them."""
+    """What only some runs have comes last, each in a place of its own: null where absent, and nothing after the last that is there."""
     norms = [record.gradient_norm, [[known.step, known.norm] for known in record.norms]]
-    following = [bitmap_to(record.next_done), record.next_ledger_no] if record.next_ledger_no else []
-    return _step_and_vitals(record) + (norms if norms != [None, []] or following else []) + following
+    told = [[known.step, known.id] for known in record.tied_sums]
+    tied = [record.tied_sum, told, [record.tied.inexact, record.tied.chain]]
+    following = [bitmap_to(record.next_done), record.next_ledger_no]
+    parts = [norms, following, tied]
+    some = [part if part != none else None for part, none in zip(parts, _ABSENT, strict=True)]
+    while some and some[-1] is None:
+        some.pop()
+    return _step_and_vitals(record) + some
 
 
 def _step_and_vitals(record: PeerRecord) -> list[Any]:
@@ -171,16 +183,15 @@ def _step_and_vitals(record: PeerRecord) -> list[Any]:
 
 
 def _from_list(fields: Any) -> PeerRecord:
-    if not isinstance(fields, list) or len(fields) not in (27, 29, 31):
-        raise ValueError("a record has 27 fields, 29 with norms, or 31 with the next step's ledger")
+    if not isinstance(fields, list) or not NUM_FIELDS <= len(fields) <= NUM_FIELDS + len(_ABSENT):
+        raise ValueError(f"a record has {NUM_FIELDS} fields and at most {len(_ABSENT)} more")
     (peer, incarnation, version, addresses, stage, step, phase, done, ledger_no, average_id, lineage, leaving, trains, trains_from) = (
         fields[:14]
     )
     (suspects, voids, checkpoints, gives_start, queue, in_flight, throughput, tokens, last_loss) = fields[14:23]
-    evaluation, software, device, memory = fields[23:27]
-    gradient_norm, norms = fields[27:29] or (None, [])
-    next_done, next_ledger_no = fields[29:] or (b"", 0)
-    inexact, chain = _list(lineage, 2)
+    evaluation, software, device, memory = fields[23:NUM_FIELDS]
+    (gradient_norm, norms), (next_done, next_ledger_no), (tied_sum, tied_sums, tied) = _parts(fields[NUM_FIELDS:])
+    (inexact, chain), (tied_inexact, tied_chain) = _list(lineage, 2), _list(tied, 2)
     return PeerRecord(
         peer=PeerId(_text(peer, 64)),
         incarnation=_count(incarnation),
@@ -197,6 +208,9 @@ def _from_list(fields: Any) -> PeerRecord:
         lineage=Lineage(_count(inexact), _bytes(chain, 32)),
         gradient_norm=None if gradient_norm is None else _norm(gradient_norm),
         norms=tuple(StepNorm(_count(each[0]), _norm(each[1])) for each in map(_pair, _list(norms)[:MAX_NORMS])),
+        tied_sum=AverageId(_bytes(tied_sum, 16)),
+        tied_sums=tuple(TiedSum(_count(each[0]), AverageId(_bytes(each[1], 16))) for each in map(_pair, _list(tied_sums)[:MAX_NORMS])),
+        tied=Lineage(_count(tied_inexact), _bytes(tied_chain, 32)),
         leaving=_flag(leaving),
         trains=_flag(trains),
         trains_from=_count(trains_from),
@@ -214,6 +228,13 @@ def _from_list(fields: Any) -> PeerRecord:
         device=_text(device, 64),
         memory_bytes=_count(memory),
     )
+
+
+def _parts(given: list[Any]) -> list[list[Any]]:
+    """What only some runs have, in the order of `_ABSENT`."""
+    absent = [list(none) for none in _ABSENT]
+    found = [none if part is None else _list(part, len(none)) for none, part in zip(absent, given, strict=False)]
+    return found + absent[len(given) :]
 
 
 def _count(value: Any, most: int = _MAX_COUNT) -> int:

@@ -82,6 +82,14 @@ class StepNorm:
     norm: float
 
 
+@dataclass(frozen=True, slots=True)
+class TiedSum:
+    """The sum of both stages' gradients of a tied weight with which a step was finished (policy/tied.py)."""
+
+    step: int
+    id: AverageId
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Evaluation:
     """The mean loss, nats per token, on the evaluation tokens with the parameters that `step` updates lie behind."""
@@ -114,6 +122,12 @@ class PeerRecord:
     """Of my average, while AVERAGED and where the run shares norms; infinite where a gradient overflowed."""
     norms: tuple[StepNorm, ...] = ()
     """Of the last steps I finished, where the run shares norms: those behind me apply the same."""
+    tied_sum: AverageId = NO_AVERAGE
+    """Of a tied weight's gradients at my step, while AVERAGED and once I have it."""
+    tied_sums: tuple[TiedSum, ...] = ()
+    """Of the last steps I finished, as far as I keep them: those behind me apply the same."""
+    tied: Lineage = Lineage()
+    """What my copy of a tied weight descends from."""
     leaving: bool = False
     trains: bool = False
     """Runs a trainer (has the run's data)."""
@@ -137,6 +151,11 @@ class PeerRecord:
     software: str = ""
     device: str = ""
     memory_bytes: int = 0
+
+    @property
+    def worth(self) -> tuple[int, Lineage, bytes]:
+        """Of two states of a stage at one step the smaller is everybody's; in a run that ties nothing it goes by lineage alone."""
+        return (self.lineage.inexact, self.tied, self.lineage.chain)
 
     @property
     def pair(self) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import grpc
 from peerd.errors import BadMessageError, PeerGoneError, UnheardError
 from peerd.policy.contributions import StageTally
 from peerd.policy.roster import Roster
-from peerd.table.record import AverageId, Lineage, PeerId, RawRecord, RunId
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, RawRecord, RunId
 from peerd.timeline.spans import Kind, Span, SpanRing
 from peerd.wire import convert, timelines
 from peerd.wire.chunks import PARTS, SLICES
@@ -30,7 +30,7 @@ from peerd.wire.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
-from peerd.wire.links import Links, PeerRole, as_remote_error, raise_if_ours, read_within
+from peerd.wire.links import Links, PeerRole, as_remote_error, digest_of, raise_if_ours, read_within
 from peerd.wire.values import Call, CallResult, Description, RawManifest
 
 REDUCE = "/peerd.Averaging/Reduce"
@@ -201,7 +201,25 @@ class AveragingClient:
         self._links.traffic.received_bytes += first.header.num_bytes
         self._links.traffic.received("averages", PeerRole.STAGE_PEER, first.header.num_bytes)
         header = first.header
-        return ReceivedAverage(convert.roster_from(header.roster), Lineage(header.inexact, header.lineage), header.blake3, chunks)
+        lineage, tied_sum = Lineage(header.inexact, header.lineage), AverageId(header.tied_sum[:MAX_LINEAGE_BYTES])
+        return ReceivedAverage(convert.roster_from(header.roster), lineage, header.blake3, chunks, tied_sum)
+
+    async def get_tied(self, peer: PeerId, step: int, wanted: AverageId, num_bytes: int, patience_s: float) -> tuple[bytes, ...]:
+        """A tied weight's gradients as chunks of exactly so many bytes, their hash checked."""
+        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
+        rpc = stub.GetTied(averaging_pb2.TiedRequest(run=self._run, step=step, id=wanted))
+        try:
+            first = await read_within(rpc.__aiter__(), patience_s)
+            if first is None or first.WhichOneof("kind") != "header" or first.header.num_bytes != num_bytes:
+                raise BadMessageError(f"a tied weight's gradients without a header that says {num_bytes} bytes")
+            chunks = await _read_chunks(rpc, num_bytes, patience_s)
+        finally:
+            rpc.cancel()
+        self._links.traffic.received_bytes += num_bytes
+        self._links.traffic.received("averages", PeerRole.STAGE_PEER, num_bytes)
+        if await asyncio.to_thread(digest_of, chunks) != first.header.blake3:
+            raise BadMessageError("a tied weight's gradients do not match their hash")
+        return chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +228,8 @@ class ReceivedAverage:
     lineage: Lineage
     blake3: bytes
     chunks: tuple[bytes, ...]
+    tied_sum: AverageId = NO_AVERAGE
+    """Of the tied weight's gradients that come after the average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +265,7 @@ class StateClient:
             first_chunk=request.first_chunk,
             snapshot=request.snapshot,
             parameters_only=request.parameters_only,
+            tied_only=request.tied_only,
         )
         rpc = stub.GetState(message)
         first = await read_within(rpc.__aiter__(), patience_s)
@@ -270,6 +291,7 @@ class StateRequest:
     first_chunk: int = 0
     snapshot: bytes = b""
     parameters_only: bool = False
+    tied_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

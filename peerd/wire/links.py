@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import grpc
+from blake3 import blake3
 from google.protobuf.message import Message as ProtoMessage
 
 from peerd.config.codec import NONE, Codec
@@ -175,6 +176,14 @@ def raise_if_ours() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise
+
+
+def digest_of(chunks: Iterable[bytes]) -> bytes:
+    """The BLAKE3 hash of bytes that travel in chunks."""
+    hasher = blake3()
+    for chunk in chunks:
+        hasher.update(chunk)
+    return hasher.digest()
 
 
 def chunks_of(data: bytes) -> tuple[bytes, ...]:

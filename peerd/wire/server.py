@@ -12,6 +12,7 @@ import structlog
 from peerd.wire.checkup import CheckupServicer
 from peerd.wire.chunks import PARTS, SLICES
 from peerd.wire.counted import counted
+from peerd.wire.data_service import DataServicer
 from peerd.wire.direct import KEEPALIVE_OPTIONS, DirectServicer, Pins, Showing
 from peerd.wire.generated import (
     averaging_pb2_grpc,
@@ -23,7 +24,7 @@ from peerd.wire.generated import (
     swarm_pb2_grpc,
 )
 from peerd.wire.links import CHANNEL_OPTIONS
-from peerd.wire.services import AveragingServicer, DataServicer, StageServicer, StateServicer, SwarmServicer
+from peerd.wire.services import AveragingServicer, StageServicer, StateServicer, SwarmServicer
 from peerd.wire.throttle import Throttles
 
 MAX_CONCURRENT_CALLS = 1024

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -26,8 +26,6 @@ from peerd.wire.chunks import Chunk
 from peerd.wire.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
-    data_pb2,
-    data_pb2_grpc,
     stage_pb2,
     stage_pb2_grpc,
     state_pb2,
@@ -79,15 +77,15 @@ class AveragingHandler(Protocol):
         """The average, its BLAKE3 hash and its chunks."""
         ...
 
+    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[bytes]]:
+        """A tied weight's gradients: their BLAKE3 hash and their chunks."""
+        ...
+
 
 class StateHandler(Protocol):
-    async def snapshot(self, stage: int, wanted: bytes, parameters_only: bool) -> tuple[Snapshot, Sequence[bytes]]: ...
-
-
-class DataHandler(Protocol):
-    async def give(self, digest: str, first_chunk: int) -> tuple[int, Sequence[bytes], AsyncGenerator[bytes]]:
-        """Size, hashes of the chunks, and the bytes of the file with this hash, from a chunk on."""
-        ...
+    async def snapshot(
+        self, stage: int, wanted: bytes, parameters_only: bool, tied_only: bool = False
+    ) -> tuple[Snapshot, Sequence[bytes]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,11 +317,24 @@ class AveragingServicer(averaging_pb2_grpc.AveragingServicer):
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
         header = averaging_pb2.AverageHeader(roster=convert.roster_to(average.roster), num_bytes=len(average.data), blake3=checksum)
-        header.inexact, header.lineage = average.lineage.inexact, average.lineage.chain
+        header.inexact, header.lineage, header.tied_sum = average.lineage.inexact, average.lineage.chain, average.tied_sum
         yield averaging_pb2.AverageMessage(header=header)
         for chunk in chunks:
             yield averaging_pb2.AverageMessage(chunk=chunk)
         self._door.traffic.gave("averages", PeerRole.STAGE_PEER, len(average.data))
+
+    async def GetTied(self, request: averaging_pb2.TiedRequest, context: Any) -> AsyncIterator[averaging_pb2.TiedMessage]:
+        caller = await self._door.caller(context)
+        try:
+            self._door.check_run(request.run)
+            checksum, chunks = await self._handler.get_tied(request.step, AverageId(request.id))
+        except PeerdError as error:
+            await self._door.refuse(context, caller, error)
+        num_bytes = sum(map(len, chunks))
+        yield averaging_pb2.TiedMessage(header=averaging_pb2.TiedHeader(num_bytes=num_bytes, blake3=checksum))
+        for chunk in chunks:
+            yield averaging_pb2.TiedMessage(chunk=chunk)
+        self._door.traffic.gave("averages", PeerRole.STAGE_PEER, num_bytes)
 
 
 class StateServicer(state_pb2_grpc.StateServicer):
@@ -335,7 +346,8 @@ class StateServicer(state_pb2_grpc.StateServicer):
         caller = await self._door.caller(context)
         try:
             self._door.check_run(request.run)
-            snapshot, chunks = await self._handler.snapshot(request.stage, request.snapshot, request.parameters_only)
+            wanted = (request.snapshot, request.parameters_only, request.tied_only)
+            snapshot, chunks = await self._handler.snapshot(request.stage, *wanted)
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
         header = state_pb2.StateHeader(
@@ -350,25 +362,6 @@ class StateServicer(state_pb2_grpc.StateServicer):
         for chunk in chunks[request.first_chunk :]:
             yield state_pb2.StateMessage(chunk=chunk)
             self._door.traffic.gave("state", PeerRole.RECIPIENT, len(chunk))
-
-
-class DataServicer(data_pb2_grpc.DataServicer):
-    def __init__(self, door: Door, handler: DataHandler) -> None:
-        self._door = door
-        self._handler = handler
-
-    async def GetData(self, request: data_pb2.DataRequest, context: Any) -> AsyncIterator[data_pb2.DataMessage]:
-        caller = await self._door.caller(context)
-        try:
-            self._door.check_run(request.run)
-            num_bytes, hashes, chunks = await self._handler.give(request.blake3.hex(), request.first_chunk)
-        except PeerdError as error:
-            await self._door.refuse(context, caller, error)
-        yield data_pb2.DataMessage(header=data_pb2.DataHeader(num_bytes=num_bytes, chunk_blake3=hashes))
-        async with contextlib.aclosing(chunks):
-            async for chunk in chunks:
-                yield data_pb2.DataMessage(chunk=chunk)
-                self._door.traffic.gave("data", PeerRole.RECIPIENT, len(chunk))
 
 
 def _result_messages(result: CallResult) -> list[stage_pb2.ReplyMessage]:

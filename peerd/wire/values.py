@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from peerd.config.codec import NONE, Codec
 from peerd.errors import BadMessageError
 from peerd.policy.roster import Roster
-from peerd.table.record import Lineage, PeerId, RawRecord
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, RawRecord
 
 CHUNK_BYTES = 1 << 20
 ITEM_BYTES = {"float32": 4, "int32": 4}
@@ -83,6 +83,8 @@ class Average:
     lineage: Lineage
     """Of the parameters whose gradients these are."""
     data: bytes
+    tied_sum: AverageId = NO_AVERAGE
+    """Of a tied weight's gradients over both stages, which come after it; none where the step is not finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ def models(draw: st.DrawFn) -> ModelConfig:
         vocab_size=draw(st.integers(1, 70000)),
         layers_per_group=group,
         boundary=draw(st.sampled_from(["none", "bottleneck", "maxout"])),
+        tie_word_embeddings=draw(st.booleans()),
     )
 
 
@@ -41,6 +42,7 @@ def hugging_face_models(draw: st.DrawFn) -> HuggingFaceConfig:
         d_model=draw(sizes),
         vocab_size=draw(sizes),
         objective=draw(st.sampled_from(["causal", "masked"])),
+        tie_word_embeddings=draw(st.booleans()),
     )
 
 
@@ -59,6 +61,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
     delayed = draw(st.booleans())
     falling = schedule != "constant"
     lossy = draw(st.booleans())
+    tied = model.tie_word_embeddings
     num_stages, length = draw(st.integers(1, model.num_layers // model.layers_per_group)), draw(st.integers(2, 512))
     in_groups = (model.layers_per_group,) * (num_stages - 1)
     first_length = draw(st.just(0) | st.integers(2, length))
@@ -79,7 +82,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         optimizer=draw(st.sampled_from(["adamw", "lamb", "sgd"])),
         max_gradient_norm=draw(st.floats(0, 1e9)),
         dropout=draw(st.floats(0, 0.99)) if isinstance(model, ModelConfig) else 0.0,
-        average_parameters_every_steps=draw(st.integers(0, 1 << 40)) if not (delayed or lossy) else 0,
+        average_parameters_every_steps=draw(st.integers(0, 1 << 40)) if not (delayed or lossy or tied) else 0,
         delayed_updates=delayed,
         precision=draw(st.sampled_from(["float32", "bfloat16"] if lossy else ["float32", "bfloat16", "float16"])),
         loss_scale=2.0 ** draw(st.integers(0, 32)),

@@ -27,6 +27,21 @@ def test_new_writes_the_run_its_flags_describe_and_prints_its_id(tmp_path: Path)
     assert stat.S_IMODE((folder / "organiser.key").stat().st_mode) == 0o600
 
 
+def test_new_ties_embeddings_where_it_is_told_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = ["--stages", "3", "--d-model", "64", "--name", "a"]
+    assert run(["new", str(tmp_path / "apart"), *flags]) == 0
+    apart = capfd.readouterr().out
+    assert run(["new", str(tmp_path / "tied"), *flags, "--tie-word-embeddings"]) == 0
+    told = capfd.readouterr().out
+    made = manifest.load(tmp_path / "tied" / "run.toml")
+    assert made.ties_stages
+    assert not manifest.load(tmp_path / "apart" / "run.toml").ties_stages
+    assert "0.02 M of them are the tied embeddings" in told
+    assert "tied" not in apart
+    assert run(["new", str(tmp_path / "tied"), "--from", str(tmp_path), "--tie-word-embeddings", "--force"]) == 2
+    assert "--tie-word-embeddings cannot go with --from" in capfd.readouterr().err
+
+
 def test_force_overwrites_the_run_and_keeps_the_key(tmp_path: Path) -> None:
     assert run(["new", str(tmp_path), "--name", "a"]) == 0
     key = public_bytes(load_key(tmp_path / "organiser.key"))

@@ -31,6 +31,10 @@ from tests.models.hf_models import ARCHITECTURES, hf_manifest, hf_model
 
 QUICK = ("gpt2", "bert", "deepseek_v3")
 """Learned positions; a masked model with an unused parameter; experts, and layers of two kinds."""
+TIED = ("gpt2", "llama", "bert", "qwen2", "gemma2", "opt", "cohere", "roberta", "falcon", "smollm3", "starcoder2", "lfm2", "mamba")
+UNTIEABLE = "rembert"
+QUICK_TIED = ("gpt2", "bert")
+"""Learned positions; a second tied pair, of which both lie in the last stage."""
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES])
@@ -184,3 +188,32 @@ def test_a_cut_by_cost_weighs_what_each_layer_of_a_transformers_model_takes() ->
     assert loads.groups[0].num_parameters == sum(
         math.prod(shape) for name, shape in initial_parameter_spec(hf_manifest(6, model), 1).items() if ".layers." in name
     )
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK_TIED else pytest.param(name, marks=pytest.mark.slow) for name in TIED])
+def test_with_tied_embeddings_losses_and_all_gradients_of_three_stages_are_those_of_the_librarys_own_tied_model(name: str) -> None:
+    """The one weight's gradient is the sum of the first and the last stage's, as torch makes it where it is one parameter."""
+    check_split(dataclasses.replace(hf_manifest(1), model=choose_model(name, {}, {}, tied=True)))
+
+
+def test_a_tied_weight_has_one_name_in_the_first_stage_and_in_the_last() -> None:
+    manifest = hf_manifest(3, dataclasses.replace(hf_model(), tie_word_embeddings=True))
+    stages = [build_stage(manifest, stage, "cpu") for stage in range(3)]
+    weight = "model.embed_tokens.weight"
+    assert [stage.tied_names for stage in stages] == [(weight,), (), (weight,)]
+    held = [dict(stage.named_parameters()) for stage in stages]
+    assert [weight in each for each in held] == [True, False, True]
+    assert torch.equal(held[0][weight], held[2][weight])
+    assert not any("lm_head.weight" in each for each in held)
+    whole = build_stage(dataclasses.replace(manifest, train=dataclasses.replace(manifest.train, num_stages=1)), 0, "cpu")
+    assert whole.tied_names == ()
+    assert {name for each in held for name in each} == dict(whole.named_parameters()).keys()
+    logits = copy.deepcopy(stages[2])(torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(0)))
+    assert logits.shape == (2, 16, 256)
+
+
+def test_what_cannot_be_tied_is_refused_and_what_is_not_asked_for_stays_apart() -> None:
+    assert not choose_model("gpt2", {}, {}).tie_word_embeddings
+    assert choose_model("llama", {}, {"tie_word_embeddings": True}).tie_word_embeddings
+    with pytest.raises(ManifestError, match="no input and output embeddings that could be one"):
+        check_split(dataclasses.replace(hf_manifest(1), model=choose_model(UNTIEABLE, {}, {}, tied=True)))

@@ -76,6 +76,8 @@ class Scenario:
     """An average is applied with the whole model's gradient norm of its step."""
     delayed: bool = False
     """Updates are delayed, and a step is computed while the one before is averaged."""
+    ties_stages: bool = False
+    """The first and the last stage hold copies of one weight."""
     off: frozenset[str] = frozenset()
     """Rules that are switched off, to show that the checks notice (`RULES_OFF`)."""
     limit_s: float = 300.0
@@ -107,5 +109,6 @@ def draw(
         rounding=rng.random() < 0.5,
         shares_norms=seed % 2 == 1,
         delayed=delayed,
+        ties_stages=seed // 2 % 2 == 1,
         off=off,
     )

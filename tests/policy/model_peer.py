@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from peerd.policy.admission import donors
-from peerd.policy.hashing import digest
 from peerd.policy.leaving import has_successors, owes_nothing
 from peerd.policy.ledger import at_next_step, both_dropped, this_dropped, with_overlap
 from peerd.policy.norms import KEPT_NORMS
@@ -18,8 +16,9 @@ from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecor
 from peerd.table.view import LiveView, Sighting, SwarmView
 from tests.policy.model_calls import Calls
 from tests.policy.model_recovery import Recovery
-from tests.policy.model_rounds import Rounds, Snapshot
+from tests.policy.model_rounds import Rounds
 from tests.policy.model_theta import Average, Gradient, ThetaId
+from tests.policy.model_tied import Sum, Tied
 
 if TYPE_CHECKING:
     from tests.policy.protocol_model import World
@@ -55,7 +54,7 @@ class ModelPeer:
         self.accumulator: list[Gradient] = []
         self.next_accumulator: list[Gradient] = []
         self.average: Average | None = None
-        self.log: deque[tuple[int, AverageId, Average, Lineage]] = deque(maxlen=KEPT_AVERAGES)
+        self.log: deque[tuple[int, AverageId, Average, Lineage, Sum | None]] = deque(maxlen=KEPT_AVERAGES)
         self.lost_since_s: float | None = None
         self.fenced_until_s = float("-inf")
         self.downloading = False
@@ -70,6 +69,7 @@ class ModelPeer:
         self.rounds = Rounds(self)
         self.calls = Calls(self)
         self.recovery = Recovery(self)
+        self.tied = Tied(self)
 
     @property
     def now(self) -> float:
@@ -105,7 +105,7 @@ class ModelPeer:
         self.theta = self.world.thetas.first(stage)
         self.start()
         self.world.counts["joins"] += 1
-        self.download(frozenset())
+        self.recovery.download(frozenset())
 
     def leave(self, to_stage: int | None = None) -> None:
         """Refuse new work, and go once nobody waits for anything I have; then on to another stage, if one is named."""
@@ -145,7 +145,7 @@ class ModelPeer:
         if phase is not self.record.phase:
             check_transition(self.record.phase, phase)
             if phase is not Phase.AVERAGED:
-                fields["gradient_norm"] = None
+                fields |= {"gradient_norm": None, "tied_sum": NO_AVERAGE}
         self.record = replace(self.record, version=self.record.version + 1, **fields)  # type: ignore[arg-type]
         self.view = self.view.merge(self.record, self.now)
         self.poke()
@@ -296,6 +296,8 @@ class ModelPeer:
                 assert decision.peer is not None
                 assert decision.step is not None
                 self.rounds.fetch_average(decision.peer, decision.step, decision.norm)
+            case Act.FETCH_TIED | Act.COPY_TIED if not self.fetching:
+                self.tied.do(decision)
             case Act.RELOAD:
                 self.reload()
             case Act.CLOSE_ROUND:
@@ -310,43 +312,41 @@ class ModelPeer:
                 self.rounds.propose(decision.roster)
             case Act.SKIP_STEP:
                 self.world.counts["inexact"] += 1
+                self.tied.skip()
                 self._next_step(self.world.thetas.skipped(self.theta), lineage_skipped(self.record.lineage, self.record.step), None)
             case Act.SERVE:
                 self.world.check_history(self)
                 self.change(phase=Phase.ACCUMULATING)
 
-    def adopt(self, step: int, average_id: AverageId, average: Average, norm: float | None = None) -> None:
-        """A finished average of my present step, from my round or from a mate; a joiner applies it with the mate's `norm`."""
+    def adopt(self, step: int, average_id: AverageId, average: Average, norm: float | None = None, tied: Sum | None = None) -> None:
+        """A finished average of my present step, from my round or from a mate; a joiner applies it with the mate's `norm` and sum."""
         self.rounds.drop()
-        self.average = average
+        self.average, self.tied.held = average, tied
         if self.record.phase is Phase.JOINING:
             self.change(average_id=average_id)
             self.commit(norm)
         else:
-            shared = self._norm_of(average, average_id) if self.world.rules.shares_norms else None
-            self.change(phase=Phase.AVERAGED, average_id=average_id, gradient_norm=shared)
-
-    def _norm_of(self, average: Average, average_id: AverageId) -> float:
-        """Some number that is a function of the average and, where averages differ in rounding, of which it is."""
-        rounding = average_id if self.world.scenario.rounding else b""
-        return float(int.from_bytes(digest(repr(average), self.record.stage, rounding, size=2)))
+            self.change(phase=Phase.AVERAGED, average_id=average_id)
+            self.tied.tell()
 
     def commit(self, norm: float | None) -> None:
         assert self.average is not None
         assert (norm is not None) == self.world.rules.shares_norms
         self.world.check_average(self, self.average)
-        self.log.append((self.record.step, self.record.average_id, self.average, self.record.lineage))
+        held = self.tied.held if self.tied.exists else None
+        self.log.append((self.record.step, self.record.average_id, self.average, self.record.lineage, held))
         self.world.counts["commits"] += 1
-        rounding = self.record.average_id if self.world.scenario.rounding else b""
+        rounding = (self.record.average_id if self.world.scenario.rounding else b"") + (repr(held.shares).encode() if held else b"")
         self.world.check_norm(self, norm)
         theta = self.world.thetas.after(self.theta, self.average, rounding, norm)
-        self._next_step(theta, lineage_after(self.record.lineage, self.record.average_id, norm), norm)
+        self.tied.apply(norm)
+        self._next_step(theta, lineage_after(self.record.lineage, self.record.average_id, norm, held.id if held else None), norm)
         self.world.checkpoint(self)
 
     def _next_step(self, theta: ThetaId, lineage: Lineage, norm: float | None) -> None:
         self.previous = None if "previous" in self.world.scenario.off else self.theta
         self.theta = theta
-        self.average = None
+        self.average = self.tied.held = None
         self.accumulator, self.next_accumulator = self.next_accumulator, []
         self.rounds.drop()
         self.rounds.attempt = 0
@@ -386,28 +386,7 @@ class ModelPeer:
         self.average = None
         self.rounds.drop()
         self.change(phase=Phase.JOINING, average_id=NO_AVERAGE)
-        self.download(frozenset())
-
-    def download(self, tried: frozenset[PeerId]) -> None:
-        self.downloading = True
-        able = [r for r in donors(self.live(), self.record.stage, tried) if r.peer not in tried]
-        if not able:
-            self.downloading = not self.has_state and not self.recovery.going_on
-            if self.downloading:
-                self.after(1.0, lambda: self.download(frozenset()))
-            return
-        donor = able[0].peer
-
-        def arrived(snapshot: Snapshot | None) -> None:
-            if snapshot is None or snapshot.stage != self.record.stage:
-                self.download(tried | {donor})
-                return
-            self.downloading, self.has_state, self.recovery.going_on = False, True, False
-            self.theta, self.previous = snapshot.theta, snapshot.previous
-            if self.record.phase is Phase.JOINING:
-                self.change(step=snapshot.step, lineage=snapshot.lineage, norms=snapshot.norms)
-
-        self.rounds.fetch_state(donor, arrived)
+        self.recovery.download(frozenset())
 
     def after(self, delay_s: float, act: Callable[[], None]) -> None:
         self.world.at(delay_s, self, act)

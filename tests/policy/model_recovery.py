@@ -1,13 +1,16 @@
-"""A peer of the protocol model that comes back from a blackout with nothing but what is on its disk."""
+"""A peer of the protocol model without state: it takes a mate's, or after a blackout what is on its disk."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerd.policy.admission import donors
 from peerd.policy.recovery import Beginning, plan
+from peerd.table.record import PeerId, Phase
 
 if TYPE_CHECKING:
     from tests.policy.model_peer import ModelPeer
+    from tests.policy.model_rounds import Snapshot
 
 
 class Recovery:
@@ -29,7 +32,7 @@ class Recovery:
         peer = self._peer
         live = peer.live()
         if live.serving(peer.record.stage):
-            peer.download(frozenset())
+            self.download(frozenset())
             return
         seen = [sighting.record.step for name, sighting in peer.view.sightings.items() if name != peer.name]
         beginning = Beginning(founder=False)
@@ -44,3 +47,28 @@ class Recovery:
         peer.theta, peer.previous = kept.theta, kept.previous
         peer.world.counts["resumed"] += 1
         peer.change(step=kept.step, lineage=kept.lineage, norms=kept.norms, checkpoints=())
+        peer.tied.take_over(kept.copy)
+
+    def download(self, tried: frozenset[PeerId]) -> None:
+        """A mate's state, from the first that gives it."""
+        peer = self._peer
+        peer.downloading = True
+        able = [r for r in donors(peer.live(), peer.record.stage, tried) if r.peer not in tried]
+        if not able:
+            peer.downloading = not peer.has_state and not self.going_on
+            if peer.downloading:
+                peer.after(1.0, lambda: self.download(frozenset()))
+            return
+        donor = able[0].peer
+
+        def arrived(snapshot: Snapshot | None) -> None:
+            if snapshot is None or snapshot.stage != peer.record.stage:
+                self.download(tried | {donor})
+                return
+            peer.downloading, peer.has_state, self.going_on = False, True, False
+            peer.theta, peer.previous = snapshot.theta, snapshot.previous
+            if peer.record.phase is Phase.JOINING:
+                peer.change(step=snapshot.step, lineage=snapshot.lineage, norms=snapshot.norms)
+                peer.tied.take_over(snapshot.copy)
+
+        peer.rounds.fetch_state(donor, arrived)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt, why_refuse
 from peerd.table.record import AverageId, Lineage, PeerId, Phase, StepNorm
 from tests.policy.model_theta import Average, ThetaId
+from tests.policy.model_tied import Copy, Sum
 
 if TYPE_CHECKING:
     from tests.policy.model_peer import ModelPeer
@@ -34,7 +35,9 @@ class Snapshot:
     lineage: Lineage
     theta: ThetaId
     previous: ThetaId | None
-    norms: tuple[StepNorm, ...] = ()
+    norms: tuple[StepNorm, ...]
+    copy: Copy
+    """Of a tied weight."""
 
 
 class Rounds:
@@ -95,7 +98,7 @@ class Rounds:
                     self.current.silent = member if joined is None else None
                     self.close(f"{member} refuses")
 
-            self._ask(member, lambda mate: mate.rounds.accept(roster), answered)
+            self.ask(member, lambda mate: mate.rounds.accept(roster), answered)
 
     def accept(self, roster: Roster) -> bool:
         peer = self._peer
@@ -169,21 +172,21 @@ class Rounds:
             if not isinstance(found, tuple):
                 peer.refused[mate, step] = peer.now
                 return
-            average_id, average, lineage = found
+            average_id, average, lineage, tied = found
             if why_not_adopt(peer.record, step, lineage) is not None:
                 peer.refused[mate, step] = peer.now
                 return
             smaller = peer.record.phase is not Phase.AVERAGED or average_id < peer.record.average_id
             if asked_at == (peer.record.incarnation, peer.record.ledger_no) and smaller and not peer.downloading:
                 peer.world.counts["adopted"] += 1
-                peer.adopt(step, average_id, average, norm)
+                peer.adopt(step, average_id, average, norm, tied)
 
-        self._ask(mate, lambda peer: peer.rounds.average_of(step), answered)
+        self.ask(mate, lambda peer: peer.rounds.average_of(step), answered)
 
-    def average_of(self, step: int) -> tuple[AverageId, Average, Lineage] | str:
+    def average_of(self, step: int) -> tuple[AverageId, Average, Lineage, Sum | None] | str:
         peer = self._peer
         if peer.record.step == step and peer.record.phase is Phase.AVERAGED and peer.average is not None:
-            return peer.record.average_id, peer.average, peer.record.lineage
+            return peer.record.average_id, peer.average, peer.record.lineage, None
         return next((entry[1:] for entry in peer.log if entry[0] == step), "refused")
 
     def fetch_state(self, donor: PeerId, arrived: Callable[[Snapshot | None], None]) -> None:
@@ -198,19 +201,21 @@ class Rounds:
             source = peer.world.peers[donor]
             peer.after(whole_s, lambda: arrived(self._whole(source, found) if source.alive else None))
 
-        self._ask(donor, lambda mate: mate.rounds.snapshot(), answered)
+        self.ask(donor, lambda mate: mate.rounds.snapshot(), answered)
 
     def snapshot(self) -> Snapshot | None:
         peer = self._peer
-        if peer.record.phase is Phase.JOINING:
-            return None
-        return Snapshot(peer.record.stage, peer.record.step, peer.record.lineage, peer.theta, peer.previous, peer.record.norms)
+        return None if peer.record.phase is Phase.JOINING else self.state()
+
+    def state(self) -> Snapshot:
+        peer, record = self._peer, self._peer.record
+        return Snapshot(record.stage, record.step, record.lineage, peer.theta, peer.previous, record.norms, peer.tied.now)
 
     def _whole(self, donor: ModelPeer, found: Snapshot) -> Snapshot:
         if "snapshot" not in donor.world.scenario.off:
             return found
         torn = donor.world.thetas.torn(found.theta, donor.theta)
-        return Snapshot(found.stage, found.step, found.lineage, torn, found.previous, found.norms)
+        return replace(found, theta=torn)
 
     # messages
 
@@ -220,7 +225,7 @@ class Rounds:
         else:
             self._peer.world.send(self._peer, member, act)
 
-    def _ask(self, mate: PeerId, handle: Callable[[ModelPeer], object], answered: Callable[[object], None]) -> None:
+    def ask(self, mate: PeerId, handle: Callable[[ModelPeer], object], answered: Callable[[object], None]) -> None:
         """One question with exactly one outcome: the answer, or None when none came in time."""
         asker = self._peer
         settled: list[bool] = []

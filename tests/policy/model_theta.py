@@ -39,6 +39,11 @@ class Thetas:
     def skipped(self, theta: ThetaId) -> ThetaId:
         return self._intern((theta, "skipped"), self.step_of(theta) + 1, theta)
 
+    def with_copy(self, theta: ThetaId, copy: ThetaId) -> ThetaId:
+        """With the other stage's copy of the weight that both hold."""
+        before = self._before[theta]
+        return self._intern((theta, "copy", copy), self.step_of(theta), None if before is None else self.with_copy(before, self.late(copy)))
+
     def torn(self, front: ThetaId, back: ThetaId) -> ThetaId:
         """Half of one and half of the other, as a download of moving parameters would give."""
         return front if front == back else self._intern(("torn", front, back), self.step_of(front), self._before[front])

@@ -49,14 +49,18 @@ def stages_logits(manifest: Manifest, parameters: dict[str, Tensor], tokens: Ten
     return hidden
 
 
-def test_the_decoder_loads_as_a_stablelm_with_the_stages_logits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_decoder_loads_as_a_stablelm_with_the_stages_logits(tied: bool, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     manifest = tiny_manifest(3)
+    manifest = dataclasses.replace(manifest, model=dataclasses.replace(manifest.decoder, tie_word_embeddings=tied))
     parameters = trained_a_little(manifest)
     written = write_hf_export(tmp_path, manifest, parameters, step=3)
     assert sorted(written) == sorted(path.name for path in tmp_path.iterdir())
     loaded, told = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(told.values())
+    stored = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    assert ("lm_head.weight" in stored) != tied, "a tied weight is written once"
     tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         apart = (loaded(input_ids=tokens).logits - stages_logits(manifest, parameters, tokens)).abs().max()
@@ -67,14 +71,24 @@ def test_the_decoder_loads_as_a_stablelm_with_the_stages_logits(tmp_path: Path) 
     assert tokenizer.decode([*text.encode()]) == text
 
 
-@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "mixtral", "bert"))])
-def test_a_transformers_model_loads_with_the_stages_logits(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "tied"),
+    [
+        ("llama", False),
+        ("gpt2", True),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in ("gpt2", "mixtral", "bert")),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("llama", "bert")),
+    ],
+)
+def test_a_transformers_model_loads_with_the_stages_logits(name: str, tied: bool, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     from tests.models.hf_models import hf_manifest, hf_model
 
-    manifest = hf_manifest(3, hf_model(name))
+    manifest = hf_manifest(3, dataclasses.replace(hf_model(name), tie_word_embeddings=tied))
     parameters = trained_a_little(manifest)
     write_hf_export(tmp_path, manifest, parameters, step=3)
+    stored = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    assert stored.keys() == parameters.keys()
     kind = transformers.AutoModelForMaskedLM if name == "bert" else transformers.AutoModelForCausalLM
     loaded = kind.from_pretrained(tmp_path)
     tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
@@ -82,6 +96,8 @@ def test_a_transformers_model_loads_with_the_stages_logits(name: str, tmp_path: 
         apart = (loaded(input_ids=tokens).logits - stages_logits(manifest, parameters, tokens)).abs().max()
     assert float(apart) < 1e-5
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [type(loaded).__name__]
+    shared = loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
+    assert shared == tied
 
 
 def test_both_formats_say_the_same_from_a_prompt(tmp_path: Path) -> None:

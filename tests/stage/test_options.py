@@ -22,9 +22,10 @@ from peerd.models.stages import StageModule, build_stage
 from peerd.policy.ledger import number_of
 from peerd.policy.norms import combine
 from peerd.policy.roster import Roster, entry_of
+from peerd.policy.tied import sum_id
 from peerd.reference import train_reference
 from peerd.stage.state import HeldAverage, StageState, Ticket
-from peerd.table.record import PeerId, PeerRecord
+from peerd.table.record import AverageId, PeerId, PeerRecord
 from peerd.train.data import Corpus
 from tests.strategies import view_of
 from tests.tiny_run import corpus_of, replace_train, tiny_manifest
@@ -100,9 +101,27 @@ class Chain:
             assert reason == ""
             assert copy is not None
             state.take_average(roster, copy)
+        self.sum_tied()
         told = [state.record.gradient_norm for state in self.states]
         norm = combine([each for each in told if each is not None]) if None not in told else None
         return [state.average for state in self.states if state.average is not None], norm
+
+    def sum_tied(self) -> None:
+        """The first and the last stage give each other their share of a tied weight's gradients."""
+        ends = (self.states[0], self.states[-1])
+        if not self.manifest.ties_stages:
+            return
+        ids = [state.record.average_id for state in ends]
+        shares = [state.accumulator.tied_of(state.average.flat_sum) for state in ends if state.average is not None]
+        for state, own, other, share in zip(ends, ids, reversed(ids), reversed(shares), strict=True):
+            state.take_tied(own, sum_id(*ids), other, share)
+
+    def commit(self, norm: float | None) -> None:
+        for state in self.states:
+            state.commit(norm, self.tied_sum_of(state))
+
+    def tied_sum_of(self, state: StageState) -> AverageId | None:
+        return state.record.tied_sum if state.tied_names else None
 
     def accumulate(self, corpus: Corpus, step: int) -> None:
         for index in range(self.manifest.train.microbatches_per_step):
@@ -113,8 +132,7 @@ class Chain:
         for step in range(self.states[0].record.step, steps):
             self.accumulate(corpus, step)
             norms.append(self.average()[1])
-            for state in self.states:
-                state.commit(norms[-1])
+            self.commit(norms[-1])
         return norms
 
     @property

@@ -18,6 +18,7 @@ from peerd.errors import BadMessageError, ManifestError, SignatureError
 from peerd.swarm.identity import Identity, peer_id_of
 from peerd.swarm.signed import (
     MAX_RECORD_BYTES,
+    NUM_FIELDS,
     pack_manifest,
     pack_record,
     peek_record,
@@ -28,7 +29,7 @@ from peerd.swarm.signed import (
     unpack_manifest,
     unpack_record,
 )
-from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RunId, StepNorm, Suspicion, Void
+from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RunId, StepNorm, Suspicion, TiedSum, Void
 
 RUN, OTHER_RUN = RunId("a" * 32), RunId("b" * 32)
 ME = Identity(Ed25519PrivateKey.from_private_bytes(bytes(32)))
@@ -49,11 +50,14 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "done": st.integers(0, (1 << 8192) - 1) | st.integers(0, 255),
     "ledger_no": counts,
     "next_done": st.integers(0, (1 << 8192) - 1) | st.integers(0, 255),
-    "next_ledger_no": st.integers(1, (1 << 62) - 1),
+    "next_ledger_no": counts,
     "average_id": st.binary(max_size=16).map(AverageId),
     "lineage": st.builds(Lineage, counts, st.binary(max_size=32)),
     "gradient_norm": st.none() | reals | st.just(math.inf),
     "norms": st.lists(st.builds(StepNorm, counts, reals | st.just(math.inf)), max_size=8).map(tuple),
+    "tied_sum": st.binary(max_size=16).map(AverageId),
+    "tied_sums": st.lists(st.builds(TiedSum, counts, st.binary(max_size=16).map(AverageId)), max_size=8).map(tuple),
+    "tied": st.builds(Lineage, counts, st.binary(max_size=32)),
     "leaving": st.booleans(),
     "trains": st.booleans(),
     "suspects": st.lists(st.builds(Suspicion, peers, counts, counts), max_size=8).map(tuple),
@@ -68,8 +72,25 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+SOME_RUNS = (("gradient_norm", "norms"), ("next_done", "next_ledger_no"), ("tied_sum", "tied_sums", "tied"))
+"""What the records of some runs only have."""
+
+
 def records() -> st.SearchStrategy[PeerRecord]:
     return st.fixed_dictionaries(PLAUSIBLE).map(lambda values: PeerRecord(**values))
+
+
+def records_of_runs() -> st.SearchStrategy[tuple[PeerRecord, int]]:
+    """With any of what only some runs have, and the last of it: 0 for none."""
+
+    def without_others(record: PeerRecord, had: list[bool]) -> tuple[PeerRecord, int]:
+        plain = PeerRecord(peer=ME.peer)
+        absent = {name: getattr(plain, name) for names, has in zip(SOME_RUNS, had, strict=True) for name in names if not has}
+        found = replace(record, **absent)
+        unlike = [any(getattr(found, name) != getattr(plain, name) for name in names) for names in SOME_RUNS]
+        return found, max((place for place, is_there in enumerate(unlike, 1) if is_there), default=0)
+
+    return st.builds(without_others, records(), st.lists(st.booleans(), min_size=len(SOME_RUNS), max_size=len(SOME_RUNS)))
 
 
 # Records
@@ -87,10 +108,29 @@ def test_a_record_comes_back_as_it_was(record: PeerRecord) -> None:
     assert unpack_record(pack_record(signed), RUN) == signed
 
 
+@given(records_of_runs())
+def test_what_only_some_runs_have_is_told_apart_and_costs_the_others_nothing(made: tuple[PeerRecord, int]) -> None:
+    record, last = made
+    signed = sign_record(record, ME, RUN)
+    assert len(msgpack.unpackb(signed.body)) == NUM_FIELDS + last
+    if len(signed.body) <= MAX_RECORD_BYTES:
+        assert read_record(signed.body, signed.signature, RUN).record == record
+
+
+def test_a_record_with_more_fields_than_there_are_is_refused() -> None:
+    fields_of = msgpack.unpackb(sign_record(PeerRecord(peer=ME.peer), ME, RUN).body)
+    assert len(fields_of) == NUM_FIELDS
+    for odd in (fields_of[:-1], [*fields_of, *[None] * (1 + len(SOME_RUNS))], [*fields_of, [1]], [*fields_of, 7]):
+        body = msgpack.packb(odd)
+        with pytest.raises(BadMessageError, match="bad record"):
+            read_record(body, bytes(64), RUN)
+
+
 def test_every_field_of_a_record_travels() -> None:
     """A new field that is forgotten in the encoding would silently come back as its default."""
     odd: dict[str, Any] = {entry.name: _unlike_default(entry.default) for entry in fields(PeerRecord)}
     odd |= {"peer": ME.peer, "lineage": Lineage(3, b"c"), "suspects": (Suspicion(ME.peer, 1, 2),), "voids": (Void(ME.peer, 1, 2),)}
+    odd |= {"tied": Lineage(2, b"t"), "tied_sums": (TiedSum(4, AverageId(b"s")),)}
     odd |= {"gradient_norm": 2.5, "norms": (StepNorm(4, 0.5), StepNorm(5, math.inf))}
     odd |= {"phase": Phase.AVERAGED, "last_loss": 1.5, "addresses": ("a",)}
     signed = sign_record(PeerRecord(**odd), ME, RUN)

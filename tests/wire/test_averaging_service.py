@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
 
 import grpc
 import pytest
 import torch
 
 from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP
+from peerd.errors import BadMessageError, WrongStateError
 from peerd.policy.roster import Roster, RosterEntry
-from peerd.table.record import AverageId
+from peerd.table.record import AverageId, PeerId
 from peerd.wire import convert
 from peerd.wire.clients import AveragingClient
 from peerd.wire.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
 )
+from peerd.wire.links import Traffic, digest_of
+from peerd.wire.services import AveragingHandler, AveragingServicer, Door
 from tests.wire.callee import ALL, BAD, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain
+from tests.wire.local_peers import serving
 
 
 async def test_a_roster_that_does_not_cover_the_step_is_not_joined(callee: Callee) -> None:
@@ -73,6 +77,42 @@ async def test_a_part_that_is_not_finite_is_refused(callee: Callee) -> None:
     chunk = torch.full((size // 8,), math.nan, dtype=torch.float64).numpy().tobytes()
     with pytest.raises(grpc.aio.AioRpcError, match="not finite"):
         await drain(await reduce(callee, header, chunk))
+
+
+async def test_gradients_of_a_tied_weight_that_nobody_holds_are_refused(callee: Callee) -> None:
+    client = AveragingClient(callee.links(), RUN)
+    with pytest.raises(WrongStateError, match="no such gradients of a tied weight"):
+        await client.get_tied(callee.caller.peer, 0, AverageId(b"x"), 8, PATIENCE_S)
+
+
+class Holder:
+    """Gives two chunks of a tied weight's gradients, and says of them what it was told to."""
+
+    def __init__(self, told: bytes) -> None:
+        self.told = told
+        self.asked: list[tuple[int, AverageId]] = []
+
+    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[bytes]]:
+        self.asked.append((step, wanted))
+        return digest_of([self.told]), CHUNKS
+
+
+CHUNKS = (bytes(8), b"1234" * 2)
+
+
+async def test_gradients_of_a_tied_weight_come_whole_and_as_they_were_sent_or_not_at_all() -> None:
+    sound, damaged = Holder(b"".join(CHUNKS)), Holder(b"another")
+    for holder in (sound, damaged):
+        async with serving([AveragingServicer(Door(RUN, PATIENCE_S, Traffic()), cast(AveragingHandler, holder))]) as served:
+            client = AveragingClient(served.links_of("caller"), RUN)
+            if holder is damaged:
+                with pytest.raises(BadMessageError, match="do not match their hash"):
+                    await client.get_tied(PeerId("caller"), 3, AverageId(b"x"), 16, PATIENCE_S)
+                return
+            assert await client.get_tied(PeerId("caller"), 3, AverageId(b"x"), 16, PATIENCE_S) == CHUNKS
+            assert holder.asked == [(3, b"x")]
+            with pytest.raises(BadMessageError, match="without a header that says 24 bytes"):
+                await client.get_tied(PeerId("caller"), 3, AverageId(b"x"), 24, PATIENCE_S)
 
 
 def part(average_id: AverageId, ledger: int = 0, slice_index: int = 0, num_bytes: int = 8) -> averaging_pb2.PartHeader:

@@ -8,8 +8,8 @@ be split and is refused by name.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from peerd.config.model_kinds import HuggingFaceConfig
 from peerd.errors import ManifestError
-from peerd.models.hf.library import empty_model, first_line, library_config
+from peerd.models.hf.library import empty_model, first_line, library_config, tied_parameters
 from peerd.models.hf.tiny import tiny_copy
 from peerd.models.hf.weights import draw_weights
 
@@ -37,17 +37,35 @@ class Layout:
     """Nothing depends on them; no stage holds them."""
     tuple_length: int
     """Of what a block returns; 0 where it is a tensor."""
+    ties: Mapping[str, str]
+    """Names above that are one parameter where embeddings are tied: name -> the name that it has in a stage."""
+
+    def held(self, is_first: bool, is_last: bool) -> frozenset[str]:
+        """Names that a stage holds, both of each pair that is one parameter there."""
+        used = (self.before if is_first else frozenset()) | (self.after if is_last else frozenset())
+        return used | {source for name, source in self.ties.items() if name in used}
+
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """Parameters that both the first and the last of several stages hold."""
+        both = self.held(is_first=True, is_last=False) & self.held(is_first=False, is_last=True)
+        return tuple(sorted(both))
 
 
 @functools.lru_cache(maxsize=4)
 def layout_of(model: HuggingFaceConfig) -> Layout:
     """ManifestError where the model cannot be cut between blocks, naming the module."""
     tiny = tiny_copy(model, PROBED_LAYERS)
-    whole = empty_model(library_config(tiny), tiny.objective)
+    ties = tied_parameters(empty_model(library_config(tiny), tiny.objective)) if model.tie_word_embeddings else {}
+    untied = replace(tiny, tie_word_embeddings=False)
+    whole = empty_model(library_config(untied), untied.objective)
     blocks = blocks_of(whole, tiny.num_layers)
     draw_weights(whole, 0, torch.device("cpu"))
     with torch.enable_grad():  # whoever asks may compute without, and what depends on what would not be seen
-        return _probe(whole, blocks, tiny)
+        layout = replace(_probe(whole, blocks, untied), ties=ties)
+    if ties and not layout.tied:
+        raise ManifestError(f"what {type(whole).__name__} ties are not its input and output embeddings", "leave them untied")
+    return layout
 
 
 def blocks_of(whole: nn.Module, num_layers: int) -> str:
@@ -118,7 +136,7 @@ def _probe(whole: Any, blocks: str, tiny: HuggingFaceConfig) -> Layout:
     if before & after:
         raise ManifestError(f"{min(before & after)} of {type(whole).__name__} is used before and after the blocks: it cannot be split")
     unused = frozenset(outside) - before - after
-    return Layout(blocks=blocks, before=before, after=after, unused=unused, tuple_length=cut.tuple_length)
+    return Layout(blocks=blocks, before=before, after=after, unused=unused, tuple_length=cut.tuple_length, ties={})
 
 
 def _reached(value: Tensor, parameters: dict[str, nn.Parameter]) -> frozenset[str]:

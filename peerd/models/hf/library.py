@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,7 +45,7 @@ def library_config(model: HuggingFaceConfig) -> Any:
         config = library.AutoConfig.for_model(kind, **fields)
     except Exception as error:  # config classes check themselves, each in its own way
         raise ManifestError(f"model.config is not one that transformers {library.__version__} can read: {first_line(error)}") from None
-    config.tie_word_embeddings = False
+    config.tie_word_embeddings = model.tie_word_embeddings
     found = {name: getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "vocab_size")}
     stated = {"num_hidden_layers": model.num_layers, "hidden_size": model.d_model, "vocab_size": model.vocab_size}
     for name, value in stated.items():
@@ -68,9 +68,30 @@ def empty_model(config: Any, objective: str) -> Any:
     config._experts_implementation = "eager"
     with torch.device("cpu"), Uninitialised(), _without_memory(), no_init_weights():
         try:
-            return kinds[objective].from_config(config, dtype=torch.float32).eval()
+            whole = kinds[objective].from_config(config, dtype=torch.float32).eval()
         except Exception as error:  # whatever a constructor makes of numbers that do not go together
             raise ManifestError(f"transformers cannot build a {config.model_type} from model.config: {first_line(error)}") from None
+    if config.tie_word_embeddings:
+        _tie(whole, tied_parameters(whole))
+    return whole
+
+
+def tied_parameters(whole: Any) -> dict[str, str]:
+    """Names that are one parameter in a model with tied embeddings: the later one in the model -> the first, under which it is known.
+
+    Raises ManifestError for an architecture that ties nothing.
+    """
+    order = {name: number for number, (name, _) in enumerate(whole.named_parameters(remove_duplicate=False))}
+    pairs = [pair for pair in whole.get_expanded_tied_weights_keys(all_submodels=True).items() if order.keys() >= set(pair)]
+    if not pairs:
+        raise ManifestError(f"{type(whole).__name__} has no input and output embeddings that could be one", "leave them untied")
+    return {max(pair, key=order.__getitem__): min(pair, key=order.__getitem__) for pair in pairs}
+
+
+def _tie(whole: nn.Module, pairs: Mapping[str, str]) -> None:
+    for name, source in pairs.items():
+        path, _, leaf = name.rpartition(".")
+        setattr(whole.get_submodule(path), leaf, whole.get_parameter(source))
 
 
 def class_name(model: HuggingFaceConfig) -> str:

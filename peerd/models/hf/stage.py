@@ -70,6 +70,7 @@ class HuggingFaceStage(StageModule):
         if blocks_of(whole, model.num_layers) != layout.blocks:
             raise ManifestError(f"{type(whole).__name__} has its blocks elsewhere than a tiny copy of it: it cannot be split")
         self._keep(whole, layout, layers)
+        self._tied_names = layout.tied if self.is_first != self.is_last else ()
         object.__setattr__(self, "whole", whole)
         for name, child in whole.named_children():
             self.add_module(name, child)
@@ -88,14 +89,18 @@ class HuggingFaceStage(StageModule):
         for layer in range(len(blocks)):
             if layer not in layers:
                 blocks[layer] = PassThrough(layout.tuple_length)
-        mine = (layout.before if self.is_first else frozenset()) | (layout.after if self.is_last else frozenset())
-        names = [name for name, _ in whole.named_parameters() if not name.startswith(layout.blocks + ".")]
+        mine = layout.held(self.is_first, self.is_last)
+        names = [name for name, _ in whole.named_parameters(remove_duplicate=False) if not name.startswith(layout.blocks + ".")]
         odd = sorted(set(names) - layout.before - layout.after - layout.unused)
         if odd:
             raise ManifestError(f"{odd[0]} is not in a tiny copy of this {type(whole).__name__}: it cannot be split")
         for name in names:
             if name not in mine:
                 _drop(whole, name)
+
+    @property
+    def tied_names(self) -> tuple[str, ...]:
+        return self._tied_names
 
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
         self._splice.received = inputs

@@ -51,8 +51,8 @@ def _from_hub(name: str) -> Path:
         ) from None
 
 
-def choose_model(name: str, config: Mapping[str, Any], changes: Mapping[str, Any]) -> HuggingFaceConfig:
-    """The manifest's [model] of an architecture's defaults, or of a config.json, with some fields changed.
+def choose_model(name: str, config: Mapping[str, Any], changes: Mapping[str, Any], tied: bool = False) -> HuggingFaceConfig:
+    """The manifest's [model] of an architecture's defaults, or of a config.json, with some fields changed; with tied embeddings if asked.
 
     Raises UsageError for an unknown architecture or field, ManifestError for a config that no run may have.
     """
@@ -77,6 +77,7 @@ def choose_model(name: str, config: Mapping[str, Any], changes: Mapping[str, Any
         d_model=made.hidden_size,
         vocab_size=made.vocab_size,
         objective=_objective(library, made, config),
+        tie_word_embeddings=tied or changes.get("tie_word_embeddings") is True,
     )
     library_config(model)  # it must come back as it went
     return model
@@ -166,8 +167,8 @@ def remarks_on(model: HuggingFaceConfig, weights: Mapping[str, Tensor] | None) -
     """What an organiser should know of how this model is trained here."""
     fields = model.fields
     remarks = []
-    if fields.get("tie_word_embeddings", False):
-        remarks.append("its input and output embeddings, tied elsewhere, are trained apart")
+    if fields.get("tie_word_embeddings", False) and not model.tie_word_embeddings:
+        remarks.append("its input and output embeddings, tied elsewhere, are trained apart; --tie-word-embeddings keeps them one")
     if any(isinstance(value, float) and value > 0 and ("dropout" in name or "pdrop" in name) for name, value in fields.items()):
         remarks.append("its dropout is left out")
     if model.objective == "masked":

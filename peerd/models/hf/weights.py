@@ -24,11 +24,21 @@ NUM_WORDS = 3
 
 
 def draw_weights(whole: Any, seed: int, device: torch.device) -> None:
-    """Give every parameter of a (partial) model memory on `device` and its first value; meta buffers must be real already."""
-    names = {}
+    """Give every parameter of a (partial) model memory on `device` and its first value; meta buffers must be real already.
+
+    Of names that are one parameter the first one's module draws it, and the others' draw nothing.
+    """
+    names: dict[int, str] = {}
+    real_of: dict[int, nn.Parameter] = {}
+    tied: list[tuple[nn.Module, str, nn.Parameter]] = []
+    held = list(whole.parameters())  # so that none of them is freed, and another gets its id
     for path, module in whole.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            real = nn.Parameter(torch.empty(parameter.shape, dtype=torch.float32, device=device))
+            if id(parameter) in real_of:
+                tied.append((module, name, real_of[id(parameter)]))
+                setattr(module, name, nn.Parameter(torch.empty(parameter.shape, device="meta")))
+                continue
+            real = real_of[id(parameter)] = nn.Parameter(torch.empty(parameter.shape, dtype=torch.float32, device=device))
             setattr(module, name, real)
             names[id(real)] = f"{path}.{name}" if path else name
         for name, buffer in list(module.named_buffers(recurse=False)):
@@ -37,6 +47,9 @@ def draw_weights(whole: Any, seed: int, device: torch.device) -> None:
         for path, module in _children_first("", whole):
             with seeded(seed, path):
                 whole._init_weights(module)
+    for module, name, real in tied:
+        setattr(module, name, real)
+    del held
 
 
 def _children_first(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -61,6 +74,8 @@ class _Draws(TorchFunctionMode):
             return func(*args, **kwargs)
         given = dict(zip(("tensor", "mean", "std", "a", "b"), args, strict=False)) | kwargs
         tensor: Tensor = given["tensor"]
+        if tensor.is_meta:
+            return tensor
         generator = generator_of(self._seed, self._names.get(id(tensor), ""))
         fill_normal(tensor, given.get("mean", 0.0), given.get("std", 1.0), generator)
         if name == "trunc_normal_":

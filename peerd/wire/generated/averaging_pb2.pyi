@@ -276,12 +276,15 @@ class AverageHeader(_message.Message):
     BLAKE3_FIELD_NUMBER: _builtins.int
     INEXACT_FIELD_NUMBER: _builtins.int
     LINEAGE_FIELD_NUMBER: _builtins.int
+    TIED_SUM_FIELD_NUMBER: _builtins.int
     num_bytes: _builtins.int
     blake3: _builtins.bytes
     """of the bytes that follow"""
     inexact: _builtins.int
     """lineage of the parameters whose gradients these are: only peers of the same lineage may take it"""
     lineage: _builtins.bytes
+    tied_sum: _builtins.bytes
+    """where the callee has finished the step and holds a tied weight: which sum of its gradients comes after the average"""
     @_builtins.property
     def roster(self) -> Global___Roster:
         """its hash is the average id"""
@@ -294,10 +297,11 @@ class AverageHeader(_message.Message):
         blake3: _builtins.bytes = ...,
         inexact: _builtins.int = ...,
         lineage: _builtins.bytes = ...,
+        tied_sum: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "inexact", b"inexact", "lineage", b"lineage", "num_bytes", b"num_bytes", "roster", b"roster"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "inexact", b"inexact", "lineage", b"lineage", "num_bytes", b"num_bytes", "roster", b"roster", "tied_sum", b"tied_sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -327,3 +331,77 @@ class AverageMessage(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___AverageMessage: _TypeAlias = AverageMessage  # noqa: Y015
+
+@_typing.final
+class TiedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    step: _builtins.int
+    id: _builtins.bytes
+    """of an average of the callee's stage: its share is wanted; or of a sum over both stages"""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        step: _builtins.int = ...,
+        id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "run", b"run", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TiedRequest: _TypeAlias = TiedRequest  # noqa: Y015
+
+@_typing.final
+class TiedHeader(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    BLAKE3_FIELD_NUMBER: _builtins.int
+    num_bytes: _builtins.int
+    blake3: _builtins.bytes
+    """of the bytes that follow"""
+    def __init__(
+        self,
+        *,
+        num_bytes: _builtins.int = ...,
+        blake3: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "num_bytes", b"num_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TiedHeader: _TypeAlias = TiedHeader  # noqa: Y015
+
+@_typing.final
+class TiedMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    chunk: _builtins.bytes
+    @_builtins.property
+    def header(self) -> Global___TiedHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___TiedHeader | None = ...,
+        chunk: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "kind", b"kind"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["header", "chunk"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___TiedMessage: _TypeAlias = TiedMessage  # noqa: Y015

@@ -54,6 +54,11 @@ class AveragingStub:
                 request_serializer=peerd_dot_wire_dot_generated_dot_averaging__pb2.AverageRequest.SerializeToString,
                 response_deserializer=peerd_dot_wire_dot_generated_dot_averaging__pb2.AverageMessage.FromString,
                 _registered_method=True)
+        self.GetTied = channel.unary_stream(
+                '/peerd.Averaging/GetTied',
+                request_serializer=peerd_dot_wire_dot_generated_dot_averaging__pb2.TiedRequest.SerializeToString,
+                response_deserializer=peerd_dot_wire_dot_generated_dot_averaging__pb2.TiedMessage.FromString,
+                _registered_method=True)
 
 
 class AveragingServicer:
@@ -88,6 +93,13 @@ class AveragingServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTied(self, request, context):
+        """Gradients of a weight that the first and the last stage both hold, for a peer of either.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AveragingServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +122,11 @@ def add_AveragingServicer_to_server(servicer, server):
                     servicer.GetAverage,
                     request_deserializer=peerd_dot_wire_dot_generated_dot_averaging__pb2.AverageRequest.FromString,
                     response_serializer=peerd_dot_wire_dot_generated_dot_averaging__pb2.AverageMessage.SerializeToString,
+            ),
+            'GetTied': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetTied,
+                    request_deserializer=peerd_dot_wire_dot_generated_dot_averaging__pb2.TiedRequest.FromString,
+                    response_serializer=peerd_dot_wire_dot_generated_dot_averaging__pb2.TiedMessage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -220,6 +237,33 @@ class Averaging:
             '/peerd.Averaging/GetAverage',
             peerd_dot_wire_dot_generated_dot_averaging__pb2.AverageRequest.SerializeToString,
             peerd_dot_wire_dot_generated_dot_averaging__pb2.AverageMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTied(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/peerd.Averaging/GetTied',
+            peerd_dot_wire_dot_generated_dot_averaging__pb2.TiedRequest.SerializeToString,
+            peerd_dot_wire_dot_generated_dot_averaging__pb2.TiedMessage.FromString,
             options,
             channel_credentials,
             insecure,

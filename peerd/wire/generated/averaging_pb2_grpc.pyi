@@ -41,6 +41,8 @@ class AveragingStub:
     """This round will not finish. Closing a round is always safe."""
     GetAverage: _grpc.UnaryStreamMultiCallable[_averaging_pb2.AverageRequest, _averaging_pb2.AverageMessage]
     """A finished average, for a stage mate that missed it."""
+    GetTied: _grpc.UnaryStreamMultiCallable[_averaging_pb2.TiedRequest, _averaging_pb2.TiedMessage]
+    """Gradients of a weight that the first and the last stage both hold, for a peer of either."""
 
 @_typing.type_check_only
 class AveragingAsyncStub(AveragingStub):
@@ -55,6 +57,8 @@ class AveragingAsyncStub(AveragingStub):
     """This round will not finish. Closing a round is always safe."""
     GetAverage: _aio.UnaryStreamMultiCallable[_averaging_pb2.AverageRequest, _averaging_pb2.AverageMessage]  # type: ignore[assignment]
     """A finished average, for a stage mate that missed it."""
+    GetTied: _aio.UnaryStreamMultiCallable[_averaging_pb2.TiedRequest, _averaging_pb2.TiedMessage]  # type: ignore[assignment]
+    """Gradients of a weight that the first and the last stage both hold, for a peer of either."""
 
 class AveragingServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -90,5 +94,13 @@ class AveragingServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_averaging_pb2.AverageMessage], _abc.AsyncIterator[_averaging_pb2.AverageMessage]]:
         """A finished average, for a stage mate that missed it."""
+
+    @_abc_1.abstractmethod
+    def GetTied(
+        self,
+        request: _averaging_pb2.TiedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_averaging_pb2.TiedMessage], _abc.AsyncIterator[_averaging_pb2.TiedMessage]]:
+        """Gradients of a weight that the first and the last stage both hold, for a peer of either."""
 
 def add_AveragingServicer_to_server(servicer: AveragingServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,37 @@
+"""The called side of the data service: a peer that has the run's text gives it to those that want to launch microbatches, too."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any, Protocol
+
+from peerd.errors import PeerdError
+from peerd.wire.generated import data_pb2, data_pb2_grpc
+from peerd.wire.links import PeerRole
+from peerd.wire.services import Door
+
+
+class DataHandler(Protocol):
+    async def give(self, digest: str, first_chunk: int) -> tuple[int, Sequence[bytes], AsyncGenerator[bytes]]:
+        """Size, hashes of the chunks, and the bytes of the file with this hash, from a chunk on."""
+        ...
+
+
+class DataServicer(data_pb2_grpc.DataServicer):
+    def __init__(self, door: Door, handler: DataHandler) -> None:
+        self._door = door
+        self._handler = handler
+
+    async def GetData(self, request: data_pb2.DataRequest, context: Any) -> AsyncIterator[data_pb2.DataMessage]:
+        caller = await self._door.caller(context)
+        try:
+            self._door.check_run(request.run)
+            num_bytes, hashes, chunks = await self._handler.give(request.blake3.hex(), request.first_chunk)
+        except PeerdError as error:
+            await self._door.refuse(context, caller, error)
+        yield data_pb2.DataMessage(header=data_pb2.DataHeader(num_bytes=num_bytes, chunk_blake3=hashes))
+        async with contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                yield data_pb2.DataMessage(chunk=chunk)
+                self._door.traffic.gave("data", PeerRole.RECIPIENT, len(chunk))

@@ -1,0 +1,143 @@
+"""Rounds of the first and the last stage: each gives the other its share of a weight that both hold, and later the sum."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+
+from peerd.averaging.log import AverageLog
+from peerd.averaging.rounds import Rounds
+from peerd.errors import BadMessageError, WrongStateError
+from peerd.policy.roster import Roster, entry_of
+from peerd.policy.tied import sum_id
+from peerd.stage.executor import Executor, Priority
+from peerd.stage.state import StageState
+from peerd.table.record import AverageId, PeerId, PeerRecord
+from peerd.wire.clients import AveragingClient, ReceivedAverage
+from tests.averaging.rounds_group import AVERAGING_S, MICROBATCHES, fill
+from tests.strategies import view_of
+from tests.tiny_run import tiny_manifest
+
+MANIFEST = tiny_manifest(2, microbatches_per_step=MICROBATCHES, accumulate="float64", max_gradient_norm=0.5)
+MANIFEST = replace(MANIFEST, model=replace(MANIFEST.decoder, tie_word_embeddings=True))
+
+
+class End:
+    """The only peer of the first or the last stage, with its step's average; its client calls the other directly."""
+
+    def __init__(self, stage: int, folder: Path) -> None:
+        record = PeerRecord(peer=PeerId(f"end{stage}"), incarnation=1, stage=stage)
+        self.state = StageState(MANIFEST, record, torch.device("cpu"), lambda: view_of(record))
+        self.state.serve()
+        fill(self.state, range(MICROBATCHES))
+        self.executor = Executor()
+        log = AverageLog(folder / str(stage), torch.float64)
+        self.rounds = Rounds(self.state, self.executor, cast(AveragingClient, self), log, AVERAGING_S, lambda: 0.0)
+        entry = entry_of(self.state.record)
+        self.roster = Roster(stage, 0, 0, entry.peer, (entry,))
+        _, share = self.state.open_round(self.roster)
+        assert share is not None
+        self.state.take_average(self.roster, share)
+        self.other: End
+
+    async def get_tied(self, _peer: PeerId, step: int, wanted: AverageId, num_bytes: int, _patience_s: float) -> tuple[bytes, ...]:
+        _, chunks = await self.other.rounds.get_tied(step, wanted)
+        assert sum(map(len, chunks)) == num_bytes
+        return tuple(chunks)
+
+    async def get_average(self, _peer: PeerId, stage: int, step: int, _patience_s: float) -> ReceivedAverage:
+        average, checksum, chunks = await self.rounds.get_average(stage, step)  # as a mate of its own stage would ask it
+        return ReceivedAverage(average.roster, average.lineage, checksum, tuple(chunks), average.tied_sum)
+
+
+@pytest.fixture
+async def ends(tmp_path: Path) -> AsyncIterator[list[End]]:
+    found = [End(stage, tmp_path) for stage in (0, 1)]
+    found[0].other, found[1].other = found[1], found[0]
+    yield found
+    for end in found:
+        end.rounds.shut()
+        end.executor.close()
+
+
+async def exchange(ends: list[End]) -> AverageId:
+    wanted = sum_id(ends[0].roster.average_id, ends[1].roster.average_id)
+    for end in ends:
+        given = end.other.roster.average_id
+        share = await end.rounds.fetch_tied(end.other.state.record.peer, 0, given)
+        end.state.take_tied(end.roster.average_id, wanted, given, share)
+    return wanted
+
+
+async def test_both_ends_come_to_the_same_bits_and_the_first_ones_norm_has_them(ends: list[End]) -> None:
+    first = ends[0]
+    before = [end.state.record.gradient_norm for end in ends]
+    assert before[0] is None, "the weight counts in the first stage's norm"
+    wanted = await exchange(ends)
+    held = [end.state.average.tied for end in ends if end.state.average is not None]
+    assert held[0] is not None
+    assert held[1] is not None
+    assert held[0].id == held[1].id == wanted == first.state.record.tied_sum
+    assert torch.equal(held[0].values, held[1].values)
+    after = [end.state.record.gradient_norm for end in ends]
+    assert after[0] is not None
+    assert after[1] == before[1] is not None
+
+
+async def test_who_is_behind_gets_the_sum_from_memory_and_later_from_the_log(ends: list[End]) -> None:
+    first, last = ends
+    wanted = await exchange(ends)
+    assert first.state.average is not None
+    tied = first.state.average.tied
+    assert tied is not None
+    first.rounds.applied(first.state.commit(1.0, wanted))
+    from_memory = await last.rounds.fetch_tied(first.state.record.peer, 0, wanted)
+    await asyncio.sleep(0)  # until the log's job is queued
+    await first.executor.run(Priority.IDLE, lambda: None)
+    from_log = await last.rounds.fetch_tied(first.state.record.peer, 0, wanted)
+    assert torch.equal(from_memory, tied.values)
+    assert torch.equal(from_log, tied.values)
+
+
+async def test_an_average_is_given_with_the_sum_once_the_step_is_finished(ends: list[End]) -> None:
+    first = ends[0]
+    wanted = await exchange(ends)
+    assert (await first.rounds.fetch(first.state.record.peer, 0)).tied is None
+    average, checksum, chunks = await first.rounds.get_average(0, 0)
+    assert average.tied_sum == b""
+    held = first.state.commit(1.0, wanted)
+    first.rounds.applied(held)
+    average, checksum, chunks = await first.rounds.get_average(0, 0)
+    assert average.tied_sum == wanted
+    assert held.tied is not None
+    assert sum(map(len, chunks)) == 8 * (held.flat_sum.numel() + held.tied.values.numel())
+    assert len(checksum) == 32
+
+
+async def test_what_nobody_holds_is_refused_and_what_is_not_finite_too(ends: list[End]) -> None:
+    first, last = ends
+    with pytest.raises(WrongStateError, match="no such gradients"):
+        await first.rounds.fetch_tied(last.state.record.peer, 0, AverageId(b"odd"))
+    with pytest.raises(WrongStateError, match="no such gradients"):
+        await first.rounds.fetch_tied(last.state.record.peer, 7, last.roster.average_id)
+    assert last.state.average is not None
+    last.state.average.flat_sum.fill_(torch.nan)
+    with pytest.raises(BadMessageError, match="not finite"):
+        await first.rounds.fetch_tied(last.state.record.peer, 0, last.roster.average_id)
+
+
+async def test_a_log_that_could_not_be_written_says_so_and_the_sum_is_not_told(ends: list[End], tmp_path: Path) -> None:
+    first, folder = ends[0], tmp_path / "full"
+    first.rounds._log = AverageLog(folder, torch.float64)
+    folder.mkdir()
+    (folder / "0.sum").symlink_to("/dev/full")
+    held = first.state.commit(1.0, await exchange(ends))
+    assert [known.step for known in first.state.record.tied_sums] == [0]
+    await first.rounds._write_log(held)
+    assert first.state.record.tied_sums == ()
