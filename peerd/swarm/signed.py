@@ -19,6 +19,7 @@ from peerd.table.record import (
     PeerRecord,
     Phase,
     RawRecord,
+    Reach,
     RunId,
     StepNorm,
     Suspicion,
@@ -166,24 +167,28 @@ def _step_and_vitals(record: PeerRecord) -> list[Any]:
         record.software,
         record.device,
         record.memory_bytes,
+        int(record.reach),
+        record.relays,
     ]
 
 
 def _from_list(fields: Any) -> PeerRecord:
-    if not isinstance(fields, list) or len(fields) not in (27, 29):
-        raise ValueError("a record has 27 fields, or 29 with norms")
+    if not isinstance(fields, list) or len(fields) not in (29, 31):
+        raise ValueError("a record has 29 fields, or 31 with norms")
     (peer, incarnation, version, addresses, stage, step, phase, done, ledger_no, average_id, lineage, leaving, trains, trains_from) = (
         fields[:14]
     )
     (suspects, voids, checkpoints, gives_start, queue, in_flight, throughput, tokens, last_loss) = fields[14:23]
-    evaluation, software, device, memory = fields[23:27]
-    gradient_norm, norms = fields[27:] or (None, [])
+    evaluation, software, device, memory, reach, relays = fields[23:29]
+    gradient_norm, norms = fields[29:] or (None, [])
     inexact, chain = _list(lineage, 2)
     return PeerRecord(
         peer=PeerId(_text(peer, 64)),
         incarnation=_count(incarnation),
         version=_count(version),
         addresses=tuple(_text(address, 256) for address in _list(addresses)[:8]),
+        reach=Reach(_count(reach, 3)),
+        relays=_flag(relays),
         stage=_count(stage, 4096),
         step=_count(step),
         phase=Phase(_count(phase, 3)),

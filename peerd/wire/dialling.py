@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections.abc import Callable
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from peerd.table.record import PeerId
@@ -37,7 +39,7 @@ async def answers_as(peer: PeerId, host: str, port: int, timeout_s: float) -> bo
             for word in _GREETING:
                 if await reader.readexactly(len(_line(word))) != _line(word):
                     return False
-            await writer.start_tls(_context())
+            await writer.start_tls(caller_context())
             certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         return certificate is not None and holder_of(certificate) == PeerID.from_base58(peer).to_bytes()
     except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError):  # ssl.SSLError is an OSError
@@ -59,12 +61,28 @@ def holder_of(certificate: bytes) -> bytes | None:
     key, signature = extension.value[len(_KEY_HEAD) :][:32], extension.value[-64:]
     if extension.value != _KEY_HEAD + key + _SIGNATURE_HEAD + signature:
         return None
-    own = parsed.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, _SIGNED_PREFIX + own)
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, _vouched(parsed.public_key()))
     except InvalidSignature:
         return None
     return _PEER_HEAD + key
+
+
+def extension_of(peer: PeerId, key: CertificatePublicKeyTypes, sign: Callable[[bytes], bytes]) -> x509.UnrecognizedExtension:
+    """What makes a certificate of `key` prove that `peer`, whose identity key signs, answers."""
+    return x509.UnrecognizedExtension(_EXTENSION, _KEY_HEAD + raw_key_of(peer) + _SIGNATURE_HEAD + sign(_vouched(key)))
+
+
+def raw_key_of(peer: PeerId) -> bytes:
+    """The raw Ed25519 public key inside a peer id; ValueError where it holds none."""
+    raw: bytes = PeerID.from_base58(peer).to_bytes()
+    if len(raw) != len(_PEER_HEAD) + 32 or not raw.startswith(_PEER_HEAD):
+        raise ValueError(f"{peer[:16]}... is not an Ed25519 peer id")
+    return raw[len(_PEER_HEAD) :]
+
+
+def _vouched(key: CertificatePublicKeyTypes) -> bytes:
+    return _SIGNED_PREFIX + key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _line(word: str) -> bytes:
@@ -73,7 +91,7 @@ def _line(word: str) -> bytes:
     return bytes([len(text)]) + text
 
 
-def _context() -> ssl.SSLContext:
+def caller_context() -> ssl.SSLContext:
     """TLS 1.3 without authorities: the certificate's extension says who it is."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

@@ -28,7 +28,7 @@ from peerd.swarm.signed import (
     unpack_manifest,
     unpack_record,
 )
-from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RunId, StepNorm, Suspicion, Void
+from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, Reach, RunId, StepNorm, Suspicion, Void
 
 RUN, OTHER_RUN = RunId("a" * 32), RunId("b" * 32)
 ME = Identity(Ed25519PrivateKey.from_private_bytes(bytes(32)))
@@ -90,7 +90,7 @@ def test_every_field_of_a_record_travels() -> None:
     odd: dict[str, Any] = {entry.name: _unlike_default(entry.default) for entry in fields(PeerRecord)}
     odd |= {"peer": ME.peer, "lineage": Lineage(3, b"c"), "suspects": (Suspicion(ME.peer, 1, 2),), "voids": (Void(ME.peer, 1, 2),)}
     odd |= {"gradient_norm": 2.5, "norms": (StepNorm(4, 0.5), StepNorm(5, math.inf))}
-    odd |= {"phase": Phase.AVERAGED, "last_loss": 1.5, "addresses": ("a",)}
+    odd |= {"phase": Phase.AVERAGED, "reach": Reach.RELAYED, "last_loss": 1.5, "addresses": ("a",)}
     signed = sign_record(PeerRecord(**odd), ME, RUN)
     assert read_record(signed.body, signed.signature, RUN).record == PeerRecord(**odd)
 
