@@ -18,6 +18,7 @@ from peerd.config.manifest import Manifest
 from peerd.config.settings import Settings
 from peerd.daemon.device import describe
 from peerd.daemon.network import Network, describe_self
+from peerd.daemon.reachability import Reachability
 from peerd.daemon.text import SWARM
 from peerd.daemon.training import Training
 from peerd.errors import BadMessageError
@@ -40,7 +41,8 @@ from peerd.swarm.identity import LocalState
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership, Vitals, clock_s
 from peerd.swarm.signed import SignedManifest
-from peerd.table.record import Evaluation, PeerId, Phase, RawRecord
+from peerd.table.circuit import direct
+from peerd.table.record import HIDDEN, Evaluation, PeerId, Phase, RawRecord
 from peerd.timeline.spans import SpanRing
 from peerd.train.samples import Microbatches
 from peerd.train.trainer import Trainer
@@ -59,6 +61,7 @@ ADDRESS_PERIOD_S = 5.0
 PROGRESS_PERIOD_S = 1.0
 FORGET_AFTER_TTLS = 10
 MAX_COMMIT_TIMES = 100_000
+MAX_BOOTSTRAP = 8
 LOG = structlog.get_logger()
 
 
@@ -157,6 +160,8 @@ class Node:
         self.training = Training(manifest, membership, self.dispatcher, DataClient(links, run), patience_s)
         self.gossip: Gossip
         self.directory: Directory
+        network.serves(run)
+        self.reachability = Reachability(network, membership, run)
         self.swarm_client = swarm_client
 
     def attach(self, directory: Directory, corpus: Microbatches | None) -> None:
@@ -168,6 +173,8 @@ class Node:
         self.training.fetches = corpus is None and self.place.data_source == SWARM
         if corpus is not None:
             self.training.begin(corpus)
+        self.reachability.on_change = self.announce
+        self.reachability.on_hidden = self._hidden
         self.membership.own = lambda: self.state.record
         self.membership.vitals = self._vitals
         self.membership.on_superseded = self._superseded
@@ -227,6 +234,7 @@ class Node:
             await asyncio.sleep(ADDRESS_PERIOD_S)
             if await self.network.look_at_addresses():
                 LOG.info("addresses changed", addresses=self.network.addresses)
+                self.reachability.look_again()
                 self.announce()
 
     async def keep_address_book(self) -> None:
@@ -333,7 +341,9 @@ class Node:
         counters = self.service.counters
         history = self.state.history
         return Vitals(
-            addresses=self.network.addresses,
+            addresses=self.reachability.addresses,
+            reach=self.reachability.reach,
+            relays=not self.network.relay.off,
             leaving=self.leaving,
             trains=self.trainer is not None and not self.trained_enough,
             trains_from=self.training.trains_from,
@@ -347,6 +357,19 @@ class Node:
             device=describe(self.place.device),
             memory_bytes=self.place.memory_bytes,
         )
+
+    def bootstrap(self, most: int) -> tuple[str, ...]:
+        """Addresses of peers that can be dialled, one each."""
+        others = [direct(r.addresses) for r in self.membership.live().records if r.peer != self.membership.me and r.reach not in HIDDEN]
+        return tuple(addresses[0] for addresses in others if addresses)[:most]
+
+    async def _hidden(self, hidden: bool) -> None:
+        """A peer that nobody can dial reads and writes in the DHT, and keeps nothing for others."""
+        self.directory.is_client = hidden
+        try:
+            await self.directory.rebuild(self.network.p2pd.p2p, self.place.signed.run, self.bootstrap(MAX_BOOTSTRAP))
+        except Exception as error:  # hivemind raises plain exceptions here, and gossip carries on without the DHT
+            LOG.warning("the DHT could not be joined anew", error=repr(error))
 
     # Losing face
 

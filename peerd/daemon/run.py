@@ -36,6 +36,7 @@ from peerd.daemon.otel import OpenTelemetry
 from peerd.daemon.past import Past
 from peerd.daemon.supervisor import Supervisor
 from peerd.daemon.tracing import Tracing
+from peerd.daemon.volunteering import Volunteering
 from peerd.data.sources import STDLIB
 from peerd.errors import ExitCode, PeerdError
 from peerd.observe.archive import Archive
@@ -263,6 +264,8 @@ async def _run(node: Node, departure: Departure, service: ControlService) -> Non
             group.create_task(node.sweep())
             group.create_task(node.keep_address_book())
             group.create_task(node.watch_addresses())
+            group.create_task(node.reachability.run())
+            group.create_task(Volunteering(node, service.governor).run())
             group.create_task(node.note_progress())
             group.create_task(node.training.run())
             group.create_task(Supervisor(node).run())
