@@ -150,6 +150,34 @@ def told_settings(flags: dict[str, Any]) -> dict[str, Any]:
     return {"otel": flags["otel"], "tensorboard": str(folder or ""), "wandb": flags["wandb"]}
 
 
+def relay_options(command: Decorated) -> Decorated:
+    """Whether a daemon relays for peers that nobody can dial."""
+    options = (
+        click.option("--relay", is_flag=True, help="Volunteer as a relay for peers that nobody can dial."),
+        click.option("--relay-rate", metavar="RATE", default="none", help="Relay at most that much, like 20Mbit."),
+        click.option("--relay-daily", metavar="SIZE", default="none", help="Relay at most that much a day, like 50GB."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def relay_settings(flags: dict[str, Any]) -> dict[str, Any]:
+    """What relay_options were given, as the daemon's settings."""
+    from peerd.config.limits import parse_rate, parse_size
+
+    settings: dict[str, Any] = {"relay": flags["relay"]}
+    for name, parse in (("relay_rate", parse_rate), ("relay_daily", parse_size)):
+        flag, value = "--" + name.replace("_", "-"), flags[name]
+        try:
+            settings[name] = parse(value)
+        except ValueError as error:
+            raise UsageError(f"{flag}: {error}") from None
+        if settings[name] and not flags["relay"]:
+            raise UsageError(f"{flag} bounds what is relayed", "add --relay to volunteer")
+    return settings
+
+
 def json_option(command: Decorated) -> Decorated:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(command)
 

@@ -20,6 +20,8 @@ from peerd.cli.options import (
     existing_source,
     home_option,
     json_option,
+    relay_options,
+    relay_settings,
     telling_options,
     told_settings,
 )
@@ -40,6 +42,7 @@ EXPORT_SILENCE_S = 600.0
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port to listen on; 0: any free one.")
 @click.option("--no-port-mapping", is_flag=True, help="Do not ask the router to forward the port.")
 @direct_options
+@relay_options
 @click.option("--detach", is_flag=True, help="Return once others can join; the daemon goes on in the background.")
 @click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", hidden=True)
 @click.option("--slow", "slow_factor", type=FACTOR, default=1.0, metavar="FACTOR", hidden=True)
@@ -133,6 +136,7 @@ def settings_of(context: click.Context, flags: dict[str, Any], *, run_file: str 
             port_mapping=not flags["no_port_mapping"],
             direct=not flags["no_direct"],
             direct_port=flags["direct_port"],
+            **relay_settings(flags),
             stage=-1 if flags["stage"] is None else flags["stage"],
             stay=flags["stage"] is not None,
             device=flags["device"],

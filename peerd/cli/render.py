@@ -17,6 +17,7 @@ from peerd.control.protocol import PeerInfo, PeersReply, StageInfo, StatusReply
 WIDTH = 80
 _SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _UNITS = ("", "K", "M", "G", "T", "P")
+_MARKS = {"+": "+ relays for others", "~": "~ behind a relay", "!": "! cannot be dialled"}
 _SEVERITY_STYLE = {"problem": "red", "warning": "yellow", "info": "dim"}
 
 
@@ -129,6 +130,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         ("traffic", traffic),
         *_direct_row(reply),
         ("data", plain(reply.get("data", ""))),
+        *_reach_rows(reply),
         ("decision", pause_line(reply["owner"]) or plain(reply["decision"])),
     ]
     if reply.get("dashboard"):
@@ -202,6 +204,15 @@ def _direct_row(reply: StatusReply) -> list[tuple[str, str]]:
     return [("direct", f"TLS to {direct['peers']} peers; takes connections at port {direct['port']}")]
 
 
+def _reach_rows(reply: StatusReply) -> list[tuple[str, str]]:
+    reach, relay = reply.get("reach"), reply.get("relay")
+    rows = [("reach", f"{plain(reach['state'], 12)}: {plain(reach['reason'])}")] if reach else []
+    if relay and relay["volunteers"]:
+        carries = f"{relay['reservations']} peers behind it, {relay['circuits']} circuits, {amount(relay['bytes'])}B carried"
+        rows.append(("relay", f"off: {plain(relay['off'])}" if relay["off"] else carries))
+    return rows
+
+
 def _evaluation_row(reply: StatusReply) -> list[tuple[str, str]]:
     evaluation = reply.get("evaluation")
     return [("evaluation", f"loss {evaluation['loss']:.4f} at step {evaluation['step']}")] if evaluation else []
@@ -212,6 +223,9 @@ def print_peers(reply: PeersReply) -> None:
     out = console()
     out.print(Text(swarm_line(reply)))
     out.print(swarm_table(reply))
+    legend = [text for mark, text in _MARKS.items() if any(_mark(peer) == mark for stage in reply["stages"] for peer in stage["peers"])]
+    if legend:
+        out.print(Text(", ".join(legend), style="dim"))
 
 
 def swarm_line(reply: PeersReply) -> str:
@@ -242,6 +256,13 @@ def swarm_table(reply: PeersReply, labels: Mapping[str, str] | None = None) -> T
     return table
 
 
+def _mark(peer: PeerInfo) -> str:
+    """How others reach a peer, where that is out of the ordinary."""
+    if peer.get("relays"):
+        return "+"
+    return {"relayed": "~", "client": "!"}.get(peer.get("reach", ""), "")
+
+
 def _add_stage(table: Table, stage: StageInfo, labels: Mapping[str, str]) -> None:
     number, missing = str(stage["stage"]), str(stage["missing"])
     if not stage["peers"]:
@@ -250,7 +271,7 @@ def _add_stage(table: Table, stage: StageInfo, labels: Mapping[str, str]) -> Non
         table.add_row(
             number if row == 0 else "",
             missing if row == 0 else "",
-            labels.get(peer["id"], short_id(peer["id"])),
+            labels.get(peer["id"], short_id(peer["id"])) + _mark(peer),
             str(peer["step"]) if peer["step"] < 100_000 else amount(peer["step"]),
             Text(phase_of(peer), style="yellow" if peer["suspect"] or peer["leaving"] else ""),
             held_by(peer),

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peerd.cli.options import FACTOR, STAND_IN_MS, chosen_home, dashboard_options, direct_options, home_option, json_option, telling_options
+from peerd.cli.options import (
+    FACTOR,
+    STAND_IN_MS,
+    chosen_home,
+    dashboard_options,
+    direct_options,
+    home_option,
+    json_option,
+    relay_options,
+    telling_options,
+)
 from peerd.cli.organise import launch, settings_of
 
 if TYPE_CHECKING:
@@ -24,6 +34,7 @@ LEAVE_SILENCE_S = 120.0
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port to listen on; 0: any free one.")
 @click.option("--no-port-mapping", is_flag=True, help="Do not ask the router to forward the port.")
 @direct_options
+@relay_options
 @click.option("--detach", is_flag=True, help="Return once the daemon can be reached; it goes on in the background.")
 @click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", hidden=True)
 @click.option("--slow", "slow_factor", type=FACTOR, default=1.0, metavar="FACTOR", hidden=True)
@@ -38,7 +49,8 @@ def join(context: click.Context, /, addresses: tuple[str, ...], detach: bool, as
     The daemon checks the organiser's signature, measures this machine, takes the stage that needs help most and
     trains with the others until you leave. Runs in the foreground unless --detach: Ctrl-C leaves gracefully, a second
     Ctrl-C leaves at once. Nothing is lost either way. Without ADDRESS it goes back into the run this home was last in,
-    among the peers it met there; after a blackout the run resumes from the checkpoints of those who come back.
+    among the peers it met there, as it does where nobody answers at the addresses of that run; after a blackout the run
+    resumes from the checkpoints of those who come back.
 
     Who launches work needs the run's text: --data names it where you have it, and --data swarm fetches it from a peer that
     does. Without it your machine serves its stage all the same.

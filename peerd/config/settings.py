@@ -28,6 +28,12 @@ class Settings:
     """Take and make direct connections by TLS, where no cap on upload or download is set."""
     direct_port: int = 0
     """TCP port to take them at; 0 lets the system choose."""
+    relay: bool = False
+    """Volunteer as a relay for peers that nobody can dial."""
+    relay_rate: float = 0.0
+    """Bytes per second relayed at most, both directions of all together; 0: no limit."""
+    relay_daily: int = 0
+    """Bytes relayed per day at most; 0: no limit."""
     stage: int = -1
     """Stage to serve; -1 takes the one that needs help most."""
     stay: bool = False
@@ -70,6 +76,8 @@ class Settings:
         for name, port in (("port", self.port), ("direct_port", self.direct_port), ("dashboard_port", self.dashboard_port)):
             if not 0 <= port <= 65535:
                 raise ValueError(f"{name} is {port}; it must be between 0 and 65535")
+        if self.relay_rate < 0 or self.relay_daily < 0:
+            raise ValueError("relay_rate and relay_daily must not be negative")
         if self.compute_stand_in_ms < 0:
             raise ValueError("compute_stand_in_ms must not be negative")
         if self.slow_factor < 1:

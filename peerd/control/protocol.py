@@ -69,6 +69,8 @@ class PeerInfo(TypedDict):
     inexact: int
     trains: bool  # has the run's data and launches microbatches
     addresses: list[str]
+    reach: str  # how others reach it: unknown, direct, relayed, client (not at all)
+    relays: bool  # relays for those that nobody can dial
     age_s: float  # since its record last rose
     path: NotRequired[str]  # how this daemon sends it tensors: direct or tunnel; not told of itself
 
@@ -128,6 +130,24 @@ class UpdateInfo(TypedDict):
     loss_scale: float | None  # of float16
 
 
+class ReachInfo(TypedDict):
+    """How others reach this machine."""
+
+    state: str  # as in PeerInfo
+    reason: str
+    relays: list[str]  # peers at which it holds reservations
+
+
+class RelayInfo(TypedDict):
+    """What this daemon relays for others."""
+
+    volunteers: bool  # was started with --relay
+    off: str  # why it does not relay now; empty: it does
+    reservations: int
+    circuits: int
+    bytes: int  # since the stage was entered
+
+
 class StatusReply(TypedDict):
     schema: int
     join: str  # the address others paste, with #RUN-ID
@@ -148,6 +168,8 @@ class StatusReply(TypedDict):
     dashboard: str  # its address, without the token; empty where it is off
     owner: OwnerInfo
     direct: NotRequired[DirectInfo]
+    reach: NotRequired[ReachInfo]
+    relay: NotRequired[RelayInfo]
     update: NotRequired[UpdateInfo]
 
 

@@ -1,4 +1,7 @@
-"""The address a volunteer pastes: a libp2p multiaddr that ends in /p2p/PEER, with #RUN-ID after it where it is known."""
+"""The address a volunteer pastes: a libp2p multiaddr that ends in /p2p/PEER, with #RUN-ID after it where it is known.
+
+Of a peer behind a relay it is the relay's, with /p2p-circuit/p2p/PEER after it.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,18 @@ def parse_address(text: str) -> Address:
     """AddressError says what is wrong with it."""
     multiaddr, _, run = text.strip().partition("#")
     parts = multiaddr.split("/")
-    if len(parts) != 7 or parts[0] or parts[1] not in ("ip4", "dns4") or parts[3] != "tcp" or parts[5] != "p2p":
+    is_plain, is_relayed = len(parts) == 7, len(parts) == 10 and parts[7:9] == ["p2p-circuit", "p2p"]
+    if not (is_plain or is_relayed) or parts[0] or parts[1] not in ("ip4", "dns4") or parts[3] != "tcp" or parts[5] != "p2p":
         raise AddressError(f"{text!r} is not an address", REMEDY)
     try:
         if parts[1] == "ip4":
             ipaddress.IPv4Address(parts[2])
         if not 0 < int(parts[4]) < 65536:
             raise ValueError("a port is between 1 and 65535")
-        public_key_of(parts[6])
+        for peer in parts[6::3]:
+            public_key_of(peer)
     except ValueError as error:
         raise AddressError(f"{text!r} is not an address: {error}", REMEDY) from None
     if run and (len(run) != 32 or any(c not in "0123456789abcdef" for c in run)):
         raise AddressError(f"{run!r} after the # is not a run id", REMEDY)
-    return Address(multiaddr, PeerId(parts[6]), RunId(run) if run else None)
+    return Address(multiaddr, PeerId(parts[-1]), RunId(run) if run else None)

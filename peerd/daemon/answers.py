@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from peerd.config.schedule import learning_rate_at
-from peerd.control.protocol import SCHEMA, Counters, DirectInfo, HealthItem, OwnerInfo, PeerInfo, PeersReply, RunInfo, UpdateInfo
+from peerd.control.protocol import SCHEMA, Counters, DirectInfo, HealthItem, OwnerInfo, PeerInfo, PeersReply, ReachInfo, RunInfo, UpdateInfo
 from peerd.control.server import Say, Verb
 from peerd.daemon.departure import Departure
 from peerd.daemon.dialled import dial_backs
@@ -21,9 +21,10 @@ from peerd.daemon.governor import Governor
 from peerd.daemon.node import Node
 from peerd.daemon.past import number_in
 from peerd.daemon.table import TableReport, evaluation_info
+from peerd.daemon.volunteering import relay_info
 from peerd.errors import PeerdError, TimedOutError, UsageError
 from peerd.policy.health import health
-from peerd.table.record import Phase
+from peerd.table.record import Phase, Reach
 
 MAX_WAIT_S = 7 * 24 * 3600.0
 
@@ -94,6 +95,8 @@ class Answers:
             "dashboard": self.dashboard_address,
             "owner": cast("OwnerInfo", self._governor.fields()),
             "direct": self._direct(),
+            "reach": self._reach(),
+            "relay": relay_info(node),
             "update": self._update(),
         }
 
@@ -113,6 +116,10 @@ class Answers:
             "max_gradient_norm": train.max_gradient_norm,
             "loss_scale": state.passes.loss_scale,
         }
+
+    def _reach(self) -> ReachInfo:
+        found = self._node.reachability
+        return {"state": found.reach.name.lower(), "reason": found.reason, "relays": list(found.relays)}
 
     @property
     def uptime_s(self) -> float:
@@ -222,6 +229,9 @@ class Answers:
         if pause is not None:
             return [_item("paused", f"paused: {pause.reason}", "info", f"goes on {pause.until}")]
         items = [_item(item.code, item.title, item.severity, item.remedy) for item in health(node.facts())]
+        if node.reachability.reach is Reach.CLIENT:
+            remedy = "`peerd doctor` says which port to forward; a peer that can be dialled may volunteer with --relay"
+            items.append(_item("unreachable", f"it reaches others, and they not it: {node.reachability.reason}", "warning", remedy))
         if node.p2pd_restarts:
             items.append(_item("p2pd-restarted", f"p2pd was rebuilt {node.p2pd_restarts} times", "info", "nothing to do"))
         if node.service.pace.stand_in_s or node.service.pace.slow_factor > 1:
@@ -231,7 +241,7 @@ class Answers:
 
 def join_line(node: Node) -> str:
     """The address others paste: the most public one."""
-    address = node.network.addresses[0] if node.network.addresses else f"/p2p/{node.membership.me}"
+    address = next(iter(node.reachability.addresses), f"/p2p/{node.membership.me}")
     return f"{address}#{node.place.signed.run}"
 
 

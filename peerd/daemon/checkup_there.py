@@ -21,17 +21,32 @@ from peerd.daemon.enter import first_look
 from peerd.daemon.network import Network, choose_run, open_network, visit_peer
 from peerd.errors import PeerdError, RemoteError, UnreachableError
 from peerd.models.stages import estimate_stage_memory_bytes
-from peerd.policy.checkup import Finding, of_clock, of_dial_backs, of_relay, of_software, of_speed, ok, problem, warning
+from peerd.policy.checkup import (
+    Finding,
+    Verdict,
+    of_clock,
+    of_dial_backs,
+    of_relay,
+    of_software,
+    of_speed,
+    ok,
+    problem,
+    warning,
+    with_relay,
+)
+from peerd.policy.relaying import relays_to_ask
 from peerd.stage.service import slots_of
 from peerd.swarm.directory import round_trip
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedManifest
+from peerd.table.circuit import direct
 from peerd.table.record import PeerId, RunId
 from peerd.table.view import TTL_PERIODS
 from peerd.wire.checkup import MAX_PROBE_BYTES, CheckupClient
 from peerd.wire.links import Links
 
+MAX_RELAYS = 3
 MAPPED_WITHIN_S, LOOK_AGAIN_S = 12.0, 0.5
 FIRST_PROBE_BYTES = 256 * 1024
 WORTH_MORE_BITS_PER_S = 4e6
@@ -137,6 +152,20 @@ async def _rate(client: CheckupClient, peer: PeerId, *, upwards: bool) -> float 
     return rate
 
 
+async def _relays_refusals(network: Network, contact: Contact) -> list[str]:
+    """Of each volunteer that was asked for a place, why not; empty where it has one, which is given up again."""
+    network.serves(contact.signed.run)
+    refusals = []
+    for record in relays_to_ask(contact.membership.live(), (), ())[:MAX_RELAYS]:
+        try:
+            network.circuits.give_up(await network.circuits.reserve(record.peer, direct(record.addresses)[0]))
+        except (PeerdError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            refusals.append(str(error) or "it does not answer")
+        else:
+            refusals.append("")
+    return refusals
+
+
 async def examine(network: Network, contact: Contact, daemons_findings: Sequence[Finding]) -> AsyncIterator[Finding]:
     """All that a contact and the peers it knows can tell. Whether it can be reached, a running daemon has told about itself."""
     peers, run = [contact.address.peer, *contact.others], contact.signed.run
@@ -150,12 +179,14 @@ async def examine(network: Network, contact: Contact, daemons_findings: Sequence
             port = network.outside_port
             dialled = await dial_backs(network.links, run, peers, port)
         dial_back = of_dial_backs(dialled, port)
-        yield dial_back
-        yield of_relay(dial_back)
+        relay = of_relay(dial_back, [] if dial_back.verdict is Verdict.OK else await _relays_refusals(network, contact))
+        yield with_relay(dial_back, relay)
+        yield relay
     for finding in await speeds(network.links, run, peers):
         yield finding
     live = contact.membership.live().records
-    bootstrap = [contact.address.multiaddr, *(record.addresses[0] for record in live if record.peer in contact.others[:MAX_DIALLERS])]
+    known = [contact.address.multiaddr, *(address for r in live if r.peer in contact.others[:MAX_DIALLERS] for address in r.addresses[:1])]
+    bootstrap = direct(known)
     failure = await round_trip(network.p2pd.p2p, bootstrap)
     if failure:
         yield problem("dht", f"the swarm's DHT: {failure}", "check your network; a firewall may cut long connections")

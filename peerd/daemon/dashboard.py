@@ -234,7 +234,8 @@ def _peer(peer: PeerInfo) -> Sequence[object]:
     """A row as the page's map reads it: shorter by two thirds than with its names, which counts with a thousand of them."""
     phase = "suspect" if peer["suspect"] else "leaving" if peer["leaving"] else peer["phase"]
     throughput = round(peer["throughput"], 2)
-    return [peer["id"], phase, peer["step"], peer["done"], peer["queue"], throughput, peer["tokens"], peer["device"], peer["in_flight"]]
+    work = [peer["id"], phase, peer["step"], peer["done"], peer["queue"], throughput, peer["tokens"], peer["device"], peer["in_flight"]]
+    return [*work, peer["reach"]]
 
 
 def _span_s(samples: Sequence[Sample]) -> float:

@@ -14,15 +14,17 @@ from peerd.wire.links import Links
 MAX_DIALLERS = 4
 
 
-async def dial_backs(links: Links, run: RunId, peers: Sequence[PeerId], port: int) -> list[Dialled]:
-    """What several peers found when asked to dial back at `port`."""
+async def dial_backs(links: Links, run: RunId, peers: Sequence[PeerId], port: int, within_s: float | None = None) -> list[Dialled]:
+    """What several peers found when asked to dial back at `port`. Who has not answered `within_s` has not said."""
     client = CheckupClient(links, run)
 
     async def ask(peer: PeerId) -> Dialled:
         try:
-            answer = await client.dial_back(peer, port)
-        except RemoteError:
+            async with asyncio.timeout(within_s):
+                answer = await client.dial_back(peer, port)
+        except (RemoteError, TimeoutError):
             return Dialled(peer, "", None)
-        return Dialled(peer, answer.observed, answer.reached)
+        # Who is asked through a relay does not see where the question comes from.
+        return Dialled(peer, answer.observed, answer.reached if answer.observed else None)
 
     return list(await asyncio.gather(*(ask(peer) for peer in peers[:MAX_DIALLERS])))

@@ -25,7 +25,18 @@ from peerd.control.protocol import SCHEMA
 from peerd.daemon import checkup_here as here
 from peerd.daemon.checkup_here import Order
 from peerd.errors import PeerdError
-from peerd.policy.checkup import Dialled, Finding, of_dial_backs, of_memory, of_relay, ok, problem, warning, worst
+from peerd.policy.checkup import (
+    Dialled,
+    Finding,
+    of_daemons_relays,
+    of_dial_backs,
+    of_memory,
+    ok,
+    problem,
+    warning,
+    with_relay,
+    worst,
+)
 from peerd.table.record import PeerId
 
 DIAL_BACK_SILENCE_S = 60.0
@@ -114,7 +125,7 @@ async def _examine_network(order: Order, contacts: list[Any], status: Mapping[st
         book.update({record.peer: record.addresses for record in contact.membership.live().records if record.addresses})
         needed = await asyncio.to_thread(contact.stage_memory_bytes)
         findings += [*_memory(order, needed), *reached]
-        own = _told_by_daemon(Home(Path(order.home))) if status is not None else []
+        own = _told_by_daemon(Home(Path(order.home)), status) if status is not None else []
         return findings + [finding async for finding in there.examine(network, contact, own)]
 
 
@@ -134,7 +145,7 @@ def _memory(order: Order, needed: list[int]) -> list[Finding]:
         return [_unchecked("memory", error)]
 
 
-def _told_by_daemon(home: Home) -> list[Finding]:
+def _told_by_daemon(home: Home, status: Mapping[str, Any]) -> list[Finding]:
     """Whether the running daemon can be reached at its own port under its own key."""
     try:
         reply = ControlClient(home).request("reach", silence_s=DIAL_BACK_SILENCE_S)
@@ -142,7 +153,8 @@ def _told_by_daemon(home: Home) -> list[Finding]:
         return [warning("dial-back", error.message, error.remedy or "try again")]
     answers = [Dialled(PeerId(each["peer"]), each["observed"], each["reached"]) for each in reply["answers"]]
     dial_back = of_dial_backs(answers, reply["port"])
-    return [dial_back, of_relay(dial_back)]
+    relay = of_daemons_relays(dial_back, status["reach"]["state"] == "relayed", status["reach"]["reason"])
+    return [with_relay(dial_back, relay), relay]
 
 
 def main(arguments: list[str]) -> int:

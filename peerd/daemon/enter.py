@@ -19,10 +19,11 @@ from peerd.daemon.address import Address, parse_address
 from peerd.daemon.device import choose_device, has_own_memory, memory_for
 from peerd.daemon.governor import Governor
 from peerd.daemon.network import Network, allow_direct, ask_for_run, open_network
-from peerd.daemon.node import Node, Place, Stage, Swarm
+from peerd.daemon.node import Node
+from peerd.daemon.place import Place, Stage, Swarm
 from peerd.daemon.text import Run, organise, start_for, text_for
 from peerd.data.progress import Interrupted, Lines, Progress, Report, TerminalBar
-from peerd.errors import PeerdError, PortTakenError, RemoteError, StageError, UnreachableError, UsageError
+from peerd.errors import AddressError, PeerdError, PortTakenError, RemoteError, StageError, UnreachableError, UsageError
 from peerd.models.stages import estimate_stage_memory_bytes, keeps_graphs
 from peerd.policy.admission import choose_stage
 from peerd.policy.ledger import stage_step
@@ -34,7 +35,8 @@ from peerd.swarm.directory import Directory
 from peerd.swarm.identity import Identity, LocalState
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedManifest, pack_manifest, unpack_manifest
-from peerd.table.record import PeerId, PeerRecord
+from peerd.table.circuit import direct, is_circuit
+from peerd.table.record import HIDDEN, PeerId, PeerRecord, RunId
 from peerd.table.view import TTL_PERIODS
 from peerd.wire.clients import SwarmClient
 from peerd.wire.p2pd import check_port_free
@@ -59,12 +61,14 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         return known or book.get(peer, ())
 
     settings = replace(settings, host=settings.host or _host(settings, contacts, book), port=settings.port or _free_port(settings, local))
-    network = await open_network(settings, home, tuple(each.multiaddr for each in contacts), addresses_of, governor.throttles)
+    met = _met_before(local, contacts)
+    bootstrap = () if met else tuple(each.multiaddr for each in contacts)  # without an answer p2pd would not start
+    network = await open_network(settings, home, bootstrap, addresses_of, governor.throttles)
     stack.push_async_callback(network.close)
     if settings.direct:
         allow_direct(network, identity, settings, addresses_of, governor.throttles)
     if contacts:
-        contact, signed = await _first_to_answer(network, contacts)
+        contact, signed = await _first_to_answer(network, contacts, met, book)
         if local.pin(signed.run, signed.organiser_key):
             LOG.info("organiser pinned", run=signed.run, organiser=signed.organiser_key.hex())
         membership = _membership(identity, signed, book)
@@ -79,7 +83,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         membership = _membership(identity, signed, book)
         reached = await _reach(network, book)
         await _look_around(network, membership, signed, reached)
-    directory = await Directory.join(network.p2pd.p2p, signed, reached, must_answer=bool(contacts))
+    directory = await Directory.join(network.p2pd.p2p, signed, direct(reached), must_answer=bool(contacts) and bool(direct(reached)))
     stack.push_async_callback(directory.close)
     directory.store_manifest_soon(signed)
     local.remember(signed.run, pack_manifest(signed), network.port, start=str(run.start.path) if run.start else "")
@@ -125,15 +129,52 @@ def _membership(identity: Identity, signed: SignedManifest, book: dict[PeerId, t
     return membership
 
 
-async def _first_to_answer(network: Network, contacts: Sequence[Address]) -> tuple[Address, SignedManifest]:
-    """The run, and who told it. Raises as the first of them failed where none answers."""
+async def _first_to_answer(
+    network: Network, contacts: Sequence[Address], met: Sequence[Address], book: dict[PeerId, tuple[str, ...]]
+) -> tuple[Address, SignedManifest]:
+    """The run, and who told it: one of the contacts, else of those `met` before. Raises as the first contact failed where none answers."""
     failures: list[PeerdError] = []
     for contact in contacts:
         try:
             return contact, await ask_for_run(network, contact)
         except UnreachableError as error:
             failures.append(error)
+    for contact in await _answering(network, met):
+        book.setdefault(contact.peer, (contact.multiaddr,))
+        try:
+            signed = await ask_for_run(network, contact)
+        except (UnreachableError, AddressError):  # it may serve another run by now
+            continue
+        LOG.warning("nobody answers at the addresses given; a peer met before does", peer=contact.peer)
+        return contact, signed
     raise failures[0]
+
+
+def _met_before(local: LocalState, contacts: Sequence[Address]) -> tuple[Address, ...]:
+    """Those this home met when it was last in the run that the contacts are of."""
+    if not contacts or not local.run:
+        return ()
+    remembered = [replace(parse_address(each), run=RunId(local.run)) for each in local.peers]
+    known = {each.peer for each in remembered}
+    is_same_run = any(each.run == local.run or (each.run is None and each.peer in known) for each in contacts)
+    given = {each.multiaddr for each in contacts}
+    return tuple(each for each in remembered if each.multiaddr not in given) if is_same_run else ()
+
+
+async def _answering(network: Network, addresses: Sequence[Address]) -> list[Address]:
+    """Those that can be connected to now, and then those behind relays, which only asking tells of."""
+
+    async def answers(address: Address) -> bool:
+        try:
+            await network.p2pd.connect(address.peer, [address.multiaddr])
+        except UnreachableError:
+            return False
+        return True
+
+    plain = [each for each in addresses if not is_circuit(each.multiaddr)]
+    found = await asyncio.gather(*map(answers, plain))
+    relayed = [each for each in addresses if is_circuit(each.multiaddr)]
+    return [each for each, there in zip(plain, found, strict=True) if there] + relayed
 
 
 async def _look_again(network: Network, membership: Membership, signed: SignedManifest, contact: Address) -> None:
@@ -149,8 +190,8 @@ async def _look_again(network: Network, membership: Membership, signed: SignedMa
 
 def _addresses_in(membership: Membership) -> tuple[str, ...]:
     """A few peers' addresses beside the contact's, which may be gone the next moment."""
-    live = membership.live().records
-    return tuple(r.addresses[0] for r in live if r.addresses and r.peer != membership.me)[:MAX_BOOTSTRAP_PEERS]
+    others = [direct(r.addresses) for r in membership.live().records if r.peer != membership.me and r.reach not in HIDDEN]
+    return tuple(addresses[0] for addresses in others if addresses)[:MAX_BOOTSTRAP_PEERS]
 
 
 def _address_book(local: LocalState, signed: SignedManifest | None, contacts: Sequence[Address]) -> dict[PeerId, tuple[str, ...]]:
@@ -180,7 +221,7 @@ def _free_port(settings: Settings, local: LocalState) -> int:
 
 
 async def _reach(network: Network, book: dict[PeerId, tuple[str, ...]]) -> tuple[str, ...]:
-    """The addresses of the book that answer now."""
+    """The addresses of the book that answer now; those behind relays, which may, come last."""
 
     async def answers(peer: PeerId, addresses: tuple[str, ...]) -> bool:
         try:
@@ -189,8 +230,10 @@ async def _reach(network: Network, book: dict[PeerId, tuple[str, ...]]) -> tuple
             return False
         return True
 
-    found = await asyncio.gather(*(answers(peer, addresses) for peer, addresses in book.items()))
-    return tuple(addresses[0] for addresses, there in zip(book.values(), found, strict=True) if there)
+    plain = {peer: direct(addresses) for peer, addresses in book.items() if direct(addresses)}
+    found = await asyncio.gather(*(answers(peer, addresses) for peer, addresses in plain.items()))
+    there = [addresses[0] for addresses, there in zip(plain.values(), found, strict=True) if there]
+    return (*there, *(addresses[0] for peer, addresses in book.items() if peer not in plain))
 
 
 async def _look_around(network: Network, membership: Membership, signed: SignedManifest, reached: tuple[str, ...]) -> None:

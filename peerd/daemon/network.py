@@ -19,16 +19,21 @@ from peerd.config.settings import Settings
 from peerd.daemon.address import Address
 from peerd.errors import AddressError, ClockError, PortTakenError, RemoteError, UnreachableError
 from peerd.policy.checkup import clock_is_off
+from peerd.policy.relaying import Bounds
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedManifest, read_manifest
+from peerd.table.circuit import direct, is_circuit
 from peerd.table.record import PeerId, RunId
 from peerd.wire import run_folder
 from peerd.wire.certificate import make_certificate
+from peerd.wire.circuits import Circuits
 from peerd.wire.clients import SwarmClient
 from peerd.wire.direct import DirectPaths, Pins, Showing
 from peerd.wire.links import Links
 from peerd.wire.p2pd import P2pd, P2pdConfig, check_port_free, is_public, start_p2pd
+from peerd.wire.relay import Relay
 from peerd.wire.run_folder import RunFolder
+from peerd.wire.seal import Seal
 from peerd.wire.server import DirectEndpoint, start_server
 from peerd.wire.throttle import Throttles
 from peerd.wire.tunnel import Tunnel
@@ -58,6 +63,8 @@ class Network:
     p2pd: P2pd
     tunnel: Tunnel
     links: Links
+    circuits: Circuits
+    relay: Relay
     config: P2pdConfig
     folder: RunFolder
     addresses: tuple[str, ...]
@@ -86,8 +93,13 @@ class Network:
     async def serve(self, servicers: Sequence[Any]) -> None:
         self.server = await start_server(str(grpc_socket(self.home)), servicers)
         await self.tunnel.start()
+        await self.relay.attach(self.p2pd)
         if self.direct is not None:
             await self.direct.endpoint.open(servicers)
+
+    def serves(self, run: RunId) -> None:
+        """From now on: what it is that this peer relays for, and asks relays for."""
+        self.circuits.run = self.relay.run = run
 
     def path_to(self, peer: PeerId) -> str:
         """How tensors travel to a peer just now."""
@@ -106,6 +118,7 @@ class Network:
         self.addresses = await self.p2pd.addresses()
         self.port = port_in(self.addresses)
         await self.tunnel.attach(self.p2pd)
+        await self.relay.attach(self.p2pd)
 
     async def stop_serving(self) -> None:
         if self.direct is not None:
@@ -115,6 +128,8 @@ class Network:
 
     async def close(self) -> None:
         await self.links.close()
+        await self.relay.close()
+        await self.circuits.close()
         await self.tunnel.close()
         if self.keep_folders:
             await self.p2pd.discard()
@@ -136,7 +151,7 @@ async def open_network(
         run_folder=home.run_folder,
         host=settings.host,
         port=settings.port,
-        bootstrap=bootstrap,
+        bootstrap=direct(bootstrap),
         map_port=settings.port_mapping and not settings.host.startswith("127."),
         remove=(home.folder,) if settings.ephemeral else (),
         prune=(home.folder.parent,) if settings.ephemeral else (),
@@ -149,9 +164,12 @@ async def open_network(
         shutil.rmtree(home.run_folder, ignore_errors=True)  # no keeper is there to do it
         folder.release()
         raise
-    tunnel = Tunnel(p2pd, home.run_folder, grpc_socket(home), addresses_of, throttles)
+    identity, throttles = Identity.load_or_create(home.identity), throttles or Throttles()
+    circuits = Circuits(p2pd, identity.peer, Seal(identity.peer, identity.sign, home.run_folder), addresses_of)
+    relay = Relay(Bounds(rate=settings.relay_rate, daily=settings.relay_daily), throttles)
+    tunnel = Tunnel(p2pd, home.run_folder, grpc_socket(home), addresses_of, throttles, circuits)
     addresses = await p2pd.addresses()
-    return Network(home, p2pd, tunnel, Links(tunnel), config, folder, addresses, port_in(addresses))
+    return Network(home, p2pd, tunnel, Links(tunnel), circuits, relay, config, folder, addresses, port_in(addresses))
 
 
 def allow_direct(network: Network, identity: Identity, settings: Settings, addresses_of: AddressesOf, throttles: Throttles) -> None:
@@ -199,7 +217,8 @@ async def ask_for_run(network: Network, address: Address) -> SignedManifest:
 async def visit_peer(network: Network, address: Address) -> Visited:
     """UnreachableError where nobody answers under that name."""
     try:
-        await network.p2pd.connect(address.peer, [address.multiaddr])
+        if not is_circuit(address.multiaddr):
+            await network.p2pd.connect(address.peer, [address.multiaddr])
         asked_s = time.time()
         description = await SwarmClient(network.links, RunId("")).describe(address.peer, DESCRIBE_TIMEOUT_S)
     except (UnreachableError, RemoteError):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import structlog
-import torch
 
 from peerd import __version__
 from peerd.averaging.log import AverageLog
@@ -18,6 +17,8 @@ from peerd.config.manifest import Manifest
 from peerd.config.settings import Settings
 from peerd.daemon.device import describe
 from peerd.daemon.network import Network, describe_self
+from peerd.daemon.place import Place, Stage, Swarm
+from peerd.daemon.reachability import Reachability
 from peerd.daemon.text import SWARM
 from peerd.daemon.training import Training
 from peerd.errors import BadMessageError
@@ -27,20 +28,17 @@ from peerd.policy.health import Facts, Progress, advance
 from peerd.policy.rebalance import Move
 from peerd.policy.recovery import Beginning
 from peerd.policy.stepping import StepRules
-from peerd.stage.checkpoints import CheckpointStore
-from peerd.stage.executor import Executor, Pace
+from peerd.stage.executor import Pace
 from peerd.stage.heap import give_back_free_memory
 from peerd.stage.service import StageService
 from peerd.stage.snapshots import Downloaded, Downloader, SnapshotServer
-from peerd.stage.start import StartState, start_lineage
-from peerd.stage.state import StageState
+from peerd.stage.start import start_lineage
 from peerd.swarm.directory import Directory
 from peerd.swarm.gossip import Gossip
-from peerd.swarm.identity import LocalState
 from peerd.swarm.liveness import Liveness
-from peerd.swarm.membership import Membership, Vitals, clock_s
-from peerd.swarm.signed import SignedManifest
-from peerd.table.record import Evaluation, PeerId, Phase, RawRecord
+from peerd.swarm.membership import Vitals, clock_s
+from peerd.table.circuit import direct
+from peerd.table.record import HIDDEN, Evaluation, PeerId, Phase, RawRecord
 from peerd.timeline.spans import SpanRing
 from peerd.train.samples import Microbatches
 from peerd.train.trainer import Trainer
@@ -61,42 +59,8 @@ ADDRESS_PERIOD_S = 5.0
 PROGRESS_PERIOD_S = 1.0
 FORGET_AFTER_TTLS = 10
 MAX_COMMIT_TIMES = 100_000
+MAX_BOOTSTRAP = 8
 LOG = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where this peer stands in its run."""
-
-    signed: SignedManifest
-    stage: int
-    device: torch.device
-    memory_bytes: int
-    data_source: str
-    """What this machine reads the run's text from; empty without the data."""
-
-    @property
-    def manifest(self) -> Manifest:
-        return self.signed.manifest
-
-
-@dataclass(frozen=True, slots=True)
-class Swarm:
-    """What keeps this peer's place in the table."""
-
-    membership: Membership
-    local: LocalState
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """The stage's tensors and the thread they belong to."""
-
-    executor: Executor
-    state: StageState
-    store: CheckpointStore
-    start: StartState | None
-    """What the run begins from, where it lies on this machine."""
 
 
 class Node:
@@ -142,15 +106,7 @@ class Node:
         self._start = stage.start
         self.snapshots = SnapshotServer(self.state, self.executor, self._read_start if stage.start else None)
         self.downloader = Downloader(StateClient(links, run), membership, patience_s)
-        rules = StepRules(
-            num_stages=train.num_stages,
-            num_microbatches=train.microbatches_per_step,
-            ttl_s=ttl_s,
-            averaging_s=averaging_s,
-            last_step=train.steps,
-            shares_norms=train.shares_norms,
-            ties_stages=manifest.ties_stages,
-        )
+        rules = _rules_of(manifest, ttl_s, averaging_s)
         self.stepper = Stepper(self.state, self.executor, membership, self.rounds, self.downloader, rules)
         swarm_client = SwarmClient(links, run)
         self.liveness = Liveness(membership, swarm_client)
@@ -162,6 +118,8 @@ class Node:
         self.training = Training(manifest, membership, self.dispatcher, DataClient(links, run), patience_s)
         self.gossip: Gossip
         self.directory: Directory
+        network.serves(run)
+        self.reachability = Reachability(network, membership, run)
         self.swarm_client = swarm_client
 
     def attach(self, directory: Directory, corpus: Microbatches | None) -> None:
@@ -173,6 +131,8 @@ class Node:
         self.training.fetches = corpus is None and self.place.data_source == SWARM
         if corpus is not None:
             self.training.begin(corpus)
+        self.reachability.on_change = self.announce
+        self.reachability.on_hidden = self._hidden
         self.membership.own = lambda: self.state.record
         self.membership.vitals = self._vitals
         self.membership.on_superseded = self._superseded
@@ -234,6 +194,7 @@ class Node:
             await asyncio.sleep(ADDRESS_PERIOD_S)
             if await self.network.look_at_addresses():
                 LOG.info("addresses changed", addresses=self.network.addresses)
+                self.reachability.look_again()
                 self.announce()
 
     async def keep_address_book(self) -> None:
@@ -345,7 +306,9 @@ class Node:
         counters = self.service.counters
         history = self.state.history
         return Vitals(
-            addresses=self.network.addresses,
+            addresses=self.reachability.addresses,
+            reach=self.reachability.reach,
+            relays=not self.network.relay.off,
             leaving=self.leaving,
             trains=self.trainer is not None and not self.trained_enough,
             trains_from=self.training.trains_from,
@@ -359,6 +322,19 @@ class Node:
             device=describe(self.place.device),
             memory_bytes=self.place.memory_bytes,
         )
+
+    def bootstrap(self, most: int) -> tuple[str, ...]:
+        """Addresses of peers that can be dialled, one each."""
+        others = [direct(r.addresses) for r in self.membership.live().records if r.peer != self.membership.me and r.reach not in HIDDEN]
+        return tuple(addresses[0] for addresses in others if addresses)[:most]
+
+    async def _hidden(self, hidden: bool) -> None:
+        """A peer that nobody can dial reads and writes in the DHT, and keeps nothing for others."""
+        self.directory.is_client = hidden
+        try:
+            await self.directory.rebuild(self.network.p2pd.p2p, self.place.signed.run, self.bootstrap(MAX_BOOTSTRAP))
+        except Exception as error:  # hivemind raises plain exceptions here, and gossip carries on without the DHT
+            LOG.warning("the DHT could not be joined anew", error=repr(error))
 
     # Losing face
 
@@ -378,6 +354,19 @@ class Node:
             LOG.warning("suspect: no answer to a re-dial", suspect=peer)
             self.faults_seen += 1
         self.announce()
+
+
+def _rules_of(manifest: Manifest, ttl_s: float, averaging_s: float) -> StepRules:
+    train = manifest.train
+    return StepRules(
+        num_stages=train.num_stages,
+        num_microbatches=train.microbatches_per_step,
+        ttl_s=ttl_s,
+        averaging_s=averaging_s,
+        last_step=train.steps,
+        shares_norms=train.shares_norms,
+        ties_stages=manifest.ties_stages,
+    )
 
 
 async def _no_evaluations() -> Sequence[Evaluation]:

@@ -36,6 +36,7 @@ from peerd.daemon.otel import OpenTelemetry
 from peerd.daemon.past import Past
 from peerd.daemon.supervisor import Supervisor
 from peerd.daemon.tracing import Tracing
+from peerd.daemon.volunteering import Volunteering
 from peerd.data.sources import STDLIB
 from peerd.errors import ExitCode, PeerdError
 from peerd.observe.archive import Archive
@@ -265,6 +266,8 @@ async def _run(node: Node, departure: Departure, service: ControlService) -> Non
             group.create_task(node.watch_addresses())
             if node.network.direct is not None:
                 group.create_task(node.network.direct.endpoint.run())
+            group.create_task(node.reachability.run())
+            group.create_task(Volunteering(node, service.governor).run())
             group.create_task(node.note_progress())
             group.create_task(node.training.run())
             group.create_task(Supervisor(node).run())

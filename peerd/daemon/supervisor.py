@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 
-from peerd.daemon.node import Node
+from peerd.daemon.node import MAX_BOOTSTRAP, Node
 from peerd.errors import PeerdError
 from peerd.wire.p2pd import P2pd, watch
 
@@ -14,7 +14,6 @@ ANSWER_TIMEOUT_S = 3.0
 CHECK_PERIOD_S = 2.0
 PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0)
 """Before each attempt in a row; after the last the daemon gives up."""
-MAX_BOOTSTRAP = 8
 LOG = structlog.get_logger()
 
 
@@ -46,10 +45,10 @@ class Supervisor:
 
     async def _rebuild_once(self) -> None:
         node = self._node
-        others = [record for record in node.membership.live().records if record.peer != node.membership.me]
-        bootstrap = tuple(record.addresses[0] for record in others if record.addresses)[:MAX_BOOTSTRAP]
+        bootstrap = node.bootstrap(MAX_BOOTSTRAP)
         await node.network.revive(bootstrap)
         await node.directory.rebuild(node.network.p2pd.p2p, node.place.signed.run, bootstrap)
+        node.reachability.look_again()
         node.announce()
 
 

@@ -83,6 +83,8 @@ class TableReport:
             "inexact": record.lineage.inexact,
             "trains": record.trains,
             "addresses": list(record.addresses),
+            "reach": record.reach.name.lower(),
+            "relays": record.relays,
             "age_s": max(0.0, now_s - seen.risen_at_s) if seen else 0.0,
         }
         if path := self.path_to(record.peer) if record.peer != self._membership.me else "":

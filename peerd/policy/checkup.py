@@ -155,11 +155,34 @@ def of_dial_backs(answers: Sequence[Dialled], port: int) -> Finding:
     return ok("dial-back", f"{counted} reached {where} from outside")
 
 
-def of_relay(dial_back: Finding) -> Finding:
-    """Honest about what there is not: nobody relays yet."""
+def of_relay(dial_back: Finding, refusals: Sequence[str]) -> Finding:
+    """Whether a machine that nobody can dial is reached all the same. `refusals`: the reason of each relay asked; empty: it has a place."""
     if dial_back.verdict is Verdict.OK:
-        return ok("relay", "no relay needed (this version has none)")
-    return warning("relay", "this version has no relays", "only peers that this machine has dialled reach it: open a port")
+        return ok("relay", "no relay needed")
+    places = sum(not refusal for refusal in refusals)
+    if places:
+        return ok("relay", f"{places} of {len(refusals)} relays asked {'has' if places == 1 else 'have'} a place for this machine")
+    remedy = "others do not reach this machine unless it has dialled them: open a port"
+    if refusals:
+        return warning("relay", f"no relay has a place for this machine: {refusals[0]}", remedy)
+    return warning("relay", "no peer volunteers as a relay", f"{remedy}, or ask one that can be dialled to start with --relay")
+
+
+def of_daemons_relays(dial_back: Finding, is_relayed: bool, reason: str) -> Finding:
+    """The same of a running daemon, by its own word."""
+    if dial_back.verdict is Verdict.OK:
+        return ok("relay", "no relay needed")
+    if is_relayed:
+        return ok("relay", f"others reach the daemon: {reason}")
+    remedy = "open a port, or ask a peer that can be dialled to start with --relay"
+    return warning("relay", f"others do not reach the daemon: {reason}", remedy)
+
+
+def with_relay(dial_back: Finding, relay: Finding) -> Finding:
+    """That nobody can dial a machine is no problem where a relay takes it."""
+    if dial_back.verdict is not Verdict.PROBLEM or relay.verdict is not Verdict.OK:
+        return dial_back
+    return warning(dial_back.code, dial_back.title, f"a relay carries it, which is slower; better: {dial_back.remedy}")
 
 
 def of_speed(up_bits_per_s: float | None, down_bits_per_s: float | None) -> list[Finding]:

@@ -62,6 +62,8 @@ class Directory:
         self._node = node
         self._num_stages = num_stages
         self._period_s = period_s
+        self.is_client = False
+        """Whether the next rebuild leaves keeping to others."""
         self._stores: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -78,11 +80,11 @@ class Directory:
         return cls(node, num_stages, period_s)
 
     async def rebuild(self, p2p: P2P, run: RunId, bootstrap: Sequence[str]) -> None:
-        """Go on over a new p2pd. Without an answer from anybody it begins alone; later reads find the others."""
-        old, self._node = self._node, await _start_node(p2p, run, self._num_stages, bootstrap, must_answer=False)
-        with contextlib.suppress(Exception):  # it talks to a p2pd that is gone
+        """Go on over a new p2pd, or in the other role. Without an answer from anybody it begins alone; later reads find the others."""
+        with contextlib.suppress(Exception):  # it may talk to a p2pd that is gone
             async with asyncio.timeout(REBUILD_SHUTDOWN_S):
-                await old.shutdown()
+                await self._node.shutdown()
+        self._node = await _start_node(p2p, run, self._num_stages, bootstrap, must_answer=False, is_client=self.is_client)
 
     def store_soon(self, run: RunId, signed: SignedRecord) -> None:
         """Store my record in the background; a store that fails is made good by the next period's."""
@@ -123,11 +125,14 @@ class Directory:
             LOG.debug("the DHT could not be written", error=repr(error))
 
 
-async def _start_node(p2p: P2P, run: RunId, num_stages: int, bootstrap: Sequence[str], must_answer: bool) -> DHTNode:
+async def _start_node(
+    p2p: P2P, run: RunId, num_stages: int, bootstrap: Sequence[str], must_answer: bool, is_client: bool = False
+) -> DHTNode:
     return await DHTNode.create(
         p2p=p2p,
         initial_peers=list(bootstrap) or None,
         record_validator=RunValidator(run, num_stages),
+        client_mode=is_client,
         cache_refresh_before_expiry=0,
         ensure_bootstrap_success=must_answer,
         strict=must_answer,

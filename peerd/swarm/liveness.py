@@ -9,11 +9,13 @@ import asyncio
 from collections.abc import Callable
 
 from peerd.errors import PeerGoneError, RemoteError
+from peerd.policy.reaching import is_out_of_reach
 from peerd.swarm.membership import Membership
-from peerd.table.record import PeerId
+from peerd.table.record import PeerId, Reach
 from peerd.wire.clients import SwarmClient
 
-REDIAL_TIMEOUT_S = 1.0
+REDIAL_TIMEOUT_S, RELAYED_REDIAL_TIMEOUT_S = 1.0, 4.0
+"""Through a relay it takes half a dozen round trips, each of them longer."""
 
 
 class Liveness:
@@ -27,8 +29,9 @@ class Liveness:
 
     def report_failure(self, peer: PeerId) -> None:
         """A call to this peer failed or its connection broke: find out whether it is there."""
-        record = self._membership.live().find(peer)
-        if peer in self._probes or record is None or peer == self._membership.me:
+        live = self._membership.live()
+        record = live.find(peer)
+        if peer in self._probes or record is None or peer == live.me or is_out_of_reach(live.mine, record):
             return
         task = asyncio.get_running_loop().create_task(self._probe(peer, record.pair))
         self._probes[peer] = task
@@ -39,9 +42,10 @@ class Liveness:
             task.cancel()
 
     async def _probe(self, peer: PeerId, pair: tuple[int, int]) -> None:
-        own = self._membership.raws.get(self._membership.me)
+        own, record = self._membership.raws.get(self._membership.me), self._membership.find(peer)
+        timeout_s = RELAYED_REDIAL_TIMEOUT_S if record is not None and record.reach is Reach.RELAYED else REDIAL_TIMEOUT_S
         try:
-            self._membership.absorb(await self._client.gossip(peer, [own.raw] if own else [], REDIAL_TIMEOUT_S))
+            self._membership.absorb(await self._client.gossip(peer, [own.raw] if own else [], timeout_s))
         except PeerGoneError:
             record = self._membership.find(peer)
             if record is not None and record.pair <= pair:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from peerd.errors import BadMessageError
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedRecord, peek_record, read_record, sign_record
-from peerd.table.record import Evaluation, PeerId, PeerRecord, RawRecord, RunId, Suspicion
+from peerd.table.record import Evaluation, PeerId, PeerRecord, RawRecord, Reach, RunId, Suspicion
 from peerd.table.view import LiveView, SwarmView
 
 MAX_SUSPECTS = 32
@@ -29,6 +29,8 @@ class Vitals:
     """The parts of a record that are measured, not decided."""
 
     addresses: tuple[str, ...] = ()
+    reach: Reach = Reach.UNKNOWN
+    relays: bool = False
     leaving: bool = False
     trains: bool = False
     trains_from: int = 0

@@ -20,6 +20,7 @@ from peerd.table.record import (
     PeerRecord,
     Phase,
     RawRecord,
+    Reach,
     RunId,
     StepNorm,
     Suspicion,
@@ -33,8 +34,8 @@ MAX_NORMS = 8
 _MAX_COUNT = 1 << 62
 NUM_FIELDS = 27
 """That every record has."""
-_ABSENT: tuple[list[Any], ...] = ([None, []], [b"", 0], [NO_AVERAGE, [], [0, b""]])
-"""What norms, the next step's ledger and a tied weight's fields are where a run has none."""
+_ABSENT: tuple[list[Any], ...] = ([None, []], [b"", 0], [NO_AVERAGE, [], [0, b""]], [0, False])
+"""What norms, the next step's ledger, a tied weight's fields, and how a peer is reached are where a record says nothing of it."""
 _RECORD_DOMAIN = b"peerd record\0"
 _MANIFEST_DOMAIN = b"peerd manifest\0"
 
@@ -138,12 +139,13 @@ def unpack_record(raw: bytes, run: RunId) -> SignedRecord:
 
 
 def _to_list(record: PeerRecord) -> list[Any]:
-    """What only some runs have comes last, each in a place of its own: null where absent, and nothing after the last that is there."""
+    """What only some records say comes last, each in a place of its own: null where absent, and nothing after the last that is there."""
     norms = [record.gradient_norm, [[known.step, known.norm] for known in record.norms]]
     told = [[known.step, known.id] for known in record.tied_sums]
     tied = [record.tied_sum, told, [record.tied.inexact, record.tied.chain]]
     following = [bitmap_to(record.next_done), record.next_ledger_no]
-    parts = [norms, following, tied]
+    reached = [int(record.reach), record.relays]
+    parts = [norms, following, tied, reached]
     some = [part if part != none else None for part, none in zip(parts, _ABSENT, strict=True)]
     while some and some[-1] is None:
         some.pop()
@@ -190,13 +192,15 @@ def _from_list(fields: Any) -> PeerRecord:
     )
     (suspects, voids, checkpoints, gives_start, queue, in_flight, throughput, tokens, last_loss) = fields[14:23]
     evaluation, software, device, memory = fields[23:NUM_FIELDS]
-    (gradient_norm, norms), (next_done, next_ledger_no), (tied_sum, tied_sums, tied) = _parts(fields[NUM_FIELDS:])
+    (gradient_norm, norms), (next_done, next_ledger_no), (tied_sum, tied_sums, tied), (reach, relays) = _parts(fields[NUM_FIELDS:])
     (inexact, chain), (tied_inexact, tied_chain) = _list(lineage, 2), _list(tied, 2)
     return PeerRecord(
         peer=PeerId(_text(peer, 64)),
         incarnation=_count(incarnation),
         version=_count(version),
         addresses=tuple(_text(address, 256) for address in _list(addresses)[:8]),
+        reach=Reach(_count(reach, 3)),
+        relays=_flag(relays),
         stage=_count(stage, 4096),
         step=_count(step),
         phase=Phase(_count(phase, 3)),
@@ -231,7 +235,7 @@ def _from_list(fields: Any) -> PeerRecord:
 
 
 def _parts(given: list[Any]) -> list[list[Any]]:
-    """What only some runs have, in the order of `_ABSENT`."""
+    """What only some records say, in the order of `_ABSENT`."""
     absent = [list(none) for none in _ABSENT]
     found = [none if part is None else _list(part, len(none)) for none, part in zip(absent, given, strict=False)]
     return found + absent[len(given) :]

@@ -30,6 +30,20 @@ class Phase(enum.IntEnum):
     AVERAGED = 3
 
 
+class Reach(enum.IntEnum):
+    """How others reach a peer, as those found whom it asked."""
+
+    UNKNOWN = 0
+    DIRECT = 1
+    RELAYED = 2
+    CLIENT = 3
+    """Not at all: only over connections that it has opened itself."""
+
+
+HIDDEN = (Reach.RELAYED, Reach.CLIENT)
+"""Nobody can dial them."""
+
+
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     # a joiner serves once its state is the stage's
     Phase.JOINING: frozenset({Phase.ACCUMULATING}),
@@ -106,6 +120,9 @@ class PeerRecord:
     incarnation: int = 0
     version: int = 0
     addresses: tuple[str, ...] = ()
+    reach: Reach = Reach.UNKNOWN
+    relays: bool = False
+    """Volunteers as a relay, and has not stopped."""
     stage: int = 0
     step: int = 0
     phase: Phase = Phase.JOINING

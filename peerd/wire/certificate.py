@@ -50,7 +50,7 @@ def make_certificate(
     key = ec.generate_private_key(ec.SECP256R1())
     own = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     now = now or datetime.datetime.now(datetime.UTC)
-    extension = _KEY_HEAD + _key_of(peer) + _SIGNATURE_HEAD + sign(_SIGNED_PREFIX + own)
+    extension = _KEY_HEAD + raw_key_of(peer) + _SIGNATURE_HEAD + sign(_SIGNED_PREFIX + own)
     built = (
         x509.CertificateBuilder()
         .subject_name(_name(peer))
@@ -109,8 +109,12 @@ def holder_of(certificate: bytes) -> bytes | None:
     return _PEER_HEAD + key
 
 
-def _key_of(peer: PeerId) -> bytes:
-    return bytes(PeerID.from_base58(peer).to_bytes()[len(_PEER_HEAD) :])
+def raw_key_of(peer: PeerId) -> bytes:
+    """The raw Ed25519 public key inside a peer id; ValueError where it holds none."""
+    raw: bytes = PeerID.from_base58(peer).to_bytes()
+    if len(raw) != len(_PEER_HEAD) + 32 or not raw.startswith(_PEER_HEAD):
+        raise ValueError(f"{peer[:16]}... is not an Ed25519 peer id")
+    return raw[len(_PEER_HEAD) :]
 
 
 def _name(peer: PeerId) -> x509.Name:

@@ -27,7 +27,7 @@ async def answers_as(peer: PeerId, host: str, port: int, timeout_s: float) -> bo
             for word in _GREETING:
                 if await reader.readexactly(len(_line(word))) != _line(word):
                     return False
-            await writer.start_tls(_context())
+            await writer.start_tls(caller_context())
             certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         return certificate is not None and holder_of(certificate) == PeerID.from_base58(peer).to_bytes()
     except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError):  # ssl.SSLError is an OSError
@@ -44,7 +44,7 @@ def _line(word: str) -> bytes:
     return bytes([len(text)]) + text
 
 
-def _context() -> ssl.SSLContext:
+def caller_context() -> ssl.SSLContext:
     """TLS 1.3 without authorities: the certificate's extension says who it is."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

@@ -24,7 +24,7 @@ CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 3000),  # to gRPC: the least time an attempt gets; a circuit takes half a dozen round trips
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.http2.lookahead_bytes", 4 * CHUNK_BYTES),
     ("grpc.use_local_subchannel_pool", 1),

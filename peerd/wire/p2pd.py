@@ -21,6 +21,7 @@ from typing import Any
 
 from peerd.errors import PeerdError, PortTakenError, UnreachableError
 from peerd.wire.libp2p import P2P, P2PD, Multiaddr, PeerID
+from peerd.wire.streams import Stream
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
@@ -58,12 +59,28 @@ class P2pd:
 
     async def connect(self, peer: str, addresses: Sequence[str]) -> None:
         """Make p2pd know and dial a peer's addresses; UnreachableError when none answers."""
-        bare = [Multiaddr(address.split("/p2p/")[0]) for address in addresses]
         try:
+            bare = [Multiaddr(address.split("/p2p/")[0]) for address in addresses]
             async with asyncio.timeout(CONTROL_TIMEOUT_S):
                 await self.p2p._client.connect(PeerID.from_base58(peer), bare)
         except Exception as error:  # hivemind raises its own family, none of them documented
             raise UnreachableError(f"{peer} does not answer: {str(error) or type(error).__name__}") from None
+
+    async def is_connected(self, peer: str) -> bool:
+        """Whether there is a connection now, whichever side dialled."""
+        try:
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                return any(info.peer_id.to_base58() == peer for info in await self.p2p._client.list_peers())
+        except Exception:  # any failure to answer is the answer
+            return False
+
+    async def open_stream(self, peer: str, protocol: str) -> Stream:
+        """To a peer that is connected or whose addresses p2pd knows. OSError where it cannot be had."""
+        try:
+            _, reader, writer = await self.p2p.call_binary_stream_handler(PeerID.from_base58(peer), protocol)
+        except Exception as error:  # hivemind raises its own family, none of them documented
+            raise OSError(str(error)) from None
+        return reader, writer
 
     async def answers(self, timeout_s: float) -> bool:
         """Whether p2pd still reacts; it can hang without ending."""

@@ -11,22 +11,21 @@ import asyncio
 import contextlib
 import itertools
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from peerd.errors import PeerdError
+from peerd.table.circuit import is_circuit
 from peerd.table.record import PeerId
-from peerd.wire.libp2p import PeerID
+from peerd.wire.circuits import PROTOCOL, Circuits
 from peerd.wire.p2pd import P2pd
-from peerd.wire.throttle import Throttle, Throttles
+from peerd.wire.streams import Stream, StreamTasks, splice
+from peerd.wire.throttle import Throttles
 
-PROTOCOL = "/peerd/grpc/1"
 DIAL_TIMEOUT_S = 10.0
 LOCAL_TIMEOUT_S = 5.0
-CHUNK_BYTES = 256 * 1024
 _CALLER_PREFIX = "from-"
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Tunnel:
@@ -39,8 +38,13 @@ class Tunnel:
         grpc_socket: Path,
         addresses_of: Callable[[PeerId], tuple[str, ...]],
         throttles: Throttles | None = None,
+        circuits: Circuits | None = None,
     ) -> None:
         self._p2pd = p2pd
+        self.circuits = circuits
+        """By which peers that cannot be dialled are reached; None where nobody is behind a relay."""
+        if circuits is not None:
+            circuits.serve = self.serve_inward
         self._folder = folder
         self._grpc_socket = grpc_socket
         self._addresses_of = addresses_of
@@ -48,7 +52,7 @@ class Tunnel:
         self._me = PeerId(p2pd.p2p.peer_id.to_base58())
         self._servers: dict[PeerId, asyncio.Server] = {}
         self._numbers = itertools.count()
-        self._streams: set[asyncio.Task[None]] = set()
+        self._streams = StreamTasks()
         self._origins: dict[str, str] = {}
         """Where the connections come from, by the names of their sockets."""
         self.on_broken: Callable[[PeerId], None] = lambda _peer: None
@@ -56,6 +60,8 @@ class Tunnel:
 
     async def start(self) -> None:
         await self._p2pd.p2p.add_binary_stream_handler(PROTOCOL, self._inward)
+        if self.circuits is not None:
+            await self.circuits.attach(self._p2pd)
 
     async def attach(self, p2pd: P2pd) -> None:
         """Go on over a new p2pd; channels stay and dial anew."""
@@ -67,7 +73,7 @@ class Tunnel:
         path = self._folder / f"to-{peer[-16:]}"
         if peer not in self._servers:
             path.unlink(missing_ok=True)
-            self._servers[peer] = await asyncio.start_unix_server(lambda r, w: self._track(self._outward(peer, r, w)), path)
+            self._servers[peer] = await asyncio.start_unix_server(lambda r, w: self._streams.track(self._outward(peer, r, w)), path)
         return f"unix:{path}"
 
     async def close_target(self, peer: PeerId) -> None:
@@ -79,18 +85,7 @@ class Tunnel:
     async def close(self) -> None:
         for peer in list(self._servers):
             await self.close_target(peer)
-        for task in list(self._streams):
-            task.cancel()
-        await asyncio.gather(*self._streams, return_exceptions=True)
-
-    async def _track(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a stream in a task that `close` can cancel without cancelling asyncio's own callback around it."""
-        task = asyncio.ensure_future(work)
-        self._streams.add(task)
-        await asyncio.wait({task})
-        self._streams.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, (OSError, TimeoutError)):
-            raise error
+        await self._streams.close()
 
     async def _outward(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer):
@@ -100,7 +95,7 @@ class Tunnel:
             except (PeerdError, TimeoutError, OSError):
                 return
             with contextlib.closing(remote[1]):
-                ended_by_remote = await _splice((reader, writer), remote, Throttles() if peer == self._me else self._throttles)
+                ended_by_remote = await splice((reader, writer), remote, Throttles() if peer == self._me else self._throttles)
         if ended_by_remote:
             self.on_broken(peer)
 
@@ -108,22 +103,21 @@ class Tunnel:
         if peer == self._me:  # libp2p refuses to dial itself
             return await self._connect_as(self._new_name(peer))
         addresses = self._addresses_of(peer)
+        if self.circuits is not None and any(is_circuit(address) for address in addresses):
+            return await self.circuits.dial(peer, addresses)
         if addresses:
             await self._p2pd.connect(peer, addresses)
-        try:
-            _, reader, writer = await self._p2pd.p2p.call_binary_stream_handler(PeerID.from_base58(peer), PROTOCOL)
-        except Exception as error:  # hivemind raises its own family, none of them documented
-            raise OSError(str(error)) from None
-        return reader, writer
+        return await self._p2pd.open_stream(peer, PROTOCOL)
 
     async def _inward(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._track(self._serve_inward(PeerId(info.peer_id.to_base58()), str(info.addr), reader, writer))
+        await self._streams.track(self.serve_inward(PeerId(info.peer_id.to_base58()), str(info.addr), reader, writer))
 
     def seen_at(self, grpc_peer: str) -> str | None:
         """The multiaddr from which the connection behind a call comes, by gRPC's name of it; None where it is not known."""
         return self._origins.get(grpc_peer.rpartition("/")[2])
 
-    async def _serve_inward(self, peer: PeerId, origin: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_inward(self, peer: PeerId, origin: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Hand a stream to the gRPC server, as coming from `peer`, who has proved to be that."""
         name = self._new_name(peer)
         self._origins[name] = origin
         try:
@@ -131,7 +125,7 @@ class Tunnel:
                 async with asyncio.timeout(LOCAL_TIMEOUT_S):
                     local = await self._connect_as(name)
                 with contextlib.closing(local[1]):
-                    await _splice(local, (reader, writer), self._throttles)
+                    await splice(local, (reader, writer), self._throttles)
         finally:
             self._origins.pop(name, None)
 
@@ -159,23 +153,3 @@ def caller_of(grpc_peer: str) -> PeerId | None:
     if not grpc_peer.startswith("unix:") or not name.startswith(_CALLER_PREFIX):
         return None
     return PeerId(name.removeprefix(_CALLER_PREFIX).partition(".")[0])
-
-
-async def _splice(local: Stream, remote: Stream, throttles: Throttles) -> bool:
-    """Copy both ways until either side ends. True when the remote side ended first."""
-    outward = asyncio.ensure_future(_copy(local[0], remote[1], throttles.upload))
-    inward = asyncio.ensure_future(_copy(remote[0], local[1], throttles.download))
-    try:
-        done, _ = await asyncio.wait({outward, inward}, return_when=asyncio.FIRST_COMPLETED)
-        return inward in done
-    finally:
-        for task in (outward, inward):
-            task.cancel()
-        await asyncio.gather(outward, inward, return_exceptions=True)
-
-
-async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, throttle: Throttle) -> None:
-    while data := await source.read(throttle.chunk(CHUNK_BYTES)):
-        await throttle.let_pass(len(data))
-        sink.write(data)
-        await sink.drain()

@@ -66,6 +66,31 @@ def test_peers_shows_every_stage_and_who_is_in_doubt(capsys: pytest.CaptureFixtu
         assert word in text
 
 
+def test_peers_marks_those_behind_relays_and_the_relays(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = peers_reply()
+    print_peers(reply)
+    assert "relay" not in capsys.readouterr().out
+    one, other = reply["stages"][1]["peers"]
+    one["reach"], other["relays"] = "relayed", True
+    print_peers(reply)
+    lines = lines_of(capsys)
+    assert max(map(len, lines)) <= 80
+    assert [line.count("~") for line in lines].count(1) == 2
+    assert lines[-1] == "+ relays for others, ~ behind a relay"
+
+
+def test_status_says_how_others_reach_this_machine_and_what_it_relays(capsys: pytest.CaptureFixture[str]) -> None:
+    print_status(status_reply())
+    out = capsys.readouterr().out
+    assert "direct: 2 of 2 peers reached port 31337" in out
+    assert "circuits" not in out
+    relay = {"volunteers": True, "off": "", "reservations": 3, "circuits": 2, "bytes": 5 * 10**9}
+    print_status(status_reply(relay=relay))
+    assert "3 peers behind it, 2 circuits, 5GB carried" in capsys.readouterr().out
+    print_status(status_reply(relay={**relay, "off": "a data quota is set"}))
+    assert "off: a data quota is set" in capsys.readouterr().out
+
+
 def test_huge_numbers_and_long_names_still_fit(capsys: pytest.CaptureFixture[str]) -> None:
     reply = peers_reply(num_stages=1, peers_per_stage=1)
     reply["run"] = run_info(name="n" * 64, steps=0)

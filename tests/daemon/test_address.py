@@ -24,6 +24,15 @@ def test_what_start_prints_is_read_back(host: str, port: int, run: RunId | None)
     assert parse_address(multiaddr + (f"#{run}" if run else "")) == Address(multiaddr, PEER, run)
 
 
+def test_the_address_of_a_peer_behind_a_relay_is_of_that_peer() -> None:
+    relay = peer_id_of(Ed25519PrivateKey.generate().public_key().public_bytes_raw())
+    multiaddr = f"/ip4/1.2.3.4/tcp/5/p2p/{relay}/p2p-circuit/p2p/{PEER}"
+    assert parse_address(f"{multiaddr}#{RUN}") == Address(multiaddr, PEER, RUN)
+    for broken in (multiaddr.replace("p2p-circuit", "circuit"), f"{multiaddr}/p2p-circuit/p2p/{PEER}", multiaddr.replace(relay, "x")):
+        with pytest.raises(AddressError):
+            parse_address(broken)
+
+
 def test_a_name_instead_of_a_number_and_white_space_around_are_fine() -> None:
     assert parse_address(f"  /dns4/peerd.example/tcp/4001/p2p/{PEER}\n").multiaddr.startswith("/dns4/peerd.example/")
 

@@ -44,7 +44,8 @@ def test_every_fault_has_a_remedy_and_nothing_else_has(
         checkup.of_open_files(size),
         checkup.of_clock(offset_s, round_trip_s),
         dial_back,
-        checkup.of_relay(dial_back),
+        *(checkup.of_relay(dial_back, refusals) for refusals in ([], ["full"], ["full", ""])),
+        *(checkup.of_daemons_relays(dial_back, is_relayed, "so it is") for is_relayed in (True, False)),
         *checkup.of_speed(rate, rate),
         *checkup.of_versions(found, {"torch": "2.6", "grpcio": "1.85.1"}),
     ]
@@ -106,3 +107,16 @@ def test_being_reached_is_what_those_say_who_say_anything() -> None:
 def test_the_worst_verdict_is_the_whole_checkups(verdicts: list[Verdict]) -> None:
     found = checkup.worst([Finding("x", verdict, "x", "y") for verdict in verdicts])
     assert found is (PROBLEM if PROBLEM in verdicts else WARNING if WARNING in verdicts else OK)
+
+
+def test_that_nobody_can_dial_a_machine_is_no_problem_where_a_relay_takes_it() -> None:
+    shut = checkup.of_dial_backs([Dialled(PeerId("a"), "1.2.3.4", False)], 4001)
+    taken, refused, alone = (checkup.of_relay(shut, refusals) for refusals in (["full", ""], ["full"], []))
+    assert [each.verdict for each in (shut, taken, refused, alone)] == [PROBLEM, OK, WARNING, WARNING]
+    assert "1 of 2 relays" in taken.title
+    assert "full" in refused.title
+    assert "--relay" in alone.remedy
+    assert checkup.with_relay(shut, taken).verdict is WARNING
+    assert checkup.with_relay(shut, refused) == checkup.with_relay(shut, alone) == shut
+    open_ = checkup.of_dial_backs([Dialled(PeerId("a"), "1.2.3.4", True)], 4001)
+    assert checkup.with_relay(open_, checkup.of_relay(open_, [])) == open_

@@ -195,20 +195,23 @@ class Swarm:
         data = settings.pop("data", self.manifest.data.source)
         return self.spawn(stage=stage, join=settings.pop("join", None) or self.address, data=data, **settings)
 
-    def spawn(self, *, cache: Path | None = None, **settings: Any) -> Daemon:
+    def spawn(self, *, cache: Path | None = None, within: str = "", **settings: Any) -> Daemon:
         """Returns at once; `ready` waits."""
         usual = {"device": "cpu", "dashboard": False, "follow_parent": True, "ephemeral": True}
         known: dict[str, Any] = {"home": str(self.new_home().folder), **usual}
-        return self.spawn_with(Settings(**{**known, **settings}), cache=cache)
+        return self.spawn_with(Settings(**{**known, **settings}), cache=cache, within=within)
 
     def spawn_with(
-        self, settings: Settings, most_file_bytes: int | None = None, clock_off_s: float = 0.0, cache: Path | None = None
+        self, settings: Settings, most_file_bytes: int | None = None, clock_off_s: float = 0.0, cache: Path | None = None, within: str = ""
     ) -> Daemon:
-        """`most_file_bytes` stands for a full disk: no longer file can be written, but for the log. `cache` for another machine's."""
+        """`most_file_bytes` stands for a full disk: no longer file can be written, but for the log. `cache` for another machine's.
+        `within` is a network namespace."""
         log_file = self.folder / "logs" / f"{len(self.daemons)}.log"
         command = module_command("peerd.daemon", settings.to_json())
         if most_file_bytes is not None:
             command = ["bash", "-c", LIMITED, str(log_file), str(most_file_bytes), *command]
+        if within:
+            command = ["ip", "netns", "exec", within, *command]
         with log_file.open("wb") as log:
             process = subprocess.Popen(
                 command,

@@ -29,7 +29,7 @@ from peerd.swarm.signed import (
     unpack_manifest,
     unpack_record,
 )
-from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RunId, StepNorm, Suspicion, TiedSum, Void
+from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, Reach, RunId, StepNorm, Suspicion, TiedSum, Void
 
 RUN, OTHER_RUN = RunId("a" * 32), RunId("b" * 32)
 ME = Identity(Ed25519PrivateKey.from_private_bytes(bytes(32)))
@@ -58,6 +58,8 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "tied_sum": st.binary(max_size=16).map(AverageId),
     "tied_sums": st.lists(st.builds(TiedSum, counts, st.binary(max_size=16).map(AverageId)), max_size=8).map(tuple),
     "tied": st.builds(Lineage, counts, st.binary(max_size=32)),
+    "reach": st.sampled_from(Reach),
+    "relays": st.booleans(),
     "leaving": st.booleans(),
     "trains": st.booleans(),
     "suspects": st.lists(st.builds(Suspicion, peers, counts, counts), max_size=8).map(tuple),
@@ -72,8 +74,8 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-SOME_RUNS = (("gradient_norm", "norms"), ("next_done", "next_ledger_no"), ("tied_sum", "tied_sums", "tied"))
-"""What the records of some runs only have."""
+SOME_RUNS = (("gradient_norm", "norms"), ("next_done", "next_ledger_no"), ("tied_sum", "tied_sums", "tied"), ("reach", "relays"))
+"""What only some records say, what is told of together."""
 
 
 def records() -> st.SearchStrategy[PeerRecord]:
@@ -132,7 +134,7 @@ def test_every_field_of_a_record_travels() -> None:
     odd |= {"peer": ME.peer, "lineage": Lineage(3, b"c"), "suspects": (Suspicion(ME.peer, 1, 2),), "voids": (Void(ME.peer, 1, 2),)}
     odd |= {"tied": Lineage(2, b"t"), "tied_sums": (TiedSum(4, AverageId(b"s")),)}
     odd |= {"gradient_norm": 2.5, "norms": (StepNorm(4, 0.5), StepNorm(5, math.inf))}
-    odd |= {"phase": Phase.AVERAGED, "last_loss": 1.5, "addresses": ("a",)}
+    odd |= {"phase": Phase.AVERAGED, "reach": Reach.RELAYED, "last_loss": 1.5, "addresses": ("a",)}
     signed = sign_record(PeerRecord(**odd), ME, RUN)
     assert read_record(signed.body, signed.signature, RUN).record == PeerRecord(**odd)
 

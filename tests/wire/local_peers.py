@@ -18,7 +18,8 @@ from peerd.table.record import PeerId
 from peerd.wire.links import Links
 from peerd.wire.p2pd import P2pd
 from peerd.wire.server import start_server
-from peerd.wire.tunnel import Stream, Tunnel
+from peerd.wire.streams import Stream
+from peerd.wire.tunnel import Tunnel
 
 
 class _LocalTunnel(Tunnel):

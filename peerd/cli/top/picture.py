@@ -190,5 +190,6 @@ def details_of(peer: PeerInfo, num_microbatches: int) -> tuple[tuple[str, str], 
         ("device", f"{plain(peer['device'], 40)}, {amount(peer['memory_bytes'])}B of memory"),
         ("software", plain(peer["software"], 60)),
         ("record", f"{duration(peer['age_s'])} old, incarnation {peer['incarnation']}, {peer['inexact']} steps inexact"),
+        ("reach", plain(peer.get("reach", "unknown"), 12) + (", relays for others" if peer.get("relays") else "")),
         *(("address" if index == 0 else "", address) for index, address in enumerate(addresses)),
     )

@@ -9,8 +9,8 @@ const NARROW = 560;
 
 // A row of the stream's "now" message, by name.
 export function peerOf(row, stage) {
-  const [id, phase, step, done, queue, throughput, tokens, device, inFlight] = row;
-  return { id, phase, step, done, queue, throughput, tokens, device, inFlight, stage };
+  const [id, phase, step, done, queue, throughput, tokens, device, inFlight, reach] = row;
+  return { id, phase, step, done, queue, throughput, tokens, device, inFlight, reach, stage };
 }
 
 export class SwarmMap {

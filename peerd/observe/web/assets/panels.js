@@ -74,7 +74,7 @@ export function showChosen(host, peer, me, microbatches) {
   const name = peer.id === me ? `${shortId(peer.id)} (this machine)` : shortId(peer.id);
   facts(host, [
     ["Peer", name], ["Stage", String(peer.stage)], ["Step", whole(peer.step)], ["Phase", peer.phase], ["Holds", `${peer.done} of ${microbatches}`],
-    ["Queue", String(peer.queue)], ["Speed", `${amount(peer.throughput)} samples/s`], ["Given", `${amount(peer.tokens)} tokens`], ["Device", peer.device || "unknown"],
+    ["Queue", String(peer.queue)], ["Speed", `${amount(peer.throughput)} samples/s`], ["Given", `${amount(peer.tokens)} tokens`], ["Device", peer.device || "unknown"], ["Reached", peer.reach === "client" ? "not at all" : peer.reach || "unknown"],
   ], true);
 }
 

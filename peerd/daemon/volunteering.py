@@ -1,0 +1,69 @@
+"""Whether this peer relays for others: where it volunteers, for as long as nothing speaks against it."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+
+import structlog
+
+from peerd.control.protocol import RelayInfo
+from peerd.daemon.governor import Governor
+from peerd.daemon.node import Node
+from peerd.policy.relaying import Standing, why_not_relay
+from peerd.wire.relay import Relay
+
+LOOK_PERIOD_S = 1.0
+LOG = structlog.get_logger()
+
+
+class Volunteering:
+    """Runs for as long as a stage is served."""
+
+    def __init__(self, node: Node, governor: Governor) -> None:
+        self._node = node
+        self._governor = governor
+        self._day, self._before_today = "", 0
+
+    async def run(self) -> None:
+        if not self._node.settings.relay:
+            return
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_PERIOD_S)
+
+    async def look(self) -> None:
+        """Judge anew, and tell everybody where it is news."""
+        node, relay = self._node, self._node.network.relay
+        standing = Standing(
+            limits=self._governor.limits,
+            pause=self._governor.pause,
+            leaving=node.leaving,
+            reach=node.reachability.reach,
+            relayed_today=self._relayed_today(relay),
+        )
+        off = why_not_relay(standing, relay.bounds)
+        if off == relay.off:
+            return
+        is_news = bool(off) != bool(relay.off)
+        await relay.switch(off)
+        if is_news:
+            LOG.info("relaying", on=not off, reason=off)
+            node.announce()
+
+    def _relayed_today(self, relay: Relay) -> int:
+        today = datetime.datetime.now().strftime("%Y-%m-%d")  # noqa: DTZ005 - the owner's own day
+        if today != self._day:
+            self._day, self._before_today = today, relay.carried.total
+        return relay.carried.total - self._before_today
+
+
+def relay_info(node: Node) -> RelayInfo:
+    relay = node.network.relay
+    return {
+        "volunteers": node.settings.relay,
+        "off": relay.off,
+        "reservations": len(relay.reserved),
+        "circuits": len(relay.circuits),
+        "bytes": relay.carried.total,
+    }

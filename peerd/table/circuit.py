@@ -1,0 +1,29 @@
+"""The address of a peer behind a relay, as libp2p writes it: the relay's own address, then the peer.
+
+/ip4/IP/tcp/PORT/p2p/RELAY/p2p-circuit/p2p/PEER
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_MARK = "/p2p-circuit/p2p/"
+
+
+def circuit_address(relay_address: str, peer: str) -> str:
+    return f"{relay_address}{_MARK}{peer}"
+
+
+def is_circuit(address: str) -> bool:
+    return _MARK in address
+
+
+def relay_in(address: str) -> tuple[str, str]:
+    """The relay's own address, and its peer id."""
+    relay_address = address.partition(_MARK)[0]
+    return relay_address, relay_address.rpartition("/")[2]
+
+
+def direct(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Those that need no relay."""
+    return tuple(address for address in addresses if not is_circuit(address))
