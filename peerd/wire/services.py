@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from peerd.wire.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
-from peerd.wire.links import CHANNEL_OPTIONS, Traffic
+from peerd.wire.links import CHANNEL_OPTIONS, RETRY_AFTER_MS, Traffic
 from peerd.wire.tunnel import caller_of
 from peerd.wire.values import Average, Call, CallResult, Description, Snapshot
 
@@ -117,9 +118,11 @@ class Door:
         if caller is None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "calls come through the tunnel only")
             raise AssertionError("abort returns never")
-        if self.banned_until_s.get(caller, 0.0) > time.monotonic():
+        left_s = self.banned_until_s.get(caller, 0.0) - time.monotonic()
+        if left_s > 0:
             # Not UNAVAILABLE: the caller would take this peer for dead and tell the swarm.
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "you sent a broken message lately; try again later")
+            later = ((RETRY_AFTER_MS, str(math.ceil(1000 * left_s))),)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "you sent a broken message lately; try again later", later)
         return caller
 
     async def refuse(self, context: Any, caller: PeerId, error: PeerdError) -> NoReturn:
