@@ -29,8 +29,8 @@ from peerd.stage.tensors import decode_flat, encode_flat
 from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.timeline.spans import Kind, SpanRing
 from peerd.wire.clients import AveragingClient, PartHeader
-from peerd.wire.services import Part, Receive
-from peerd.wire.values import Average
+from peerd.wire.services import Receive
+from peerd.wire.values import Average, Part
 
 MAX_DEAD_ROUNDS = 64
 ABORT_TIMEOUT_S = 2.0

@@ -25,10 +25,16 @@ def indices(bitmap: int) -> Iterator[int]:
 
 
 def held(live: LiveView, stage: int, step: int) -> int:
-    """Union of the members' ledgers."""
+    """Union of the members' ledgers, as far as I know them or am told by those who speak for a stage far from mine.
+
+    Only what to launch hangs on what is told, never whether a gradient may be added or averaged: that is for the stage's own peers.
+    """
     bitmap = 0
     for record in live.members(stage, step):
         bitmap |= record.done
+    for record in live.speakers(stage):
+        if record.step == step and record.summary is not None:
+            bitmap |= record.summary.held
     return bitmap
 
 

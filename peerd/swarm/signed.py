@@ -20,6 +20,7 @@ from peerd.table.record import (
     Phase,
     RawRecord,
     RunId,
+    StageSummary,
     StepNorm,
     Suspicion,
     Void,
@@ -28,6 +29,9 @@ from peerd.wire.convert import bitmap_from, bitmap_to
 
 MAX_RECORD_BYTES = 4096
 MAX_NORMS = 8
+MAX_PERIODS = 256
+"""No peer lives longer unseen than three times so many announce periods, whatever it says."""
+MAX_PEERS = 1 << 20
 _MAX_COUNT = 1 << 62
 _RECORD_DOMAIN = b"peerd record\0"
 _MANIFEST_DOMAIN = b"peerd manifest\0"
@@ -132,9 +136,12 @@ def unpack_record(raw: bytes, run: RunId) -> SignedRecord:
 
 
 def _to_list(record: PeerRecord) -> list[Any]:
-    """Norms come last, and only where the run shares them."""
+    """Norms come after the rest, where the run shares them; then what only a large swarm's records say."""
     norms = [record.gradient_norm, [[known.step, known.norm] for known in record.norms]]
-    return _step_and_vitals(record) + (norms if norms != [None, []] else [])
+    told = record.summary
+    summary = None if told is None else [told.peers, told.trainers, told.queue, told.throughput, bitmap_to(told.held)]
+    large = [record.periods, summary] if record.periods > 1 or summary is not None else []
+    return _step_and_vitals(record) + (norms if large or norms != [None, []] else []) + large
 
 
 def _step_and_vitals(record: PeerRecord) -> list[Any]:
@@ -170,14 +177,15 @@ def _step_and_vitals(record: PeerRecord) -> list[Any]:
 
 
 def _from_list(fields: Any) -> PeerRecord:
-    if not isinstance(fields, list) or len(fields) not in (27, 29):
-        raise ValueError("a record has 27 fields, or 29 with norms")
+    if not isinstance(fields, list) or len(fields) not in (27, 29, 31):
+        raise ValueError("a record has 27 fields, 29 with norms, or 31 in a large swarm")
     (peer, incarnation, version, addresses, stage, step, phase, done, ledger_no, average_id, lineage, leaving, trains, trains_from) = (
         fields[:14]
     )
     (suspects, voids, checkpoints, gives_start, queue, in_flight, throughput, tokens, last_loss) = fields[14:23]
     evaluation, software, device, memory = fields[23:27]
-    gradient_norm, norms = fields[27:] or (None, [])
+    gradient_norm, norms = fields[27:29] or (None, [])
+    periods, summary = fields[29:] or (1, None)
     inexact, chain = _list(lineage, 2)
     return PeerRecord(
         peer=PeerId(_text(peer, 64)),
@@ -209,6 +217,8 @@ def _from_list(fields: Any) -> PeerRecord:
         software=_text(software, 64),
         device=_text(device, 64),
         memory_bytes=_count(memory),
+        periods=max(1, _count(periods, MAX_PERIODS)),
+        summary=None if summary is None else _summary(summary),
     )
 
 
@@ -262,6 +272,17 @@ def _pair(value: Any) -> list[Any]:
 def _evaluation(value: Any) -> Evaluation:
     step, loss = _list(value, 2)
     return Evaluation(_count(step), _real(loss))
+
+
+def _summary(value: Any) -> StageSummary:
+    peers, trainers, queue, throughput, held = _list(value, 5)
+    return StageSummary(
+        peers=_count(peers, MAX_PEERS),
+        trainers=_count(trainers, MAX_PEERS),
+        queue=_count(queue, 1 << 40),
+        throughput=_real(throughput),
+        held=bitmap_from(_bytes(held, MAX_MICROBATCHES_PER_STEP // 8)),
+    )
 
 
 def _triple(value: Any) -> list[Any]:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -38,7 +38,7 @@ from peerd.wire.generated import (
 )
 from peerd.wire.links import CHANNEL_OPTIONS, RETRY_AFTER_MS, Traffic
 from peerd.wire.tunnel import caller_of
-from peerd.wire.values import Average, Call, CallResult, Description, Snapshot
+from peerd.wire.values import Average, Call, CallResult, Description, Part, Snapshot
 
 MAX_CONCURRENT_CALLS = 1024
 LOG = structlog.get_logger()
@@ -55,6 +55,8 @@ Tallies = Callable[[], Awaitable[Sequence[StageTally]]]
 
 class SwarmHandler(Protocol):
     def gossip(self, caller: PeerId, records: Sequence[RawRecord], want_all: bool) -> Sequence[RawRecord]: ...
+
+    def news(self, caller: PeerId, known: Collection[bytes]) -> Sequence[RawRecord]: ...
 
     def describe(self) -> Description: ...
 
@@ -89,16 +91,6 @@ class DataHandler(Protocol):
     async def give(self, digest: str, first_chunk: int) -> tuple[int, Sequence[bytes], AsyncGenerator[bytes]]:
         """Size, hashes of the chunks, and the bytes of the file with this hash, from a chunk on."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Announces one member's part of the slice that the callee reduces."""
-
-    average_id: AverageId
-    slice_index: int
-    ledger: int
-    num_bytes: int
 
 
 @dataclass(slots=True)
@@ -169,7 +161,10 @@ class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
         caller = await self._door.caller(context)
         try:
             self._door.check_run(request.run)
-            answer = self._handler.gossip(caller, convert.records_from(request.records), request.want_all)
+            if request.want_news:
+                answer = self._handler.news(caller, convert.tags_from(request.known))
+            else:
+                answer = self._handler.gossip(caller, convert.records_from(request.records), request.want_all)
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
         return swarm_pb2.GossipReply(records=convert.records_to(answer))

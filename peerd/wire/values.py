@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from peerd.config.codec import NONE, Codec
 from peerd.errors import BadMessageError
 from peerd.policy.roster import Roster
-from peerd.table.record import Lineage, PeerId, RawRecord
+from peerd.table.record import AverageId, Lineage, PeerId, RawRecord
 
 CHUNK_BYTES = 1 << 20
 ITEM_BYTES = {"float32": 4, "int32": 4}
@@ -73,6 +73,16 @@ class CallResult:
     """How long the microbatch waited for its turn at the callee."""
     records: tuple[RawRecord, ...]
     loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Announces one member's part of the slice that the callee reduces."""
+
+    average_id: AverageId
+    slice_index: int
+    ledger: int
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

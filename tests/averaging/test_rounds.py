@@ -28,7 +28,7 @@ from peerd.stage.state import HeldAverage, StageState
 from peerd.stage.tensors import encode_flat
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, RawRecord
 from peerd.wire.clients import AveragingClient, PartHeader, ReceivedAverage
-from peerd.wire.services import Part
+from peerd.wire.values import Part
 from tests.strategies import view_of
 from tests.tiny_run import replace_train, tiny_manifest
 

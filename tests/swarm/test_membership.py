@@ -129,6 +129,35 @@ def test_after_a_fence_nobody_counts_until_seen_anew() -> None:
     assert mine.live().find(MATE.peer) is not None
 
 
+def test_what_counts_is_asked_anew_when_a_record_comes_when_mine_changes_and_when_one_expires() -> None:
+    mine = membership()
+    mine.publish()
+    assert mine.live() is mine.live()
+    mine.absorb([raw(version=1)])
+    first = mine.live()
+    assert first.find(MATE.peer) is not None
+    changed = replace(PeerRecord(peer=ME.peer), step=9)
+    mine.own = lambda: changed
+    assert mine.live().mine is not None
+    assert mine.live().mine.step == 9  # type: ignore[union-attr]
+    mine.view = replace(mine.view, ttl_s=-1.0)
+    assert mine.live().find(MATE.peer) is None
+
+
+def test_in_a_large_swarm_i_announce_myself_less_often_and_say_so() -> None:
+    mine = membership()
+    published = mine.publish()
+    assert published is not None
+    assert (published.record.periods, published.record.summary) == (1, None)
+    others = (Identity(Ed25519PrivateKey.from_private_bytes(number.to_bytes(32, "little"))) for number in range(1000, 1130))
+    mine.absorb([raw(other, phase=Phase.JOINING) for other in others])
+    published = mine.publish()
+    assert published is not None
+    assert published.record.periods == 5
+    assert published.record.summary is not None
+    assert published.record.summary.peers == 1
+
+
 async def test_whoever_waits_wakes_at_a_change_and_not_at_a_repeat() -> None:
     mine = membership()
     waiting = asyncio.ensure_future(mine.changed(10))

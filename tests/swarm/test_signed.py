@@ -28,7 +28,7 @@ from peerd.swarm.signed import (
     unpack_manifest,
     unpack_record,
 )
-from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RunId, StepNorm, Suspicion, Void
+from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RunId, StageSummary, StepNorm, Suspicion, Void
 
 RUN, OTHER_RUN = RunId("a" * 32), RunId("b" * 32)
 ME = Identity(Ed25519PrivateKey.from_private_bytes(bytes(32)))
@@ -63,6 +63,16 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "device": texts,
     "memory_bytes": counts,
     "gives_start": st.booleans(),
+    "periods": st.integers(1, 256),
+    "summary": st.none()
+    | st.builds(
+        StageSummary,
+        peers=st.integers(0, 1 << 20),
+        trainers=st.integers(0, 1 << 20),
+        queue=st.integers(0, 1 << 40),
+        throughput=reals,
+        held=st.integers(0, (1 << 8192) - 1) | st.integers(0, 255),
+    ),
 }
 
 
