@@ -1,6 +1,7 @@
 """Spreads records: every period to the DHT and the peers, at once when a phase changes, with bounded fan-out.
 
-One message to a peer at a time: while one is on its way, newer news of mine waits and goes out as one. A swarm too large for each
+A change of phase goes out at once, for others wait for it; news of my ledger may wait a moment for more. Few messages to one peer are on
+their way at a time: newer news of mine waits and goes out as one. A swarm too large for each
 to tell all asks around for what is new (policy/spreading.py), and only changes of phase are pushed.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 from collections.abc import Callable, Collection, Sequence
 
@@ -35,6 +37,9 @@ from peerd.wire.values import Description
 STAGE_FAN_OUT = 16
 OTHERS_FAN_OUT = 16
 MIN_PUSH_GAP_S = 0.02
+"""Between news of my ledger."""
+MOST_ON_THEIR_WAY = 3
+"""To one peer: at the end of a step one changes its phase thrice within a round trip or two."""
 PUSH_TIMEOUT_S = 3.0
 FENCE_SHARE = 0.8
 QUIET_PERIODS = 1.5
@@ -59,9 +64,10 @@ class Gossip:
         self._partners: list[PeerId] = []
         self._announced_s = float("-inf")
         self._random = random.Random(membership.me)
-        self._wanted = asyncio.Event()
-        self._to_everybody = False
-        self._sending: dict[PeerId, asyncio.Task[None]] = {}
+        self._pushed_s = float("-inf")
+        self._soon: asyncio.TimerHandle | None = None
+        """Set while news of my ledger wait."""
+        self._sending: dict[PeerId, set[asyncio.Task[None]]] = {}
         self._stale: set[PeerId] = set()
         self._quiet_until_s = 0.0
         self.on_fence: Callable[[str], None] = lambda _reason: None
@@ -69,18 +75,20 @@ class Gossip:
         """What I tell anybody who asks which runs I serve."""
 
     def push(self, everybody: bool) -> None:
-        """Send my row out soon: to my stage's peers, or to everybody within the fan-out."""
-        self._to_everybody |= everybody
+        """Send my row out: soon to my stage's peers, or now to everybody within the fan-out."""
         if everybody:
             self._announced_s = clock_s()
-        self._wanted.set()
+            self._push_now(True)
+        elif self._soon is None:
+            wait_s = max(0.0, self._pushed_s + MIN_PUSH_GAP_S - clock_s())
+            self._soon = asyncio.get_running_loop().call_later(wait_s, self._push_now, False)
 
     async def tell_everybody(self) -> None:
         """Send my row to everybody within the fan-out; returns when they have it or are out of reach."""
         for peer in self._targets(self._membership.live(), everybody=True):
-            self._send_to(peer)
-        while self._sending:
-            await asyncio.wait(self._sending.values())
+            self._send_to(peer, MOST_ON_THEIR_WAY)
+        while under_way := set().union(*self._sending.values()):
+            await asyncio.wait(under_way)
 
     async def run(self) -> None:
         try:
@@ -89,9 +97,11 @@ class Gossip:
                 group.create_task(self._read_directory())
                 group.create_task(self._look_around())
                 group.create_task(self._ask_around())
-                group.create_task(self._push_when_wanted())
         finally:
-            for task in self._sending.values():
+            self._quiet_until_s = math.inf
+            if self._soon is not None:
+                self._soon.cancel()
+            for task in set().union(*self._sending.values()):
                 task.cancel()
 
     def gossip(self, caller: PeerId, raws: Sequence[RawRecord], want_all: bool) -> list[RawRecord]:
@@ -198,19 +208,20 @@ class Gossip:
         if self._is_large:
             self._announced_s = clock_s()
             for peer in self._random.sample(self._partners, min(ANNOUNCED_TO, len(self._partners))):
-                self._send_to(peer)
+                self._send_to(peer, 1)
         else:
             self.push(everybody=True)
 
-    async def _push_when_wanted(self) -> None:
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            everybody, self._to_everybody = self._to_everybody, False
-            if clock_s() >= self._quiet_until_s:
-                for peer in self._targets(self._membership.live(), everybody):
-                    self._send_to(peer)
-            await asyncio.sleep(MIN_PUSH_GAP_S)
+    def _push_now(self, everybody: bool) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        now_s = clock_s()
+        if now_s < self._quiet_until_s:
+            return
+        self._pushed_s = now_s
+        for peer in self._targets(self._membership.live(), everybody):
+            self._send_to(peer, MOST_ON_THEIR_WAY if everybody else 1)
 
     def _targets(self, live: LiveView, everybody: bool) -> list[PeerId]:
         mine = live.mine
@@ -233,19 +244,24 @@ class Gossip:
         known = sorted({*self._membership.view.sightings, *self._membership.book} - {self._membership.me})
         return self._random.sample(known, min(len(known), OTHERS_FAN_OUT))
 
-    def _send_to(self, peer: PeerId) -> None:
-        if peer in self._sending:
+    def _send_to(self, peer: PeerId, most_on_their_way: int) -> None:
+        """My row as it is now; later where so many are on their way. Which of two comes first does not matter: the newer one counts."""
+        under_way = self._sending.setdefault(peer, set())
+        if len(under_way) >= most_on_their_way:
             self._stale.add(peer)
             return
         task = asyncio.get_running_loop().create_task(self._send(peer))
-        self._sending[peer] = task
-        task.add_done_callback(lambda _task: self._sent(peer))
+        under_way.add(task)
+        task.add_done_callback(lambda task: self._sent(peer, task))
 
-    def _sent(self, peer: PeerId) -> None:
-        self._sending.pop(peer, None)
+    def _sent(self, peer: PeerId, task: asyncio.Task[None]) -> None:
+        under_way = self._sending[peer]
+        under_way.discard(task)
+        if not under_way:
+            del self._sending[peer]
         if peer in self._stale:
             self._stale.discard(peer)
-            self._send_to(peer)
+            self._send_to(peer, MOST_ON_THEIR_WAY)
 
     async def _send(self, peer: PeerId) -> None:
         own = self._membership.raws.get(self._membership.me)
