@@ -17,11 +17,13 @@ from peerd.policy.rebalance import Rebalancing, plan
 from peerd.policy.spreading import (
     KEPT_TURNS,
     MOST_NEWS,
+    PARTNERS,
     SPEAKERS,
     SUMMARISED,
     TURNS_PER_PERIOD,
     News,
     concerns,
+    partners,
     periods,
     summarise,
     tag_of,
@@ -133,6 +135,14 @@ def test_only_speakers_ask_speakers_of_far_stages_unless_nobody_else_is_there() 
     assert {whom_to_ask(True, [1, 2], [9], draws) for draws in chances} == {1, 2, 9}
     assert {whom_to_ask(False, [], [9], draws) for draws in chances} == {9}
     assert {whom_to_ask(True, [], [], draws) for draws in chances} == {None}
+
+
+def test_partners_are_the_same_whatever_the_order_and_differ_from_peer_to_peer() -> None:
+    near = [PeerId(f"p{number}") for number in range(100)]
+    assert partners(PeerId("me"), near) == partners(PeerId("me"), near[::-1])
+    assert len(partners(PeerId("me"), near)) == PARTNERS
+    assert partners(PeerId("me"), near) != partners(PeerId("you"), near)
+    assert partners(PeerId("me"), near[:3]) != []
 
 
 @given(st.integers(0, 100_000))
