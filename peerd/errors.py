@@ -127,7 +127,10 @@ class WrongStateError(RemoteError):
 
 
 class BusyError(RemoteError):
-    """The callee has no free slot."""
+    """The callee has no free slot, or will not hear this caller for a while."""
+
+    retry_after_s: float = 0.0
+    """For so long it will say the same; 0: it does not tell."""
 
 
 class PeerGoneError(RemoteError):

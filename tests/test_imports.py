@@ -34,7 +34,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "swarm": {
         "config": "the manifest is published and pinned",
-        "policy": "admission is a policy",
+        "policy": "admission is a policy, and so is how news spreads",
         "table": "it keeps the view fresh",
         "wire": "gossip is a call",
     },

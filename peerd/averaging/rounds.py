@@ -31,8 +31,8 @@ from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.timeline.spans import Kind, SpanRing
 from peerd.wire.clients import AveragingClient, PartHeader
 from peerd.wire.links import digest_of
-from peerd.wire.services import Part, ReceiveViews
-from peerd.wire.values import Average
+from peerd.wire.services import ReceiveViews
+from peerd.wire.values import Average, Part
 
 MAX_DEAD_ROUNDS = 64
 ABORT_TIMEOUT_S = 2.0

@@ -118,7 +118,12 @@ class Stepper:
         at_start = own.record.step <= self.beginning.step
         if own.record.phase is Phase.JOINING and at_start and not live.serving(own.record.stage):
             return self._recover(live, now_s)
-        return decide(self.own_state(), live, now_s, self._rules)
+        return decide(self.own_state(), live, now_s, self._rules_in(live))
+
+    def _rules_in(self, live: LiveView) -> StepRules:
+        """Where records live longer than three periods, what looks lost has to look so for longer."""
+        mine = live.mine
+        return self._rules if mine is None or mine.periods == 1 else replace(self._rules, ttl_s=self._rules.ttl_s * mine.periods)
 
     def _recover(self, live: LiveView, now_s: float) -> Decision:
         """Nobody serves my stage and I hold the run's start at best: policy/recovery says what to do."""

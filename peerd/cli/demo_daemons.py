@@ -44,6 +44,8 @@ class DemoSwarm:
 
     plan: DemoPlan
     say: Callable[[str], None]
+    module: str = "peerd.daemon"
+    """What each daemon runs; a benchmark has its own."""
     daemons: list[DemoDaemon] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     folder: Path = field(init=False)
@@ -133,7 +135,7 @@ class DemoSwarm:
         )
         log = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - closed when the demo ends
         process = subprocess.Popen(
-            module_command("peerd.daemon", settings.to_json()),
+            module_command(self.module, settings.to_json()),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -126,7 +126,8 @@ class Node:
         """The parts that need the DHT or the data, and every callback."""
         period_s = self.place.manifest.swarm.announce_period_s
         self.directory = directory
-        self.gossip = Gossip(self.membership, self.swarm_client, directory, self.liveness, period_s)
+        num_stages = self.place.manifest.train.num_stages
+        self.gossip = Gossip(self.membership, self.swarm_client, directory, self.liveness, period_s, num_stages)
         self.training.on_change = self.announce
         self.training.fetches = corpus is None and self.place.data_source == SWARM
         if corpus is not None:
@@ -183,9 +184,10 @@ class Node:
                 trimmed_s = clock_s()
                 await asyncio.to_thread(give_back_free_memory)
             forgotten_s = clock_s() - FORGET_AFTER_TTLS * self.membership.view.ttl_s
+            live = {record.peer for record in self.membership.live().records}
             for peer, seen in list(self.membership.view.sightings.items()):
-                if seen.risen_at_s < forgotten_s and peer != self.membership.me:
-                    self.membership.forget(peer)
+                if seen.risen_at_s < forgotten_s and peer != self.membership.me and peer not in live:
+                    self.gossip.forget(peer)
                     await self.network.forget(peer)
 
     async def watch_addresses(self) -> None:

@@ -97,12 +97,13 @@ class TableReport:
         newest = stage_step(live, stage)
         at_work = step is not None and newest == step and not any(r.phase is Phase.AVERAGED for r in live.members(stage, step))
         peers = [self._peer(record, suspects) for record in self._shown(stage, live, suspects)]
+        told = live.summary(stage)  # in a large swarm of a stage far from mine, whose other peers I do not know
         return {
             "stage": stage,
             "step": newest or 0,
             "missing": missing(live, stage, step or 0, train.microbatches_per_step).bit_count() if at_work else 0,
-            "queue": sum(peer["queue"] for peer in peers),
-            "throughput": sum(peer["throughput"] for peer in peers),
+            "queue": told.queue if told else sum(peer["queue"] for peer in peers),
+            "throughput": told.throughput if told else sum(peer["throughput"] for peer in peers),
             "peers": peers,
         }
 

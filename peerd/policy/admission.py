@@ -32,8 +32,10 @@ def choose_stage(live: LiveView, needed_bytes: Sequence[int], available_bytes: i
     mean = sum(measured) / len(measured) if measured else 1.0
 
     def strength(stage: int) -> tuple[float, bytes]:
-        peers = [r for r in live.records if r.stage == stage and not r.leaving and r.peer != live.me]
-        return sum(r.throughput or mean for r in peers), digest("stage", live.me, stage, size=8)
+        peers = [r for r in live.of_stage(stage) if not r.leaving and r.peer != live.me]
+        told = live.summary(stage)
+        known = sum(r.throughput or mean for r in peers)
+        return max(known, told.throughput if told else 0.0), digest("stage", live.me, stage, size=8)
 
     weakest = min(fitting, key=strength)
     total = strength(weakest)[0]

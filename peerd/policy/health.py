@@ -76,7 +76,7 @@ def _empty_stages(facts: Facts) -> Item | None:
 
 
 def _no_trainer(facts: Facts) -> Item | None:
-    if any(record.trains for record in facts.live.records):
+    if any(record.trains or (record.summary is not None and record.summary.trainers) for record in facts.live.records):
         return None
     return Item("no-trainer", "no peer has the run's data", "problem", "start a peer that has the data, with --data PATH")
 

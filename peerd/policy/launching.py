@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from peerd.policy.hashing import digest
 from peerd.policy.ledger import accumulate_set, indices, stages_missing, work_step
-from peerd.table.record import PeerId
+from peerd.table.record import PeerId, PeerRecord
 from peerd.table.view import LiveView
 
 
@@ -25,12 +25,22 @@ def owners(trainers: Iterable[PeerId], step: int, index: int) -> list[PeerId]:
     return sorted(trainers, key=lambda trainer: digest("owner", trainer, step, index, size=8), reverse=True)
 
 
+def those_who_train(live: LiveView) -> list[PeerRecord]:
+    """All trainers; in a swarm too large for anybody to know them all, those of the first stage that has any: they know each other."""
+    trainers = [record for record in live.records if record.trains]
+    if not live.is_summarised:
+        return trainers
+    told = [record.stage for record in live.records if record.summary is not None and record.summary.trainers]
+    first = min([record.stage for record in trainers] + told, default=0)
+    return [record for record in trainers if record.stage == first]
+
+
 def trainers_of(live: LiveView, step: int) -> list[PeerId]:
     """Who owns microbatches of `step`: trainers that were there when it began, or all where none of those is left.
 
     A leaving one, too, until it says that it trains no more: what it has in flight must not be launched twice.
     """
-    trainers = [record for record in live.records if record.trains]
+    trainers = those_who_train(live)
     return [record.peer for record in trainers if record.trains_from <= step] or [record.peer for record in trainers]
 
 
@@ -90,8 +100,8 @@ def window(live: LiveView, num_stages: int, slots: int) -> int:
     A microbatch passes each stage twice, the last one once; one being computed and one waiting or on its way for each pass
     keeps peers busy (4 instead of 6 left two stages idle 7 % of the time), and more only sits in the queues of slow peers.
     """
-    narrowest = min((len(live.serving(stage)) for stage in range(num_stages)), default=0)
-    widest = max((len(live.serving(stage)) for stage in range(num_stages)), default=0)
+    narrowest = min((live.num_serving(stage) for stage in range(num_stages)), default=0)
+    widest = max((live.num_serving(stage) for stage in range(num_stages)), default=0)
     total = min((2 * num_stages - 1) * (narrowest + widest), slots * max(narrowest, 1))
     num_trainers = max(1, len(trainers_of(live, work_step(live, num_stages) or 0)))
     return max(1, -(-total // num_trainers))

@@ -29,12 +29,22 @@ def indices(bitmap: int) -> Iterator[int]:
 
 
 def held(live: LiveView, stage: int, step: int) -> int:
-    """Union of the members' ledgers, and of what those one step behind hold of this step.
+    """Union of the members' ledgers, and of what those one step behind hold of this step, as far as I know them or am told.
 
     One that still accumulates the last step while the stage is past it has missed its average and maybe cannot get it:
-    nobody waits for what it holds.
+    nobody waits for what it holds. Those who speak for a stage far from mine tell what its peers hold. Only what to launch
+    hangs on that, never whether a gradient may be added or averaged: that is for the stage's own peers.
     """
-    return _held_by(live, stage, step)
+    bitmap = _held_by(live, stage, step)
+    speakers = live.speakers(stage)
+    begun = any(record.step >= step for record in speakers)
+    for record in speakers:
+        told = record.summary
+        if told is not None and record.step == step:
+            bitmap |= told.held
+        elif told is not None and record.step == step - 1 and not begun:
+            bitmap |= told.next_held
+    return bitmap
 
 
 def _held_by(live: LiveView, stage: int, step: int, but: PeerId | None = None) -> int:

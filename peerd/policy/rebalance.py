@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from peerd.policy.hashing import digest
-from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.record import PeerId, PeerRecord, Phase, StageSummary
 from peerd.table.view import LiveView
 
 MANY_STAGES = 8
@@ -124,7 +124,7 @@ def plan(live: LiveView, num_stages: int, seed: int | str, params: Rebalancing) 
         return Plan((), "nobody is there")
     if params.rule is Rule.ALGORITHM_2:
         return _algorithm_2(records, num_stages, seed)
-    return _Improvement(records, num_stages, seed, params).plan()
+    return _Improvement(records, [live.summary(stage) for stage in range(num_stages)], num_stages, seed, params).plan()
 
 
 def seed_at(now_s: float, params: Rebalancing) -> int:
@@ -184,15 +184,19 @@ class _Improvement:
     downloading included; sums are exact, so that the order of the records does not matter.
     """
 
-    def __init__(self, records: list[PeerRecord], num_stages: int, seed: int | str, params: Rebalancing) -> None:
+    def __init__(
+        self, records: list[PeerRecord], summaries: Sequence[StageSummary | None], num_stages: int, seed: int | str, params: Rebalancing
+    ) -> None:
         self._records, self._seed, self._params = records, seed, params
         self._work = [params.work_at(stage) for stage in range(num_stages)]
         self._speeds = self._believed_speeds()
         self._rates: list[list[float]] = [[] for _ in range(num_stages)]
         for record, speed in zip(records, self._speeds, strict=True):
             self._rates[record.stage].append(speed / self._work[record.stage])
-        self._strengths = [math.fsum(rates) for rates in self._rates]
-        self._fair = math.fsum(self._speeds) / sum(self._work)
+        unseen = [0.0 if told is None else max(0.0, told.throughput - math.fsum(self._rates[s])) for s, told in enumerate(summaries)]
+        self._strengths = [math.fsum([*rates, rest]) for rates, rest in zip(self._rates, unseen, strict=True)]
+        unseen_speeds = [rest * work for rest, work in zip(unseen, self._work, strict=True)]
+        self._fair = math.fsum([*self._speeds, *unseen_speeds]) / sum(self._work)
         """What every stage would have if speed could be cut up at will: no partition does better."""
         least = min(self._strengths)
         equals = [stage for stage in range(num_stages) if self._strengths[stage] == least]

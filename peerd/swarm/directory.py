@@ -88,7 +88,7 @@ class Directory:
 
     def store_soon(self, run: RunId, signed: SignedRecord) -> None:
         """Store my record in the background; a store that fails is made good by the next period's."""
-        expires = get_dht_time() + 3 * self._period_s + 3.0
+        expires = get_dht_time() + 3 * self._period_s * signed.record.periods + 3.0
         key, subkey, value = stage_key(run, signed.record.stage), signed.record.peer, pack_record(signed)
         self._in_background(self._store(key, subkey, value, expires))
 
@@ -96,9 +96,9 @@ class Directory:
         expires = get_dht_time() + MANIFEST_LIFE_S
         self._in_background(self._store(signed.run, MANIFEST_SUBKEY, pack_manifest(signed), expires))
 
-    async def read_records(self, run: RunId) -> list[RawRecord]:
-        """The records of all stages as they are stored; not verified here."""
-        keys = [stage_key(run, stage) for stage in range(self._num_stages)]
+    async def read_records(self, run: RunId, stages: Iterable[int]) -> list[RawRecord]:
+        """The records of these stages as they are stored; not verified here."""
+        keys = [stage_key(run, stage) for stage in stages]
         try:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
                 found = await self._node.get_many(keys, sufficient_expiration_time=math.inf)  # or a stale cache answers

@@ -1,45 +1,73 @@
 """Spreads records: every period to the DHT and the peers, at once when a phase changes, with bounded fan-out.
 
-One message to a peer at a time: while one is on its way, newer news of mine waits and goes out as one.
+A change of phase goes out at once, for others wait for it; news of my ledger may wait a moment for more. Few messages to one peer are on
+their way at a time: newer news of mine waits and goes out as one. A swarm too large for each
+to tell all asks around for what is new (policy/spreading.py), and only changes of phase are pushed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from peerd.errors import BadMessageError, RemoteError
+from peerd.policy.roster import leader_of
+from peerd.policy.spreading import (
+    ANNOUNCED_TO,
+    KEEPERS,
+    KNOWN_PER_PERIOD,
+    TELLS_ALL,
+    TURNS_PER_PERIOD,
+    News,
+    is_among_first,
+    partners,
+    whom_to_ask,
+)
 from peerd.swarm.directory import Directory
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import PeerId, RawRecord
-from peerd.table.view import LiveView
+from peerd.table.view import NEAR_STAGES, LiveView
 from peerd.wire.clients import SwarmClient
 from peerd.wire.values import Description
 
 STAGE_FAN_OUT = 16
 OTHERS_FAN_OUT = 16
-RELAYED_RECORDS = 16
 MIN_PUSH_GAP_S = 0.02
+"""Between news of my ledger."""
+MOST_ON_THEIR_WAY = 3
+"""To one peer: at the end of a step one changes its phase thrice within a round trip or two."""
 PUSH_TIMEOUT_S = 3.0
 FENCE_SHARE = 0.8
 QUIET_PERIODS = 1.5
+EARLY = 0.5
+"""In periods: an announcement due before the next look at the clock goes out now."""
 
 
 class Gossip:
     """Announces my record and passes others' on."""
 
-    def __init__(self, membership: Membership, client: SwarmClient, directory: Directory, liveness: Liveness, period_s: float) -> None:
+    def __init__(
+        self, membership: Membership, client: SwarmClient, directory: Directory, liveness: Liveness, period_s: float, num_stages: int
+    ) -> None:
         self._membership = membership
         self._client = client
         self._directory = directory
         self._liveness = liveness
         self._period_s = period_s
+        self._stages = range(num_stages)
+        self._news = News(period_s)
+        membership.on_risen = lambda signed: self._news.note(signed.record, signed.raw, clock_s())
+        self._partners: list[PeerId] = []
+        self._announced_s = float("-inf")
         self._random = random.Random(membership.me)
-        self._wanted = asyncio.Event()
-        self._to_everybody = False
-        self._sending: dict[PeerId, asyncio.Task[None]] = {}
+        self._pushed_s = float("-inf")
+        self._soon: asyncio.TimerHandle | None = None
+        """Set while news of my ledger wait."""
+        self._sending: dict[PeerId, set[asyncio.Task[None]]] = {}
         self._stale: set[PeerId] = set()
         self._quiet_until_s = 0.0
         self.on_fence: Callable[[str], None] = lambda _reason: None
@@ -47,16 +75,20 @@ class Gossip:
         """What I tell anybody who asks which runs I serve."""
 
     def push(self, everybody: bool) -> None:
-        """Send my row out soon: to my stage's peers, or to everybody within the fan-out."""
-        self._to_everybody |= everybody
-        self._wanted.set()
+        """Send my row out: soon to my stage's peers, or now to everybody within the fan-out."""
+        if everybody:
+            self._announced_s = clock_s()
+            self._push_now(True)
+        elif self._soon is None:
+            wait_s = max(0.0, self._pushed_s + MIN_PUSH_GAP_S - clock_s())
+            self._soon = asyncio.get_running_loop().call_later(wait_s, self._push_now, False)
 
     async def tell_everybody(self) -> None:
         """Send my row to everybody within the fan-out; returns when they have it or are out of reach."""
         for peer in self._targets(self._membership.live(), everybody=True):
-            self._send_to(peer)
-        while self._sending:
-            await asyncio.wait(self._sending.values())
+            self._send_to(peer, MOST_ON_THEIR_WAY)
+        while under_way := set().union(*self._sending.values()):
+            await asyncio.wait(under_way)
 
     async def run(self) -> None:
         try:
@@ -64,9 +96,12 @@ class Gossip:
                 group.create_task(self._announce())
                 group.create_task(self._read_directory())
                 group.create_task(self._look_around())
-                group.create_task(self._push_when_wanted())
+                group.create_task(self._ask_around())
         finally:
-            for task in self._sending.values():
+            self._quiet_until_s = math.inf
+            if self._soon is not None:
+                self._soon.cancel()
+            for task in set().union(*self._sending.values()):
                 task.cancel()
 
     def gossip(self, caller: PeerId, raws: Sequence[RawRecord], want_all: bool) -> list[RawRecord]:
@@ -78,12 +113,23 @@ class Gossip:
         own = self._membership.raws.get(self._membership.me)
         return [own.raw] if own is not None else []
 
+    def news(self, caller: PeerId, known: Collection[bytes]) -> list[RawRecord]:
+        """What rose lately and the caller does not name among what it knows."""
+        live = self._membership.live()
+        record = live.find(caller)
+        return self._news.unknown_to(known, record.stage if record is not None and live.is_summarised else None, clock_s())
+
+    def forget(self, peer: PeerId) -> None:
+        """It is gone for good."""
+        self._membership.forget(peer)
+        self._news.forget(peer)
+
     async def _announce(self) -> None:
         """Every period: publish and store in the DHT. T3: fence myself when I was away. Waits for nobody."""
         last_s = clock_s()
         while True:
             now_s = clock_s()
-            if now_s - last_s > FENCE_SHARE * self._membership.view.ttl_s:
+            if now_s - last_s > FENCE_SHARE * self._membership.view.ttl_s * self._periods:
                 self.fence(f"this peer did not run for {now_s - last_s:.1f} s")
             last_s = now_s
             if now_s >= self._quiet_until_s:
@@ -93,12 +139,13 @@ class Gossip:
     async def _read_directory(self) -> None:
         """Peers that gossip has not brought yet; the DHT may take seconds to answer."""
         while True:
-            self._membership.absorb_quietly(await self._directory.read_records(self._membership.run))
-            await asyncio.sleep(self._period_s)
+            stages = [self._random.choice(self._stages)] if self._periods > 1 else self._stages
+            self._membership.absorb_quietly(await self._directory.read_records(self._membership.run, stages))
+            await asyncio.sleep(self._period_s * self._periods)
 
     async def _look_around(self) -> None:
-        """Every period somebody's whole table, in a swarm within the fan-out (a larger one relays): two that have only
-        friends in common learn of one another, also while the DHT is full of the dead."""
+        """Every period somebody's whole table, in a swarm where each tells all: two that have only friends in common learn
+        of one another, also while the DHT is full of the dead."""
         while True:
             await asyncio.sleep(self._period_s)
             others = self._targets(self._membership.live(), everybody=True)
@@ -110,27 +157,71 @@ class Gossip:
                 continue  # the next push finds out what is the matter with it
             self._membership.absorb_quietly(table)
 
+    async def _ask_around(self) -> None:
+        """In a larger swarm somebody's news, some times a period. Whoever does not answer is looked after like any other that failed."""
+        for turn in itertools.count():
+            await asyncio.sleep(self._period_s / TURNS_PER_PERIOD)
+            if turn % TURNS_PER_PERIOD == 0:
+                self._partners = partners(self._membership.me, self._near(self._membership.live()))
+            peer = self._whom_to_ask() if self._is_large and clock_s() >= self._quiet_until_s else None
+            if peer is None:
+                continue
+            try:
+                known = self._news.tags(clock_s())
+                self._membership.absorb_quietly(await self._client.ask_for_news(peer, known, PUSH_TIMEOUT_S))
+            except BadMessageError:
+                continue
+            except RemoteError:
+                self._liveness.report_failure(peer)
+
+    def _whom_to_ask(self) -> PeerId | None:
+        live = self._membership.live()
+        mine, there = live.mine, [peer for peer in self._partners if live.find(peer) is not None]
+        far = [r.peer for stage in self._stages for r in live.speakers(stage)] if live.is_summarised else []
+        return whom_to_ask(mine is not None and mine.summary is not None, there, far, (self._random.random(), self._random.random()))
+
+    def _near(self, live: LiveView) -> list[PeerId]:
+        """Those with whom I share most of what we have to know."""
+        mine = live.mine
+        stages: Sequence[int] = self._stages
+        if mine is not None and live.is_summarised:
+            stages = range(mine.stage - NEAR_STAGES, mine.stage + NEAR_STAGES + 1)
+        return [r.peer for stage in stages for r in live.of_stage(stage) if r.peer != live.me]
+
     def fence(self, reason: str) -> None:
         """Rule T3, but for what belongs to the stage: the view is cleared and this peer stays quiet for a while."""
-        self._quiet_until_s = clock_s() + QUIET_PERIODS * self._period_s
+        self._quiet_until_s = clock_s() + QUIET_PERIODS * self._period_s * self._periods
         self._membership.clear_liveness()
         self.on_fence(reason)
 
     def _publish_and_store(self) -> None:
+        """In a large swarm only when it is due, and those who ask around take it on."""
+        live = self._membership.live()
+        waits_s = (self._periods - EARLY) * self._period_s if self._periods > 1 else 0.0
+        if clock_s() - self._announced_s < waits_s:
+            return
         signed = self._membership.publish()
-        if signed is not None:
+        if signed is None:
+            return
+        if len(live.records) <= KNOWN_PER_PERIOD or is_among_first(signed.record, live, KEEPERS):
             self._directory.store_soon(self._membership.run, signed)
+        if self._is_large:
+            self._announced_s = clock_s()
+            for peer in self._random.sample(self._partners, min(ANNOUNCED_TO, len(self._partners))):
+                self._send_to(peer, 1)
+        else:
             self.push(everybody=True)
 
-    async def _push_when_wanted(self) -> None:
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            everybody, self._to_everybody = self._to_everybody, False
-            if clock_s() >= self._quiet_until_s:
-                for peer in self._targets(self._membership.live(), everybody):
-                    self._send_to(peer)
-            await asyncio.sleep(MIN_PUSH_GAP_S)
+    def _push_now(self, everybody: bool) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        now_s = clock_s()
+        if now_s < self._quiet_until_s:
+            return
+        self._pushed_s = now_s
+        for peer in self._targets(self._membership.live(), everybody):
+            self._send_to(peer, MOST_ON_THEIR_WAY if everybody else 1)
 
     def _targets(self, live: LiveView, everybody: bool) -> list[PeerId]:
         mine = live.mine
@@ -138,9 +229,13 @@ class Gossip:
         if not others:
             return self._strangers()
         mates = [r.peer for r in others if mine is not None and r.stage == mine.stage]
-        rest = [r.peer for r in others if r.peer not in mates]
-        chosen = self._random.sample(mates, min(len(mates), STAGE_FAN_OUT))
-        if everybody:
+        rest = [r.peer for r in others if mine is None or r.stage != mine.stage]
+        known = self._partners if live.is_summarised else mates
+        chosen = self._random.sample(known, min(len(known), STAGE_FAN_OUT))
+        if mine is not None and len(mates) > STAGE_FAN_OUT:
+            leader = leader_of(live.members(mine.stage, mine.step))  # it proposes as soon as it has seen all ledgers
+            chosen += [leader] if leader is not None and leader not in (live.me, *chosen) else []
+        if everybody and not live.is_summarised:
             chosen += self._random.sample(rest, min(len(rest), OTHERS_FAN_OUT))
         return chosen
 
@@ -149,23 +244,29 @@ class Gossip:
         known = sorted({*self._membership.view.sightings, *self._membership.book} - {self._membership.me})
         return self._random.sample(known, min(len(known), OTHERS_FAN_OUT))
 
-    def _send_to(self, peer: PeerId) -> None:
-        if peer in self._sending:
+    def _send_to(self, peer: PeerId, most_on_their_way: int) -> None:
+        """My row as it is now; later where so many are on their way. Which of two comes first does not matter: the newer one counts."""
+        under_way = self._sending.setdefault(peer, set())
+        if len(under_way) >= most_on_their_way:
             self._stale.add(peer)
             return
         task = asyncio.get_running_loop().create_task(self._send(peer))
-        self._sending[peer] = task
-        task.add_done_callback(lambda _task: self._sent(peer))
+        under_way.add(task)
+        task.add_done_callback(lambda task: self._sent(peer, task))
 
-    def _sent(self, peer: PeerId) -> None:
-        self._sending.pop(peer, None)
+    def _sent(self, peer: PeerId, task: asyncio.Task[None]) -> None:
+        under_way = self._sending[peer]
+        under_way.discard(task)
+        if not under_way:
+            del self._sending[peer]
         if peer in self._stale:
             self._stale.discard(peer)
-            self._send_to(peer)
+            self._send_to(peer, MOST_ON_THEIR_WAY)
 
     async def _send(self, peer: PeerId) -> None:
+        own = self._membership.raws.get(self._membership.me)
         try:
-            self._membership.absorb(await self._client.gossip(peer, self._news(), PUSH_TIMEOUT_S))
+            self._membership.absorb(await self._client.gossip(peer, [own.raw] if own is not None else [], PUSH_TIMEOUT_S))
         except BadMessageError:
             return  # counted where it was refused; the peer's next message may be sound
         except RemoteError:
@@ -173,15 +274,11 @@ class Gossip:
             self._liveness.report_failure(peer)
 
     @property
-    def _is_large(self) -> bool:
-        return len(self._membership.live().records) > STAGE_FAN_OUT + OTHERS_FAN_OUT
+    def _periods(self) -> int:
+        """In so many periods I announce myself at least once."""
+        mine = self._membership.find(self._membership.me)
+        return mine.periods if mine is not None else 1
 
-    def _news(self) -> list[RawRecord]:
-        """My row, and in a swarm larger than the fan-out some others' that rose lately."""
-        membership = self._membership
-        own = membership.raws.get(membership.me)
-        news = [own.raw] if own is not None else []
-        if self._is_large:
-            lately = sorted(membership.view.sightings.values(), key=lambda seen: -seen.risen_at_s)[:RELAYED_RECORDS]
-            news += [membership.raws[s.record.peer].raw for s in lately if s.record.peer in membership.raws]
-        return news
+    @property
+    def _is_large(self) -> bool:
+        return len(self._membership.live().records) > TELLS_ALL

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from peerd.errors import BadMessageError
+from peerd.policy.spreading import periods, summarise
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedRecord, peek_record, read_record, sign_record
 from peerd.table.record import Evaluation, PeerId, PeerRecord, RawRecord, Reach, RunId, Suspicion
@@ -45,6 +46,17 @@ class Vitals:
     memory_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """The last answer about who counts, and for what it was given: between two pieces of news the question is asked often."""
+
+    view: SwarmView
+    own: PeerRecord | None
+    made_at_s: float
+    until_s: float
+    live: LiveView
+
+
 class Membership:
     """Merges what arrives, publishes what this peer is."""
 
@@ -64,7 +76,10 @@ class Membership:
         self.book: dict[PeerId, tuple[str, ...]] = {}
         """Addresses of peers met before, whose records have not been seen yet."""
         self.messages_refused = 0
+        self.on_risen: Callable[[SignedRecord], None] = lambda _signed: None
+        """A record is newer than what was known, or is a new one of mine."""
         self._version = 0
+        self._live: _Live | None = None
         self._suspects: dict[PeerId, tuple[int, int]] = {}
         self._waiters: set[asyncio.Future[None]] = set()
 
@@ -74,10 +89,15 @@ class Membership:
 
     def live(self) -> LiveView:
         """What counts now, my own row as it is and not as it was last announced."""
-        live, own = self.view.live(clock_s()), self.own()
-        if own is None:
-            return live
-        return replace(live, records=tuple(_with_step_fields(r, own) if r.peer == own.peer else r for r in live.records))
+        view, own, now_s = self.view, self.own(), clock_s()
+        known = self._live
+        if known is not None and known.view is view and known.own is own and known.made_at_s <= now_s < known.until_s:
+            return known.live
+        live = view.live(now_s)
+        if own is not None:
+            live = replace(live, records=tuple(_with_step_fields(r, own) if r.peer == own.peer else r for r in live.records))
+        self._live = _Live(view, own, now_s, view.holds_until_s(now_s), live)
+        return live
 
     def find(self, peer: PeerId) -> PeerRecord | None:
         """The last record seen of a peer, live or not."""
@@ -97,15 +117,19 @@ class Membership:
         self._version += 1
         vitals = self.vitals()
         suspects = tuple(Suspicion(peer, *pair) for peer, pair in list(self._suspects.items())[:MAX_SUSPECTS])
+        live = self.live()
         record = replace(
             own,
             version=self._version,
             suspects=suspects,
+            periods=periods(len(live.records)),
+            summary=summarise(own, live),
             **{name: getattr(vitals, name) for name in Vitals.__slots__},
         )
         signed = sign_record(record, self.identity, self.run)
         self.raws[self.me] = signed
         self.view = self.view.merge(record, clock_s())
+        self.on_risen(signed)
         self.wake()
         return signed
 
@@ -172,6 +196,7 @@ class Membership:
             return False
         self.view = self.view.merge(signed.record, clock_s())
         self.raws[peer] = signed
+        self.on_risen(signed)
         if any(s.peer == self.me and (s.incarnation, s.version) == self._last_pair() for s in signed.record.suspects):
             self.on_suspected()
         return True
@@ -199,6 +224,8 @@ def _with_step_fields(published: PeerRecord, own: PeerRecord) -> PeerRecord:
         phase=own.phase,
         done=own.done,
         ledger_no=own.ledger_no,
+        next_done=own.next_done,
+        next_ledger_no=own.next_ledger_no,
         average_id=own.average_id,
         lineage=own.lineage,
         gradient_norm=own.gradient_norm,

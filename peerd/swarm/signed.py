@@ -22,6 +22,7 @@ from peerd.table.record import (
     RawRecord,
     Reach,
     RunId,
+    StageSummary,
     StepNorm,
     Suspicion,
     TiedSum,
@@ -31,11 +32,14 @@ from peerd.wire.convert import bitmap_from, bitmap_to
 
 MAX_RECORD_BYTES = 4096
 MAX_NORMS = 8
+MAX_PERIODS = 256
+"""No peer lives longer unseen than three times so many announce periods, whatever it says."""
+MAX_PEERS = 1 << 20
 _MAX_COUNT = 1 << 62
 NUM_FIELDS = 27
 """That every record has."""
-_ABSENT: tuple[list[Any], ...] = ([None, []], [b"", 0], [NO_AVERAGE, [], [0, b""]], [0, False])
-"""What norms, the next step's ledger, a tied weight's fields, and how a peer is reached are where a record says nothing of it."""
+_ABSENT: tuple[list[Any], ...] = ([None, []], [b"", 0], [NO_AVERAGE, [], [0, b""]], [0, False], [1, None])
+"""What norms, the next step's ledger, a tied weight, how a peer is reached, and a large swarm are where a record says nothing of it."""
 _RECORD_DOMAIN = b"peerd record\0"
 _MANIFEST_DOMAIN = b"peerd manifest\0"
 
@@ -145,11 +149,16 @@ def _to_list(record: PeerRecord) -> list[Any]:
     tied = [record.tied_sum, told, [record.tied.inexact, record.tied.chain]]
     following = [bitmap_to(record.next_done), record.next_ledger_no]
     reached = [int(record.reach), record.relays]
-    parts = [norms, following, tied, reached]
+    large = [record.periods, None if record.summary is None else _summary_to(record.summary)]
+    parts = [norms, following, tied, reached, large]
     some = [part if part != none else None for part, none in zip(parts, _ABSENT, strict=True)]
     while some and some[-1] is None:
         some.pop()
     return _step_and_vitals(record) + some
+
+
+def _summary_to(told: StageSummary) -> list[Any]:
+    return [told.peers, told.trainers, told.queue, told.throughput, bitmap_to(told.held), bitmap_to(told.next_held)]
 
 
 def _step_and_vitals(record: PeerRecord) -> list[Any]:
@@ -192,7 +201,9 @@ def _from_list(fields: Any) -> PeerRecord:
     )
     (suspects, voids, checkpoints, gives_start, queue, in_flight, throughput, tokens, last_loss) = fields[14:23]
     evaluation, software, device, memory = fields[23:NUM_FIELDS]
-    (gradient_norm, norms), (next_done, next_ledger_no), (tied_sum, tied_sums, tied), (reach, relays) = _parts(fields[NUM_FIELDS:])
+    norms_told, following, tied_told, reached, large = _parts(fields[NUM_FIELDS:])
+    (gradient_norm, norms), (next_done, next_ledger_no), (tied_sum, tied_sums, tied) = norms_told, following, tied_told
+    (reach, relays), (periods, summary) = reached, large
     (inexact, chain), (tied_inexact, tied_chain) = _list(lineage, 2), _list(tied, 2)
     return PeerRecord(
         peer=PeerId(_text(peer, 64)),
@@ -231,6 +242,8 @@ def _from_list(fields: Any) -> PeerRecord:
         software=_text(software, 64),
         device=_text(device, 64),
         memory_bytes=_count(memory),
+        periods=max(1, _count(periods, MAX_PERIODS)),
+        summary=None if summary is None else _summary(summary),
     )
 
 
@@ -291,6 +304,18 @@ def _pair(value: Any) -> list[Any]:
 def _evaluation(value: Any) -> Evaluation:
     step, loss = _list(value, 2)
     return Evaluation(_count(step), _real(loss))
+
+
+def _summary(value: Any) -> StageSummary:
+    peers, trainers, queue, throughput, held, next_held = _list(value, 6)
+    return StageSummary(
+        peers=_count(peers, MAX_PEERS),
+        trainers=_count(trainers, MAX_PEERS),
+        queue=_count(queue, 1 << 40),
+        throughput=_real(throughput),
+        held=bitmap_from(_bytes(held, MAX_MICROBATCHES_PER_STEP // 8)),
+        next_held=bitmap_from(_bytes(next_held, MAX_MICROBATCHES_PER_STEP // 8)),
+    )
 
 
 def _triple(value: Any) -> list[Any]:

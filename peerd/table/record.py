@@ -113,6 +113,22 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageSummary:
+    """A whole stage in a few numbers, by one of its own peers, for those in a large swarm who know no more of it."""
+
+    peers: int
+    """Those that serve."""
+    trainers: int
+    queue: int
+    throughput: float
+    """Samples per second, of all peers; those that leave left out."""
+    held: int
+    """Union of the members' ledgers at the step of the record that says so."""
+    next_held: int = 0
+    """Of those of the step after it, where steps overlap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRecord:
     """A peer's row. Signed on the wire; per peer the highest (incarnation, version) wins."""
 
@@ -168,6 +184,10 @@ class PeerRecord:
     software: str = ""
     device: str = ""
     memory_bytes: int = 0
+    periods: int = 1
+    """It announces itself at least once in so many announce periods, and lives three times as long."""
+    summary: StageSummary | None = None
+    """Of its stage, where this peer speaks for it."""
 
     @property
     def worth(self) -> tuple[int, Lineage, bytes]:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from statistics import median_low
 from types import MappingProxyType
 
-from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.record import PeerId, PeerRecord, Phase, StageSummary
 
 TTL_PERIODS = 3
+NEAR_STAGES = 1
+"""In a large swarm a peer knows all peers of the stages up to so far from its own."""
 MAX_TOMBSTONES = 20_000
 _EMPTY: Mapping[PeerId, Sighting] = MappingProxyType({})
 
@@ -24,6 +27,10 @@ class Sighting:
     record: PeerRecord
     risen_at_s: float
 
+    def is_fresh(self, now_s: float, ttl_s: float) -> bool:
+        """T2: it rose within three announce periods of its own."""
+        return now_s - self.risen_at_s < ttl_s * self.record.periods
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveView:
@@ -31,23 +38,67 @@ class LiveView:
 
     me: PeerId
     records: tuple[PeerRecord, ...]
-    """Live records of the run, sorted by peer id, mine included."""
+    """Live records of the run, sorted by peer id, mine included. Of a large swarm those of my own and the neighbouring
+    stages, and of every other one its speakers'."""
+    _by_peer: dict[PeerId, PeerRecord] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _by_stage: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Filled by the first question, for there are many about one view."""
 
     def find(self, peer: PeerId) -> PeerRecord | None:
-        return next((record for record in self.records if record.peer == peer), None)
+        if not self._by_peer:
+            self._by_peer.update({record.peer: record for record in self.records})
+        return self._by_peer.get(peer)
 
     @property
     def mine(self) -> PeerRecord | None:
         return self.find(self.me)
 
+    def of_stage(self, stage: int) -> tuple[PeerRecord, ...]:
+        """Live peers of a stage, joining ones included."""
+        if not self._by_stage:
+            found: dict[int, list[PeerRecord]] = {}
+            for record in self.records:
+                found.setdefault(record.stage, []).append(record)
+            self._by_stage.update({stage: tuple(records) for stage, records in found.items()})
+        return self._by_stage.get(stage, ())
+
     def serving(self, stage: int) -> tuple[PeerRecord, ...]:
         """Live peers of a stage that have its parameters, whatever their step."""
-        return tuple(r for r in self.records if r.stage == stage and r.phase is not Phase.JOINING)
+        return tuple(r for r in self.of_stage(stage) if r.phase is not Phase.JOINING)
 
     def members(self, stage: int, step: int) -> tuple[PeerRecord, ...]:
         """T4: live records with that stage and step, not joining and not voided for the step."""
-        voided = {(v.peer, v.incarnation, v.step) for r in self.records if r.stage == stage for v in r.voids}
+        voided = {(v.peer, v.incarnation, v.step) for r in self.of_stage(stage) for v in r.voids}
         return tuple(r for r in self.serving(stage) if r.step == step and (r.peer, r.incarnation, step) not in voided)
+
+    @property
+    def is_summarised(self) -> bool:
+        """Whether the swarm is so large that nobody knows all of it."""
+        return any(record.summary is not None for record in self.records)
+
+    def speakers(self, stage: int) -> tuple[PeerRecord, ...]:
+        """Peers that speak for a stage of which I know no others; nobody for my own stage and its neighbours."""
+        told = tuple(r for r in self.serving(stage) if r.summary is not None)
+        mine = self.mine if told else None
+        return () if mine is not None and abs(stage - mine.stage) <= NEAR_STAGES else told
+
+    def summary(self, stage: int) -> StageSummary | None:
+        """What speakers say of a stage that I do not know myself: of each number the median, for one of them may be wrong."""
+        told = [r.summary for r in self.speakers(stage) if r.summary is not None]
+        if not told:
+            return None
+        return StageSummary(
+            peers=median_low([each.peers for each in told]),
+            trainers=median_low([each.trainers for each in told]),
+            queue=median_low([each.queue for each in told]),
+            throughput=median_low([each.throughput for each in told]),
+            held=0,
+        )
+
+    def num_serving(self, stage: int) -> int:
+        """Peers that serve a stage, those included of whom I have only been told."""
+        told = self.summary(stage)
+        return max(len(self.serving(stage)), told.peers if told is not None else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +129,7 @@ class SwarmView:
 
     def live(self, now_s: float) -> LiveView:
         """The records that rose within the TTL and that no live peer suspects at their present pair."""
-        fresh = [s.record for s in self.sightings.values() if now_s - s.risen_at_s < self.ttl_s or s.record.peer == self.me]
+        fresh = [s.record for s in self.sightings.values() if s.is_fresh(now_s, self.ttl_s) or s.record.peer == self.me]
         accused: dict[PeerId, tuple[int, int]] = {}
         for record in fresh:
             for suspicion in record.suspects:
@@ -88,10 +139,15 @@ class SwarmView:
         counted = [r for r in fresh if r.peer not in accused or r.pair > accused[r.peer]]
         return LiveView(me=self.me, records=tuple(sorted(counted, key=lambda r: r.peer)))
 
+    def holds_until_s(self, now_s: float) -> float:
+        """Until when `live` stays what it is now, as long as nothing is merged: the next record's death."""
+        fresh = [s for s in self.sightings.values() if s.is_fresh(now_s, self.ttl_s) and s.record.peer != self.me]
+        return min((s.risen_at_s + self.ttl_s * s.record.periods for s in fresh), default=float("inf"))
+
     def suspects(self, now_s: float) -> frozenset[PeerId]:
         """Peers whose record is fresh but does not count because somebody suspects them."""
         counted = {r.peer for r in self.live(now_s).records}
-        fresh = {s.record.peer for s in self.sightings.values() if now_s - s.risen_at_s < self.ttl_s}
+        fresh = {s.record.peer for s in self.sightings.values() if s.is_fresh(now_s, self.ttl_s)}
         return frozenset(fresh - counted)
 
     def accuses_me(self, incarnation: int, now_s: float) -> bool:

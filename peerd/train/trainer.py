@@ -90,17 +90,24 @@ class Trainer:
 
     def _launchable(self, live: LiveView, now_s: float) -> tuple[list[Launch], frozenset[tuple[int, int]]]:
         train = self._manifest.train
+        takeover_s = max(self._takeover_s, self._age_of_summaries_s(live))
         launches, absent = launchable(
             live,
             train.num_stages,
             train.microbatches_per_step,
             self._missing_since_s,
             now_s,
-            self._takeover_s,
+            takeover_s,
             last_step=train.steps,
             overlaps=train.overlaps_steps,
         )
         return [launch for launch in launches if self._stop_at is None or launch.step < self._stop_at], absent
+
+    def _age_of_summaries_s(self, live: LiveView) -> float:
+        """How old what far stages' speakers tell may be: what seems to be missing for no longer may be there."""
+        mine = live.mine
+        periods = mine.periods - 1 if mine is not None else 0
+        return 2 * periods * self._manifest.swarm.announce_period_s
 
     def _launch_missing(self, group: asyncio.TaskGroup) -> None:
         live, now_s, train = self._membership.live(), clock_s(), self._manifest.train

@@ -46,8 +46,16 @@ class SwarmClient:
         self._run = run
 
     async def gossip(self, peer: PeerId, records: Sequence[RawRecord], timeout_s: float, want_all: bool = False) -> tuple[RawRecord, ...]:
-        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
         request = swarm_pb2.GossipRequest(run=self._run, records=convert.records_to(records), want_all=want_all)
+        return await self._gossip(peer, request, timeout_s)
+
+    async def ask_for_news(self, peer: PeerId, known: Sequence[bytes], timeout_s: float) -> tuple[RawRecord, ...]:
+        """What rose lately at `peer`, but for what is known here, by the tags of policy/spreading.py."""
+        request = swarm_pb2.GossipRequest(run=self._run, want_news=True, known=convert.tags_to(known))
+        return await self._gossip(peer, request, timeout_s)
+
+    async def _gossip(self, peer: PeerId, request: swarm_pb2.GossipRequest, timeout_s: float) -> tuple[RawRecord, ...]:
+        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
         reply = await _unary(stub.Gossip(request, timeout=timeout_s))
         self._links.traffic.sent_bytes += request.ByteSize()
         self._links.traffic.received_bytes += reply.ByteSize()

@@ -9,6 +9,7 @@ from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BadMessageError
 from peerd.policy.contributions import StageTally, Tally
 from peerd.policy.roster import Roster, RosterEntry
+from peerd.policy.spreading import MOST_TAGS, TAG_BYTES
 from peerd.table.record import PeerId, RawRecord
 from peerd.wire.generated import averaging_pb2, stage_pb2, swarm_pb2
 from peerd.wire.values import ITEM_BYTES, Call, TensorBytes
@@ -32,6 +33,16 @@ def records_from(messages: Iterable[swarm_pb2.SignedRecord], most: int = MAX_REC
     if len(records) > most:
         raise BadMessageError(f"{len(records)} records where at most {most} may travel")
     return records
+
+
+def tags_to(tags: Iterable[bytes]) -> bytes:
+    return b"".join(tags)
+
+
+def tags_from(joined: bytes) -> frozenset[bytes]:
+    if len(joined) % TAG_BYTES or len(joined) > MOST_TAGS * TAG_BYTES:
+        raise BadMessageError(f"names of records in {len(joined)} bytes")
+    return frozenset(joined[at : at + TAG_BYTES] for at in range(0, len(joined), TAG_BYTES))
 
 
 def tensor_to(tensor: TensorBytes) -> stage_pb2.TensorHeader:

@@ -24,6 +24,8 @@ from peerd.wire.clients import StageClient
 from peerd.wire.values import Call, CallResult
 
 BUSY_PAUSE_S = 0.02
+MOST_BUSY_PAUSE_S = 0.16
+"""Each time in a row that nobody has a slot the pause doubles, up to here."""
 STALE_PAUSE_S = 0.05
 CANCEL_TIMEOUT_S = 2.0
 LOG = structlog.get_logger()
@@ -56,6 +58,8 @@ class Dispatcher:
         self._total_s = total_s
         self._routers: dict[tuple[int, bool], Router] = {}
         """By stage, and apart for evaluation: what forward passes alone take says nothing of training."""
+        self._deaf_until_s: dict[PeerId, float] = {}
+        """Peers that said for how long they would not hear this one (monotonic clock)."""
         self._cancels: set[asyncio.Task[None]] = set()
         self.counters = DispatchCounters()
         self.on_failure: Callable[[PeerId], None] = lambda _peer: None
@@ -66,6 +70,7 @@ class Dispatcher:
         router = self._router(call)
         path = dict(call.path)
         refused: set[PeerId] = set()
+        pause_s = BUSY_PAUSE_S
 
         def note(stage: int, peer: PeerId) -> None:
             path[stage] = peer
@@ -75,17 +80,22 @@ class Dispatcher:
             live = self._table.live()
             self._check_wanted(call, live)
             prefer = (path[call.stage],) if call.stage in path else ()
-            peer = router.choose(self._candidates(call, live, refused), prefer, elsewhere=live.serving(call.stage))
+            candidates = [r for r in self._candidates(call, live, refused) if self._deaf_until_s.get(r.peer, 0.0) <= time.monotonic()]
+            peer = router.choose(candidates, prefer, elsewhere=live.serving(call.stage))
             if peer is None and refused:
                 raise WrongStateError(f"nobody of stage {call.stage} holds the parameters of step {call.step} any more")
             if peer is None:
-                await self._table.changed(min(self._patience_s, max(0.01, deadline_s - time.monotonic())))
+                until_s = min([deadline_s, *(at_s for at_s in self._deaf_until_s.values() if at_s > time.monotonic())])
+                await self._table.changed(min(self._patience_s, max(0.01, until_s - time.monotonic())))
                 continue
             note(call.stage, peer.peer)
             try:
                 return await self._try(router, peer, replace(call, path=dict(path)), note)
-            except BusyError:
-                await asyncio.sleep(BUSY_PAUSE_S)
+            except BusyError as error:
+                if error.retry_after_s:
+                    self._deaf_until_s[peer.peer] = time.monotonic() + error.retry_after_s
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MOST_BUSY_PAUSE_S)
             except WrongStateError:
                 if call.evaluation:
                     refused.add(peer.peer)

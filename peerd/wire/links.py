@@ -34,6 +34,8 @@ _FAULTS: dict[grpc.StatusCode, type[RemoteError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: WrongStateError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: BusyError,
 }
+RETRY_AFTER_MS = "retry-after-ms"
+MOST_RETRY_MS = 60_000
 _CUT_SHORT = "Internal error from Core"
 """What gRPC's client makes of a refusal that comes while it still sends; the callee's own status is lost to it."""
 Message = TypeVar("Message")
@@ -151,7 +153,18 @@ def as_remote_error(error: grpc.aio.AioRpcError) -> RemoteError:
     if error.code() is grpc.StatusCode.INTERNAL and error.details() == _CUT_SHORT:
         return BusyError("the callee refused the call before it had all of it")
     kind = _FAULTS.get(error.code(), PeerGoneError)
-    return kind(error.details() or error.code().name.lower())
+    told = kind(error.details() or error.code().name.lower())
+    if isinstance(told, BusyError):
+        told.retry_after_s = _retry_after_s(error)
+    return told
+
+
+def _retry_after_s(error: grpc.aio.AioRpcError) -> float:
+    """What the callee says of it, as far as it is believed."""
+    for name, value in error.trailing_metadata() or ():
+        if name == RETRY_AFTER_MS and isinstance(value, str) and value.isdecimal() and len(value) <= len(str(MOST_RETRY_MS)):
+            return min(int(value), MOST_RETRY_MS) / 1000
+    return 0.0
 
 
 async def read_within(call: AsyncIterator[Message], patience_s: float) -> Message | None:

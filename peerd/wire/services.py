@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -33,9 +34,9 @@ from peerd.wire.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
-from peerd.wire.links import PeerRole, Traffic
+from peerd.wire.links import RETRY_AFTER_MS, PeerRole, Traffic
 from peerd.wire.tunnel import caller_of
-from peerd.wire.values import Average, Call, CallResult, Description, Snapshot
+from peerd.wire.values import Average, Call, CallResult, Description, Part, Snapshot
 
 LOG = structlog.get_logger()
 _STATUS: dict[type[PeerdError], grpc.StatusCode] = {
@@ -52,6 +53,8 @@ Tallies = Callable[[], Awaitable[Sequence[StageTally]]]
 
 class SwarmHandler(Protocol):
     def gossip(self, caller: PeerId, records: Sequence[RawRecord], want_all: bool) -> Sequence[RawRecord]: ...
+
+    def news(self, caller: PeerId, known: Collection[bytes]) -> Sequence[RawRecord]: ...
 
     def describe(self) -> Description: ...
 
@@ -88,16 +91,6 @@ class StateHandler(Protocol):
     ) -> tuple[Snapshot, Sequence[bytes]]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Announces one member's part of the slice that the callee reduces."""
-
-    average_id: AverageId
-    slice_index: int
-    ledger: int
-    num_bytes: int
-
-
 @dataclass(slots=True)
 class Door:
     """What all services share: the run they serve, patience with silent callers, traffic and refusals."""
@@ -118,9 +111,11 @@ class Door:
             words = "calls come through the tunnel, or by TLS under a certificate that was shown there"
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, words)
             raise AssertionError("abort returns never")
-        if self.banned_until_s.get(caller, 0.0) > time.monotonic():
+        left_s = self.banned_until_s.get(caller, 0.0) - time.monotonic()
+        if left_s > 0:
             # Not UNAVAILABLE: the caller would take this peer for dead and tell the swarm.
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "you sent a broken message lately; try again later")
+            later = ((RETRY_AFTER_MS, str(math.ceil(1000 * left_s))),)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "you sent a broken message lately; try again later", later)
         return caller
 
     async def refuse(self, context: Any, caller: PeerId, error: PeerdError) -> NoReturn:
@@ -167,7 +162,10 @@ class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
         caller = await self._door.caller(context)
         try:
             self._door.check_run(request.run)
-            answer = self._handler.gossip(caller, convert.records_from(request.records), request.want_all)
+            if request.want_news:
+                answer = self._handler.news(caller, convert.tags_from(request.known))
+            else:
+                answer = self._handler.gossip(caller, convert.records_from(request.records), request.want_all)
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
         return self._door.traffic.answered(request, swarm_pb2.GossipReply(records=convert.records_to(answer)))

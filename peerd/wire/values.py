@@ -76,6 +76,16 @@ class CallResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Announces one member's part of the slice that the callee reduces."""
+
+    average_id: AverageId
+    slice_index: int
+    ledger: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Average:
     """An averaged gradient (the sum over the step, not yet divided), provable by its roster."""
 

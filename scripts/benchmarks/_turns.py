@@ -121,7 +121,7 @@ class Workers:
                     stdin=subprocess.PIPE,
                     stdout=output,
                     start_new_session=True,  # so that Ctrl-C reaches the benchmark alone
-                    env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+                    env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "HIVEMIND_LOGLEVEL": "CRITICAL"},
                 )
             self._processes.append(process)
 
@@ -140,7 +140,8 @@ class Workers:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for process in self._processes:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with those that it has forked
         for process in self._processes:
             process.wait()
             assert process.stdin is not None

@@ -1,4 +1,5 @@
-"""The sides that peerd is compared with, each in processes of its own: GPipe of torch.distributed, and one process alone.
+"""The sides that peerd is compared with, each in processes of its own: torch.distributed's GPipe and 1F1B, a trainer-mediated
+pipeline on hivemind.moe (see _mediated.py), and one process alone.
 
 `python -m scripts.benchmarks._workers JSON` is one such process. It ends when its standard input closes, so none outlives
 the benchmark, and goes on until then. One on the last stage prints a line {"time_s": wall clock, "loss"} after each step.
@@ -9,16 +10,18 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -30,6 +33,8 @@ from peerd.reference import mean_gradients
 from peerd.stage.optimizer import Optimizer
 from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
 
+Kind = Literal["alone", "gpipe", "1f1b", "mediated"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -37,8 +42,9 @@ class Job:
 
     run_file: str
     threads: int
-    rank: int = -1
-    """Its GPipe rank; -1 trains the whole model alone."""
+    kind: Kind = "alone"
+    rank: int = 0
+    """Its stage; the trainer of a mediated pipeline comes after the last."""
     folder: str = ""
     """Where the ranks find one another."""
 
@@ -66,14 +72,14 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def gpipe_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]:
-    """One rank of ScheduleGPipe over gloo; yields each step's loss (nothing of use on the other ranks)."""
+def pipeline_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]:
+    """One rank of ScheduleGPipe or Schedule1F1B over gloo; yields each step's loss (nothing of use on the other ranks)."""
     train = manifest.train
     distributed.init_process_group("gloo", init_method=f"file://{job.folder}/store", rank=job.rank, world_size=train.num_stages)
     module = build_stage(manifest, job.rank, "cpu")
     optimizer = Optimizer(manifest, parameters := dict(module.named_parameters()))
     stage = PipelineStage(Stage(module, manifest.compute.recompute == "always"), job.rank, train.num_stages, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, train.microbatches_per_step, loss_fn=cross_entropy)
+    schedule = (Schedule1F1B if job.kind == "1f1b" else ScheduleGPipe)(stage, train.microbatches_per_step, loss_fn=cross_entropy)
     for step in itertools.count():
         pairs = [corpus.microbatch(step, index) for index in range(train.microbatches_per_step)]
         inputs = (torch.cat([tokens for tokens, _ in pairs]),) if module.is_first else ()
@@ -98,14 +104,25 @@ def alone_steps(_job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float
         yield loss
 
 
+def mediated_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]:
+    from scripts.benchmarks import _mediated  # hivemind's processes are forked from this one, which nobody else shall have to bear
+
+    if job.rank < manifest.train.num_stages:
+        _mediated.serve(manifest, job.rank, Path(job.folder))
+        return iter(())
+    return _mediated.steps_of_trainer(manifest, corpus, Path(job.folder))
+
+
 def _gradient(parameter: nn.Parameter) -> Tensor:
     assert parameter.grad is not None
     return parameter.grad
 
 
 def _end_with_parent() -> None:
-    sys.stdin.read()
-    os._exit(0)
+    """With all that this process has forked; read past Python's own lock, which a fork would take along."""
+    while os.read(0, 4096):
+        pass
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def work(job: Job) -> None:
@@ -115,7 +132,8 @@ def work(job: Job) -> None:
     tokens = prepare_tokens(STDLIB, cache_folder())
     manifest = agree_on_data(manifest, tokens)
     corpus = Corpus(tokens, manifest)
-    for loss in (gpipe_steps if job.rank >= 0 else alone_steps)(job, manifest, corpus):
+    steps = {"alone": alone_steps, "mediated": mediated_steps}.get(job.kind, pipeline_steps)
+    for loss in steps(job, manifest, corpus):
         print(json.dumps({"time_s": time.time(), "loss": loss}), flush=True)
 
 

@@ -1,41 +1,55 @@
-"""Steps of a pipeline: peerd against GPipe of torch.distributed.pipelining over gloo, and against one process.
+"""Steps of a pipeline: peerd against GPipe and 1F1B of torch.distributed.pipelining over gloo, against a pipeline that goes through its
+trainer (hivemind.moe as published), and against one process.
 
 All sides train the same model on the same microbatches with the same stage modules and AdamW, in turns of a step or two: while
 one works the others are frozen, so each ratio compares neighbours in time. Only ratios within one run mean anything on a shared
-machine. peerd's side is real daemons on loopback with tensors through the encrypted tunnel; GPipe's is plain TCP. With
-recompute, peerd recomputes in all stages but the last, which goes backward at once; GPipe has to in every stage. Neither side
-writes checkpoints.
+machine. peerd's side is real daemons on loopback with tensors through the encrypted tunnel; GPipe's and 1F1B's is plain TCP. With
+recompute, peerd recomputes in all stages but the last, which goes backward at once; the others have to in every stage, and hivemind
+always does. No side writes checkpoints. At the end peerd trains alone for a while, to tell by how much its event loop is late.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
+import re
 import signal
 import statistics
 import sys
 import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, dump
 from peerd.errors import ExitCode, PeerdError
 from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
-from scripts.benchmarks._turns import Contender, Peers, Workers, guard, thawed_at_exit
-from scripts.benchmarks._workers import Job
+from scripts.benchmarks._turns import POLL_S, SILENCE_S, Contender, Peers, Workers, guard, thawed_at_exit
+from scripts.benchmarks._workers import Job, Kind
 
 LOSS_TOLERANCE = 1e-4
 """Sums of float32 gradients in different orders differ in their last bits, which a few steps of AdamW do not raise above this."""
 LONG_ENOUGH_S = 300.0
 """Between announcements, so that a frozen daemon does not count as gone; announcing more often costs nothing measurable."""
 GRAPHS = {"never": "graphs kept", "always": "recomputing"}
+OTHERS: dict[Kind, str] = {"gpipe": "GPipe over gloo", "1f1b": "1F1B over gloo", "mediated": "through the trainer (hivemind.moe)"}
+ALONE = "one process"
+READ_TIMEOUT_S = 5.0
+LAG = re.compile(r'^peerd_event_loop_lag_quantile_seconds\{.*?quantile="([0-9.]+)".*?\} ([0-9.e+-]+)$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What one run of this benchmark measures."""
 
-    num_stages: int
+    stages: tuple[int, ...]
+    against: tuple[Kind, ...]
+    large: bool
+    """Activations four times as large, of half as many microbatches."""
+    lag_steps: int
     rounds: int
     warmup: int
     steps: int
@@ -47,12 +61,16 @@ class Plan:
     def total_steps(self) -> int:
         return self.warmup + self.rounds * self.steps
 
-    def manifest(self, recompute: str) -> Manifest:
+    def manifest(self, num_stages: int, recompute: str) -> Manifest:
         return Manifest(
             name="bench",
             model=ModelConfig(num_layers=4, d_model=512, num_heads=8, d_ff=2048, vocab_size=256),
             train=TrainConfig(
-                num_stages=self.num_stages, microbatches_per_step=16, microbatch_size=4, sequence_length=128, learning_rate=3e-4
+                num_stages=num_stages,
+                microbatches_per_step=8 if self.large else 16,
+                microbatch_size=8 if self.large else 4,
+                sequence_length=256 if self.large else 128,
+                learning_rate=3e-4,
             ),
             compute=ComputeConfig(threads=1, recompute="always" if recompute == "always" else "never"),
             swarm=SwarmConfig(announce_period_s=LONG_ENOUGH_S, checkpoint_every_steps=0),
@@ -64,7 +82,6 @@ class Side:
     """One contender's figures."""
 
     contender: Contender
-    baseline: str | None
     seconds: list[float] = field(default_factory=list)
     """Per step, by round."""
 
@@ -74,21 +91,31 @@ class Side:
 
 
 def sides_of(plan: Plan, folder: Path) -> list[Side]:
-    """In the order in which they are run and printed; baselines are named by the sides that are compared with them."""
-    sides = []
-    two_threads = "one process, 2 threads, graphs kept"
-    for recompute in plan.recompute:
-        run_file = folder / f"{recompute}.toml"
-        run_file.write_text(dump(plan.manifest(recompute)), encoding="utf-8")
-        store = Path(tempfile.mkdtemp(dir=folder))
-        ranks = [Job(run_file=str(run_file), threads=1, rank=rank, folder=str(store)) for rank in range(plan.num_stages)]
-        gpipe = f"GPipe over gloo, {GRAPHS[recompute]}"
-        sides.append(Side(Contender(f"peerd, {GRAPHS[recompute]}", Peers(plan.manifest(recompute))), gpipe))
-        sides.append(Side(Contender(gpipe, Workers(ranks, store / "report")), two_threads))
-    run_file = folder / f"{plan.recompute[0]}.toml"
-    for threads, name in ((1, "one process, 1 thread, graphs kept"), (2, two_threads)):
+    """In the order in which they are run and printed; baselines are named by the sides that are compared with them.
+
+    peerd's own side of each number of stages and kind of graphs comes first, and every other is what it is compared with; more
+    stages are compared with fewer, too, in a second row.
+    """
+    sides: list[Side] = []
+    two_threads = f"{ALONE}, 2 threads, graphs kept"
+    for num_stages, recompute in itertools.product(plan.stages, plan.recompute):
+        manifest = plan.manifest(num_stages, recompute)
+        run_file = folder / f"{num_stages}-{recompute}.toml"
+        run_file.write_text(dump(manifest), encoding="utf-8")
+        of_these = f"{num_stages} stages, {GRAPHS[recompute]}"
+        sides.append(Side(Contender(f"peerd, {of_these}", Peers(manifest))))
+        for kind in plan.against:
+            if kind == "mediated" and recompute == "never" and "always" in plan.recompute:
+                continue  # it recomputes in any case: one of it will do
+            store = Path(tempfile.mkdtemp(dir=folder))
+            num_processes = num_stages + (kind == "mediated")
+            jobs = [Job(run_file=str(run_file), threads=1, kind=kind, rank=rank, folder=str(store)) for rank in range(num_processes)]
+            kept = GRAPHS["always"] if kind == "mediated" else GRAPHS[recompute]
+            sides.append(Side(Contender(f"{OTHERS[kind]}, {num_stages} stages, {kept}", Workers(jobs, store / "report"))))
+    run_file = folder / f"{plan.stages[0]}-{plan.recompute[0]}.toml"
+    for threads, name in ((1, f"{ALONE}, 1 thread, graphs kept"), (2, two_threads)):
         workers = Workers([Job(run_file=str(run_file), threads=threads)], folder / f"report-{threads}")
-        sides.append(Side(Contender(name, workers), None if name == two_threads else two_threads))
+        sides.append(Side(Contender(name, workers)))
     return sides
 
 
@@ -106,18 +133,33 @@ def measure(plan: Plan, sides: list[Side]) -> tuple[list[Row], dict[str, dict[st
             for side in sides if number % 2 == 0 else reversed(sides):
                 side.seconds.append(side.contender.turn(plan.steps))
                 progress(f"round {number + 1}  {side.name}: {side.seconds[-1]:.3f} s a step")
-        return [_row(plan, side, sides) for side in sides], {side.name: _hitches(side) for side in sides}
+        return list(_rows(plan, sides)), {side.name: _hitches(side) for side in sides}
 
 
-def _row(plan: Plan, side: Side, sides: list[Side]) -> Row:
-    baseline = next((other for other in sides if other.name == side.baseline), None)
-    return Row(
-        name=side.name,
-        median=statistics.median(side.seconds),
-        ratio=paired_ratio(baseline.seconds, side.seconds) if baseline is not None else None,
-        baseline=side.baseline,
-        loss=side.contender.steps[plan.total_steps - 1].loss,
-    )
+def _rows(plan: Plan, sides: list[Side]) -> Iterator[Row]:
+    """Every side, and peerd's once for each that it is compared with."""
+    by_name = {side.name: side for side in sides}
+    for side in sides:
+        baselines: list[str | None] = [*_baselines(side.name, list(by_name))]
+        for baseline in baselines or [None]:
+            yield Row(
+                name=side.name,
+                median=statistics.median(side.seconds),
+                ratio=paired_ratio(by_name[baseline].seconds, side.seconds) if baseline is not None else None,
+                baseline=baseline,
+                loss=side.contender.steps[plan.total_steps - 1].loss,
+            )
+
+
+def _baselines(name: str, others: list[str]) -> list[str]:
+    """Whom peerd's side is compared with: those of as many stages and the same graphs, hivemind, itself with fewer stages, one process."""
+    if not name.startswith("peerd"):
+        return []
+    _, stages, graphs = name.split(", ")
+    same = [other for other in others if other.endswith(f"{stages}, {graphs}") and other != name]
+    mediated = [other for other in others if other.startswith(OTHERS["mediated"]) and stages in other and other not in same]
+    fewer = [other for other in others if other.startswith("peerd") and other.endswith(graphs) and other.split(", ")[1] < stages]
+    return same + mediated + fewer + [other for other in others if other.startswith(f"{ALONE}, 2")]
 
 
 def _hitches(side: Side) -> dict[str, int]:
@@ -128,6 +170,20 @@ def _hitches(side: Side) -> dict[str, int]:
     return {name: count for name, count in side.contender.team.counters().items() if count}
 
 
+def loop_lag_ms(plan: Plan) -> dict[str, float]:
+    """By how much the first stage's event loop is late, by quantile, while it trains with nobody frozen."""
+    with Peers(plan.manifest(plan.stages[0], plan.recompute[0])) as peers:
+        peers.start()
+        deadline = time.monotonic() + SILENCE_S
+        while len(peers.steps()) < plan.lag_steps:
+            if time.monotonic() > deadline:
+                raise PeerdError(f"{plan.lag_steps} steps were not done within {SILENCE_S:.0f} s")
+            time.sleep(POLL_S)
+        with urllib.request.urlopen(f"{peers.dashboard}metrics", timeout=READ_TIMEOUT_S) as reply:  # noqa: S310 - a daemon of this benchmark
+            text = reply.read().decode()
+    return {share: 1000 * float(seconds) for share, seconds in LAG.findall(text)}
+
+
 def parse() -> Plan:
     parser = argparse.ArgumentParser(prog="scripts/bench pipeline", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
@@ -135,12 +191,20 @@ def parse() -> Plan:
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps per turn (default 2)")
     parser.add_argument("--warmup", type=int, default=2, metavar="N", help="steps before those (default 2)")
     parser.add_argument("--recompute", choices=["both", *GRAPHS], default="both", help="which pairs to run (default both)")
-    parser.add_argument("--stages", type=int, choices=[2, 4], default=2, help="stages and peers (default 2)")
+    parser.add_argument("--stages", type=int, nargs="+", choices=[2, 4], default=[2], help="stages and peers, one or both (default 2)")
+    parser.add_argument("--against", nargs="*", choices=[*OTHERS], default=[*OTHERS], help="pipelines to compare with (default all)")
+    parser.add_argument("--large", action="store_true", help="activations four times as large, in half as many microbatches")
+    parser.add_argument(
+        "--lag-steps", type=int, default=15, metavar="N", help="steps in which the event loop is watched; 0: none (default 15)"
+    )
     given = parser.parse_args()
-    if min(given.rounds, given.steps, given.warmup) < 1:
-        parser.error("--rounds, --steps and --warmup must be at least 1")
+    if min(given.rounds, given.steps, given.warmup) < 1 or given.lag_steps < 0:
+        parser.error("--rounds, --steps and --warmup must be at least 1, and --lag-steps not negative")
     return Plan(
-        num_stages=given.stages,
+        stages=tuple(sorted(set(given.stages))),
+        against=tuple(given.against),
+        large=given.large,
+        lag_steps=given.lag_steps,
         rounds=given.rounds,
         warmup=given.warmup,
         steps=given.steps,
@@ -156,6 +220,7 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="peerd-bench-") as folder:
             rows, hitches = measure(plan, sides_of(plan, Path(folder)))
+        lag_ms = loop_lag_ms(plan) if plan.lag_steps else {}
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except PeerdError as error:
@@ -164,12 +229,12 @@ def main() -> int:
     losses = [row.loss for row in rows if row.loss is not None]
     spread = max(losses) - min(losses)
     if plan.as_json:
-        print_json(rows, loss_spread=spread, loss_tolerance=LOSS_TOLERANCE, hitches=hitches)
+        print_json(rows, loss_spread=spread, loss_tolerance=LOSS_TOLERANCE, hitches=hitches, loop_lag_ms=lag_ms)
     else:
-        print_table(
-            f"{plan.num_stages} stages of 1 peer and 1 thread; medians of {plan.rounds} turns of {plan.steps} steps", "s a step", rows
-        )
+        print_table(f"stages of 1 peer and 1 thread; medians of {plan.rounds} turns of {plan.steps} steps", "s a step", rows)
         print(f"losses after {plan.total_steps} steps agree within {spread:.1e} (tolerance {LOSS_TOLERANCE:g})")
+        if lag_ms:
+            print("the event loop is late by " + ", ".join(f"{lag:.1f} ms ({share})" for share, lag in lag_ms.items()))
         print("".join(f"{name}: {counts}\n" for name, counts in hitches.items() if counts), end="")
     if spread > LOSS_TOLERANCE:
         print(f"the losses differ by {spread:.1e}: the sides did not do the same work", file=sys.stderr)

@@ -11,21 +11,19 @@ import argparse
 import signal
 import statistics
 import sys
-import time
 from dataclasses import dataclass, field
 
 from peerd.cli.demo_daemons import DemoSwarm
 from peerd.cli.demo_plan import DemoPlan
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
-from peerd.errors import ExitCode, PeerdError, TimedOutError
+from peerd.errors import ExitCode, PeerdError
 from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
+from scripts.benchmarks._swarms import until_done
 
 SLOW_FACTOR = 3.0
 FAIR_SHARE = (2.2, 3.8)
 WARMUP = 2
 """Steps in which response times are learnt."""
-POLL_S = 0.25
-SILENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +71,13 @@ def run_swarm(plan: Plan, side: Side) -> None:
     with DemoSwarm(plan.swarm(side.with_slow), lambda _text: None) as swarm:
         swarm.start()
         before: tuple[int, int] | None = None
-        heard, heard_at = swarm.heard(), time.monotonic()
-        while not swarm.finished or len(swarm.steps) < WARMUP + plan.steps:
-            time.sleep(POLL_S)
-            swarm.poll()
-            swarm.require_every_stage()
+
+        def look() -> None:
+            nonlocal before
             if before is None and swarm.step >= WARMUP:
                 before = _done(swarm, plan)
-            if swarm.heard() != heard:
-                heard, heard_at = swarm.heard(), time.monotonic()
-            elif time.monotonic() - heard_at > SILENCE_S:
-                raise TimedOutError(f"nothing done for {SILENCE_S:.0f} s")
+
+        until_done(swarm, WARMUP + plan.steps, look)
         ends = [step["time_s"] for step in swarm.steps]
         assert before is not None
         fast, slow = (now - then for now, then in zip(_done(swarm, plan), before, strict=True))

@@ -18,7 +18,7 @@ from peerd.stage.executor import Executor
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, RawRecord
 from peerd.wire.clients import AveragingClient, PartHeader, ReceivedAverage
-from peerd.wire.services import Part
+from peerd.wire.values import Part
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 

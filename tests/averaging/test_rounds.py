@@ -25,7 +25,7 @@ from peerd.stage.optimizer import Optimizer
 from peerd.stage.state import HeldAverage
 from peerd.stage.tensors import views_of_flat
 from peerd.table.record import PeerId, Phase
-from peerd.wire.services import Part
+from peerd.wire.values import Part
 from tests.averaging.rounds_group import (
     MANIFEST,
     MICROBATCHES,

@@ -32,7 +32,7 @@ from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, Ra
 from peerd.table.view import LiveView
 from peerd.train.data import Corpus
 from peerd.wire.clients import AveragingClient, PartHeader, ReceivedAverage, SnapshotHeader, StateClient, StateRequest
-from peerd.wire.services import Part
+from peerd.wire.values import Part
 from tests.tiny_run import corpus_of, tiny_manifest
 
 NUM_STAGES, NUM_MICROBATCHES, LONG_S = 3, 4, 600.0

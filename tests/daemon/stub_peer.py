@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,6 +48,9 @@ class Stub:
         self._clock_off_s = clock_off_s
 
     def gossip(self, caller: PeerId, records: Sequence[RawRecord], want_all: bool) -> Sequence[RawRecord]:
+        return ()
+
+    def news(self, caller: PeerId, known: Collection[bytes]) -> Sequence[RawRecord]:
         return ()
 
     def describe(self) -> Description:

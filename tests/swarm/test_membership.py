@@ -12,7 +12,7 @@ from peerd.errors import BadMessageError
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership, Vitals
 from peerd.swarm.signed import sign_record
-from peerd.table.record import PeerRecord, Phase, RawRecord, RunId, Suspicion
+from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RawRecord, RunId, StepNorm, Suspicion, TiedSum
 
 RUN = RunId("a" * 32)
 ME, MATE, THIRD = (Identity(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)) for number in range(3))
@@ -127,6 +127,54 @@ def test_after_a_fence_nobody_counts_until_seen_anew() -> None:
     assert mine.live().find(MATE.peer) is None
     mine.absorb([raw(version=2)])
     assert mine.live().find(MATE.peer) is not None
+
+
+def test_what_counts_is_asked_anew_when_a_record_comes_when_mine_changes_and_when_one_expires() -> None:
+    mine = membership()
+    mine.publish()
+    assert mine.live() is mine.live()
+    mine.absorb([raw(version=1)])
+    first = mine.live()
+    assert first.find(MATE.peer) is not None
+    changed = replace(PeerRecord(peer=ME.peer), step=9)
+    mine.own = lambda: changed
+    assert mine.live().mine is not None
+    assert mine.live().mine.step == 9  # type: ignore[union-attr]
+    mine.view = replace(mine.view, ttl_s=-1.0)
+    assert mine.live().find(MATE.peer) is None
+
+
+def test_in_a_large_swarm_i_announce_myself_less_often_and_say_so() -> None:
+    mine = membership()
+    published = mine.publish()
+    assert published is not None
+    assert (published.record.periods, published.record.summary) == (1, None)
+    others = (Identity(Ed25519PrivateKey.from_private_bytes(number.to_bytes(32, "little"))) for number in range(1000, 1130))
+    mine.absorb([raw(other, phase=Phase.JOINING) for other in others])
+    published = mine.publish()
+    assert published is not None
+    assert published.record.periods == 5
+    assert published.record.summary is not None
+    assert published.record.summary.peers == 1
+
+
+def test_of_my_own_row_the_steps_fields_count_as_they_are_and_not_as_last_announced() -> None:
+    mine = membership()
+    mine.publish()
+    step = {
+        "step": 3,
+        "phase": Phase.ACCUMULATING,
+        "done": 1,
+        "ledger_no": 4,
+        "next_done": 2,
+        "next_ledger_no": 5,
+        "lineage": Lineage(1, b"c"),
+    }
+    tied = {"tied_sum": AverageId(b"s"), "tied_sums": (TiedSum(2, AverageId(b"t")),), "tied": Lineage(0, b"d")}
+    norms = {"average_id": AverageId(b"a"), "gradient_norm": 1.5, "norms": (StepNorm(2, 0.5),)}
+    changed = PeerRecord(peer=ME.peer, **step, **tied, **norms)  # type: ignore[arg-type]
+    mine.own = lambda: changed
+    assert mine.live().mine == replace(changed, **{name: getattr(mine.live().mine, name) for name in ("version", *Vitals.__slots__)})
 
 
 async def test_whoever_waits_wakes_at_a_change_and_not_at_a_repeat() -> None:

@@ -29,7 +29,19 @@ from peerd.swarm.signed import (
     unpack_manifest,
     unpack_record,
 )
-from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, Reach, RunId, StepNorm, Suspicion, TiedSum, Void
+from peerd.table.record import (
+    AverageId,
+    Lineage,
+    PeerRecord,
+    Phase,
+    Reach,
+    RunId,
+    StageSummary,
+    StepNorm,
+    Suspicion,
+    TiedSum,
+    Void,
+)
 
 RUN, OTHER_RUN = RunId("a" * 32), RunId("b" * 32)
 ME = Identity(Ed25519PrivateKey.from_private_bytes(bytes(32)))
@@ -71,10 +83,27 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "device": texts,
     "memory_bytes": counts,
     "gives_start": st.booleans(),
+    "periods": st.integers(1, 256),
+    "summary": st.none()
+    | st.builds(
+        StageSummary,
+        peers=st.integers(0, 1 << 20),
+        trainers=st.integers(0, 1 << 20),
+        queue=st.integers(0, 1 << 40),
+        throughput=reals,
+        held=st.integers(0, (1 << 8192) - 1) | st.integers(0, 255),
+        next_held=st.integers(0, (1 << 8192) - 1) | st.integers(0, 255),
+    ),
 }
 
 
-SOME_RUNS = (("gradient_norm", "norms"), ("next_done", "next_ledger_no"), ("tied_sum", "tied_sums", "tied"), ("reach", "relays"))
+SOME_RUNS = (
+    ("gradient_norm", "norms"),
+    ("next_done", "next_ledger_no"),
+    ("tied_sum", "tied_sums", "tied"),
+    ("reach", "relays"),
+    ("periods", "summary"),
+)
 """What only some records say, what is told of together."""
 
 

@@ -76,6 +76,15 @@ def test_hole_13_an_older_record_never_returns_after_expiry(record: PeerRecord, 
     assert (again.live(2 * TTL_S).records == (older,)) == (older.pair > record.pair)
 
 
+def test_a_peer_that_announces_itself_less_often_lives_longer_unseen_by_its_own_word() -> None:
+    view = empty().merge(member("peer1", periods=4), 0.0).merge(member("peer2"), 0.0)
+    assert {record.peer for record in view.live(0.0).records} == {"peer1", "peer2"}
+    assert view.holds_until_s(0.0) == TTL_S
+    assert [record.peer for record in view.live(TTL_S).records] == ["peer1"]
+    assert view.holds_until_s(TTL_S) == 4 * TTL_S
+    assert view.live(4 * TTL_S).records == ()
+
+
 def test_hole_12_a_restarted_peer_is_heard_at_once_by_its_new_incarnation() -> None:
     view = empty().merge(member("peer1", incarnation=3, version=4000), 0.0)
     restarted = member("peer1", incarnation=4, version=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,6 +64,9 @@ class Listener:
 
     def gossip(self, caller: PeerId, records: Sequence[RawRecord], want_all: bool) -> Sequence[RawRecord]:
         self._membership.absorb(records)
+        return ()
+
+    def news(self, caller: PeerId, known: Collection[bytes]) -> Sequence[RawRecord]:
         return ()
 
     def describe(self) -> Description:

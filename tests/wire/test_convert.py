@@ -20,6 +20,11 @@ from tests.wire.strategies import bitmaps, calls, rosters, tensors
 RUN = "f" * 32
 
 
+@given(st.lists(st.binary(min_size=7, max_size=7), max_size=256))
+def test_names_of_records_come_back_as_they_were(tags: list[bytes]) -> None:
+    assert convert.tags_from(convert.tags_to(tags)) == frozenset(tags)
+
+
 @given(calls(), st.lists(st.tuples(st.binary(max_size=8), st.binary(max_size=8)), max_size=3))
 def test_a_call_comes_back_as_it_was(call: Call, records: list[tuple[bytes, bytes]]) -> None:
     sent = convert.call_to(call, RUN, records).SerializeToString()

@@ -136,6 +136,24 @@ async def test_a_peer_that_only_cannot_just_now_is_neither_banned_nor_re_dialled
     assert sending.dispatcher.counters.replayed == 0
 
 
+async def test_a_peer_that_says_for_how_long_it_will_not_hear_me_is_left_alone_for_so_long() -> None:
+    deaf = BusyError("you sent a broken message lately")
+    deaf.retry_after_s = 60.0
+    sending = Sending(Client({A: [deaf]}))
+    for _ in range(4):
+        await sending.send()
+    assert sending.client.asked == [A, B, B, B, B]
+    assert sending.failures == []
+
+
+async def test_a_peer_that_will_not_hear_me_for_a_while_is_tried_again_afterwards_where_there_is_no_other() -> None:
+    deaf = BusyError("you sent a broken message lately")
+    deaf.retry_after_s = 0.1
+    sending = Sending(Client({A: [deaf]}), Table(pair_of_peers()[:2]))
+    await sending.send()
+    assert sending.client.asked == [A, A]
+
+
 async def test_a_peer_that_finds_the_message_broken_is_left_alone_but_lives() -> None:
     sending = Sending(Client({A: [BadMessageError("what is this")] * 9}))
     await sending.send()

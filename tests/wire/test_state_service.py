@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from peerd.errors import BadMessageError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, WrongStateError
 from peerd.table.record import AverageId, RunId
 from peerd.wire.clients import AveragingClient, PartHeader, StateClient, StateRequest, SwarmClient
 from peerd.wire.generated import (
@@ -57,3 +57,6 @@ async def test_the_clients_turn_each_status_into_its_error(callee: Callee) -> No
         await AveragingClient(callee.links(), RUN).reduce(callee.caller.peer, header, [memoryview(bytes(8))], PATIENCE_S)
     with pytest.raises(BadMessageError):
         await SwarmClient(callee.links(), RUN).gossip(callee.caller.peer, [(b"junk", b"")], PATIENCE_S)
+    with pytest.raises(BusyError) as banned:
+        await SwarmClient(callee.links(), RUN).gossip(callee.caller.peer, [], PATIENCE_S)
+    assert 0 < banned.value.retry_after_s <= PATIENCE_S

@@ -51,9 +51,15 @@ class GossipRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     WANT_ALL_FIELD_NUMBER: _builtins.int
+    WANT_NEWS_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     want_all: _builtins.bool
     """a newcomer asks for the whole table"""
+    want_news: _builtins.bool
+    """what rose lately at the callee"""
+    known: _builtins.bytes
+    """of that the caller has these already, by 7 bytes each: a hash of the peer, incarnation, version; at most 256"""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedRecord]:
         """at most 64"""
@@ -64,10 +70,12 @@ class GossipRequest(_message.Message):
         run: _builtins.str = ...,
         records: _abc.Iterable[Global___SignedRecord] | None = ...,
         want_all: _builtins.bool = ...,
+        want_news: _builtins.bool = ...,
+        known: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["records", b"records", "run", b"run", "want_all", b"want_all"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "records", b"records", "run", b"run", "want_all", b"want_all", "want_news", b"want_news"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,50 @@
+"""A daemon far from all others: what goes through its tunnels arrives later, in order, at any rate.
+
+`python -m scripts.benchmarks._distant SETTINGS` is `python -m peerd.daemon SETTINGS` but for that. Each copy in either direction takes half
+the one-way delay, and a message passes two, one at each end: a round trip takes twice the delay. Connections open without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+
+from peerd.daemon.__main__ import main
+from peerd.wire import tunnel
+from peerd.wire.throttle import Throttle
+
+ONE_WAY_MS = "PEERD_BENCH_ONE_WAY_MS"
+MOST_WAITING = 256
+"""Chunks under way: a long link holds what its delay times its rate is."""
+
+
+async def delayed_copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, throttle: Throttle) -> None:
+    """In place of the tunnel's copy."""
+    delay_s = float(os.environ[ONE_WAY_MS]) / 2000
+    under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MOST_WAITING)
+
+    async def deliver() -> None:
+        while True:
+            due_s, data = await under_way.get()
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            if not data:
+                return
+            sink.write(data)
+            await sink.drain()
+
+    delivering = asyncio.ensure_future(deliver())
+    try:
+        while data := await source.read(throttle.chunk(tunnel.CHUNK_BYTES)):
+            await throttle.let_pass(len(data))
+            await under_way.put((time.monotonic() + delay_s, data))
+        await under_way.put((time.monotonic() + delay_s, b""))
+        await delivering
+    finally:
+        delivering.cancel()
+
+
+if __name__ == "__main__":
+    tunnel._copy = delayed_copy
+    sys.exit(main(sys.argv[1:]))

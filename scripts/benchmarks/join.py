@@ -1,0 +1,169 @@
+"""How soon things are there: from an address to serving with a stage of 50 MB, from `peerd demo` to its first step, and `peerd status`.
+
+A joiner starts its daemon, meets the swarm, downloads the stage from the one peer that serves it, which trains on meanwhile, and
+catches up. The baseline is what no daemon can do without: an interpreter that imports torch, gRPC and hivemind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from peerd.cli.demo_daemons import DemoSwarm
+from peerd.cli.demo_plan import DemoFlags, DemoPlan, plan_of
+from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
+from peerd.errors import ExitCode, PeerdError, TimedOutError
+from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
+
+POLL_S = 0.02
+PATIENCE_S = 120.0
+IMPORTS = "an interpreter that imports torch, gRPC and hivemind"
+TARGETS_S = {"address to serving": 6.0, "demo to its first step's end": 12.0, "peerd status": 0.25}
+
+
+@dataclass(slots=True)
+class Side:
+    name: str
+    measure: Callable[[], tuple[float, float | None]]
+    """Seconds, and a loss where there is one."""
+    seconds: list[float] = field(default_factory=list)
+    loss: float | None = None
+
+
+def one_stage_plan() -> DemoPlan:
+    """Three million parameters: with their two moments and the previous ones 50 MB. One peer begins, which trains for ever."""
+    manifest = Manifest(
+        name="bench",
+        model=ModelConfig(num_layers=4, d_model=256, num_heads=8, d_ff=1024),
+        train=TrainConfig(num_stages=1, microbatches_per_step=8, microbatch_size=1, sequence_length=64, learning_rate=3e-4),
+        compute=ComputeConfig(threads=1),
+        swarm=SwarmConfig(announce_period_s=1.0, checkpoint_every_steps=0),
+    )
+    return DemoPlan(manifest=manifest, num_peers=1, slow={}, kills=(), chaos=None, stand_in_ms=0.0)
+
+
+class Joining:
+    """A swarm of one, which each join makes one larger and the next finds alone again."""
+
+    def __init__(self, swarm: DemoSwarm) -> None:
+        self._swarm = swarm
+        self.num_bytes = 0
+        """That the last joiner received."""
+
+    def join(self) -> tuple[float, None]:
+        ready = self._swarm.daemons[0].ready
+        assert ready is not None
+        began_s = time.monotonic()
+        self._swarm.spawn_another(0, ready.join)
+        joiner = self._swarm.daemons[-1]
+        while joiner.ready is None:
+            if not joiner.alive or time.monotonic() - began_s > PATIENCE_S:
+                raise TimedOutError(f"the joiner could not be reached within {PATIENCE_S:.0f} s: {joiner.log_tail()[-300:]}")
+            time.sleep(POLL_S)
+        joiner.client.request("wait", serving=True, timeout_s=PATIENCE_S, silence_s=PATIENCE_S)
+        took_s = time.monotonic() - began_s
+        self.num_bytes = joiner.client.request("status")["counters"]["bytes_received"]
+        joiner.client.request("leave", now=True)
+        joiner.process.wait(PATIENCE_S)
+        return took_s, None
+
+    def status(self) -> tuple[float, None]:
+        """The command as a user runs it, an interpreter's start included."""
+        command = [str(Path(sys.executable).with_name("peerd")), "--home", str(self._swarm.daemons[0].home.folder), "status", "--json"]
+        return _timed(command), None
+
+
+def imports() -> tuple[float, None]:
+    return _timed([sys.executable, "-c", "import torch, grpc, hivemind"]), None
+
+
+def _timed(command: list[str]) -> float:
+    began_s = time.monotonic()
+    done = subprocess.run(
+        command, capture_output=True, check=False, timeout=PATIENCE_S, env={**os.environ, "HIVEMIND_LOGLEVEL": "CRITICAL"}
+    )
+    if done.returncode:
+        raise PeerdError(f"{' '.join(command[1:4])} failed: {done.stderr.decode(errors='replace')[-300:]}")
+    return time.monotonic() - began_s
+
+
+def first_step() -> tuple[float, float]:
+    """The demo as it is without flags, ended after a step."""
+    flags = DemoFlags(
+        stages=None, peers=None, steps=1, run_file=None, seed=None, accumulate=None, slow=(), kill=(), chaos=None, stand_in_ms=0.0
+    )
+    began = time.time()
+    with DemoSwarm(plan_of(flags), lambda _text: None) as swarm:
+        swarm.start()
+        while not swarm.steps:
+            if time.time() - began > PATIENCE_S:
+                raise TimedOutError(f"no step within {PATIENCE_S:.0f} s")
+            time.sleep(POLL_S)
+            swarm.poll()
+        step = swarm.steps[0]
+    return step["time_s"] - began, step["loss"]
+
+
+def measure(rounds: int) -> tuple[list[Side], int]:
+    with DemoSwarm(one_stage_plan(), lambda _text: None) as swarm:
+        swarm.start()
+        joining = Joining(swarm)
+        names = list(TARGETS_S)
+        sides = [
+            Side(names[0], joining.join),
+            Side(names[1], first_step),
+            Side(names[2], joining.status),
+            Side(IMPORTS, imports),
+        ]
+        for number in range(rounds):
+            for side in sides if number % 2 == 0 else reversed(sides):
+                took_s, side.loss = side.measure()
+                side.seconds.append(took_s)
+                progress(f"round {number + 1}  {side.name}: {took_s:.2f} s")
+        return sides, joining.num_bytes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench join", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds, in each of which everything is timed once (default 5)")
+    given = parser.parse_args()
+    if given.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(kind, interrupt)
+    try:
+        sides, num_bytes = measure(given.rounds)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except PeerdError as error:
+        print(f"join: error: {error}", file=sys.stderr)
+        return error.exit_code
+    floor = sides[-1]
+    rows = [
+        Row(
+            name=side.name,
+            median=statistics.median(side.seconds),
+            ratio=None if side is floor else paired_ratio(floor.seconds, side.seconds),
+            baseline=None if side is floor else floor.name,
+            loss=side.loss,
+        )
+        for side in sides
+    ]
+    if given.json:
+        print_json(rows, joiner_received_bytes=num_bytes, targets_s=TARGETS_S)
+    else:
+        print_table(f"medians of {given.rounds}; a joiner received {num_bytes / 1e6:.1f} MB", "s", rows)
+    return 1 if any(row.median > TARGETS_S.get(row.name, float("inf")) for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

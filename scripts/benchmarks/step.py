@@ -1,0 +1,182 @@
+"""From the last gradient of a step to the first forward pass of the next: what the end of a step costs, and what of it goes where.
+
+Two stages of two peers. The times come from the daemons' own timelines, put on one clock. On a distant link every message is delayed
+inside the tunnel (see _distant.py); with delayed updates the next step does not wait for the end of the last one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from peerd.cli.demo_daemons import DemoSwarm
+from peerd.cli.demo_plan import DemoPlan
+from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
+from peerd.errors import ExitCode, PeerdError
+from peerd.timeline.spans import COMPUTE, Kind
+from scripts.benchmarks._distant import ONE_WAY_MS
+from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
+from scripts.benchmarks._swarms import SILENCE_S, until_done
+
+NUM_STAGES, NUM_PEERS = 2, 4
+WARMUP = 2
+"""Steps in which connections are made and response times learnt."""
+MOST_LOOPBACK_MS, MOST_ROUND_TRIPS = 40.0, 3.0
+LOOPBACK, DELAYED = "loopback", "loopback, delayed updates"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Of one step, milliseconds."""
+
+    whole: float
+    until_averaging: float
+    """From the last gradient until the last stage's round is open."""
+    averaging: float
+    """The longest round."""
+    until_committed: float
+    """From the end of the last round until somebody has made the step."""
+    until_forward: float
+
+
+@dataclass(slots=True)
+class Side:
+    name: str
+    one_way_ms: float = 0.0
+    delayed_updates: bool = False
+    gaps: list[Gap] = field(default_factory=list)
+    medians: list[float] = field(default_factory=list)
+    """By round."""
+    loss: float = 0.0
+
+    def median(self, part: str) -> float:
+        return float(statistics.median(getattr(gap, part) for gap in self.gaps))
+
+    def plan(self, steps: int) -> DemoPlan:
+        manifest = Manifest(
+            name="bench",
+            model=ModelConfig(num_layers=4, d_model=128, num_heads=4, d_ff=512),
+            train=TrainConfig(
+                num_stages=NUM_STAGES,
+                microbatches_per_step=16,
+                microbatch_size=4,
+                sequence_length=128,
+                steps=WARMUP + steps + 1,
+                delayed_updates=self.delayed_updates,
+            ),
+            compute=ComputeConfig(threads=1),
+            swarm=SwarmConfig(checkpoint_every_steps=0, rebalance_period_s=0),
+        )
+        return DemoPlan(manifest=manifest, num_peers=NUM_PEERS, slow={}, kills=(), chaos=None, stand_in_ms=0.0)
+
+
+def gaps_of(reply: Any, first: int) -> Iterator[Gap]:
+    """Of every step from `first` on whose successor is known, too."""
+    spans = [span for peer in reply["peers"] for span in peer["spans"]]
+    steps = sorted({span[3] for span in spans})
+    for step in (step for step in steps if step >= first and step + 1 in steps):
+        ends = [began + took for kind, began, took, at, *_ in spans if at == step and kind in COMPUTE]
+        begins = [began for kind, began, _, at, *_ in spans if at == step + 1 and kind == Kind.FORWARD]
+        rounds = [(began, began + took) for kind, began, took, at, *_ in spans if at == step and kind == Kind.AVERAGING]
+        commits = [began + took for kind, began, took, at, *_ in spans if at == step and kind == Kind.COMMIT]
+        if not (ends and begins and rounds and commits):
+            continue
+        last, opened, closed = max(ends), max(began for began, _ in rounds), max(ended for _, ended in rounds)
+        yield Gap(
+            whole=(min(begins) - last) / 1000,
+            until_averaging=(opened - last) / 1000,
+            averaging=max(ended - began for began, ended in rounds) / 1000,
+            until_committed=(min(commits) - closed) / 1000,
+            until_forward=(min(begins) - min(commits)) / 1000,
+        )
+
+
+@contextlib.contextmanager
+def _delay(one_way_ms: float) -> Iterator[None]:
+    """Told to the daemons by the environment."""
+    os.environ[ONE_WAY_MS] = str(one_way_ms)
+    try:
+        yield
+    finally:
+        del os.environ[ONE_WAY_MS]
+
+
+def run_swarm(side: Side, steps: int) -> None:
+    module = "scripts.benchmarks._distant" if side.one_way_ms else "peerd.daemon"
+    with _delay(side.one_way_ms), DemoSwarm(side.plan(steps), lambda _text: None, module) as swarm:
+        swarm.start()
+        until_done(swarm, swarm.plan.steps)
+        reply = swarm.daemons[0].client.request("trace", steps=swarm.plan.steps, timeout_s=SILENCE_S, silence_s=SILENCE_S)
+        found = list(gaps_of(reply, WARMUP))
+        side.loss = swarm.steps[-1]["loss"]
+    if not found:
+        raise PeerdError(f"{side.name}: the daemons told of no step")
+    side.gaps += found
+    side.medians.append(statistics.median(gap.whole for gap in found))
+    progress(f"{side.name}: {side.medians[-1]:.1f} ms")
+
+
+def report(sides: Sequence[Side], distance_ms: float, as_json: bool) -> int:
+    near = sides[0]
+    rows = [
+        Row(
+            name=side.name,
+            median=statistics.median(side.medians),
+            ratio=None if side is near else paired_ratio(near.medians, side.medians),
+            baseline=None if side is near else near.name,
+            loss=side.loss,
+        )
+        for side in sides
+    ]
+    parts = {side.name: {part: side.median(part) for part in Gap.__slots__} for side in sides}
+    if as_json:
+        print_json(rows, parts_ms=parts)
+    else:
+        print_table("from the last gradient to the next step's first forward pass, 2 stages of 2 peers", "ms", rows)
+        for name, of_side in parts.items():
+            print(f"{name}: " + ", ".join(f"{part.replace('_', ' ')} {value:.1f} ms" for part, value in of_side.items() if part != "whole"))
+    missed = rows[0].median > MOST_LOOPBACK_MS
+    for side in (side for side in sides if side.one_way_ms):
+        trips = (side.median("whole") - side.median("averaging")) / distance_ms
+        print(f"{side.name}: {trips:.2f} round trips beside the averaging", file=sys.stderr if as_json else sys.stdout)
+        missed |= trips > MOST_ROUND_TRIPS
+    return 1 if missed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench step", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds, in each of which every side runs (default 5)")
+    parser.add_argument("--steps", type=int, default=8, metavar="N", help="steps looked at per round (default 8)")
+    parser.add_argument(
+        "--round-trip", type=float, default=50.0, metavar="MS", help="of the distant side's links; 0: without it (default 50)"
+    )
+    given = parser.parse_args()
+    if min(given.rounds, given.steps) < 1 or given.round_trip < 0:
+        parser.error("--rounds and --steps must be at least 1 and --round-trip not negative")
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(kind, interrupt)
+    sides = [Side(LOOPBACK), Side(DELAYED, delayed_updates=True)]
+    if given.round_trip:
+        sides.append(Side(f"round trips of {given.round_trip:g} ms", one_way_ms=given.round_trip / 2))
+    try:
+        for number in range(given.rounds):
+            for side in sides if number % 2 == 0 else reversed(sides):
+                run_swarm(side, given.steps)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except PeerdError as error:
+        print(f"step: error: {error}", file=sys.stderr)
+        return error.exit_code
+    return report(sides, given.round_trip, given.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""How news spreads in a large swarm: what is news, who asks whom, who speaks for a stage, and what others make of that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.policy.admission import choose_stage
+from peerd.policy.evaluating import is_my_turn
+from peerd.policy.launching import launchable, trainers_of, window
+from peerd.policy.ledger import may_accumulate, missing
+from peerd.policy.rebalance import Rebalancing, plan
+from peerd.policy.spreading import (
+    KEPT_TURNS,
+    MOST_NEWS,
+    PARTNERS,
+    SPEAKERS,
+    SUMMARISED,
+    TURNS_PER_PERIOD,
+    News,
+    concerns,
+    partners,
+    periods,
+    summarise,
+    tag_of,
+    whom_to_ask,
+)
+from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, RawRecord, Reach, StageSummary
+from peerd.table.view import LiveView
+from tests.strategies import FULL, NUM_MICROBATCHES, member, view_of
+
+PERIOD_S = 5.0
+KEPT_S = KEPT_TURNS * PERIOD_S / TURNS_PER_PERIOD
+
+
+def raw(record: PeerRecord) -> RawRecord:
+    return (f"{record.peer} {record.version}".encode(), b"")
+
+
+def noted(*records: PeerRecord, now_s: float = 0.0) -> News:
+    news = News(PERIOD_S)
+    for record in records:
+        news.note(record, raw(record), now_s)
+    return news
+
+
+def summary(**numbers: object) -> StageSummary:
+    return StageSummary(**{"peers": 40, "trainers": 0, "queue": 0, "throughput": 40.0, "held": 0, **numbers})  # type: ignore[arg-type]
+
+
+def stage_of(stage: int, how_many: int, **fields: object) -> list[PeerRecord]:
+    return [member(f"s{stage}p{number:03}", stage=stage, **fields) for number in range(how_many)]
+
+
+def large(told: StageSummary, **mine: object) -> LiveView:
+    """I am at stage 0, know its peers and stage 1's, and am told of stage 3 by one of its own."""
+    me = member("me", **{"stage": 0, "throughput": 1.0, **mine})
+    return view_of(me, *stage_of(0, 5, throughput=1.0), *stage_of(1, 5, throughput=1.0), member("far", stage=3, step=0, summary=told))
+
+
+# What is news
+
+
+def test_what_rose_is_told_to_those_who_do_not_name_it_and_not_to_those_who_do() -> None:
+    old, new = member("a", version=1), member("b", version=9)
+    news = noted(old, new)
+    assert news.unknown_to([], None, 1.0) == [raw(new), raw(old)]
+    assert news.unknown_to([tag_of(new)], None, 1.0) == [raw(old)]
+    assert news.unknown_to(news.tags(1.0), None, 1.0) == []
+
+
+def test_whoever_has_a_newer_version_is_not_told_the_old_one_and_a_restart_is_told_whatever_its_version() -> None:
+    news = noted(member("a", version=5))
+    assert news.unknown_to([tag_of(member("a", version=6))], None, 0.0) == []
+    assert news.unknown_to([tag_of(member("a", version=4))], None, 0.0) == [raw(member("a", version=5))]
+    restarted = noted(member("a", incarnation=1, version=0))
+    assert restarted.unknown_to([tag_of(member("a", version=40_000))], None, 0.0) != []
+
+
+@given(st.integers(0, 1 << 40), st.integers(1, 32_767))
+def test_versions_near_each_other_are_told_apart_however_often_the_tag_has_gone_round(version: int, ahead: int) -> None:
+    older, newer = member("a", version=version), member("a", version=version + ahead)
+    assert noted(newer).unknown_to([tag_of(older)], None, 0.0) == [raw(newer)]
+    assert noted(older).unknown_to([tag_of(newer)], None, 0.0) == []
+
+
+def test_news_are_no_news_after_a_while() -> None:
+    news = noted(member("a"))
+    assert news.unknown_to([], None, KEPT_S - 0.1) != []
+    assert news.unknown_to([], None, KEPT_S) == []
+    assert news.tags(KEPT_S) == []
+
+
+def test_a_version_that_says_nothing_new_long_before_it_is_due_goes_no_further() -> None:
+    first = member("a", version=1)
+    busy, announced = replace(first, version=2, done=5), replace(first, version=3, done=5)
+    news = noted(first)
+    news.note(busy, raw(busy), 1.0)
+    assert news.unknown_to([], None, 1.0) == [raw(first)]
+    news.note(announced, raw(announced), PERIOD_S)
+    assert news.unknown_to([], None, PERIOD_S) == [raw(announced)]
+
+
+@pytest.mark.parametrize("change", [{"step": 1}, {"phase": Phase.AVERAGED}, {"incarnation": 1}, {"leaving": True}])
+def test_a_change_is_news_at_once(change: dict[str, object]) -> None:
+    first = member("a", version=1)
+    changed = replace(first, version=2, **change)  # type: ignore[arg-type]
+    news = noted(first)
+    news.note(changed, raw(changed), 0.1)
+    assert news.unknown_to([], None, 0.1) == [raw(changed)]
+
+
+def test_one_answer_is_bounded_and_the_newest_come_first() -> None:
+    many = [member(f"p{number:03}") for number in range(2 * MOST_NEWS)]
+    assert noted(*many).unknown_to([], None, 0.0) == [raw(record) for record in reversed(many[MOST_NEWS:])]
+
+
+def test_of_a_large_swarm_one_is_told_of_the_own_stage_its_neighbours_and_speakers() -> None:
+    told = [member("own", stage=4), member("next", stage=5), member("before", stage=3), member("speaker", stage=9, summary=summary())]
+    assert all(concerns(record, 4) for record in told)
+    assert not concerns(member("far", stage=6), 4)
+    assert noted(*told, member("far", stage=6)).unknown_to([], 4, 0.0) == [raw(record) for record in reversed(told)]
+
+
+# Who asks whom, and how often
+
+
+def test_only_speakers_ask_speakers_of_far_stages_unless_nobody_else_is_there() -> None:
+    chances = [(first, second) for first in (0.0, 0.99) for second in (0.0, 0.5, 0.99)]
+    assert {whom_to_ask(False, [1, 2], [9], draws) for draws in chances} == {1, 2}
+    assert {whom_to_ask(True, [1, 2], [9], draws) for draws in chances} == {1, 2, 9}
+    assert {whom_to_ask(False, [], [9], draws) for draws in chances} == {9}
+    assert {whom_to_ask(True, [], [], draws) for draws in chances} == {None}
+
+
+def test_partners_are_the_same_whatever_the_order_and_differ_from_peer_to_peer() -> None:
+    near = [PeerId(f"p{number}") for number in range(100)]
+    assert partners(PeerId("me"), near) == partners(PeerId("me"), near[::-1])
+    assert len(partners(PeerId("me"), near)) == PARTNERS
+    assert partners(PeerId("me"), near) != partners(PeerId("you"), near)
+    assert partners(PeerId("me"), near[:3]) != []
+
+
+@given(st.integers(0, 100_000))
+def test_however_many_one_knows_the_announcements_of_a_period_stay_as_many(num_known: int) -> None:
+    assert periods(0) == 1
+    assert num_known / periods(num_known) < 32
+
+
+@pytest.mark.parametrize(
+    "told", [{"gradient_norm": 1.5}, {"tied_sum": AverageId(b"sum")}, {"average_id": AverageId(b"other")}, {"reach": Reach.RELAYED}]
+)
+def test_what_others_wait_for_is_news_though_the_phase_stays(told: dict[str, object]) -> None:
+    averaged = member("a", phase=Phase.AVERAGED, average_id=AverageId(b"one"), version=1)
+    news = noted(averaged, replace(averaged, version=2, **told))  # type: ignore[arg-type]
+    assert [tag_of(replace(averaged, version=2))] == news.tags(0.0)
+    silent = noted(averaged, replace(averaged, version=2))
+    assert [tag_of(averaged)] == silent.tags(0.0)
+
+
+# Who speaks for a stage
+
+
+def spoken(live: LiveView) -> list[StageSummary]:
+    found = (summarise(record, replace(live, me=record.peer)) for record in live.records)
+    return [each for each in found if each is not None]
+
+
+def test_in_a_small_swarm_nobody_speaks_for_others() -> None:
+    assert spoken(view_of(*stage_of(0, SUMMARISED - 1))) == []
+
+
+def test_a_few_speak_for_each_stage_of_a_large_one_and_add_up_its_numbers() -> None:
+    half = SUMMARISED // 2
+    live = view_of(*stage_of(0, half, queue=2, throughput=1.5, trains=True, done=1), *stage_of(1, half, done=6))
+    told = spoken(live)
+    assert len(told) == 2 * SPEAKERS
+    assert told[0] == StageSummary(peers=half, trainers=half, queue=2 * half, throughput=1.5 * half, held=1)
+    assert told[-1].held == 6
+
+
+def test_where_steps_overlap_they_tell_of_the_next_step_too() -> None:
+    members = stage_of(0, SUMMARISED, done=1, ledger_no=1, next_done=4, next_ledger_no=2)
+    assert [(each.held, each.next_held) for each in spoken(view_of(*members))] == [(1, 4)] * SPEAKERS
+
+
+def test_those_that_leave_or_join_do_not_speak() -> None:
+    live = view_of(*stage_of(0, SUMMARISED, leaving=True), *stage_of(1, SUMMARISED, phase=Phase.JOINING))
+    assert spoken(live) == []
+
+
+# What others make of it
+
+
+def test_what_a_far_stage_holds_is_not_launched_again() -> None:
+    assert missing(large(summary(held=0b111)), 3, 0, NUM_MICROBATCHES) == FULL & ~0b111
+    assert missing(large(summary(held=FULL)), 3, 1, NUM_MICROBATCHES) == FULL  # of another step than theirs
+    assert missing(large(summary(next_held=0b110)), 3, 1, NUM_MICROBATCHES) == FULL & ~0b110
+    assert missing(large(summary(next_held=FULL)), 3, 0, NUM_MICROBATCHES) == FULL
+
+
+def test_whether_a_gradient_may_be_added_never_hangs_on_what_somebody_tells_of_others() -> None:
+    me = member("me", stage=3)
+    live = view_of(me, *stage_of(3, 3), member("liar", stage=3, summary=summary(held=FULL)))
+    assert may_accumulate(me, live, step=0, index=0, accept_mark=(0, 0)) is None
+    assert missing(live, 3, 0, NUM_MICROBATCHES) == FULL
+
+
+def everybodys(views: Iterable[LiveView]) -> list[int]:
+    return sorted(launch.index for view in views for launch in launchable(view, 4, NUM_MICROBATCHES, {}, 0.0, 4.0)[0])
+
+
+def test_trainers_who_do_not_know_each_other_do_not_launch_the_same_twice() -> None:
+    stages = [stage_of(stage, 4, trains=stage > 0) for stage in range(4)]
+    speakers = [replace(stage[0], summary=summary(trainers=4 if stage[0].stage else 0)) for stage in stages]
+    views = []
+    for stage in range(4):
+        near = [record for other in stages if abs(other[0].stage - stage) <= 1 for record in other[1:]]
+        views += [replace(view_of(*near, *speakers), me=record.peer) for record in [*stages[stage][1:], speakers[stage]]]
+    assert everybodys(views) == list(range(NUM_MICROBATCHES))
+    assert {record.stage for view in views for record in view.records if record.peer in trainers_of(view, 0)} == {1}
+    assert sum(is_my_turn(view, 3, 0.0, 4.0) for view in views) == 1
+
+
+def test_a_stage_of_which_one_knows_only_its_speaker_counts_with_all_its_peers() -> None:
+    me = member("joiner", stage=0, phase=Phase.JOINING)
+    known = [*stage_of(0, 5, throughput=1.0), *stage_of(1, 6, throughput=1.0)]
+    told = member("far", stage=2, throughput=1.0, summary=summary(throughput=40.0))
+    assert choose_stage(view_of(me, *known, told), [1, 1, 1], 1).stage == 0
+    assert large(summary(peers=40)).num_serving(3) == 40
+    assert window(large(summary()), 2, 100) == window(view_of(*large(summary()).records), 2, 100)
+
+
+def test_of_several_that_speak_for_a_stage_one_wrong_one_changes_nothing() -> None:
+    liar = member("liar", stage=3, summary=summary(peers=1 << 20, throughput=1e12))
+    live = view_of(*large(summary()).records, *(member(f"far{n}", stage=3, summary=summary()) for n in range(2)), liar)
+    live = replace(live, me=PeerId("me"))
+    assert live.summary(3) == summary()
+
+
+def test_nobody_moves_to_a_stage_that_is_strong_by_what_its_speaker_tells() -> None:
+    weak = plan(large(summary(throughput=0.5)), 4, 0, Rebalancing())
+    assert plan(large(summary(throughput=6.0)), 4, 0, Rebalancing()).reason.startswith("stage 2")  # which has nobody
+    assert weak.reason.startswith("stage 2")
+    served = replace(large(summary(throughput=6.0)), records=(*large(summary(throughput=6.0)).records, *stage_of(2, 6, throughput=1.0)))
+    assert not plan(served, 4, 0, Rebalancing()).moves

@@ -1,0 +1,185 @@
+"""Gossip: what goes out at once, what waits, and what a large swarm asks for instead. The other peers are on paper."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from peerd.errors import PeerGoneError
+from peerd.policy.spreading import ANNOUNCED_TO, TELLS_ALL
+from peerd.swarm.directory import Directory
+from peerd.swarm.gossip import MOST_ON_THEIR_WAY, Gossip
+from peerd.swarm.identity import Identity
+from peerd.swarm.liveness import Liveness
+from peerd.swarm.membership import Membership
+from peerd.swarm.signed import SignedRecord, sign_record
+from peerd.table.record import PeerId, PeerRecord, Phase, RawRecord, RunId
+from peerd.wire.clients import SwarmClient
+
+RUN = RunId("a" * 32)
+PERIOD_S = 5.0
+ME = Identity(Ed25519PrivateKey.from_private_bytes(bytes(32)))
+
+
+@dataclass
+class Client:
+    """Takes everything; answers when it is let."""
+
+    told: list[tuple[PeerId, RawRecord]] = field(default_factory=list)
+    asked: list[tuple[PeerId, Sequence[bytes]]] = field(default_factory=list)
+    answers: list[RawRecord] = field(default_factory=list)
+    gone: bool = False
+    answering: asyncio.Event = field(default_factory=asyncio.Event)
+    was_asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def gossip(self, peer: PeerId, records: Sequence[RawRecord], _timeout_s: float, want_all: bool = False) -> tuple[RawRecord, ...]:
+        assert not want_all
+        self.told.append((peer, records[0]))
+        await self.answering.wait()
+        return ()
+
+    async def ask_for_news(self, peer: PeerId, known: Sequence[bytes], _timeout_s: float) -> tuple[RawRecord, ...]:
+        self.asked.append((peer, known))
+        self.was_asked.set()
+        if self.gone:
+            raise PeerGoneError("nobody there")
+        return tuple(self.answers)
+
+
+@dataclass
+class Stores:
+    """The directory's and the liveness's ends."""
+
+    stored: list[SignedRecord] = field(default_factory=list)
+    failed: list[PeerId] = field(default_factory=list)
+    was_told: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def store_soon(self, _run: RunId, signed: SignedRecord) -> None:
+        self.stored.append(signed)
+
+    def report_failure(self, peer: PeerId) -> None:
+        self.failed.append(peer)
+        self.was_told.set()
+
+
+class Swarm:
+    def __init__(self, num_others: int, num_stages: int = 2) -> None:
+        self.membership = Membership(ME, RUN, ttl_s=15.0)
+        self.record = PeerRecord(peer=ME.peer, incarnation=1, phase=Phase.ACCUMULATING)
+        self.membership.own = lambda: self.record
+        self.client, self.stores = Client(), Stores()
+        self.gossip = Gossip(
+            self.membership,
+            cast(SwarmClient, self.client),
+            cast(Directory, self.stores),
+            cast(Liveness, self.stores),
+            PERIOD_S,
+            num_stages,
+        )
+        self.others = [Identity(Ed25519PrivateKey.from_private_bytes(n.to_bytes(32, "big"))) for n in range(1, num_others + 1)]
+        self.membership.publish()
+        self.membership.absorb([self.row(n) for n in range(num_others)])
+
+    def row(self, number: int, **fields: object) -> RawRecord:
+        other = self.others[number]
+        record = PeerRecord(peer=other.peer, incarnation=1, version=1, phase=Phase.ACCUMULATING, stage=number % 2)
+        return sign_record(replace(record, **fields), other, RUN).raw  # type: ignore[arg-type]
+
+    def change(self, everybody: bool, **fields: object) -> None:
+        self.record = replace(self.record, **fields)  # type: ignore[arg-type]
+        self.membership.publish()
+        self.gossip.push(everybody=everybody)
+
+    async def settle(self) -> None:
+        """Let everything run that can run now."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+async def test_a_change_of_phase_goes_to_everybody_at_once_and_the_next_does_not_wait_for_the_answer() -> None:
+    swarm = Swarm(3)
+    for phase in (Phase.AVERAGING, Phase.AVERAGED):
+        swarm.change(True, phase=phase)
+        await swarm.settle()
+    assert [peer for peer, _ in swarm.client.told].count(swarm.others[0].peer) == 2
+    assert len(swarm.client.told) == 6
+
+
+async def test_so_many_are_on_their_way_to_one_peer_and_what_came_since_goes_out_as_one() -> None:
+    swarm = Swarm(1)
+    for step in range(MOST_ON_THEIR_WAY + 4):
+        swarm.change(True, step=step)
+        await swarm.settle()
+    assert len(swarm.client.told) == MOST_ON_THEIR_WAY
+    swarm.client.answering.set()
+    await swarm.settle()
+    assert len(swarm.client.told) == MOST_ON_THEIR_WAY + 1
+    assert swarm.client.told[-1][1] == swarm.membership.raws[ME.peer].raw
+
+
+async def test_news_of_my_ledger_go_to_my_stage_and_wait_for_more() -> None:
+    swarm = Swarm(4)
+    for done in (1, 3, 7):
+        swarm.change(False, done=done)
+    await asyncio.sleep(0.05)
+    assert sorted(peer for peer, _ in swarm.client.told) == sorted(swarm.others[number].peer for number in (0, 2))
+    assert {raw for _, raw in swarm.client.told} == {swarm.membership.raws[ME.peer].raw}
+
+
+async def test_a_change_of_phase_takes_waiting_news_along() -> None:
+    swarm = Swarm(2)
+    swarm.change(True, phase=Phase.AVERAGING)
+    swarm.change(False, done=1)
+    swarm.change(True, phase=Phase.AVERAGED)
+    await asyncio.sleep(0.05)
+    assert len(swarm.client.told) == 4
+
+
+async def test_whoever_asks_for_news_gets_what_it_does_not_name() -> None:
+    swarm = Swarm(3)
+    told = swarm.gossip.news(swarm.others[0].peer, [])
+    assert set(told) == {signed.raw for signed in swarm.membership.raws.values()}
+    assert swarm.gossip.news(swarm.others[0].peer, frozenset(swarm.gossip._news.tags(0.0))) == []
+
+
+@pytest.mark.parametrize("num_others", [TELLS_ALL - 1, TELLS_ALL])
+async def test_an_announcement_goes_to_all_of_a_small_swarm_and_to_a_few_of_a_larger_one(num_others: int) -> None:
+    swarm = Swarm(num_others)
+    swarm.gossip._partners = [other.peer for other in swarm.others]
+    swarm.gossip._publish_and_store()
+    await swarm.settle()
+    assert len(swarm.client.told) == (num_others if num_others < TELLS_ALL else ANNOUNCED_TO)
+    assert len(swarm.stores.stored) == 1
+
+
+async def test_in_a_larger_swarm_i_ask_around_and_look_after_who_does_not_answer() -> None:
+    swarm = Swarm(TELLS_ALL + 4)
+    swarm.gossip._period_s = 0.01
+    swarm.client.answers = [swarm.row(0, version=2, step=7)]
+    asking = asyncio.ensure_future(swarm.gossip._ask_around())
+    await swarm.client.was_asked.wait()
+    await swarm.settle()
+    assert swarm.membership.find(swarm.others[0].peer).step == 7  # type: ignore[union-attr]
+    assert len(swarm.client.asked[0][1]) == TELLS_ALL + 5  # what rose lately is all that there is
+    swarm.client.gone = True
+    await swarm.stores.was_told.wait()
+    assert swarm.stores.failed[0] in {other.peer for other in swarm.others}
+    asking.cancel()
+
+
+async def test_who_knows_many_announces_itself_when_it_is_due_and_no_sooner() -> None:
+    swarm = Swarm(70)
+    swarm.membership.publish()
+    swarm.gossip._publish_and_store()
+    swarm.gossip._publish_and_store()
+    assert len(swarm.client.told) == 0  # without partners yet
+    announced = swarm.membership.raws[ME.peer].record
+    assert announced.periods == 3
+    swarm.gossip._announced_s -= 2.6 * PERIOD_S
+    swarm.gossip._publish_and_store()
+    assert swarm.membership.raws[ME.peer].record.version == announced.version + 1
