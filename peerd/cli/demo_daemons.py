@@ -38,12 +38,26 @@ MAX_THREADS = 256
 EXPORT_SILENCE_S = 600.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where on this machine a daemon runs; as it is, simply here and on loopback."""
+
+    command: tuple[str, ...] = ()
+    """What to put before its own."""
+    host: str = ""
+    """IPv4 address to listen on."""
+
+
+HERE = Place()
+
+
 @dataclass(slots=True)
 class DemoSwarm:
     """A context manager: on leaving it, however that happens, no daemon and no file is left."""
 
     plan: DemoPlan
     say: Callable[[str], None]
+    place: Callable[[int], Place] = lambda _peer: HERE
     daemons: list[DemoDaemon] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     folder: Path = field(init=False)
@@ -114,7 +128,10 @@ class DemoSwarm:
         create_key(folder / KEY_FILE)
 
     def _spawn(self, peer: int, stage: int, home: Home, purpose: dict[str, Any]) -> DemoDaemon:
+        place = self.place(peer)
         settings = Settings(
+            host=place.host,
+            port_mapping=not place.host,
             home=str(home.folder),
             stage=stage,
             stay=True,
@@ -130,7 +147,7 @@ class DemoSwarm:
         )
         log = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - closed when the demo ends
         process = subprocess.Popen(
-            module_command("peerd.daemon", settings.to_json()),
+            [*place.command, *module_command("peerd.daemon", settings.to_json())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -118,6 +118,17 @@ class UpdateInfo(TypedDict):
     loss_scale: float | None  # of float16
 
 
+class LinkInfo(TypedDict):
+    """What tensors travel as over one link, where the run leaves that to each link."""
+
+    peer: str
+    tensor: str  # activations: to that peer; activation_gradients: from it
+    codec: str
+    rate: float | None  # bytes per second as measured; None: not yet
+    load: float | None  # share of the time that the link is busy while nobody waits for it
+    reason: str
+
+
 class StatusReply(TypedDict):
     schema: int
     join: str  # the address others paste, with #RUN-ID
@@ -138,6 +149,7 @@ class StatusReply(TypedDict):
     dashboard: str  # its address, without the token; empty where it is off
     owner: OwnerInfo
     update: NotRequired[UpdateInfo]
+    links: NotRequired[list[LinkInfo]]  # empty where the manifest names the codecs
 
 
 class StageInfo(TypedDict):

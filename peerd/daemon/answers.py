@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -93,6 +93,7 @@ class Answers:
             "dashboard": self.dashboard_address,
             "owner": cast("OwnerInfo", self._governor.fields()),
             "update": self._update(),
+            "links": [asdict(choice) | {"codec": str(choice.codec)} for choice in node.link_codecs.choices()],
         }
 
     def _update(self) -> UpdateInfo:

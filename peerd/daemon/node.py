@@ -21,12 +21,14 @@ from peerd.daemon.network import Network, describe_self
 from peerd.daemon.text import SWARM
 from peerd.daemon.training import Training
 from peerd.errors import BadMessageError
+from peerd.models.stages import affordable_slots
 from peerd.policy.contributions import StageTally
 from peerd.policy.governor import Limits
 from peerd.policy.health import Facts, Progress, advance
 from peerd.policy.rebalance import Move
 from peerd.policy.recovery import Beginning
 from peerd.policy.stepping import StepRules
+from peerd.stage.adapting import LinkCodecs
 from peerd.stage.checkpoints import CheckpointStore
 from peerd.stage.executor import Executor, Pace
 from peerd.stage.heap import give_back_free_memory
@@ -134,7 +136,10 @@ class Node:
         pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor)
         stage_client = StageClient(links, run)
         self.dispatcher = Dispatcher(stage_client, membership, train.num_stages, patience_s, MICROBATCH_TOTAL_S)
+        self.link_codecs = LinkCodecs(manifest, membership.live, links.traffic)
+        self.dispatcher.adapt = self.link_codecs.adapt
         self.service = StageService(manifest, self.state, self.executor, self.dispatcher, pace)
+        self.service.slots = affordable_slots(manifest, self.state.module, self.state.keep_graph, place.memory_bytes)
         log = AverageLog(network.home.averages, self.state.accumulator.flat.dtype)
         self.rounds = Rounds(self.state, self.executor, AveragingClient(links, run), log, averaging_s, clock_s)
         self._start = stage.start

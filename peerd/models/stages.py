@@ -56,6 +56,8 @@ def _blocks(manifest: Manifest, stage: int, layers: range) -> StageModule:
 BUILDERS: dict[str, Callable[[Manifest, int, range], StageModule]] = {"decoder": _decoder, "hf": _hugging_face, "blocks": _blocks}
 """Manifest's model.kind -> what builds one stage of it, without memory for its parameters, from (manifest, stage, layers)."""
 AUTO_MEMORY_SHARE = 0.5
+MOST_SLOTS_FACTOR = 4
+"""Times the usual number of slots, which fill a pipeline of short links."""
 """Of free memory that "auto" gives to a stage with its graphs: others on this machine may look at the same free memory."""
 
 
@@ -158,6 +160,20 @@ def keeps_graphs(manifest: Manifest, stage: int, slots: int, free_bytes: int) ->
         return manifest.compute.recompute == "never"
     keeping = replace(manifest, compute=replace(manifest.compute, recompute="never"))
     return estimate_stage_memory_bytes(keeping, stage, slots) <= AUTO_MEMORY_SHARE * free_bytes
+
+
+def affordable_slots(manifest: Manifest, module: StageModule, keeps_graph: bool, free_bytes: int) -> int:
+    """Microbatches that a peer with so much free memory may hold where links are long: `compute.slots`, or more than usual if they fit."""
+    if manifest.compute.slots:
+        return manifest.compute.slots
+    kept = replace(manifest, compute=replace(manifest.compute, recompute="never" if keeps_graph else "always"))
+    num_parameters = sum(parameter.numel() for parameter in module.parameters())
+    load = Load(num_parameters=num_parameters, graph_bytes=module.graph_bytes(manifest.tokens_per_microbatch))
+    most = MOST_SLOTS_FACTOR * manifest.slots
+    fitting = (
+        slots for slots in range(most, manifest.slots, -1) if stage_memory_bytes(kept, load, slots) <= AUTO_MEMORY_SHARE * free_bytes
+    )
+    return next(fitting, manifest.slots)
 
 
 def _on_meta(manifest: Manifest, stage: int) -> StageModule:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from peerd.config.codec import parse_codec
+from peerd.config.codec import parse_allowed
 from peerd.config.manifest import Manifest
 
 FLOAT32_BYTES = 4
@@ -92,7 +92,7 @@ def stage_memory_bytes(manifest: Manifest, load: Load, slots: int) -> int:
     allocator's slack are not counted.
     """
     accumulator_bytes = 8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES
-    num_accumulators = 6 if parse_codec(manifest.wire.weight_gradients).is_lossy else 4
+    num_accumulators = 6 if parse_allowed(manifest.wire.weight_gradients).is_lossy else 4
     num_graphs = slots if manifest.compute.recompute == "never" else min(slots, 1)
     return (
         load.num_parameters
@@ -112,7 +112,8 @@ class StageEstimate:
     flops_per_token: int
     """Forward and backward."""
     upload_bytes_per_token: float
-    """Activations to the next stage and gradients to the one before; what averaging takes comes on top, once a step."""
+    """Activations to the next stage and gradients to the one before, uncompressed where the run says `auto`; what averaging takes
+    comes on top, once a step."""
     averaging_bytes: int
     """Uploaded per step in a large stage: a part to each reducer, and the reduced slice to each member."""
 
@@ -121,8 +122,8 @@ def estimate_stage(manifest: Manifest, loads: ModelLoads, layers: range) -> Stag
     load = stage_load(manifest, loads, layers)
     is_first, is_last = layers.start == 0, layers.stop == manifest.model.num_layers
     tokens, wire = manifest.tokens_per_microbatch, manifest.wire
-    num_values, part = manifest.boundary_bytes // FLOAT32_BYTES, parse_codec(wire.weight_gradients)
-    forth, back = (parse_codec(name).num_bytes(num_values) for name in (wire.activations, wire.activation_gradients))
+    num_values, part = manifest.boundary_bytes // FLOAT32_BYTES, parse_allowed(wire.weight_gradients).most_exact
+    forth, back = (parse_allowed(name).most_exact.num_bytes(num_values) for name in (wire.activations, wire.activation_gradients))
     raw_bytes = load.num_parameters * (8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES)
     return StageEstimate(
         layers=layers,

@@ -52,13 +52,18 @@ def tensor_from(header: stage_pb2.TensorHeader) -> TensorBytes:
 
 
 def _codec_from(header: stage_pb2.TensorHeader) -> Codec:
-    try:
-        codec = parse_codec(header.codec or str(NONE))
-    except ValueError as error:
-        raise BadMessageError(str(error)) from None
+    codec = _known_codec(header.codec) or NONE
     if codec.is_lossy and header.dtype != "float32":
         raise BadMessageError(f"a tensor of {header.dtype} does not travel as {codec}")
     return codec
+
+
+def _known_codec(name: str) -> Codec | None:
+    """None where none is named."""
+    try:
+        return parse_codec(name) if name else None
+    except ValueError as error:
+        raise BadMessageError(str(error)) from None
 
 
 def call_to(call: Call, run: str, records: Iterable[RawRecord]) -> stage_pb2.CallHeader:
@@ -75,6 +80,7 @@ def call_to(call: Call, run: str, records: Iterable[RawRecord]) -> stage_pb2.Cal
         records=records_to(records),
         evaluation=call.evaluation,
         trace=call.trace,
+        gradient_codec=str(call.gradient_codec) if call.gradient_codec else "",
     )
 
 
@@ -97,6 +103,7 @@ def call_from(header: stage_pb2.CallHeader) -> Call:
         evaluation=header.evaluation,
         path={hop.stage: PeerId(hop.peer) for hop in header.path},
         trace=header.trace,
+        gradient_codec=_known_codec(header.gradient_codec),
     )
 
 
@@ -110,6 +117,7 @@ def roster_to(roster: Roster) -> averaging_pb2.Roster:
             averaging_pb2.RosterEntry(peer=e.peer, incarnation=e.incarnation, ledger_no=e.ledger_no, done=bitmap_to(e.done))
             for e in roster.entries
         ],
+        codec=roster.codec,
     )
 
 
@@ -117,7 +125,8 @@ def roster_from(message: averaging_pb2.Roster) -> Roster:
     if len(message.entries) > MAX_ROSTER:
         raise BadMessageError(f"a roster of {len(message.entries)} peers")
     entries = tuple(RosterEntry(PeerId(e.peer), e.incarnation, e.ledger_no, bitmap_from(e.done)) for e in message.entries)
-    return Roster(message.stage, message.step, message.attempt, PeerId(message.leader), entries)
+    codec = _known_codec(message.codec)
+    return Roster(message.stage, message.step, message.attempt, PeerId(message.leader), entries, str(codec) if codec else "")
 
 
 def bitmap_to(bitmap: int) -> bytes:

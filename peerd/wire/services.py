@@ -234,7 +234,7 @@ class StageServicer(stage_pb2_grpc.StageServicer):
             with contextlib.suppress(asyncio.CancelledError, PeerdError):
                 await work
         began_s = time.monotonic()
-        for reply in _result_messages(result):
+        for reply in _result_messages(result, self._door.traffic.incoming[caller].rate):
             yield reply
         if result.gradient is not None:
             self._door.spans.add(Kind.SEND_GRADIENT, began_s, call.step, call.index, caller, result.gradient.num_bytes)
@@ -252,7 +252,9 @@ class StageServicer(stage_pb2_grpc.StageServicer):
 
         async def receive() -> tuple[bytes, ...]:
             replies.put_nowait(stage_pb2.ReplyMessage(accepted=stage_pb2.Accepted()))
-            chunks = await self._door.read_chunks(messages, call.inputs.num_bytes + call.labels.num_bytes)
+            num_bytes = call.inputs.num_bytes + call.labels.num_bytes
+            with self._door.traffic.receiving(caller, num_bytes):
+                chunks = await self._door.read_chunks(messages, num_bytes)
             if call.stage > 0:
                 self._door.traffic.count("activations", "received", call.inputs)
             return chunks
@@ -390,8 +392,16 @@ async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.S
     return server
 
 
-def _result_messages(result: CallResult) -> list[stage_pb2.ReplyMessage]:
-    done = stage_pb2.Done(downstream_s=result.downstream_s, queued_s=result.queued_s, records=convert.records_to(result.records))
+def _result_messages(result: CallResult, receive_rate: float | None) -> list[stage_pb2.ReplyMessage]:
+    done = stage_pb2.Done(
+        downstream_s=result.downstream_s,
+        queued_s=result.queued_s,
+        records=convert.records_to(result.records),
+        held_s=result.held_s,
+        slots=result.slots,
+    )
+    if receive_rate is not None:
+        done.receive_rate = receive_rate
     if result.loss is not None:
         done.loss = result.loss
     if result.gradient is None:

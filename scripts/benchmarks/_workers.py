@@ -1,4 +1,4 @@
-"""The sides that peerd is compared with, each in processes of its own: GPipe of torch.distributed, and one process alone.
+"""The sides that peerd is compared with, each in processes of its own: pipelines of torch.distributed, and one process alone.
 
 `python -m scripts.benchmarks._workers JSON` is one such process. It ends when its standard input closes, so none outlives
 the benchmark, and goes on until then. One on the last stage prints a line {"time_s": wall clock, "loss"} after each step.
@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -27,7 +28,9 @@ from peerd.config.manifest import Manifest
 from peerd.config.paths import cache_folder
 from peerd.models.stages import StageModule, build_stage
 from peerd.reference import mean_gradients
+from peerd.stage.executor import Pace
 from peerd.stage.optimizer import Optimizer
+from peerd.stage.service import BACKWARD_SHARE, FORWARD_SHARE
 from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
 
 
@@ -38,9 +41,13 @@ class Job:
     run_file: str
     threads: int
     rank: int = -1
-    """Its GPipe rank; -1 trains the whole model alone."""
+    """Its rank in the pipeline; -1 trains the whole model alone."""
     folder: str = ""
     """Where the ranks find one another."""
+    schedule: str = "gpipe"
+    """Or 1f1b."""
+    stand_in_ms: float = 0.0
+    """Sleep so that a microbatch takes at least so long in a stage, as a peer does; 0: off."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -62,18 +69,37 @@ class Stage(nn.Module):
         return recomputed
 
 
+class PacedStage(PipelineStage):
+    """A stage that takes as long for its passes as a peer with the same stand-in."""
+
+    pace = Pace()
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        began_s = time.monotonic()
+        output = super().forward_one_chunk(*args, **kwargs)
+        self.pace.hold(began_s, FORWARD_SHARE)
+        return output
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        began_s = time.monotonic()
+        super().backward_one_chunk(*args, **kwargs)
+        self.pace.hold(began_s, BACKWARD_SHARE)
+
+
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def gpipe_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]:
-    """One rank of ScheduleGPipe over gloo; yields each step's loss (nothing of use on the other ranks)."""
+def pipeline_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]:
+    """One rank of a schedule over gloo; yields each step's loss (nothing of use on the other ranks)."""
     train = manifest.train
     distributed.init_process_group("gloo", init_method=f"file://{job.folder}/store", rank=job.rank, world_size=train.num_stages)
     module = build_stage(manifest, job.rank, "cpu")
     optimizer = Optimizer(manifest, parameters := dict(module.named_parameters()))
-    stage = PipelineStage(Stage(module, manifest.compute.recompute == "always"), job.rank, train.num_stages, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, train.microbatches_per_step, loss_fn=cross_entropy)
+    stage = PacedStage(Stage(module, manifest.compute.recompute == "always"), job.rank, train.num_stages, torch.device("cpu"))
+    stage.pace = Pace(job.stand_in_ms / 1000)
+    kind = Schedule1F1B if job.schedule == "1f1b" else ScheduleGPipe
+    schedule = kind(stage, train.microbatches_per_step, loss_fn=cross_entropy)
     for step in itertools.count():
         pairs = [corpus.microbatch(step, index) for index in range(train.microbatches_per_step)]
         inputs = (torch.cat([tokens for tokens, _ in pairs]),) if module.is_first else ()
@@ -115,7 +141,7 @@ def work(job: Job) -> None:
     tokens = prepare_tokens(STDLIB, cache_folder())
     manifest = agree_on_data(manifest, tokens)
     corpus = Corpus(tokens, manifest)
-    for loss in (gpipe_steps if job.rank >= 0 else alone_steps)(job, manifest, corpus):
+    for loss in (pipeline_steps if job.rank >= 0 else alone_steps)(job, manifest, corpus):
         print(json.dumps({"time_s": time.time(), "loss": loss}), flush=True)
 
 

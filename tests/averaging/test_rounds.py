@@ -18,6 +18,7 @@ import torch
 
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
+from peerd.config.codec import parse_codec
 from peerd.config.manifest import Manifest, WireConfig
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.policy.roster import Roster, entry_of
@@ -205,6 +206,24 @@ async def test_compressed_sums_are_equal_to_the_bit_at_every_member(
         left_out = member.rounds.compression.parts.left_out
         assert left_out is not None
         assert bool(left_out.any()) == (num_members > 1)
+
+
+async def test_a_leaders_codec_is_part_of_the_round_and_one_that_the_run_does_not_allow_is_refused(make_group: MakeGroup) -> None:
+    group = make_group(3, replace(MANIFEST, wire=WireConfig(weight_gradients="auto")))
+    leader = group.leader(group.roster())
+    leader.rounds._terms.exchanged(parse_codec("none"), 1.0)
+    for now_s in (0.0, 2.0):  # a round took half of the last step
+        leader.rounds._terms.applied(now_s)
+    assert await leader.rounds.lead(group.roster()) == ""
+    await group.settled(Phase.AVERAGED)
+    roster = leader.state.average.roster if leader.state.average else group.roster()
+    assert parse_codec(roster.codec).name == "topk"
+    assert all(torch.equal(member.average, leader.average) for member in group.members.values())
+    assert all(member.state.record.average_id == roster.average_id for member in group.members.values())
+    plain = make_group(2)
+    unwanted = replace(plain.roster(), codec="int8")
+    joined, reason, _ = await plain.members[PeerId("member1")].rounds.propose(unwanted.leader, unwanted)
+    assert (joined, reason) == (False, "this run's gradients do not travel as int8")
 
 
 @pytest.mark.parametrize("late", [0, 1, 2])

@@ -77,6 +77,16 @@ def status_reply(**changes: Any) -> StatusReply:
         "dashboard": "http://127.0.0.1:8642/",
         "owner": owner_info(),
         "update": {"learning_rate": 0.003, "gradient_norm": 2.5, "max_gradient_norm": 1.0, "loss_scale": None},
+        "links": [
+            {
+                "peer": OTHER,
+                "tensor": "activations",
+                "codec": "int8",
+                "rate": 2.5e6,
+                "load": 0.8,
+                "reason": "the link is busy 80% of the time",
+            }
+        ],
     }
     return cast("StatusReply", {**fields, **changes})
 
