@@ -51,7 +51,7 @@ def wire_bytes(packet: bytes) -> int:
     if not kind or not segment_bytes:
         return length
     segments = max(1, -(-(length - header_bytes) // segment_bytes))
-    return length + (segments - 1) * int(header_bytes)
+    return int(length + (segments - 1) * header_bytes)
 
 
 @dataclass(slots=True)

@@ -53,8 +53,8 @@ class Plan:
         """A boundary of 1 MiB and next to no work."""
         return Manifest(
             name="bench",
-            model=ModelConfig(num_layers=2, d_model=32, num_heads=1, d_ff=32),
-            train=TrainConfig(num_stages=2, microbatches_per_step=self.microbatches, microbatch_size=256, sequence_length=32),
+            model=ModelConfig(num_layers=2, d_model=64, num_heads=1, d_ff=64),
+            train=TrainConfig(num_stages=2, microbatches_per_step=self.microbatches, microbatch_size=128, sequence_length=32),
             compute=ComputeConfig(threads=1, recompute="never"),
             wire=WireConfig(activations=codec, activation_gradients=codec),
             swarm=SwarmConfig(announce_period_s=LONG_ENOUGH_S, checkpoint_every_steps=0),
