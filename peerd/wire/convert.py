@@ -11,7 +11,7 @@ from peerd.policy.contributions import StageTally, Tally
 from peerd.policy.roster import Roster, RosterEntry
 from peerd.table.record import PeerId, RawRecord
 from peerd.wire.generated import averaging_pb2, stage_pb2, swarm_pb2
-from peerd.wire.values import ITEM_BYTES, Call, TensorBytes
+from peerd.wire.values import ITEM_BYTES, Call, CallResult, TensorBytes
 
 MAX_RECORDS = 64
 MAX_STAGES = 4096
@@ -105,6 +105,25 @@ def call_from(header: stage_pb2.CallHeader) -> Call:
         trace=header.trace,
         gradient_codec=_known_codec(header.gradient_codec),
     )
+
+
+def result_to(result: CallResult, receive_rate: float | None) -> list[stage_pb2.ReplyMessage]:
+    """The end of a call: that it is done, and the bytes of the gradient. `receive_rate`: bytes per second from this caller."""
+    done = stage_pb2.Done(
+        downstream_s=result.downstream_s,
+        queued_s=result.queued_s,
+        records=records_to(result.records),
+        held_s=result.held_s,
+        slots=result.slots,
+    )
+    if receive_rate is not None:
+        done.receive_rate = receive_rate
+    if result.loss is not None:
+        done.loss = result.loss
+    if result.gradient is None:
+        return [stage_pb2.ReplyMessage(done=done)]
+    done.gradient.CopyFrom(tensor_to(result.gradient))
+    return [stage_pb2.ReplyMessage(done=done), *(stage_pb2.ReplyMessage(chunk=chunk) for chunk in result.gradient.chunks)]
 
 
 def roster_to(roster: Roster) -> averaging_pb2.Roster:

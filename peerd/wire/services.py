@@ -234,7 +234,7 @@ class StageServicer(stage_pb2_grpc.StageServicer):
             with contextlib.suppress(asyncio.CancelledError, PeerdError):
                 await work
         began_s = time.monotonic()
-        for reply in _result_messages(result, self._door.traffic.incoming[caller].rate):
+        for reply in convert.result_to(result, self._door.traffic.incoming[caller].rate):
             yield reply
         if result.gradient is not None:
             self._door.spans.add(Kind.SEND_GRADIENT, began_s, call.step, call.index, caller, result.gradient.num_bytes)
@@ -390,21 +390,3 @@ async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.S
     server.add_insecure_port(f"unix:{socket_path}")
     await server.start()
     return server
-
-
-def _result_messages(result: CallResult, receive_rate: float | None) -> list[stage_pb2.ReplyMessage]:
-    done = stage_pb2.Done(
-        downstream_s=result.downstream_s,
-        queued_s=result.queued_s,
-        records=convert.records_to(result.records),
-        held_s=result.held_s,
-        slots=result.slots,
-    )
-    if receive_rate is not None:
-        done.receive_rate = receive_rate
-    if result.loss is not None:
-        done.loss = result.loss
-    if result.gradient is None:
-        return [stage_pb2.ReplyMessage(done=done)]
-    done.gradient.CopyFrom(convert.tensor_to(result.gradient))
-    return [stage_pb2.ReplyMessage(done=done), *(stage_pb2.ReplyMessage(chunk=chunk) for chunk in result.gradient.chunks)]
