@@ -137,7 +137,6 @@ class Node:
         stage_client = StageClient(links, run)
         self.dispatcher = Dispatcher(stage_client, membership, train.num_stages, patience_s, MICROBATCH_TOTAL_S)
         self.link_codecs = LinkCodecs(manifest, membership.live, links.traffic)
-        self.dispatcher.adapt = self.link_codecs.adapt
         self.service = StageService(manifest, self.state, self.executor, self.dispatcher, pace)
         self.service.slots = affordable_slots(manifest, self.state.module, self.state.keep_graph, place.memory_bytes)
         log = AverageLog(network.home.averages, self.state.accumulator.flat.dtype)
@@ -181,6 +180,7 @@ class Node:
         self.gossip.on_fence = self._fenced
         self.network.tunnel.on_broken = self.liveness.report_failure
         self.liveness.on_suspect = self._suspected
+        self.dispatcher.adapt = self.link_codecs.adapt
         self.dispatcher.on_failure = self.liveness.report_failure
         self.rounds.on_failure = self.liveness.report_failure
         self.rounds.on_change = self.announce
