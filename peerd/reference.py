@@ -24,7 +24,7 @@ from torch import Tensor
 
 from peerd.config import manifest as manifest_files
 from peerd.config.atomic import draft
-from peerd.config.codec import parse_codec
+from peerd.config.codec import parse_allowed
 from peerd.config.manifest import Manifest, TrainConfig, WireConfig
 from peerd.config.model_kinds import BlocksConfig
 from peerd.config.paths import cache_folder
@@ -127,7 +127,7 @@ def train_reference(
 
 def evaluate(manifest: Manifest, corpus: Corpus, stages: Sequence[StageModule], step: int) -> Evaluation:
     """The mean loss over the evaluation microbatches, as the swarm computes it at `step`."""
-    forth, losses = parse_codec(manifest.wire.activations), []
+    forth, losses = parse_allowed(manifest.wire.activations).most_exact, []
     for index in range(manifest.train.evaluation_microbatches):
         hidden, labels = corpus.evaluation_microbatch(index)
         with torch.no_grad():
@@ -197,9 +197,9 @@ def backpropagate(
     """One microbatch down the chain and back, leaving gradients times `scale` on the parameters; returns its loss.
 
     The stages are not joined into one graph: activations and gradients are handed over at each boundary, as between peers, and
-    lose there what the wire's codecs lose.
+    lose there what the wire's codecs lose; nothing where the run leaves that to each link (`auto`).
     """
-    forth, back = parse_codec(wire.activations), parse_codec(wire.activation_gradients)
+    forth, back = (parse_allowed(name).most_exact for name in (wire.activations, wire.activation_gradients))
     inputs, outputs = [tokens], []
     for stage in stages:
         outputs.append(run_module(train, stage, inputs[-1], labels if stage.is_last else None))

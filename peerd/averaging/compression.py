@@ -1,7 +1,8 @@
 """What slices of the accumulator travel as, and what compression leaves out, kept for the next time (error feedback).
 
 A reducer's sum counts as what its bytes decode to, for itself too, so all members end with the same bits. The last element of the
-accumulator is the sum of losses and travels exactly. Without a codec slices travel raw and nothing is kept.
+accumulator is the sum of losses and travels exactly. Where the run allows no codec slices travel raw and nothing is kept; where it
+leaves the codec to each round's leader (`auto`), what one round's left out is made up for in the next one's, whatever that is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from peerd.config.codec import Codec
+from peerd.config.codec import Allowed, Codec, parse_codec
 from peerd.errors import BadMessageError
 from peerd.stage.accumulator import all_finite
 from peerd.stage.tensors import Chunk, decode_flat, decode_into, views_of_flat
@@ -29,6 +30,8 @@ class Slice:
     end: int
     is_last: bool
     """Holds the sum of losses at its end."""
+    codec: Codec
+    """What it travels as in this round."""
 
     @property
     def num_compressed(self) -> int:
@@ -59,22 +62,33 @@ class Residual:
 class Compression:
     """One stage's. All methods but the counters' are for one thread, that of the rounds' sums."""
 
-    def __init__(self, codec: Codec, dtype: torch.dtype) -> None:
-        self.codec = codec
+    def __init__(self, allowed: Allowed, dtype: torch.dtype) -> None:
+        self.allowed = allowed
         self._dtype = dtype
         self.parts, self.sums = Residual(), Residual()
-        self.traffic: Counter[str] = Counter()
-        """Bytes of parts and slices sent and received."""
+        self.traffic: Counter[tuple[str, str]] = Counter()
+        """Bytes of parts and slices, by codec and sent or received."""
+
+    def codec_of(self, named: str) -> Codec | None:
+        """What a round travels as whose leader named this codec, or none; None where the run does not allow it."""
+        if named and not self.allowed.is_auto:
+            return None
+        codec = parse_codec(named) if named else self.allowed.most_exact
+        return codec if self.allowed.permits(codec) else None
+
+    def count(self, codec: Codec, size: int) -> None:
+        """A part or slice went out and its like came in."""
+        self.traffic.update({(str(codec), "sent"): size, (str(codec), "received"): size})
 
     def num_bytes(self, where: Slice) -> int:
         """As the slice travels."""
-        if not self.codec.is_lossy:
+        if not self.allowed.is_lossy:
             return (where.end - where.start) * self._dtype.itemsize
-        return self.codec.num_bytes(where.num_compressed) + where.is_last * self._dtype.itemsize
+        return where.codec.num_bytes(where.num_compressed) + where.is_last * self._dtype.itemsize
 
     def kept(self, residual: Residual, average_id: AverageId, where: Slice, values: Tensor) -> Tensor:
         """What stays with me needs no codec: all of it counts."""
-        if not self.codec.is_lossy:
+        if not self.allowed.is_lossy:
             return values
         whole = residual.added_to(values, where)
         residual.note(average_id, where, torch.zeros_like(whole))
@@ -82,11 +96,11 @@ class Compression:
 
     def sent(self, residual: Residual, average_id: AverageId, where: Slice, values: Tensor) -> tuple[Tensor, tuple[memoryview, ...]]:
         """What its receivers will have, and the bytes that tell them: where nothing is lost, those of `values` themselves."""
-        if not self.codec.is_lossy:
+        if not self.allowed.is_lossy:
             return values, views_of_flat(values)
         whole = residual.added_to(values, where)
         body = whole[: where.num_compressed]
-        chunks = (*views_of_flat(codecs.encode(self.codec, body.float())), *views_of_flat(whole[where.num_compressed :]))
+        chunks = (*views_of_flat(codecs.encode(where.codec, body.float())), *views_of_flat(whole[where.num_compressed :]))
         told = self.received(chunks, where)
         rest = whole - told
         residual.note(average_id, where, rest)
@@ -94,7 +108,7 @@ class Compression:
 
     def received(self, chunks: Sequence[Chunk], where: Slice, into: Tensor | None = None) -> Tensor:
         """BadMessageError where bytes make no finite values; there are as many as `num_bytes` says. `into` may be used to hold them."""
-        if self.codec.is_lossy:
+        if self.allowed.is_lossy:
             values = self._decoded(chunks, where)
         else:
             values = into if into is not None else torch.empty(where.end - where.start, dtype=self._dtype)
@@ -105,8 +119,8 @@ class Compression:
 
     def _decoded(self, chunks: Sequence[Chunk], where: Slice) -> Tensor:
         data = b"".join(chunks)
-        border = self.codec.num_bytes(where.num_compressed)
-        body = codecs.decode(self.codec, decode_flat([data[:border]], torch.uint8), where.num_compressed)
+        border = where.codec.num_bytes(where.num_compressed)
+        body = codecs.decode(where.codec, decode_flat([data[:border]], torch.uint8), where.num_compressed)
         return torch.cat([body.to(self._dtype), decode_flat([data[border:]], self._dtype)])
 
     def applied(self, average_id: AverageId, length: int) -> None:

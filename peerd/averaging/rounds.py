@@ -21,6 +21,7 @@ from peerd.averaging.compression import Compression, Slice
 from peerd.averaging.exchange import Reduced, Round, elements_of, sum_in_order, whole_of
 from peerd.averaging.log import AverageLog
 from peerd.averaging.missed import finite, packed, unpacked
+from peerd.averaging.terms import Terms
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.policy.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt
 from peerd.stage.accumulator import split_evenly
@@ -59,7 +60,8 @@ class Rounds:
         self._client = client
         self._averaging_s = averaging_s
         self._clock = clock
-        self.compression = Compression(state.weight_codec, state.accumulator.flat.dtype)
+        self.compression = Compression(state.weight_codecs, state.accumulator.flat.dtype)
+        self._terms = Terms(state.weight_codecs)
         self._work: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
         self._dead: deque[AverageId] = deque(maxlen=MAX_DEAD_ROUNDS)
@@ -82,6 +84,7 @@ class Rounds:
 
     async def lead(self, roster: Roster) -> str:
         """Open my own round and propose it to the others. Returns why it failed, empty when everyone joined."""
+        roster = replace(roster, codec=self._terms.codec(self._state.accumulator.flat.numel()))
         reason = await self._join(roster)
         if reason:
             return reason
@@ -129,6 +132,9 @@ class Rounds:
         return not reason, reason, self.own_record()
 
     async def _join(self, roster: Roster) -> str:
+        codec = self.compression.codec_of(roster.codec)
+        if codec is None:
+            return f"this run's gradients do not travel as {roster.codec}"
         reason, accumulator = await self._executor.run(Priority.CONTROL, lambda: self._state.open_round(roster))
         if accumulator is None:
             return reason
@@ -137,7 +143,8 @@ class Rounds:
             return "this round is closed"
         mine = roster.peers.index(self._state.record.peer)
         length = accumulator.numel()
-        slices = [Slice(start, end, end == length and start < end) for start, end in split_evenly(length, len(roster.entries))]
+        cuts = split_evenly(length, len(roster.entries))
+        slices = [Slice(start, end, end == length and start < end, codec) for start, end in cuts]
         self.open = Round(roster, mine, accumulator, slices, progress_s=self._clock())
         opened, self._opened = self._opened, asyncio.Event()
         opened.set()
@@ -150,7 +157,10 @@ class Rounds:
         me = self._state.record.peer
         try:
             await self._add_part(current, me, await self._arithmetic.run(Priority.CONTROL, lambda: self._own_part(current)))
+            began_s = self._clock()
             await self._fetch_slices(current)
+            if len(current.roster.entries) > 1:
+                self._terms.exchanged(current.slices_of[0].codec, self._clock() - began_s)
             whole = await self._arithmetic.run(Priority.CONTROL, lambda: whole_of(current))
         except RemoteError as error:
             await self.close(current.roster.average_id, error.message)
@@ -186,8 +196,8 @@ class Rounds:
             raise
         self.spans.add(Kind.EXCHANGE, began_s, current.roster.step, -1, peer, 2 * size)
         current.progress_s = self._clock()
-        self.compression.traffic.update(sent=size, received=size)
         where, place = elements_of(current, number)
+        self.compression.count(where.codec, size)
         current.slices[number] = await self._arithmetic.run(Priority.CONTROL, lambda: self.compression.received(chunks, where, into=place))
 
     # As reducer
@@ -207,7 +217,7 @@ class Rounds:
                 reduced = await asyncio.shield(current.reduced)
         except TimeoutError:
             raise PeerGoneError("the round did not come together") from None
-        self.compression.traffic.update(sent=size, received=size)
+        self.compression.count(where.codec, size)
         return reduced.chunks
 
     async def _add_part(self, current: Round, peer: PeerId, part: Tensor) -> None:
@@ -336,7 +346,8 @@ class Rounds:
         self.missed.clear()
         self._latest = held
         self.num_applied += 1
-        if self.compression.codec.is_lossy:  # on its own thread, before any sum of the next round
+        self._terms.applied(self._clock())
+        if self.compression.allowed.is_lossy:  # on its own thread, before any sum of the next round
             self._in_background(self._arithmetic.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id, length)))
         self.on_applied(held.roster)
         if len(held.roster.entries) > 1 or held.tied is not None:  # alone, there is no mate that could have missed it

@@ -38,6 +38,19 @@ MAX_THREADS = 256
 EXPORT_SILENCE_S = 600.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where on this machine a daemon runs; as it is, simply here and on loopback."""
+
+    command: tuple[str, ...] = ()
+    """What to put before its own."""
+    host: str = ""
+    """IPv4 address to listen on."""
+
+
+HERE = Place()
+
+
 @dataclass(slots=True)
 class DemoSwarm:
     """A context manager: on leaving it, however that happens, no daemon and no file is left."""
@@ -46,6 +59,7 @@ class DemoSwarm:
     say: Callable[[str], None]
     module: str = "peerd.daemon"
     """What each daemon runs; a benchmark has its own."""
+    place: Callable[[int], Place] = lambda _peer: HERE
     daemons: list[DemoDaemon] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     folder: Path = field(init=False)
@@ -87,11 +101,12 @@ class DemoSwarm:
         for daemon in self.daemons[1:]:
             self._await(daemon)
 
-    def spawn_another(self, dead: DemoDaemon, address: str) -> None:
-        """One more daemon, in the place of a dead one; does not wait until it can be reached."""
+    def spawn_another(self, stage: int, address: str, dead: DemoDaemon | None = None) -> None:
+        """One more daemon, maybe in the place of a dead one; does not wait until it can be reached."""
         peer = len(self.daemons)
-        self.say(f"starting peer {peer} (stage {dead.stage}) in a dead one's place")
-        self._pool.submit(self._await_or_kill, self._join(peer, dead.stage, address, dead.home))
+        why = " in a dead one's place" if dead is not None else ""
+        self.say(f"starting peer {peer} (stage {stage}){why}")
+        self._pool.submit(self._await_or_kill, self._join(peer, stage, address, dead.home if dead is not None else None))
 
     def _join(self, peer: int, stage: int, address: str, before: Home | None = None) -> DemoDaemon:
         home = self._make_home(peer)
@@ -119,7 +134,10 @@ class DemoSwarm:
         create_key(folder / KEY_FILE)
 
     def _spawn(self, peer: int, stage: int, home: Home, purpose: dict[str, Any]) -> DemoDaemon:
+        place = self.place(peer)
         settings = Settings(
+            host=place.host,
+            port_mapping=not place.host,
             home=str(home.folder),
             stage=stage,
             stay=True,
@@ -135,7 +153,7 @@ class DemoSwarm:
         )
         log = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - closed when the demo ends
         process = subprocess.Popen(
-            module_command(self.module, settings.to_json()),
+            [*place.command, *module_command(self.module, settings.to_json())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

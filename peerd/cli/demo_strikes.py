@@ -159,7 +159,8 @@ class Strikes:
             if addresses:
                 daemon.replaced = True
                 first = int(self._next.chance * len(addresses))
-                self._swarm.spawn_another(daemon, " ".join((addresses[first:] + addresses[:first])[:MAX_CONTACTS]))
+                contacts = (addresses[first:] + addresses[:first])[:MAX_CONTACTS]
+                self._swarm.spawn_another(daemon.stage, " ".join(contacts), daemon)
 
 
 def _p2pd_of(pid: int) -> int:

@@ -124,6 +124,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         ("loss", "-" if peer["last_loss"] is None else f"{peer['last_loss']:.4f}"),
         *_update_rows(reply),
         *_evaluation_row(reply),
+        *_link_rows(reply),
         ("queue", f"{peer['queue']} waiting, {peer['in_flight']} in flight, {amount(peer['throughput'])} samples/s"),
         ("microbatches", work),
         ("exactness", exactness(counters)),
@@ -210,6 +211,16 @@ def _reach_rows(reply: StatusReply) -> list[tuple[str, str]]:
     if relay and relay["volunteers"]:
         carries = f"{relay['reservations']} peers behind it, {relay['circuits']} circuits, {amount(relay['bytes'])}B carried"
         rows.append(("relay", f"off: {plain(relay['off'])}" if relay["off"] else carries))
+    return rows
+
+
+def _link_rows(reply: StatusReply) -> list[tuple[str, str]]:
+    """One a link and direction, where links choose their codecs."""
+    rows = []
+    for link in reply.get("links", []):
+        way, rate = ("to" if link["tensor"] == "activations" else "from"), link["rate"]
+        speed = f"{8 * rate / 1e6:,.1f} Mbit/s, " if rate else ""
+        rows.append(("link", f"{way} {plain(link['peer'])[-6:]} as {plain(link['codec'], 16)}: {speed}{plain(link['reason'])}"))
     return rows
 
 

@@ -1,7 +1,7 @@
 """The codecs that tensors travel in: what a manifest and a message call them, and how many bytes each takes.
 
 Sizes follow from codec and shape alone, so a message of another size is refused before its bytes come. How values become
-bytes is `wire/codecs.py`.
+bytes is `wire/codecs.py`; which of several a link takes is `policy/compressing.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ KEPT_BYTES = 6
 """Of one kept value: itself in float32, and its position."""
 _HALF = frozenset({"bfloat16", "float16"})
 _TOPK = re.compile(r"topk:(0\.\d{1,6}|1)", re.ASCII)
+_AUTO = re.compile(r"auto(?::(.+))?", re.ASCII)
 KNOWN = '"none", "bfloat16", "float16", "int8" or "topk:RATIO" with a ratio such as 0.1'
+KNOWN_WITH_AUTO = f'{KNOWN}, or "auto", or "auto:CODEC" with the smallest of them that may be used'
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +85,47 @@ def parse_codec(text: str) -> Codec:
     if len(text) > 16:
         raise ValueError(f"{text[:20]!r} is no codec; known are {KNOWN}")
     return _known(text)
+
+
+LADDER = (NONE, Codec("bfloat16"), Codec("int8"), *(Codec("topk", ratio) for ratio in (0.15, 0.12, 0.1, 0.08, 0.06, 0.05)))
+"""What `auto` chooses from, each smaller than the one before and losing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What a run lets one kind of tensor travel as: one codec, or with `auto` several, from the most exact to the smallest."""
+
+    codecs: tuple[Codec, ...]
+
+    def __str__(self) -> str:
+        return f"auto:{self.codecs[-1]}" if self.is_auto else str(self.codecs[0])
+
+    @property
+    def most_exact(self) -> Codec:
+        return self.codecs[0]
+
+    @property
+    def is_auto(self) -> bool:
+        return len(self.codecs) > 1
+
+    @property
+    def is_lossy(self) -> bool:
+        return self.codecs[-1].is_lossy
+
+    def permits(self, codec: Codec) -> bool:
+        return codec in self.codecs
+
+
+def parse_allowed(text: str) -> Allowed:
+    """A codec's name, or `auto`. ValueError for anything else."""
+    match = _AUTO.fullmatch(text)
+    if match is None:
+        try:
+            return Allowed((parse_codec(text),))
+        except ValueError:
+            raise ValueError(f"{text[:20]!r} is no codec; known are {KNOWN_WITH_AUTO}") from None
+    smallest = LADDER[-1] if match[1] is None else parse_codec(match[1])
+    if smallest.name not in ("bfloat16", "int8") and smallest.num_bytes(TOPK_CHUNK) >= Codec("int8").num_bytes(TOPK_CHUNK):
+        raise ValueError(f"{text[:20]!r}: auto may go down to bfloat16, int8, or topk:RATIO with a ratio of at most 0.16")
+    above = [codec for codec in LADDER if codec.num_bytes(TOPK_CHUNK) > smallest.num_bytes(TOPK_CHUNK)]
+    return Allowed((*above, smallest))

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from peerd.config import cut
 from peerd.config.bounds import between as _between
-from peerd.config.codec import parse_codec
+from peerd.config.codec import parse_allowed
 from peerd.config.data_config import DataConfig as DataConfig
 from peerd.config.data_config import check_hash
 from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
@@ -101,7 +101,7 @@ class ComputeConfig:
     recompute: Literal["auto", "always", "never"] = "auto"
     """Recompute a stage's forward pass in backward (saves memory) or keep the graph (faster)."""
     slots: int = 0
-    """Microbatches a peer holds at once; 0 derives it from the number of stages."""
+    """Microbatches a peer holds at once; 0 derives it from the number of stages, and from the memory at hand where links are long."""
     offload_optimizer: bool = False
     """Keep the optimizer's state in the machine's memory and update there, to spare a GPU's; the same on CPUs."""
 
@@ -112,7 +112,7 @@ class ComputeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireConfig:
-    """How tensors travel: "none", "bfloat16", "float16", "int8" (256 values share a scale) or "topk:RATIO"."""
+    """How tensors travel: "none", "bfloat16", "float16", "int8" (256 values share a scale), "topk:RATIO" or "auto", as each link needs."""
 
     activations: str = "none"
     """Hidden states on their way to the next stage."""
@@ -124,7 +124,7 @@ class WireConfig:
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
             try:
-                parse_codec(getattr(self, entry.name))
+                parse_allowed(getattr(self, entry.name))
             except ValueError as error:
                 raise ValueError(f"wire.{entry.name}: {error}") from None
 

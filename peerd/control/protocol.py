@@ -148,6 +148,17 @@ class RelayInfo(TypedDict):
     bytes: int  # since the stage was entered
 
 
+class LinkInfo(TypedDict):
+    """What tensors travel as over one link, where the run leaves that to each link."""
+
+    peer: str
+    tensor: str  # activations: to that peer; activation_gradients: from it
+    codec: str
+    rate: float | None  # bytes per second as measured; None: not yet
+    load: float | None  # share of the time that the link is busy while nobody waits for it
+    reason: str
+
+
 class StatusReply(TypedDict):
     schema: int
     join: str  # the address others paste, with #RUN-ID
@@ -171,6 +182,7 @@ class StatusReply(TypedDict):
     reach: NotRequired[ReachInfo]
     relay: NotRequired[RelayInfo]
     update: NotRequired[UpdateInfo]
+    links: NotRequired[list[LinkInfo]]  # empty where the manifest names the codecs
 
 
 class StageInfo(TypedDict):

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -98,6 +98,7 @@ class Answers:
             "reach": self._reach(),
             "relay": relay_info(node),
             "update": self._update(),
+            "links": [asdict(choice) | {"codec": str(choice.codec)} for choice in node.link_codecs.choices()],
         }
 
     def _direct(self) -> DirectInfo:

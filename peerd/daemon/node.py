@@ -15,19 +15,21 @@ from peerd.averaging.rounds import Rounds
 from peerd.averaging.stepper import Stepper
 from peerd.config.manifest import Manifest
 from peerd.config.settings import Settings
-from peerd.daemon.device import describe
+from peerd.daemon.device import describe, has_own_memory
 from peerd.daemon.network import Network, describe_self
 from peerd.daemon.place import Place, Stage, Swarm
 from peerd.daemon.reachability import Reachability
 from peerd.daemon.text import SWARM
 from peerd.daemon.training import Training
 from peerd.errors import BadMessageError
+from peerd.models.stages import affordable_slots
 from peerd.policy.contributions import StageTally
 from peerd.policy.governor import Limits
 from peerd.policy.health import Facts, Progress, advance
 from peerd.policy.rebalance import Move
 from peerd.policy.recovery import Beginning
 from peerd.policy.stepping import StepRules
+from peerd.stage.adapting import LinkCodecs
 from peerd.stage.executor import Pace
 from peerd.stage.heap import give_back_free_memory
 from peerd.stage.service import StageService
@@ -100,7 +102,10 @@ class Node:
         pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor)
         stage_client = StageClient(links, run)
         self.dispatcher = Dispatcher(stage_client, membership, train.num_stages, patience_s, MICROBATCH_TOTAL_S)
+        self.link_codecs = LinkCodecs(manifest, membership.live, links.traffic)
         self.service = StageService(manifest, self.state, self.executor, self.dispatcher, pace)
+        held = self.state.module, self.state.keep_graph
+        self.service.slots = affordable_slots(manifest, *held, place.memory_bytes, on_gpu=has_own_memory(place.device))
         log = AverageLog(network.home.averages, self.state.accumulator.flat.dtype)
         self.rounds = Rounds(self.state, self.executor, AveragingClient(links, run), log, averaging_s, clock_s)
         self._start = stage.start
@@ -142,6 +147,7 @@ class Node:
         self.gossip.on_fence = self._fenced
         self.network.tunnel.on_broken = self.liveness.report_failure
         self.liveness.on_suspect = self._suspected
+        self.dispatcher.adapt = self.link_codecs.adapt
         self.dispatcher.on_failure = self.liveness.report_failure
         self.rounds.on_failure = self.liveness.report_failure
         self.rounds.on_change = self.announce

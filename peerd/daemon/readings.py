@@ -91,7 +91,7 @@ def _of_table(node: Node) -> dict[str, Reading]:
 def _of_tensors(node: Node) -> dict[str | tuple[str, ...], float]:
     compression = node.rounds.compression
     mates = PeerRole.STAGE_PEER
-    averaged = {("weight_gradients", str(compression.codec), mates, way): total for way, total in compression.traffic.items()}
+    averaged = {("weight_gradients", codec, mates, way): total for (codec, way), total in compression.traffic.items()}
     return {labels: float(total) for labels, total in (*node.network.links.traffic.tensors.items(), *averaged.items())}
 
 

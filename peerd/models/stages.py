@@ -57,6 +57,8 @@ BUILDERS: dict[str, Callable[[Manifest, int, range], StageModule]] = {"decoder":
 """Manifest's model.kind -> what builds one stage of it, without memory for its parameters, from (manifest, stage, layers)."""
 AUTO_MEMORY_SHARE = 0.5
 """Of free memory that "auto" gives to a stage with its graphs: others on this machine may look at the same free memory."""
+MOST_SLOTS_FACTOR = 4
+"""Times the usual number of slots, which fill a pipeline of short links."""
 
 
 def layers_of(manifest: Manifest, stage: int) -> range:
@@ -187,6 +189,19 @@ def keeps_graphs(manifest: Manifest, stage: int, slots: int, free_bytes: int, *,
 
 def _num_tied(module: StageModule) -> int:
     return sum(module.get_parameter(name).numel() for name in module.tied_names)
+
+
+def affordable_slots(manifest: Manifest, module: StageModule, keeps_graph: bool, free_bytes: int, *, on_gpu: bool = False) -> int:
+    """Microbatches that a peer with so much free memory may hold where links are long: `compute.slots`, or more than usual if they fit."""
+    if manifest.compute.slots:
+        return manifest.compute.slots
+    kept = replace(manifest, compute=replace(manifest.compute, recompute="never" if keeps_graph else "always"))
+    num_parameters = sum(parameter.numel() for parameter in module.parameters())
+    graph_bytes = module.graph_bytes(manifest.tokens_per_microbatch)
+    load = Load(num_parameters=num_parameters, num_tied=_num_tied(module), graph_bytes=graph_bytes)
+    most, most_bytes = MOST_SLOTS_FACTOR * manifest.slots, AUTO_MEMORY_SHARE * free_bytes
+    many = range(most, manifest.slots, -1)
+    return next((slots for slots in many if stage_memory_bytes(kept, load, slots, on_gpu=on_gpu) <= most_bytes), manifest.slots)
 
 
 def _on_meta(manifest: Manifest, stage: int) -> StageModule:

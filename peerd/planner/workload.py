@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from peerd.config.codec import parse_codec
+from peerd.config.codec import parse_allowed
 from peerd.config.manifest import Manifest, TrainConfig
 
 FLOAT32_BYTES = 4
@@ -106,7 +106,7 @@ def stage_memory_bytes(manifest: Manifest, load: Load, slots: int, *, on_gpu: bo
     train = manifest.train
     accumulator_bytes = 8 if train.accumulate == "float64" else FLOAT32_BYTES
     num_in_round = 6 if train.average_parameters_every_steps else 3
-    num_accumulators = 1 + num_in_round + 2 * parse_codec(manifest.wire.weight_gradients).is_lossy + train.overlaps_steps
+    num_accumulators = 1 + num_in_round + 2 * parse_allowed(manifest.wire.weight_gradients).is_lossy + train.overlaps_steps
     num_state = 0 if on_gpu and manifest.compute.offload_optimizer else optimizer_numbers(train)
     num_values = 3 + num_state + (train.evaluate_every_steps > 0) + train.delayed_updates
     num_graphs = slots if manifest.compute.recompute == "never" else min(slots, 1)
@@ -132,7 +132,8 @@ class StageEstimate:
     flops_per_token: int
     """Forward and backward."""
     upload_bytes_per_token: float
-    """Activations to the next stage and gradients to the one before; what averaging takes comes on top, once a step."""
+    """Activations to the next stage and gradients to the one before, uncompressed where the run says `auto`; what averaging takes
+    comes on top, once a step."""
     averaging_bytes: int
     """Uploaded per step in a large stage: a part to each reducer, and the reduced slice to each member; and a tied weight's gradients."""
 
@@ -141,9 +142,11 @@ def estimate_stage(manifest: Manifest, loads: ModelLoads, layers: range) -> Stag
     load = stage_load(manifest, loads, layers)
     is_first, is_last = layers.start == 0, layers.stop == manifest.model.num_layers
     tokens, wire = manifest.tokens_per_microbatch, manifest.wire
-    part = parse_codec(wire.weight_gradients)
-    forth = 0 if is_last else parse_codec(wire.activations).num_bytes(math.prod(manifest.boundary_shape(layers.stop)))
-    back = 0 if is_first else parse_codec(wire.activation_gradients).num_bytes(math.prod(manifest.boundary_shape(layers.start)))
+    part, forwards, backwards = (
+        parse_allowed(name).most_exact for name in (wire.weight_gradients, wire.activations, wire.activation_gradients)
+    )
+    forth = 0 if is_last else forwards.num_bytes(math.prod(manifest.boundary_shape(layers.stop)))
+    back = 0 if is_first else backwards.num_bytes(math.prod(manifest.boundary_shape(layers.start)))
     optimizer_bytes = optimizer_numbers(manifest.train) * load.parameter_bytes
     accumulator_bytes = 8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES
     raw_bytes = load.num_parameters * accumulator_bytes

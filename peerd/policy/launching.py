@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -94,14 +95,50 @@ def _of_step(
     return launches, {(step, index) for index in indices(absent)}
 
 
-def window(live: LiveView, num_stages: int, slots: int) -> int:
-    """How many microbatches one trainer keeps in flight: enough to fill the narrowest stage's pipeline, shared out.
+@dataclass(slots=True)
+class WayTime:
+    """How long microbatches are on their way, between peers: the least of late, for more than that they wait for one another.
+
+    A step begins with empty links, so the least of this step and the last is what a link's length and a tensor's size make it.
+    """
+
+    _last_s: float = math.inf
+    _this_s: float = math.inf
+
+    def note(self, way_s: float) -> None:
+        """Of one microbatch, all its hops together, there and back."""
+        if way_s >= 0:
+            self._this_s = min(self._this_s, way_s)
+
+    def next_step(self) -> None:
+        self._last_s, self._this_s = self._this_s, math.inf
+
+    @property
+    def least_s(self) -> float:
+        """0 before anything was noted."""
+        least_s = min(self._last_s, self._this_s)
+        return least_s if math.isfinite(least_s) else 0.0
+
+
+def on_the_way(live: LiveView, num_stages: int, microbatch_size: int, way_s: float) -> int:
+    """Microbatches between peers at any moment when the slowest stage never waits (Little's law: rate times time)."""
+    strengths = []
+    for stage in range(num_stages):
+        known, told = sum(record.throughput for record in live.serving(stage)), live.summary(stage)
+        strengths.append(max(known, told.throughput if told is not None else 0.0))
+    return int(min(strengths, default=0.0) * way_s / microbatch_size)
+
+
+def window(live: LiveView, num_stages: int, slots: int, underway: int = 0, most_slots: int = 0) -> int:
+    """How many microbatches one trainer keeps in flight: enough to fill the narrowest stage's pipeline and the links, shared out.
 
     A microbatch passes each stage twice, the last one once; one being computed and one waiting or on its way for each pass
     keeps peers busy (4 instead of 6 left two stages idle 7 % of the time), and more only sits in the queues of slow peers.
+    Where links are long, `underway` more are on them (`on_the_way`), as far as peers hold `most_slots` each.
     """
     narrowest = min((live.num_serving(stage) for stage in range(num_stages)), default=0)
     widest = max((live.num_serving(stage) for stage in range(num_stages)), default=0)
-    total = min((2 * num_stages - 1) * (narrowest + widest), slots * max(narrowest, 1))
+    at_peers = min((2 * num_stages - 1) * (narrowest + widest), slots * max(narrowest, 1))
+    total = max(at_peers, min(at_peers + underway, most_slots * max(narrowest, 1)))
     num_trainers = max(1, len(trainers_of(live, work_step(live, num_stages) or 0)))
     return max(1, -(-total // num_trainers))

@@ -29,19 +29,22 @@ class RosterEntry:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Entries sorted by peer. `attempt` and `leader` make the id of every round its own."""
+    """Entries sorted by peer. `attempt` and `leader` make the id of every round its own, as does a codec that the leader has chosen."""
 
     stage: int
     step: int
     attempt: int
     leader: PeerId
     entries: tuple[RosterEntry, ...]
+    codec: str = ""
+    """What parts and slices travel as, where the run leaves that to the leader; empty: as the manifest says."""
 
     @property
     def average_id(self) -> AverageId:
         parts: list[bytes | str | int] = ["average", self.stage, self.step, self.attempt, self.leader]
         for entry in self.entries:
             parts += [entry.peer, entry.incarnation, entry.ledger_no, hex(entry.done)]
+        parts += [self.codec] if self.codec else []
         return AverageId(digest(*parts))
 
     @property

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import structlog
 
-from peerd.config.codec import NONE, parse_codec
+from peerd.config.codec import NONE, Allowed, Codec, parse_allowed
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
 from peerd.models.stages import input_of, labels_shape
@@ -34,6 +34,7 @@ from peerd.wire.values import Call, CallResult, TensorBytes
 
 FORWARD_SHARE = 1 / 3
 BACKWARD_SHARE = 2 / 3
+_RAW = Allowed((NONE,))
 MEASURED_MICROBATCHES = 15
 """Throughput goes by the median of the last so many."""
 FEWEST_MEASURED = 3
@@ -72,9 +73,10 @@ class StageService:
         self._executor = executor
         self._next_hop = next_hop
         self.pace = pace
-        self._activations, self._gradients = parse_codec(manifest.wire.activations), parse_codec(manifest.wire.activation_gradients)
+        self._activations, self._gradients = parse_allowed(manifest.wire.activations), parse_allowed(manifest.wire.activation_gradients)
         self._held: dict[bytes, Ticket] = {}
-        self._slots = slots_of(manifest)
+        self.slots = slots_of(manifest)
+        """Microbatches held at once."""
         self._computed_s: deque[float] = deque(maxlen=MEASURED_MICROBATCHES)
         """What the last microbatches took, forward and backward."""
         self.leaving = False
@@ -139,12 +141,14 @@ class StageService:
         if call.index >= most or (call.evaluation and not train.evaluates_at(call.step)):
             raise BadMessageError(f"microbatch {call.index} of {whole} of {most}")
         length = train.sequence_length if call.evaluation else self._manifest.sequence_length_at(call.step)
-        codec = NONE if record.stage == 0 else self._activations
-        call.inputs.check(*input_of(self._manifest, record.stage, length), codec)
-        call.labels.check("int32", labels_shape(self._manifest, length), NONE)
+        allowed = _RAW if record.stage == 0 else self._activations
+        call.inputs.check(*input_of(self._manifest, record.stage, length), allowed)
+        call.labels.check("int32", labels_shape(self._manifest, length), _RAW)
+        if call.gradient_codec is not None and not self._gradients.permits(call.gradient_codec):
+            raise BadMessageError(f"a gradient asked for as {call.gradient_codec} where {self._gradients} is due")
         reserved = 1 if call.step == record.step - 1 else 0
-        if len(self._held) >= self._slots + reserved:
-            raise BusyError(f"all {self._slots} slots are taken")
+        if len(self._held) >= self.slots + reserved:
+            raise BusyError(f"all {self.slots} slots are taken")
 
     async def _serve(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...], progress: Progress) -> CallResult:
         if call.evaluation:
@@ -153,9 +157,9 @@ class StageService:
             await self._state.ahead.made()
         if self._state.module.is_last:
             outcome, gradient = await self._run(Priority.FORWARD, ticket, lambda: self._last_stage(call, ticket, chunks))
-            return self._result(ticket, outcome, gradient, 0.0, ())
+            return self._result(ticket, outcome, gradient, 0.0, None)
         activations, labels = await self._run(Priority.FORWARD, ticket, lambda: self._forward(call, ticket, chunks))
-        onward = replace(call, stage=call.stage + 1, inputs=activations, labels=labels)
+        onward = _onward(call, activations, labels)
         for _ in range(MAX_BROKEN_GRADIENTS):
             hops: list[PeerId] = []
 
@@ -169,11 +173,11 @@ class StageService:
             downstream_s = time.monotonic() - started_s
             self.spans.add(Kind.BELOW, started_s, call.step, call.index, hops[-1])
             try:
-                outcome, gradient = await self._run(Priority.BACKWARD, ticket, partial(self._backward, ticket, below.gradient))
+                outcome, gradient = await self._run(Priority.BACKWARD, ticket, partial(self._backward, call, ticket, below.gradient))
             except BadMessageError:
                 self._next_hop.distrust(onward, hops[-1])  # its fault, and none of my caller's business
                 continue
-            return self._result(ticket, outcome, gradient, downstream_s, below.records)
+            return self._result(ticket, outcome, gradient, downstream_s, below)
         raise PeerGoneError("the next stage's gradients are not finite")
 
     async def _evaluate(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...], progress: Progress) -> CallResult:
@@ -182,7 +186,7 @@ class StageService:
         if isinstance(output, float):
             return CallResult(gradient=None, downstream_s=0.0, queued_s=ticket.queued_s, records=tuple(self.records()), loss=output)
         started_s = time.monotonic()
-        below = await self._next_hop.send(replace(call, stage=call.stage + 1, inputs=output, labels=labels), progress)
+        below = await self._next_hop.send(_onward(call, output, labels), progress)
         downstream_s, records = time.monotonic() - started_s, (*self.records(), *below.records)
         return CallResult(gradient=None, downstream_s=downstream_s, queued_s=ticket.queued_s, records=records, loss=below.loss)
 
@@ -202,7 +206,7 @@ class StageService:
         return await self._executor.run(priority, timed)
 
     def _result(
-        self, ticket: Ticket, outcome: Outcome, gradient: TensorBytes | None, downstream_s: float, records: Sequence[RawRecord]
+        self, ticket: Ticket, outcome: Outcome, gradient: TensorBytes | None, downstream_s: float, below: CallResult | None
     ) -> CallResult:
         if outcome.refused:
             self.counters.suppressed += 1
@@ -214,7 +218,15 @@ class StageService:
             if len(self._computed_s) >= FEWEST_MEASURED:
                 self.counters.throughput = self._manifest.train.microbatch_size / statistics.median(self._computed_s)
             self.on_progress()
-        return CallResult(gradient=gradient, downstream_s=downstream_s, queued_s=ticket.queued_s, records=(*self.records(), *records))
+        slots = [self.slots] if below is None or not below.slots else [self.slots, below.slots]
+        return CallResult(
+            gradient=gradient,
+            downstream_s=downstream_s,
+            queued_s=ticket.queued_s,
+            records=(*self.records(), *(below.records if below else ())),
+            held_s=ticket.queued_s + ticket.computed_s + (below.held_s if below else 0.0),
+            slots=min(slots),
+        )
 
     # Jobs of the executor's thread
 
@@ -236,7 +248,7 @@ class StageService:
     def _forward(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...]) -> tuple[TensorBytes, TensorBytes]:
         started_s = time.monotonic()
         labels = self._take_inputs(call, ticket, chunks)
-        activations = encode(self._state.forward(ticket), self._activations)
+        activations = encode(self._state.forward(ticket), self._activations.most_exact)
         self.pace.hold(started_s, FORWARD_SHARE)
         self.spans.add(Kind.FORWARD, started_s, ticket.step, ticket.index)
         return activations, labels
@@ -250,11 +262,11 @@ class StageService:
         output = self._state.evaluate(call.step, ticket.inputs, ticket.labels)
         if not all_finite([output]):
             raise PeerGoneError("the loss of this evaluation is not finite: the run has diverged, or an earlier stage lies")
-        found = float(output) if self._state.module.is_last else encode(output, self._activations)
+        found = float(output) if self._state.module.is_last else encode(output, self._activations.most_exact)
         self.pace.hold(started_s, FORWARD_SHARE)
         return found, labels
 
-    def _backward(self, ticket: Ticket, below: TensorBytes | None) -> tuple[Outcome, TensorBytes | None]:
+    def _backward(self, call: Call, ticket: Ticket, below: TensorBytes | None) -> tuple[Outcome, TensorBytes | None]:
         started_s = time.monotonic()
         assert below is not None  # the dispatcher has checked that it is there and of the right shape
         below.check(below.dtype, below.shape, self._gradients)
@@ -263,7 +275,7 @@ class StageService:
             raise BadMessageError("the next stage gave a gradient that is not finite")
         outcome = self._state.backward(ticket, gradient)
         self.pace.hold(started_s, BACKWARD_SHARE)
-        gradient_out = None if outcome.gradient is None else encode(outcome.gradient, self._gradients)
+        gradient_out = None if outcome.gradient is None else encode(outcome.gradient, self._codec_back(call))
         self._note_backward(ticket, started_s)
         return outcome, gradient_out
 
@@ -272,9 +284,12 @@ class StageService:
         self._take_inputs(call, ticket, chunks)
         outcome = self._state.forward_backward(ticket)
         self.pace.hold(started_s, FORWARD_SHARE + BACKWARD_SHARE)
-        gradient_out = None if outcome.gradient is None else encode(outcome.gradient, self._gradients)
+        gradient_out = None if outcome.gradient is None else encode(outcome.gradient, self._codec_back(call))
         self._note_backward(ticket, started_s)
         return outcome, gradient_out
+
+    def _codec_back(self, call: Call) -> Codec:
+        return call.gradient_codec or self._gradients.most_exact
 
     def _note_backward(self, ticket: Ticket, started_s: float) -> None:
         """A backward pass, and the pass that the job made before it."""
@@ -282,6 +297,11 @@ class StageService:
             self.spans.put(Span(kind, started_s, ended_s, ticket.step, ticket.index))
             started_s = ended_s
         self.spans.add(Kind.BACKWARD, started_s, ticket.step, ticket.index)
+
+
+def _onward(call: Call, inputs: TensorBytes, labels: TensorBytes) -> Call:
+    """For the next stage. What its gradient comes back as is that link's affair."""
+    return replace(call, stage=call.stage + 1, inputs=inputs, labels=labels, gradient_codec=None)
 
 
 def slots_of(manifest: Manifest) -> int:

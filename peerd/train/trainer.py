@@ -12,7 +12,7 @@ import structlog
 
 from peerd.config.manifest import Manifest
 from peerd.errors import RemoteError
-from peerd.policy.launching import Launch, launchable, window
+from peerd.policy.launching import Launch, WayTime, launchable, on_the_way, window
 from peerd.policy.ledger import work_step
 from peerd.stage.service import slots_of
 from peerd.stage.tensors import encode
@@ -28,6 +28,8 @@ FIRST_TAKEOVER_S = 12.0
 STEP_TIME_SMOOTHING = 0.3
 TICK_S = 0.2
 FAILURE_PAUSE_S = 0.1
+MAX_SLOTS = 4096
+"""Whatever a peer says."""
 LOG = structlog.get_logger()
 
 
@@ -47,6 +49,9 @@ class Trainer:
         self._membership = membership
         self._dispatcher = dispatcher
         self._slots = slots_of(manifest)
+        self._most_slots = 0
+        """Told by the path of the last microbatch."""
+        self._way = WayTime()
         self._in_flight: set[tuple[int, int]] = set()
         self._missing_since_s: dict[tuple[int, int], float] = {}
         self._launched: set[tuple[int, int]] = set()
@@ -115,7 +120,8 @@ class Trainer:
         self._missing_since_s = {key: self._missing_since_s.get(key, now_s) for key in absent}
         if absent and (step := min(absent)[0]) not in (self._step, self._step - 1):  # a step that reopens does not begin again
             self._begin(step, now_s)
-        room = window(live, train.num_stages, self._slots) - len(self._in_flight)
+        underway = on_the_way(live, train.num_stages, train.microbatch_size, self._way.least_s)
+        room = window(live, train.num_stages, self._slots, underway, self._most_slots) - len(self._in_flight)
         for launch in launches:
             key = (launch.step, launch.index)
             if room <= 0:
@@ -133,6 +139,7 @@ class Trainer:
             self._step_time_s += STEP_TIME_SMOOTHING * (took_s - self._step_time_s) if self._step_time_s else took_s
             self._takeover_s = max(TAKEOVER_S, 2 * self._step_time_s)
         self._step, self._step_began_s = step, now_s
+        self._way.next_step()
         self._launched = {key for key in self._launched if key[0] >= step - 1}
 
     async def _train(self, launch: Launch) -> None:
@@ -145,7 +152,10 @@ class Trainer:
                 LOG.info("microbatch launched again", step=launch.step, index=launch.index, stages=sorted(launch.accumulate))
             self._launched.add(key)
             with self.tracing(call) as traced:
-                await self._dispatcher.send(traced, lambda _stage, _peer: None)
+                began_s = clock_s()
+                result = await self._dispatcher.send(traced, lambda _stage, _peer: None)
+                self._way.note(clock_s() - began_s - max(result.held_s, 0.0))
+                self._most_slots = min(result.slots, MAX_SLOTS)
         except RemoteError as error:
             LOG.debug("microbatch failed", step=launch.step, index=launch.index, error=str(error))
             await asyncio.sleep(FAILURE_PAUSE_S)

@@ -135,19 +135,23 @@ class StageClient:
             if done.HasField("gradient"):
                 began_s = time.monotonic()
                 expected = convert.tensor_from(done.gradient)
-                chunks = await _read_chunks(rpc, expected.num_bytes, patience_s)
+                with traffic.receiving(peer, expected.num_bytes):
+                    chunks = await _read_chunks(rpc, expected.num_bytes, patience_s)
                 gradient = expected.with_chunks(chunks)
                 self.spans.add(Kind.RECEIVE_GRADIENT, began_s, call.step, call.index, peer, expected.num_bytes)
                 traffic.received_bytes += expected.num_bytes
                 traffic.received("activation_gradients", PeerRole.NEXT_STAGE, expected.num_bytes, expected.codec)
             if await read_within(rpc.__aiter__(), patience_s) is not None:
                 raise BadMessageError("more bytes than the gradient has")
+            traffic.told(peer, done.receive_rate)
             return CallResult(
                 gradient=gradient,
                 downstream_s=done.downstream_s,
                 queued_s=done.queued_s,
                 records=convert.records_from(done.records),
                 loss=done.loss if done.HasField("loss") else None,
+                held_s=done.held_s,
+                slots=done.slots,
             )
         finally:
             rpc.cancel()

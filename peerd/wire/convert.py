@@ -12,7 +12,7 @@ from peerd.policy.roster import Roster, RosterEntry
 from peerd.policy.spreading import MOST_TAGS, TAG_BYTES
 from peerd.table.record import PeerId, RawRecord
 from peerd.wire.generated import averaging_pb2, stage_pb2, swarm_pb2
-from peerd.wire.values import ITEM_BYTES, Call, TensorBytes
+from peerd.wire.values import ITEM_BYTES, Call, CallResult, TensorBytes
 
 MAX_RECORDS = 64
 MAX_STAGES = 4096
@@ -63,13 +63,18 @@ def tensor_from(header: stage_pb2.TensorHeader) -> TensorBytes:
 
 
 def _codec_from(header: stage_pb2.TensorHeader) -> Codec:
-    try:
-        codec = parse_codec(header.codec or str(NONE))
-    except ValueError as error:
-        raise BadMessageError(str(error)) from None
+    codec = _known_codec(header.codec) or NONE
     if codec.is_lossy and header.dtype != "float32":
         raise BadMessageError(f"a tensor of {header.dtype} does not travel as {codec}")
     return codec
+
+
+def _known_codec(name: str) -> Codec | None:
+    """None where none is named."""
+    try:
+        return parse_codec(name) if name else None
+    except ValueError as error:
+        raise BadMessageError(str(error)) from None
 
 
 def call_to(call: Call, run: str, records: Iterable[RawRecord]) -> stage_pb2.CallHeader:
@@ -86,6 +91,7 @@ def call_to(call: Call, run: str, records: Iterable[RawRecord]) -> stage_pb2.Cal
         records=records_to(records),
         evaluation=call.evaluation,
         trace=call.trace,
+        gradient_codec=str(call.gradient_codec) if call.gradient_codec else "",
     )
 
 
@@ -108,7 +114,27 @@ def call_from(header: stage_pb2.CallHeader) -> Call:
         evaluation=header.evaluation,
         path={hop.stage: PeerId(hop.peer) for hop in header.path},
         trace=header.trace,
+        gradient_codec=_known_codec(header.gradient_codec),
     )
+
+
+def result_to(result: CallResult, receive_rate: float | None) -> list[stage_pb2.ReplyMessage]:
+    """The end of a call: that it is done, and the bytes of the gradient. `receive_rate`: bytes per second from this caller."""
+    done = stage_pb2.Done(
+        downstream_s=result.downstream_s,
+        queued_s=result.queued_s,
+        records=records_to(result.records),
+        held_s=result.held_s,
+        slots=result.slots,
+    )
+    if receive_rate is not None:
+        done.receive_rate = receive_rate
+    if result.loss is not None:
+        done.loss = result.loss
+    if result.gradient is None:
+        return [stage_pb2.ReplyMessage(done=done)]
+    done.gradient.CopyFrom(tensor_to(result.gradient))
+    return [stage_pb2.ReplyMessage(done=done), *(stage_pb2.ReplyMessage(chunk=chunk) for chunk in result.gradient.chunks)]
 
 
 def roster_to(roster: Roster) -> averaging_pb2.Roster:
@@ -121,6 +147,7 @@ def roster_to(roster: Roster) -> averaging_pb2.Roster:
             averaging_pb2.RosterEntry(peer=e.peer, incarnation=e.incarnation, ledger_no=e.ledger_no, done=bitmap_to(e.done))
             for e in roster.entries
         ],
+        codec=roster.codec,
     )
 
 
@@ -128,7 +155,8 @@ def roster_from(message: averaging_pb2.Roster) -> Roster:
     if len(message.entries) > MAX_ROSTER:
         raise BadMessageError(f"a roster of {len(message.entries)} peers")
     entries = tuple(RosterEntry(PeerId(e.peer), e.incarnation, e.ledger_no, bitmap_from(e.done)) for e in message.entries)
-    return Roster(message.stage, message.step, message.attempt, PeerId(message.leader), entries)
+    codec = _known_codec(message.codec)
+    return Roster(message.stage, message.step, message.attempt, PeerId(message.leader), entries, str(codec) if codec else "")
 
 
 def bitmap_to(bitmap: int) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -63,6 +63,8 @@ class Dispatcher:
         self._cancels: set[asyncio.Task[None]] = set()
         self.counters = DispatchCounters()
         self.on_failure: Callable[[PeerId], None] = lambda _peer: None
+        self.adapt: Callable[[Call, PeerId], Awaitable[Call]] = _as_it_is
+        """Makes of a call what suits the link to the peer that was chosen."""
 
     async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
         """The result of one microbatch. PeerGoneError when nobody took it in time; WrongStateError when its step is over."""
@@ -116,6 +118,7 @@ class Dispatcher:
         return self._routers.setdefault((call.stage, call.evaluation), Router())
 
     async def _try(self, router: Router, peer: PeerRecord, call: Call, note: Callable[[int, PeerId], None]) -> CallResult:
+        call = await self.adapt(call, peer.peer)
         started_s = time.monotonic()
         result = await self._client.backpropagate(peer.peer, call, (), self._patience_s, note)
         elapsed_s = time.monotonic() - started_s
@@ -159,3 +162,7 @@ class Dispatcher:
         step = work_step(live, self._num_stages)
         if step is not None and step > call.step and not call.evaluation:
             raise WrongStateError(f"step {call.step} is over")
+
+
+async def _as_it_is(call: Call, _peer: PeerId) -> Call:
+    return call

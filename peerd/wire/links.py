@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +18,7 @@ from google.protobuf.message import Message as ProtoMessage
 
 from peerd.config.codec import NONE, Codec
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, WrongStateError
+from peerd.policy.compressing import RateMeter
 from peerd.table.record import PeerId
 from peerd.wire.tunnel import Tunnel
 from peerd.wire.values import CHUNK_BYTES, Call
@@ -68,6 +72,10 @@ class Traffic:
     boundary_crossings: int = 0
     tensors: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
     """Bytes of tensors and files by what they are, their codec, the role of the peer at the other end, and sent or received."""
+    incoming: defaultdict[PeerId, RateMeter] = field(default_factory=lambda: defaultdict(RateMeter))
+    """How fast tensors come in, by the peer that sends them."""
+    outgoing: dict[PeerId, float] = field(default_factory=dict)
+    """Bytes per second at which mine arrive, by the peer that measured and told it."""
 
     def sent(self, what: str, role: PeerRole, num_bytes: int, codec: Codec = NONE) -> None:
         self.tensors[what, str(codec), role, "sent"] += num_bytes
@@ -94,6 +102,27 @@ class Traffic:
         self.received_bytes += request.ByteSize()
         self.sent_bytes += reply.ByteSize()
         return reply
+
+    @contextmanager
+    def receiving(self, peer: PeerId, num_bytes: int) -> Iterator[None]:
+        """So many bytes of tensors are on their way from `peer`, whose first word of them has come."""
+        meter = self.incoming[peer]
+        meter.begin(time.monotonic())
+        arrived = 0
+        try:
+            yield
+            arrived = num_bytes
+        finally:
+            meter.end(arrived, time.monotonic())
+
+    def told(self, peer: PeerId, rate: float) -> None:
+        """`peer` says how fast my tensors come in; 0 where it does not know yet."""
+        if math.isfinite(rate) and rate > 0:
+            self.outgoing[peer] = rate
+
+    def forget(self, peer: PeerId) -> None:
+        self.outgoing.pop(peer, None)
+        self.incoming.pop(peer, None)
 
 
 class Paths(Protocol):
@@ -137,6 +166,7 @@ class Links:
             self.direct.drop(peer)
         channel = self._channels.pop(peer, None)
         self._opening.pop(peer, None)
+        self.traffic.forget(peer)
         if channel is not None:
             await channel.close(None)
             await self._tunnel.close_target(peer)

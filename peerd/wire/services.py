@@ -233,7 +233,7 @@ class StageServicer(stage_pb2_grpc.StageServicer):
             with contextlib.suppress(asyncio.CancelledError, PeerdError):
                 await work
         began_s = time.monotonic()
-        for reply in _result_messages(result):
+        for reply in convert.result_to(result, self._door.traffic.incoming[caller].rate):
             yield reply
         if result.gradient is not None:
             self._door.spans.add(Kind.SEND_GRADIENT, began_s, call.step, call.index, caller, result.gradient.num_bytes)
@@ -251,7 +251,9 @@ class StageServicer(stage_pb2_grpc.StageServicer):
 
         async def receive() -> tuple[bytes, ...]:
             replies.put_nowait(stage_pb2.ReplyMessage(accepted=stage_pb2.Accepted()))
-            chunks = await self._door.read_chunks(messages, call.inputs.num_bytes + call.labels.num_bytes)
+            num_bytes = call.inputs.num_bytes + call.labels.num_bytes
+            with self._door.traffic.receiving(caller, num_bytes):
+                chunks = await self._door.read_chunks(messages, num_bytes)
             self._door.traffic.received_inputs(call)
             return chunks
 
@@ -360,13 +362,3 @@ class StateServicer(state_pb2_grpc.StateServicer):
         for chunk in chunks[request.first_chunk :]:
             yield state_pb2.StateMessage(chunk=chunk)
             self._door.traffic.gave("state", PeerRole.RECIPIENT, len(chunk))
-
-
-def _result_messages(result: CallResult) -> list[stage_pb2.ReplyMessage]:
-    done = stage_pb2.Done(downstream_s=result.downstream_s, queued_s=result.queued_s, records=convert.records_to(result.records))
-    if result.loss is not None:
-        done.loss = result.loss
-    if result.gradient is None:
-        return [stage_pb2.ReplyMessage(done=done)]
-    done.gradient.CopyFrom(convert.tensor_to(result.gradient))
-    return [stage_pb2.ReplyMessage(done=done), *(stage_pb2.ReplyMessage(chunk=chunk) for chunk in result.gradient.chunks)]

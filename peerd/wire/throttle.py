@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 BURST_S = 0.1
 """What may pass at once, in seconds of the rate."""
+WINDOW_S = 10.0
+"""Over so long no more passes than the rate allows, burst and all."""
 SMALLEST_CHUNK_BYTES = 2 * 1024
 
 
@@ -34,7 +36,8 @@ class Throttle:
         if not self.rate:
             return
         now_s = self._clock()
-        self._paid_s = max(self._paid_s, now_s - BURST_S) + num_bytes / self.rate
+        steady = self.rate * (1 - BURST_S / WINDOW_S)
+        self._paid_s = max(self._paid_s, now_s - BURST_S) + num_bytes / steady
         if self._paid_s > now_s:
             await asyncio.sleep(self._paid_s - now_s)
 

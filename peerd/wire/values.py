@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from peerd.config.codec import NONE, Codec
+from peerd.config.codec import NONE, Allowed, Codec
 from peerd.errors import BadMessageError
 from peerd.policy.roster import Roster
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, RawRecord
@@ -35,12 +35,12 @@ class TensorBytes:
     def with_chunks(self, chunks: tuple[bytes, ...]) -> TensorBytes:
         return replace(self, chunks=chunks)
 
-    def check(self, dtype: str, shape: tuple[int, ...], codec: Codec | None = None) -> None:
-        """BadMessageError unless this is exactly what the stage takes; without `codec` any will do."""
+    def check(self, dtype: str, shape: tuple[int, ...], allowed: Allowed | None = None) -> None:
+        """BadMessageError unless this is exactly what the stage takes; without `allowed` any codec will do."""
         if (self.dtype, self.shape) != (dtype, shape):
             raise BadMessageError(f"a tensor of {self.dtype}{list(self.shape)} where {dtype}{list(shape)} is due")
-        if codec not in (None, self.codec):
-            raise BadMessageError(f"a tensor encoded as {self.codec} where {codec} is due")
+        if allowed is not None and not allowed.permits(self.codec):
+            raise BadMessageError(f"a tensor encoded as {self.codec} where {allowed} is due")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,8 @@ class Call:
     """Forward only, with the parameters of `step`: the reply is the loss."""
     path: dict[int, PeerId] = field(default_factory=dict)
     """Which peer of a later stage has had this microbatch before: a retry prefers it."""
+    gradient_codec: Codec | None = None
+    """What the gradient shall come back as, where the run leaves that to each link."""
     trace: bytes = b""
     """OpenTelemetry's trace and the caller's span in it; empty for all but a sample."""
 
@@ -73,6 +75,10 @@ class CallResult:
     """How long the microbatch waited for its turn at the callee."""
     records: tuple[RawRecord, ...]
     loss: float | None = None
+    held_s: float = 0.0
+    """How long it was computed or waited its turn, at the callee and at every peer below: all but its time on the way."""
+    slots: int = 0
+    """Microbatches that a peer may hold at once, the fewest on the path; 0: not told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ class Peerd:
     async def ready(self, number: int, codec: str, direct: bool) -> dict[str, Any]:
         """Apply the last average, as after any step, and hold a full ledger for the next."""
         from peerd.averaging.compression import Compression
-        from peerd.config.codec import parse_codec
+        from peerd.config.codec import parse_allowed
         from peerd.stage.executor import Priority
 
         if self._state.average is not None:
@@ -200,7 +200,7 @@ class Peerd:
             self._state.record = replace(self._state.record, done=share_of(self._job.rank, self._job.num_members))
 
         await self._executor.run(Priority.CONTROL, fill)
-        self._rounds.compression = Compression(parse_codec(codec), torch.float32)
+        self._rounds.compression = Compression(parse_allowed(codec), torch.float32)
         self._daemon.use(direct)
         return {"peer": self._state.record.peer, "ledger_no": self._state.record.ledger_no}
 

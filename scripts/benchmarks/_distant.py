@@ -1,7 +1,8 @@
 """A daemon far from all others: what goes through its tunnels arrives later, in order, at any rate.
 
 `python -m scripts.benchmarks._distant SETTINGS` is `python -m peerd.daemon SETTINGS` but for that. Each copy in either direction takes half
-the one-way delay, and a message passes two, one at each end: a round trip takes twice the delay. Connections open without it.
+the one-way delay, and a message passes two, one at each end: a round trip takes twice the delay. Connections open without it, and none is
+direct, for those go past the tunnel.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import asyncio
 import os
 import sys
 import time
+from dataclasses import replace
 
+from peerd.config.settings import Settings
 from peerd.daemon.__main__ import main
-from peerd.wire import tunnel
+from peerd.wire import streams
 from peerd.wire.throttle import Throttle
 
 ONE_WAY_MS = "PEERD_BENCH_ONE_WAY_MS"
@@ -36,7 +39,7 @@ async def delayed_copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter,
 
     delivering = asyncio.ensure_future(deliver())
     try:
-        while data := await source.read(throttle.chunk(tunnel.CHUNK_BYTES)):
+        while data := await source.read(throttle.chunk(streams.CHUNK_BYTES)):
             await throttle.let_pass(len(data))
             await under_way.put((time.monotonic() + delay_s, data))
         await under_way.put((time.monotonic() + delay_s, b""))
@@ -46,5 +49,6 @@ async def delayed_copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter,
 
 
 if __name__ == "__main__":
-    tunnel._copy = delayed_copy
-    sys.exit(main(sys.argv[1:]))
+    streams._copy = delayed_copy
+    settings = Settings.from_json(sys.argv[1])
+    sys.exit(main([replace(settings, direct=False).to_json()]))

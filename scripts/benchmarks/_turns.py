@@ -15,18 +15,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, cast
 
-from peerd.cli.demo_daemons import DemoSwarm
+from peerd.cli.demo_daemons import HERE, DemoSwarm, Place
 from peerd.cli.demo_plan import DemoPlan
 from peerd.cli.launch import module_command
 from peerd.config.manifest import Manifest
 from peerd.control.protocol import TraceReply
 from peerd.errors import PeerdError
+from scripts.benchmarks._namespaces import DEVICE, Network
 from scripts.benchmarks._workers import Job
 
 POLL_S = 0.1
@@ -59,13 +60,23 @@ class Team(Protocol):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
 
+def place_in(network: Network | None) -> Callable[[int], Place]:
+    """Where each daemon goes."""
+    if network is None:
+        return lambda _peer: HERE
+    return lambda peer: Place(command=network.command(peer), host=network.address(peer))
+
+
 class Peers:
     """One daemon per stage, or so many."""
 
-    def __init__(self, manifest: Manifest, observed: bool = True, per_stage: int = 1, stand_in_ms: float = 0.0) -> None:
+    def __init__(
+        self, manifest: Manifest, observed: bool = True, per_stage: int = 1, stand_in_ms: float = 0.0, network: Network | None = None
+    ) -> None:
+        """With a network each daemon has a machine of it to itself."""
         num_peers = per_stage * manifest.train.num_stages
         plan = DemoPlan(manifest=manifest, num_peers=num_peers, slow={}, kills=(), chaos=None, stand_in_ms=stand_in_ms, observed=observed)
-        self._swarm = DemoSwarm(plan, lambda _text: None)
+        self._swarm = DemoSwarm(plan, lambda _text: None, place=place_in(network))
         self._steps: list[Step] = []
         self.dashboard = ""
         """Its address, once the swarm is up and where it has one."""
@@ -111,17 +122,21 @@ class Workers:
 
     jobs: Sequence[Job]
     report: Path
+    network: Network | None = None
+    """Where it is given, each job has a machine of it to itself."""
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self) -> None:
-        for job in self.jobs:
+        interface = "lo" if self.network is None else DEVICE
+        for machine, job in enumerate(self.jobs):
+            there = () if self.network is None else self.network.command(machine)
             with self.report.open("wb") if job is self.jobs[-1] else Path(os.devnull).open("wb") as output:
                 process = subprocess.Popen(
-                    module_command("scripts.benchmarks._workers", job.to_json()),
+                    [*there, *module_command("scripts.benchmarks._workers", job.to_json())],
                     stdin=subprocess.PIPE,
                     stdout=output,
                     start_new_session=True,  # so that Ctrl-C reaches the benchmark alone
-                    env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "HIVEMIND_LOGLEVEL": "CRITICAL"},
+                    env={**os.environ, "GLOO_SOCKET_IFNAME": interface, "HIVEMIND_LOGLEVEL": "CRITICAL"},
                 )
             self._processes.append(process)
 

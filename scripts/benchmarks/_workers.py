@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, distributed, nn
@@ -30,7 +30,9 @@ from peerd.config.manifest import Manifest
 from peerd.config.paths import cache_folder
 from peerd.models.stages import StageModule, build_stage
 from peerd.reference import mean_gradients
+from peerd.stage.executor import Pace
 from peerd.stage.optimizer import Optimizer
+from peerd.stage.service import BACKWARD_SHARE, FORWARD_SHARE
 from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
 
 Kind = Literal["alone", "gpipe", "1f1b", "mediated"]
@@ -47,6 +49,8 @@ class Job:
     """Its stage; the trainer of a mediated pipeline comes after the last."""
     folder: str = ""
     """Where the ranks find one another."""
+    stand_in_ms: float = 0.0
+    """Sleep so that a microbatch takes at least so long in a stage, as a peer does; 0: off."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -68,6 +72,23 @@ class Stage(nn.Module):
         return recomputed
 
 
+class PacedStage(PipelineStage):
+    """A stage that takes as long for its passes as a peer with the same stand-in."""
+
+    pace = Pace()
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        began_s = time.monotonic()
+        output = super().forward_one_chunk(*args, **kwargs)
+        self.pace.hold(began_s, FORWARD_SHARE)
+        return output
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        began_s = time.monotonic()
+        super().backward_one_chunk(*args, **kwargs)
+        self.pace.hold(began_s, BACKWARD_SHARE)
+
+
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
@@ -78,7 +99,8 @@ def pipeline_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[flo
     distributed.init_process_group("gloo", init_method=f"file://{job.folder}/store", rank=job.rank, world_size=train.num_stages)
     module = build_stage(manifest, job.rank, "cpu")
     optimizer = Optimizer(manifest, parameters := dict(module.named_parameters()))
-    stage = PipelineStage(Stage(module, manifest.compute.recompute == "always"), job.rank, train.num_stages, torch.device("cpu"))
+    stage = PacedStage(Stage(module, manifest.compute.recompute == "always"), job.rank, train.num_stages, torch.device("cpu"))
+    stage.pace = Pace(job.stand_in_ms / 1000)
     schedule = (Schedule1F1B if job.kind == "1f1b" else ScheduleGPipe)(stage, train.microbatches_per_step, loss_fn=cross_entropy)
     for step in itertools.count():
         pairs = [corpus.microbatch(step, index) for index in range(train.microbatches_per_step)]

@@ -9,13 +9,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peerd.averaging.compression import Compression, Slice
-from peerd.config.codec import parse_codec
+from peerd.config.codec import parse_allowed, parse_codec
 from peerd.errors import BadMessageError
 from peerd.table.record import AverageId
 
 LENGTH = 301
-WHOLE = Slice(0, LENGTH, True)
 LOSSY = ["bfloat16", "int8", "topk:0.1"]
+
+
+def whole(codec: str) -> Slice:
+    return Slice(0, LENGTH, True, parse_codec(codec))
 
 
 def gradient(step: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -25,15 +28,15 @@ def gradient(step: int, dtype: torch.dtype = torch.float64) -> Tensor:
 @given(st.sampled_from(LOSSY), st.lists(st.booleans(), min_size=1, max_size=12))
 def test_what_was_told_and_what_is_left_add_up_to_what_there_was(codec: str, rounds: list[bool]) -> None:
     """Rounds that fail are made again with the same values; nothing of them counts."""
-    compression = Compression(parse_codec(codec), torch.float64)
-    told, wanted = torch.zeros(LENGTH, dtype=torch.float64), torch.zeros(LENGTH, dtype=torch.float64)
+    compression = Compression(parse_allowed(codec), torch.float64)
+    where, told, wanted = whole(codec), torch.zeros(LENGTH, dtype=torch.float64), torch.zeros(LENGTH, dtype=torch.float64)
     for step, succeeds in enumerate(rounds):
         values = gradient(step)
         if not succeeds:
-            compression.sent(compression.parts, AverageId(b"failed" + bytes([step])), WHOLE, values)
-        part, chunks = compression.sent(compression.parts, AverageId(bytes([step])), WHOLE, values)
-        assert torch.equal(compression.received(chunks, WHOLE), part)
-        assert sum(map(len, chunks)) == compression.num_bytes(WHOLE)
+            compression.sent(compression.parts, AverageId(b"failed" + bytes([step])), where, values)
+        part, chunks = compression.sent(compression.parts, AverageId(bytes([step])), where, values)
+        assert torch.equal(compression.received(chunks, where), part)
+        assert sum(map(len, chunks)) == compression.num_bytes(where)
         compression.applied(AverageId(bytes([step])), LENGTH)
         told, wanted = told + part, wanted + values
     left = compression.parts.left_out
@@ -44,11 +47,11 @@ def test_what_was_told_and_what_is_left_add_up_to_what_there_was(codec: str, rou
 
 def test_with_feedback_top_k_follows_a_steady_gradient_that_naive_top_k_never_sees() -> None:
     steady = gradient(0)
-    feedback, naive = Compression(parse_codec("topk:0.1"), torch.float64), Compression(parse_codec("topk:0.1"), torch.float64)
+    feedback, naive = Compression(parse_allowed("topk:0.1"), torch.float64), Compression(parse_allowed("topk:0.1"), torch.float64)
     sums = [torch.zeros_like(steady), torch.zeros_like(steady)]
     for step in range(100):
         for number, compression in enumerate((feedback, naive)):
-            sums[number] += compression.sent(compression.parts, AverageId(bytes([step])), WHOLE, steady)[0]
+            sums[number] += compression.sent(compression.parts, AverageId(bytes([step])), whole("topk:0.1"), steady)[0]
         feedback.applied(AverageId(bytes([step])), LENGTH)
     errors = [float((total / 100 - steady).norm() / steady.norm()) for total in sums]
     assert errors[0] < 0.1
@@ -56,11 +59,12 @@ def test_with_feedback_top_k_follows_a_steady_gradient_that_naive_top_k_never_se
 
 
 def test_what_is_kept_at_home_is_whole_and_clears_what_was_left_out() -> None:
-    compression = Compression(parse_codec("topk:0.1"), torch.float64)
-    part, _ = compression.sent(compression.parts, AverageId(b"a"), WHOLE, gradient(0))
+    compression = Compression(parse_allowed("topk:0.1"), torch.float64)
+    where = whole("topk:0.1")
+    part, _ = compression.sent(compression.parts, AverageId(b"a"), where, gradient(0))
     compression.applied(AverageId(b"a"), LENGTH)
-    whole = compression.kept(compression.parts, AverageId(b"b"), WHOLE, gradient(1))
-    assert torch.allclose(whole + part, gradient(0) + gradient(1))
+    everything = compression.kept(compression.parts, AverageId(b"b"), where, gradient(1))
+    assert torch.allclose(everything + part, gradient(0) + gradient(1))
     compression.applied(AverageId(b"b"), LENGTH)
     assert compression.parts.left_out is not None
     assert not bool(compression.parts.left_out.any())
@@ -68,15 +72,42 @@ def test_what_is_kept_at_home_is_whole_and_clears_what_was_left_out() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_without_a_codec_the_very_bits_travel(dtype: torch.dtype) -> None:
-    compression = Compression(parse_codec("none"), dtype)
+    compression = Compression(parse_allowed("none"), dtype)
     values = gradient(0, dtype)
-    part, chunks = compression.sent(compression.parts, AverageId(b"a"), WHOLE, values)
+    part, chunks = compression.sent(compression.parts, AverageId(b"a"), whole("none"), values)
     assert part is values
-    assert torch.equal(compression.received(chunks, WHOLE), values)
+    assert torch.equal(compression.received(chunks, whole("none")), values)
     assert compression.parts.left_out is None
 
 
 def test_a_part_that_is_not_finite_is_refused() -> None:
-    compression = Compression(parse_codec("int8"), torch.float32)
+    compression = Compression(parse_allowed("int8"), torch.float32)
     with pytest.raises(BadMessageError, match="not finite"):
-        compression.received([b"\xff" * compression.num_bytes(WHOLE)], WHOLE)
+        compression.received([b"\xff" * compression.num_bytes(whole("int8"))], whole("int8"))
+
+
+@given(st.lists(st.sampled_from(["none", "bfloat16", "int8", "topk:0.1"]), min_size=1, max_size=12))
+def test_what_one_rounds_codec_left_out_the_next_ones_makes_up_for(codecs: list[str]) -> None:
+    """With `auto` a leader may name another codec in each round; after an exact one nothing is left out."""
+    compression = Compression(parse_allowed("auto:topk:0.1"), torch.float32)
+    told, wanted = torch.zeros(LENGTH), torch.zeros(LENGTH)
+    for step, codec in enumerate(codecs):
+        values, where = gradient(step, torch.float32), whole(codec)
+        part, chunks = compression.sent(compression.parts, AverageId(bytes([step])), where, values)
+        assert torch.equal(compression.received(chunks, where), part)
+        assert sum(map(len, chunks)) == compression.num_bytes(where)
+        compression.applied(AverageId(bytes([step])), LENGTH)
+        told, wanted = told + part, wanted + values
+    left = compression.parts.left_out
+    assert left is not None
+    assert torch.allclose(told + left, wanted, rtol=0, atol=1e-4)
+    assert codecs[-1] != "none" or not bool(left.any())
+
+
+@pytest.mark.parametrize(
+    ("allowed", "named", "expected"),
+    [("int8", "", "int8"), ("int8", "int8", None), ("auto", "int8", "int8"), ("auto", "", "none"), ("auto:int8", "topk:0.1", None)],
+)
+def test_a_leader_names_a_codec_only_where_and_as_the_run_allows(allowed: str, named: str, expected: str | None) -> None:
+    codec = Compression(parse_allowed(allowed), torch.float32).codec_of(named)
+    assert (None if codec is None else str(codec)) == expected

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from peerd.config.codec import parse_codec
 from peerd.config.manifest import Manifest, WireConfig
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.stage.accumulator import split_evenly
@@ -123,6 +124,21 @@ async def test_an_abort_that_comes_while_a_round_opens_closes_it(make_group: Mak
     assert (await joining)[:2] == (False, "this round is closed")
     assert member.rounds.open is None
     assert member.state.record.phase is Phase.ACCUMULATING
+
+
+async def test_a_leaders_codec_is_part_of_the_round_and_one_that_the_run_does_not_allow_is_refused(make_group: MakeGroup) -> None:
+    group = make_group(3, replace(MANIFEST, wire=WireConfig(weight_gradients="auto")))
+    leader = group.leader(group.roster())
+    leader.rounds._terms.exchanged(parse_codec("none"), 1.0)
+    for now_s in (0.0, 2.0):  # a round took half of the last step
+        leader.rounds._terms.applied(now_s)
+    assert await leader.rounds.lead(group.roster()) == ""
+    await group.settled(Phase.AVERAGED)
+    roster = leader.state.average.roster if leader.state.average else group.roster()
+    assert parse_codec(roster.codec).name == "topk"
+    assert all(torch.equal(member.average, leader.average) for member in group.members.values())
+    assert all(member.state.record.average_id == roster.average_id for member in group.members.values())
+    assert "do not travel as topk:0.3" in (await leader.rounds.propose(roster.leader, replace(roster, codec="topk:0.3")))[1]
 
 
 @pytest.mark.parametrize("late", [0, 1, 2])

@@ -83,6 +83,16 @@ def status_reply(**changes: Any) -> StatusReply:
         "reach": {"state": "direct", "reason": "2 of 2 peers reached port 31337", "relays": []},
         "relay": {"volunteers": False, "off": "this peer does not volunteer", "reservations": 0, "circuits": 0, "bytes": 0},
         "update": {"learning_rate": 0.003, "gradient_norm": 2.5, "max_gradient_norm": 1.0, "loss_scale": None},
+        "links": [
+            {
+                "peer": OTHER,
+                "tensor": "activations",
+                "codec": "int8",
+                "rate": 2.5e6,
+                "load": 0.8,
+                "reason": "the link is busy 80% of the time",
+            }
+        ],
     }
     return cast("StatusReply", {**fields, **changes})
 

@@ -34,6 +34,7 @@ def test_status_fits_and_tells_what_matters(capsys: pytest.CaptureFixture[str]) 
         "up 1h02m",
         "0 counted twice",
         "9 microbatches of step 3",
+        "as int8: 20.0 Mbit/s, the link is busy 80% of the time",
     ):
         assert word in text
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from peerd.policy.launching import launchable, owners, trainers_of, window
+from peerd.policy.launching import WayTime, launchable, on_the_way, owners, trainers_of, window
 from peerd.policy.ledger import stages_missing, work_step
 from peerd.table.record import PeerId, Phase
 from peerd.table.view import LiveView
@@ -134,3 +134,33 @@ def test_a_leaving_trainer_owns_its_share_until_it_says_that_it_trains_no_more()
 def test_a_window_is_never_shut_and_never_more_than_the_slots(live: LiveView, slots: int) -> None:
     narrowest = min(len(live.serving(stage)) for stage in range(2))
     assert 1 <= window(live, 2, slots) <= max(1, slots * max(1, narrowest))
+
+
+@given(live_views(), st.integers(1, 8), st.integers(0, 40), st.integers(0, 40), st.integers(0, 32))
+def test_long_links_widen_the_window_as_far_as_memory_goes_and_never_narrow_it(
+    live: LiveView, slots: int, one: int, other: int, most: int
+) -> None:
+    fewer, more = sorted((one, other))
+    plain, narrow, wide = (window(live, 2, slots, underway, most) for underway in (0, fewer, more))
+    assert plain == window(live, 2, slots)
+    assert plain <= narrow <= wide <= plain + more
+    narrowest = max(1, min(len(live.serving(stage)) for stage in range(2)))
+    assert wide <= max(plain, most * narrowest)
+
+
+@given(live_views(), st.integers(1, 64), st.floats(0.0, 10.0))
+def test_so_many_are_on_the_way_that_the_slowest_stage_never_waits(live: LiveView, size: int, way_s: float) -> None:
+    """Little's law, to the whole microbatch below."""
+    rate = min(sum(record.throughput for record in live.serving(stage)) for stage in range(2)) / size
+    assert rate * way_s - 1 <= on_the_way(live, 2, size, way_s) <= rate * way_s
+
+
+@given(st.lists(st.lists(st.floats(0.0, 9.0), max_size=5), min_size=2, max_size=5))
+def test_the_way_is_the_least_of_this_step_and_the_last(steps: list[list[float]]) -> None:
+    """A link that has become longer is known for it after a step; waiting for one another on a busy one never counts."""
+    way = WayTime()
+    for step in steps:
+        way.next_step()
+        for way_s in step:
+            way.note(way_s)
+    assert way.least_s == min(steps[-1] + steps[-2], default=0.0)

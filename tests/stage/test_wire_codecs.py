@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from peerd.config.codec import parse_codec
 from peerd.config.manifest import Manifest, WireConfig
 from peerd.errors import BadMessageError, PeerGoneError
 from peerd.models.stages import build_stage
@@ -104,8 +105,23 @@ async def test_a_gradient_in_another_codec_is_the_next_stages_fault(make_chain: 
 
 async def test_activations_that_decode_to_nothing_are_refused(make_chain: Callable[[WireConfig], Chain]) -> None:
     chain = make_chain(WireConfig(activations="topk:0.25"))
-    sound = encode(torch.ones(2, 16, 32), chain.services[1]._activations)
+    sound = encode(torch.ones(2, 16, 32), parse_codec("topk:0.25"))
     broken = sound.with_chunks((b"\xff" * sound.num_bytes,))
     with pytest.raises(BadMessageError, match="positions"):
         await chain.send(replace(chain.launch(), stage=1, inputs=broken), lambda _stage, _peer: None)
     assert chain.services[1].queue == 0
+
+
+async def test_where_links_choose_what_the_caller_asks_for_comes_back(make_chain: Callable[[WireConfig], Chain]) -> None:
+    """Any codec that the run allows, for activations and for their gradients; no other."""
+    chain = make_chain(WireConfig(activations="auto", activation_gradients="auto:int8"))
+    sound, half = encode(torch.ones(2, 16, 32), parse_codec("topk:0.1")), parse_codec("bfloat16")
+    call = replace(chain.launch(), stage=1, inputs=sound, gradient_codec=half)
+    result = await chain.send(call, lambda _stage, _peer: None)
+    assert result.gradient is not None
+    assert result.gradient.codec == half
+    assert chain.sent[0].codec == parse_codec("none"), "what comes in compressed goes on as the next link needs it"
+    with pytest.raises(BadMessageError, match=r"asked for as topk:0\.1"):
+        await chain.send(replace(call, gradient_codec=parse_codec("topk:0.1")), lambda _stage, _peer: None)
+    with pytest.raises(BadMessageError, match=r"encoded as topk:0\.9 where auto:topk:0\.05 is due"):
+        await chain.send(replace(call, inputs=encode(torch.ones(2, 16, 32), parse_codec("topk:0.9"))), lambda _stage, _peer: None)

@@ -161,18 +161,11 @@ def test_in_a_large_swarm_i_announce_myself_less_often_and_say_so() -> None:
 def test_of_my_own_row_the_steps_fields_count_as_they_are_and_not_as_last_announced() -> None:
     mine = membership()
     mine.publish()
-    step = {
-        "step": 3,
-        "phase": Phase.ACCUMULATING,
-        "done": 1,
-        "ledger_no": 4,
-        "next_done": 2,
-        "next_ledger_no": 5,
-        "lineage": Lineage(1, b"c"),
-    }
+    step = {"step": 3, "phase": Phase.ACCUMULATING, "lineage": Lineage(1, b"c")}
+    ledgers = {"done": 1, "ledger_no": 4, "next_done": 2, "next_ledger_no": 5}
     tied = {"tied_sum": AverageId(b"s"), "tied_sums": (TiedSum(2, AverageId(b"t")),), "tied": Lineage(0, b"d")}
     norms = {"average_id": AverageId(b"a"), "gradient_norm": 1.5, "norms": (StepNorm(2, 0.5),)}
-    changed = PeerRecord(peer=ME.peer, **step, **tied, **norms)  # type: ignore[arg-type]
+    changed = PeerRecord(peer=ME.peer, **step, **ledgers, **tied, **norms)  # type: ignore[arg-type]
     mine.own = lambda: changed
     assert mine.live().mine == replace(changed, **{name: getattr(mine.live().mine, name) for name in ("version", *Vitals.__slots__)})
 

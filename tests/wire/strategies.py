@@ -37,13 +37,15 @@ def calls(draw: st.DrawFn) -> Call:
         inputs=draw(tensors()),
         labels=draw(tensors()),
         path=draw(st.dictionaries(st.integers(0, 4095), peers, max_size=4)),
+        gradient_codec=draw(st.none() | st.sampled_from(["none", "bfloat16", "topk:0.1"]).map(parse_codec)),
     )
 
 
 @st.composite
 def rosters(draw: st.DrawFn) -> Roster:
     entries = draw(st.lists(st.builds(RosterEntry, peers, numbers, numbers, bitmaps), max_size=4))
-    return Roster(draw(st.integers(0, 4095)), draw(numbers), draw(numbers), draw(peers), tuple(entries))
+    codec = draw(st.sampled_from(["", "none", "int8", "topk:0.1"]))
+    return Roster(draw(st.integers(0, 4095)), draw(numbers), draw(numbers), draw(peers), tuple(entries), codec)
 
 
 def bytes_of(tensor: TensorBytes) -> int:

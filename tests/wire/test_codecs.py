@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from peerd.config.codec import INT8_BLOCK, TOPK_CHUNK, Codec, parse_codec
+from peerd.config.codec import INT8_BLOCK, LADDER, TOPK_CHUNK, Codec, parse_allowed, parse_codec
 from peerd.errors import BadMessageError
 from peerd.stage.tensors import decode as decode_tensor
 from peerd.stage.tensors import encode as encode_tensor
@@ -142,3 +142,30 @@ def test_a_gpu_decodes_to_the_same_bits(name: str) -> None:
     packed = encode(codec, values)
     assert torch.equal(decode(codec, packed.cuda(), values.numel()).cpu(), decode(codec, packed, values.numel()))
     assert torch.equal(encode(codec, values.cuda()).cpu(), packed)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("int8", ["int8"]),
+        ("auto:bfloat16", ["none", "bfloat16"]),
+        ("auto:int8", ["none", "bfloat16", "int8"]),
+        ("auto:topk:0.1", ["none", "bfloat16", "int8", "topk:0.15", "topk:0.12", "topk:0.1"]),
+        ("auto:topk:0.01", [str(codec) for codec in LADDER] + ["topk:0.01"]),
+        ("auto", [str(codec) for codec in LADDER]),
+    ],
+)
+def test_what_a_run_allows_goes_from_exact_to_small(text: str, expected: list[str]) -> None:
+    allowed = parse_allowed(text)
+    assert [str(codec) for codec in allowed.codecs] == expected
+    assert parse_allowed(str(allowed)) == allowed
+    sizes = [codec.num_bytes(TOPK_CHUNK) for codec in allowed.codecs]
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert all(allowed.permits(parse_codec(name)) for name in expected)
+    assert not allowed.permits(parse_codec("topk:0.2"))
+
+
+@pytest.mark.parametrize("text", ["auto:", "auto:none", "auto:float16", "auto:topk:0.9", "auto:auto", "auto:topk", "automatic", "AUTO"])
+def test_an_auto_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"codec|auto may go down"):
+        parse_allowed(text)

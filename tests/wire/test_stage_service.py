@@ -103,6 +103,15 @@ async def test_tensors_are_counted_by_what_they_are_their_codec_the_peers_role_a
     }
 
 
+async def test_a_reply_tells_how_fast_tensors_came_in_how_long_they_were_held_and_how_many_may_be(callee: Callee) -> None:
+    links, peer = callee.links(), callee.caller.peer
+    result = await StageClient(links, RUN).backpropagate(peer, callee.call(), (), PATIENCE_S, lambda _stage, _peer: None)
+    assert links.traffic.outgoing[peer] > 0
+    assert (links.traffic.incoming[peer].rate or 0) > 0
+    assert result.held_s >= result.queued_s > 0
+    assert result.slots == 2 * MANIFEST.train.num_stages + 2
+
+
 async def test_a_call_of_another_run_is_refused(callee: Callee) -> None:
     await assert_refused(callee, backpropagate(callee, header_of(callee.call(), run="b" * 32)), STATE, "I serve run")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.wire.throttle import BURST_S, SMALLEST_CHUNK_BYTES, Throttle
+from peerd.wire.throttle import BURST_S, SMALLEST_CHUNK_BYTES, WINDOW_S, Throttle
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -46,7 +46,30 @@ def test_no_more_passes_than_the_rate_allows(rate: float, senders: list[list[int
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         took_s, total = runner.run(passed_after(rate, senders))
     assert total == sum(map(sum, senders))
-    assert took_s == pytest.approx(max(0.0, total / rate - BURST_S), rel=1e-6, abs=1e-3)
+    steady = rate * (1 - BURST_S / WINDOW_S)
+    assert took_s == pytest.approx(max(0.0, total / steady - BURST_S), rel=1e-6, abs=1e-3)
+
+
+@given(st.floats(5e4, 1e9), st.lists(st.tuples(st.floats(0.0, 6.0), st.integers(1, 100)), min_size=1, max_size=30))
+def test_no_window_of_ten_seconds_holds_more_than_ten_seconds_of_the_rate(rate: float, sent: list[tuple[float, int]]) -> None:
+    """Whenever it begins: what a pause saved up is in it. Chunks are as large as the throttle asks for."""
+    passed: list[tuple[float, int]] = []
+
+    async def send() -> None:
+        loop = asyncio.get_running_loop()
+        throttle = Throttle(loop.time)
+        throttle.rate = rate
+        for pause_s, chunks in sent:
+            await asyncio.sleep(pause_s)
+            for _ in range(chunks):
+                await throttle.let_pass(size := throttle.chunk(1 << 18))
+                passed.append((loop.time(), size))
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(send())
+    for began_s, _ in passed:
+        within = sum(size for at_s, size in passed if began_s <= at_s < began_s + WINDOW_S)
+        assert within <= rate * WINDOW_S
 
 
 def test_without_a_rate_nothing_waits() -> None:

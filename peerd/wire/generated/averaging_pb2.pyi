@@ -57,10 +57,13 @@ class Roster(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
     step: _builtins.int
     attempt: _builtins.int
     leader: _builtins.str
+    codec: _builtins.str
+    """of parts and slices, where the run leaves that to the leader; empty: as the manifest says"""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___RosterEntry]:
         """sorted by peer"""
@@ -73,10 +76,11 @@ class Roster(_message.Message):
         attempt: _builtins.int = ...,
         leader: _builtins.str = ...,
         entries: _abc.Iterable[Global___RosterEntry] | None = ...,
+        codec: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "entries", b"entries", "leader", b"leader", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "codec", b"codec", "entries", b"entries", "leader", b"leader", "stage", b"stage", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -91,6 +91,7 @@ class CallHeader(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
+    GRADIENT_CODEC_FIELD_NUMBER: _builtins.int
     call_id: _builtins.bytes
     """16 bytes"""
     run: _builtins.str
@@ -102,6 +103,8 @@ class CallHeader(_message.Message):
     """OpenTelemetry: 16 bytes trace id, 8 bytes id of the caller's span; empty for all but a sample"""
     evaluation: _builtins.bool
     """forward only; the last stage's loss comes back in place of a gradient"""
+    gradient_codec: _builtins.str
+    """what the gradient is to come back as, where the run leaves that to each link; empty: as the manifest says"""
     @_builtins.property
     def accumulate(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """stages that must add this microbatch to their accumulator"""
@@ -131,10 +134,11 @@ class CallHeader(_message.Message):
         records: _abc.Iterable[_swarm_pb2.SignedRecord] | None = ...,
         trace: _builtins.bytes = ...,
         evaluation: _builtins.bool = ...,
+        gradient_codec: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "labels", b"labels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "call_id", b"call_id", "evaluation", b"evaluation", "inputs", b"inputs", "labels", b"labels", "microbatch", b"microbatch", "path", b"path", "records", b"records", "run", b"run", "stage", b"stage", "step", b"step", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "call_id", b"call_id", "evaluation", b"evaluation", "gradient_codec", b"gradient_codec", "inputs", b"inputs", "labels", b"labels", "microbatch", b"microbatch", "path", b"path", "records", b"records", "run", b"run", "stage", b"stage", "step", b"step", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -226,12 +230,21 @@ class Done(_message.Message):
     QUEUED_S_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    RECEIVE_RATE_FIELD_NUMBER: _builtins.int
+    HELD_S_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
     downstream_s: _builtins.float
     """time the callee spent waiting for later stages"""
     queued_s: _builtins.float
     """time the microbatch waited its turn at the callee"""
     loss: _builtins.float
     """of an evaluation, mean over the microbatch, nats per token"""
+    receive_rate: _builtins.float
+    """bytes per second at which tensors come in from the caller; 0: not measured yet"""
+    held_s: _builtins.float
+    """time the microbatch was computed or waited its turn, at the callee and at every peer below"""
+    slots: _builtins.int
+    """microbatches that peers may hold at once: the fewest on the path; 0: not told"""
     @_builtins.property
     def gradient(self) -> Global___TensorHeader:
         """absent from stage 0, whose inputs are tokens"""
@@ -248,10 +261,13 @@ class Done(_message.Message):
         queued_s: _builtins.float = ...,
         records: _abc.Iterable[_swarm_pb2.SignedRecord] | None = ...,
         loss: _builtins.float | None = ...,
+        receive_rate: _builtins.float = ...,
+        held_s: _builtins.float = ...,
+        slots: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "gradient", b"gradient", "loss", b"loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "downstream_s", b"downstream_s", "gradient", b"gradient", "loss", b"loss", "queued_s", b"queued_s", "records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "downstream_s", b"downstream_s", "gradient", b"gradient", "held_s", b"held_s", "loss", b"loss", "queued_s", b"queued_s", "receive_rate", b"receive_rate", "records", b"records", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015

@@ -1,0 +1,85 @@
+"""What each link's tensors travel as where the run says `auto`: measured here, decided in policy/compressing.py, encoded off the loop.
+
+The caller decides for both directions. The callee tells it how fast activations come in, and how fast gradients come in it sees itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from peerd.config.codec import Codec, parse_allowed
+from peerd.config.manifest import Manifest
+from peerd.policy.compressing import Choice, choose_rung, pace_s
+from peerd.stage.tensors import decode, encode
+from peerd.table.record import PeerId
+from peerd.table.view import LiveView
+from peerd.wire.links import Traffic
+from peerd.wire.values import Call, TensorBytes
+
+FORTH, BACK = "activations", "activation_gradients"
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkChoice:
+    """What one link carries in one direction, and why."""
+
+    peer: PeerId
+    tensor: str
+    codec: Codec
+    rate: float | None
+    """Bytes per second as measured."""
+    load: float | None
+    reason: str
+
+
+class LinkCodecs:
+    """One daemon's, over the links to the peers of the next stage."""
+
+    def __init__(self, manifest: Manifest, live: Callable[[], LiveView], traffic: Traffic) -> None:
+        self._allowed = {FORTH: parse_allowed(manifest.wire.activations), BACK: parse_allowed(manifest.wire.activation_gradients)}
+        self._train = manifest.train
+        self._live = live
+        self._traffic = traffic
+        self._chosen: dict[tuple[PeerId, str], tuple[Choice, float | None]] = {}
+
+    async def adapt(self, call: Call, peer: PeerId) -> Call:
+        """The call as it goes to `peer`. An evaluation travels as exactly as the run allows."""
+        if call.stage == 0 or call.evaluation:
+            return call
+        live = self._live()
+        if self._allowed[BACK].is_auto:
+            call = replace(call, gradient_codec=self._choose(live, peer, BACK, call.inputs.num_values))
+        if self._allowed[FORTH].is_auto:
+            codec = self._choose(live, peer, FORTH, call.inputs.num_values)
+            if codec.is_lossy:
+                call = replace(call, inputs=await asyncio.to_thread(_encoded, call.inputs, codec))
+        return call
+
+    def choices(self) -> list[LinkChoice]:
+        """Those of the peers that are there, in a fixed order."""
+        there = {record.peer for record in self._live().records}
+        return [
+            LinkChoice(
+                peer=peer, tensor=tensor, codec=self._allowed[tensor].codecs[choice.rung], rate=rate, load=choice.load, reason=choice.reason
+            )
+            for (peer, tensor), (choice, rate) in sorted(self._chosen.items())
+            if peer in there
+        ]
+
+    def _choose(self, live: LiveView, peer: PeerId, tensor: str, num_values: int) -> Codec:
+        codecs = self._allowed[tensor].codecs
+        rate = self._traffic.outgoing.get(peer) if tensor == FORTH else self._traffic.incoming[peer].rate
+        between_s = pace_s(live, self._train.num_stages, live.me, peer, self._train.microbatch_size)
+        known = self._chosen.get((peer, tensor))
+        chosen = choose_rung([codec.num_bytes(num_values) for codec in codecs], rate, between_s, known[0].rung if known else 0)
+        self._chosen[peer, tensor] = (chosen, rate)
+        return codecs[chosen.rung]
+
+
+def _encoded(raw: TensorBytes, codec: Codec) -> TensorBytes:
+    return encode(decode(raw, _CPU), codec)

@@ -1,0 +1,242 @@
+"""What codecs cost in quality: losses on real text, raw and compressed, from several seeds whose spread is the noise to compare with.
+
+One process, over the real stages, codecs and compression with its error feedback: two peers of each stage compute half of the microbatches
+and exchange sums slice by slice, as a round does. `auto` is what the policy chooses for a link: at home, where a microbatch computes as
+long as its raw activations travel, and on a slow one that takes five times as long. Naive top-k forgets what it leaves out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from peerd.averaging.compression import Compression, Residual, Slice
+from peerd.config.codec import LADDER, Codec, parse_allowed, parse_codec
+from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, TrainConfig, WireConfig
+from peerd.config.paths import cache_folder
+from peerd.errors import ExitCode, PeerdError
+from peerd.models.stages import StageModule, build_stage
+from peerd.policy.compressing import choose_rung
+from peerd.reference import backpropagate
+from peerd.stage.accumulator import split_evenly
+from peerd.stage.optimizer import Optimizer
+from peerd.stage.update import apply_means
+from peerd.table.record import AverageId
+from peerd.train.data import STDLIB, Corpus, prepare_tokens
+from scripts.benchmarks._report import SCHEMA, progress
+
+WINDOW = 20
+"""Steps over which losses are averaged."""
+NUM_PEERS = 2
+HOME_LOAD, SLOW_LOAD = 1.0, 5.0
+"""Time that raw activations take over the link, by the time that computing takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    boundary: str = "none"
+    """Codec of activations and their gradients."""
+    weights: str = "none"
+    feedback: bool = True
+    within_noise: bool = False
+    """It is to be as good as none."""
+
+
+def chosen(load: float) -> str:
+    """What `auto` takes for a link with this load of raw values."""
+    sizes = [codec.num_bytes(1 << 18) for codec in LADDER]
+    return str(LADDER[choose_rung(sizes, float(sizes[0]), 1 / load).rung])
+
+
+METHODS = {
+    "none": Method(),
+    "8-bit": Method(boundary="int8", weights="int8", within_noise=True),
+    "auto, home link": Method(boundary=chosen(HOME_LOAD), weights="int8", within_noise=True),
+    "auto, slow link": Method(boundary=chosen(SLOW_LOAD), weights="int8"),
+    "top-k of gradients": Method(weights="topk:0.01"),
+    "the same, naive": Method(weights="topk:0.01", feedback=False),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    steps: int
+    seeds: int
+    d_model: int
+    methods: tuple[str, ...]
+    as_json: bool
+
+    def manifest(self, method: Method, seed: int) -> Manifest:
+        return Manifest(
+            seed=seed,
+            model=ModelConfig(num_layers=4, d_model=self.d_model, num_heads=4, d_ff=4 * self.d_model),
+            data=DataConfig(source=STDLIB),
+            train=TrainConfig(num_stages=2, microbatches_per_step=NUM_PEERS, microbatch_size=4, learning_rate=2e-3, warmup_steps=20),
+            compute=ComputeConfig(threads=1),
+            wire=WireConfig(activations=method.boundary, activation_gradients=method.boundary, weight_gradients=method.weights),
+        )
+
+
+class Group:
+    """The peers of one stage, whose gradients are averaged as a round does it."""
+
+    def __init__(self, length: int, method: Method) -> None:
+        self._codec = parse_codec(method.weights)
+        self._slices = slices_of(length, self._codec)
+        self._peers = [Compression(parse_allowed(method.weights), torch.float32) for _ in range(NUM_PEERS)]
+        self._feedback = method.feedback
+        self._length = length
+
+    def average(self, step: int, sums: Sequence[Tensor]) -> Tensor:
+        """float32 [length] of each peer -> their sum, as all of them have it."""
+        average_id, pieces = AverageId(step.to_bytes(8, "little")), []
+        for reducer, where in enumerate(self._slices):
+            parts = []
+            for number, (peer, values) in enumerate(zip(self._peers, sums, strict=True)):
+                mine = values[where.start : where.end]
+                if number == reducer:
+                    parts.append(peer.kept(peer.parts, average_id, where, mine))
+                else:
+                    parts.append(peer.sent(peer.parts, average_id, where, mine)[0])
+            total, reducing = sum(parts[1:], parts[0].clone()), self._peers[reducer]
+            pieces.append(reducing.sent(reducing.sums, average_id, where, total)[0])
+        for peer in self._peers:
+            if self._feedback:
+                peer.applied(average_id, self._length)
+            else:
+                peer.parts, peer.sums = Residual(), Residual()
+        return torch.cat(pieces)
+
+
+def slices_of(length: int, codec: Codec) -> list[Slice]:
+    return [Slice(start, end, end == length, codec) for start, end in split_evenly(length, NUM_PEERS)]
+
+
+def gradients_of(stages: Sequence[StageModule], manifest: Manifest, corpus: Corpus, step: int, peer: int) -> list[Tensor]:
+    """Of a peer's microbatch, each stage's as one vector, the loss at its end."""
+    tokens, labels = corpus.microbatch(step, peer)
+    loss = backpropagate(stages, tokens, labels, manifest.wire, manifest.train)
+    found = []
+    for stage in stages:
+        gradients = [parameter.grad for parameter in stage.parameters()]
+        found.append(torch.cat([gradient.flatten() for gradient in gradients if gradient is not None] + [torch.tensor([loss])]))
+        stage.zero_grad()
+    return found
+
+
+def train(manifest: Manifest, method: Method, corpus: Corpus, steps: int) -> list[float]:
+    """The loss of every step."""
+    stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
+    optimizers = [Optimizer(manifest, dict(stage.named_parameters())) for stage in stages]
+    groups = [Group(sum(p.numel() for p in stage.parameters()) + 1, method) for stage in stages]
+    losses = []
+    for step in range(steps):
+        by_peer = [gradients_of(stages, manifest, corpus, step, peer) for peer in range(NUM_PEERS)]
+        for number, (stage, optimizer, group) in enumerate(zip(stages, optimizers, groups, strict=True)):
+            mean = group.average(step, [of_peer[number] for of_peer in by_peer]) / NUM_PEERS
+            pieces = torch.split(mean[:-1], [parameter.numel() for parameter in stage.parameters()])
+            named = {name: piece.view_as(value) for (name, value), piece in zip(stage.named_parameters(), pieces, strict=True)}
+            apply_means(manifest.train, optimizer, step, named, None)
+        losses.append(float(mean[-1]))
+    return losses
+
+
+@dataclass(slots=True)
+class Side:
+    name: str
+    ends: list[float] = field(default_factory=list)
+    """Mean loss of the last steps, by seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    method: str
+    boundary: str
+    weights: str
+    loss: float
+    """Nats per token."""
+    spread: float
+    """Standard deviation between seeds."""
+    above: float | None
+    """Mean over seeds of the difference to none with the same seed."""
+
+
+def lines_of(plan: Plan, sides: Sequence[Side]) -> list[Line]:
+    plain = next(side for side in sides if side.name == "none")
+    return [
+        Line(
+            method=side.name,
+            boundary=METHODS[side.name].boundary,
+            weights=METHODS[side.name].weights,
+            loss=statistics.fmean(side.ends),
+            spread=statistics.stdev(side.ends) if plan.seeds > 1 else 0.0,
+            above=None if side is plain else statistics.fmean(mine - theirs for mine, theirs in zip(side.ends, plain.ends, strict=True)),
+        )
+        for side in sides
+    ]
+
+
+def report(plan: Plan, lines: Sequence[Line]) -> int:
+    noise = lines[0].spread
+    worse = [line for line in lines if METHODS[line.method].within_noise and (line.above or 0.0) > noise]
+    if plan.as_json:
+        print(json.dumps({"schema": SCHEMA, "steps": plan.steps, "noise": noise, "rows": [dataclasses.asdict(line) for line in lines]}))
+    else:
+        print(
+            f"2 stages of {NUM_PEERS} peers, width {plan.d_model}, after {plan.steps} steps, {plan.seeds} seeds; tokens are bytes of text"
+        )
+        print(f"{'method':<20} {'boundary':<10} {'gradients':<10} {'loss':>7} {'spread':>7} {'above none':>10}")
+        for line in lines:
+            above = "" if line.above is None else f"{line.above:+.4f}"
+            print(f"{line.method:<20} {line.boundary:<10} {line.weights:<10} {line.loss:>7.4f} {line.spread:>7.4f} {above:>10}")
+        print(f"the noise is none's spread, {noise:.4f}")
+    for line in worse:
+        print(f"{line.method} is {line.above:.4f} above none, more than the noise", file=sys.stderr)
+    return 1 if worse else 0
+
+
+def parse() -> Plan:
+    parser = argparse.ArgumentParser(prog="scripts/bench convergence", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--steps", type=int, default=300, metavar="N", help="steps of each run (default 300)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each kind, at least 2 (default 3)")
+    parser.add_argument("--d-model", type=int, default=64, metavar="N", help="width of the model, a multiple of 8 (default 64)")
+    parser.add_argument("--only", action="append", choices=[*METHODS][1:], metavar="METHOD", help="beside none; may be repeated")
+    given = parser.parse_args()
+    if given.steps < WINDOW or given.seeds < 2 or given.d_model < 8 or given.d_model % 8:
+        parser.error(f"--steps must be at least {WINDOW}, --seeds at least 2 and --d-model a multiple of 8")
+    methods = tuple(name for name in METHODS if name == "none" or not given.only or name in given.only)
+    return Plan(steps=given.steps, seeds=given.seeds, d_model=given.d_model, methods=methods, as_json=given.json)
+
+
+def main() -> int:
+    plan = parse()
+    torch.set_num_threads(1)
+    sides = [Side(name) for name in plan.methods]
+    try:
+        tokens = prepare_tokens(STDLIB, cache_folder())
+        for seed in range(plan.seeds):
+            for side in sides:
+                began_s, method = time.monotonic(), METHODS[side.name]
+                manifest = plan.manifest(method, seed)
+                side.ends.append(statistics.fmean(train(manifest, method, Corpus(tokens, manifest), plan.steps)[-WINDOW:]))
+                progress(f"{side.name}, seed {seed}: loss {side.ends[-1]:.4f}, {time.monotonic() - began_s:.0f} s")
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except PeerdError as error:
+        print(f"convergence: error: {error}", file=sys.stderr)
+        return error.exit_code
+    return report(plan, lines_of(plan, sides))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""Two machines over a home connection: how much of its loopback speed peerd keeps there, against 1F1B, and what each codec is worth.
+
+`link`: 100 Mbit/s and 50 ms round trip, raw and in 8 bits, beside peerd on loopback and 1F1B of torch.distributed.pipelining over gloo on
+the same link. `codecs`: 20 Mbit/s and 100 ms; `auto` is to be within 5 % of the best. Sides train in turns; a step counts from the end of
+one to the end of the next within a turn. Links are made of network namespaces and a switch in user space, which needs root.
+
+A stand-in sleeps in place of work, on all sides alike, so that a microbatch computes as long as its activations take over a link of
+100 Mbit/s; the arithmetic is tiny and real, and losses are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig, dump
+from peerd.errors import ExitCode, PeerdError
+from scripts.benchmarks._namespaces import Network, require_root
+from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
+from scripts.benchmarks._switch import Links
+from scripts.benchmarks._turns import Contender, Peers, Workers, guard, thawed_at_exit
+from scripts.benchmarks._workers import Job
+
+HOME, SLOW = Links(mbit_per_s=100, round_trip_ms=50), Links(mbit_per_s=20, round_trip_ms=100)
+HEADERS = 1.05
+"""What TCP, the tunnel and gRPC add to the bytes of a tensor, at most."""
+LONG_ENOUGH_S = 300.0
+"""Between announcements, so that a frozen daemon does not count as gone."""
+LOSS_TOLERANCE = 1e-4
+KEPT = {"none": 0.9, "int8": 0.95}
+"""Of the loopback throughput, at least."""
+OVER_1F1B = {"none": 1.6, "int8": 1.75}
+WITHIN = 0.95
+"""Of the best codec's throughput, `auto` has at least so much."""
+MICROBATCHES = {"link": 64, "codecs": 24}
+"""Of a step: raw activations take five times as long as the work where codecs are compared."""
+CODECS = ("none", "bfloat16", "int8", "topk:0.1", "auto")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    part: str
+    rounds: int
+    steps: int
+    microbatches: int
+    as_json: bool
+
+    def manifest(self, codec: str) -> Manifest:
+        """A boundary of 1 MiB and next to no work."""
+        return Manifest(
+            name="bench",
+            model=ModelConfig(num_layers=2, d_model=64, num_heads=1, d_ff=64),
+            train=TrainConfig(num_stages=2, microbatches_per_step=self.microbatches, microbatch_size=128, sequence_length=32),
+            compute=ComputeConfig(threads=1, recompute="never"),
+            wire=WireConfig(activations=codec, activation_gradients=codec),
+            swarm=SwarmConfig(announce_period_s=LONG_ENOUGH_S, checkpoint_every_steps=0),
+        )
+
+    @property
+    def stand_in_ms(self) -> float:
+        """As long as a microbatch's activations take at 100 Mbit/s."""
+        return 1000 * HOME.wire_s(round(HEADERS * self.manifest("none").boundary_bytes))
+
+
+@dataclass(slots=True)
+class Side:
+    contender: Contender
+    seconds: list[float] = field(default_factory=list)
+    """Per step, by round."""
+
+    @property
+    def name(self) -> str:
+        return self.contender.name
+
+    def turn(self, steps: int) -> None:
+        """One step to get going, and so many that count."""
+        began = time.time()
+        self.contender.turn(1 + steps)
+        ends = [step.time_s for step in self.contender.steps if step.time_s > began]
+        self.seconds.append((ends[steps] - ends[0]) / steps)
+
+
+def peers(plan: Plan, codec: str, network: Network | None, where: str) -> Side:
+    team = Peers(plan.manifest(codec), observed=False, stand_in_ms=plan.stand_in_ms, network=network)
+    return Side(Contender(f"peerd, {codec}, {where}", team))
+
+
+def one_forward_one_backward(plan: Plan, folder: Path, network: Network) -> Side:
+    run_file = folder / "run.toml"
+    run_file.write_text(dump(plan.manifest("none")), encoding="utf-8")
+    jobs = [
+        Job(run_file=str(run_file), threads=1, rank=rank, folder=str(folder), kind="1f1b", stand_in_ms=plan.stand_in_ms) for rank in (0, 1)
+    ]
+    return Side(Contender("1F1B over gloo, link", Workers(jobs, folder / "report", network)))
+
+
+def take_turns(plan: Plan, sides: list[Side]) -> None:
+    """All rounds: forth in even ones and back in odd ones."""
+    with contextlib.ExitStack() as stack:
+        for side in sides:
+            stack.enter_context(side.contender.team)
+        keeper = stack.enter_context(thawed_at_exit([side.contender for side in sides]))
+        for side in sides:
+            progress(f"warming up {side.name}")
+            side.contender.warm_up(2)
+            guard(keeper, side.contender)
+        for number in range(plan.rounds):
+            for side in sides if number % 2 == 0 else reversed(sides):
+                side.turn(plan.steps)
+                progress(f"round {number + 1}  {side.name}: {side.seconds[-1]:.3f} s a step")
+
+
+def row(side: Side, baseline: Side | None = None) -> Row:
+    return Row(
+        name=side.name,
+        median=statistics.median(side.seconds),
+        ratio=paired_ratio(baseline.seconds, side.seconds) if baseline else None,
+        baseline=baseline.name if baseline else None,
+        loss=side.contender.steps[2].loss,
+    )
+
+
+def over_the_link(plan: Plan, folder: Path) -> tuple[list[Row], list[str]]:
+    """Rows, and what falls short."""
+    with Network(2, HOME) as network:
+        there = {codec: peers(plan, codec, network, "link") for codec in KEPT}
+        here = {codec: peers(plan, codec, None, "loopback") for codec in KEPT}
+        torch = one_forward_one_backward(plan, folder, network)
+        take_turns(plan, [*there.values(), torch, *here.values()])
+    kept = {codec: row(there[codec], here[codec]) for codec in KEPT}
+    over = {codec: row(there[codec], torch) for codec in KEPT}
+    missed = [
+        f"{found.name}: {found.ratio:.3f} of {found.baseline}, not {KEPT[codec]}"
+        for codec, found in kept.items()
+        if (found.ratio or 0) < KEPT[codec]
+    ]
+    missed += [
+        f"{found.name}: {found.ratio:.3f} times {found.baseline}, not {OVER_1F1B[codec]}"
+        for codec, found in over.items()
+        if (found.ratio or 0) < OVER_1F1B[codec]
+    ]
+    apart = abs(there["none"].contender.steps[2].loss - torch.contender.steps[2].loss)
+    missed += [f"the losses differ by {apart:.1e}: the sides did not do the same work"] if apart > LOSS_TOLERANCE else []
+    return [*kept.values(), *over.values(), row(torch), *(row(side) for side in here.values())], missed
+
+
+def codec_by_codec(plan: Plan) -> tuple[list[Row], list[str]]:
+    with Network(2, SLOW) as network:
+        sides = [peers(plan, codec, network, "link") for codec in CODECS]
+        take_turns(plan, sides)
+    best = min(sides[:-1], key=lambda side: statistics.median(side.seconds))
+    rows = [row(side, best) for side in sides]
+    share = rows[-1].ratio or 0.0
+    return rows, [] if share >= WITHIN else [f"auto has {share:.3f} of the best codec's throughput, not {WITHIN}"]
+
+
+def parse() -> Plan:
+    parser = argparse.ArgumentParser(prog="scripts/bench home", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--part", choices=["link", "codecs"], default="link", help="what to measure (default link)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds, in each of which every side has one turn (default 3)")
+    parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps that count in a turn (default 2)")
+    parser.add_argument("--microbatches", type=int, metavar="N", help=f"microbatches of a step (default {MICROBATCHES})")
+    given = parser.parse_args()
+    microbatches = MICROBATCHES[given.part] if given.microbatches is None else given.microbatches
+    if min(given.rounds, given.steps, microbatches) < 1:
+        parser.error("--rounds, --steps and --microbatches must be at least 1")
+    return Plan(part=given.part, rounds=given.rounds, steps=given.steps, microbatches=microbatches, as_json=given.json)
+
+
+def main() -> int:
+    plan = parse()
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(kind, interrupt)
+    try:
+        require_root()
+        with tempfile.TemporaryDirectory(prefix="peerd-bench-") as folder:
+            rows, missed = over_the_link(plan, Path(folder)) if plan.part == "link" else codec_by_codec(plan)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except PeerdError as error:
+        print(f"home: error: {error}", file=sys.stderr)
+        return error.exit_code
+    links = HOME if plan.part == "link" else SLOW
+    work = f"{plan.microbatches} microbatches of {plan.stand_in_ms:.0f} ms stand-in"
+    title = f"2 stages, {links.mbit_per_s:g} Mbit/s, {links.round_trip_ms:g} ms round trip, {work}"
+    if plan.as_json:
+        print_json(rows, compute_stand_in_ms=plan.stand_in_ms, note="a stand-in sleeps in place of work", missed=missed)
+    else:
+        print_table(title, "s a step", rows)
+        print("a stand-in sleeps in place of work, on all sides")
+    for line in missed:
+        print(line, file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

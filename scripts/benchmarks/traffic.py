@@ -1,0 +1,212 @@
+"""Who moves how many bytes: a swarm counted by role, beside a pipeline whose every tensor goes through the trainer (ALGORITHMS section 2).
+
+Real daemons on loopback count their RPC payload. Sent between stages: activations with their labels, gradients with the records that ride
+on them, and all headers; the rest of what is sent, averaging and gossip, is told by step. The other flow is computed: its trainer sends a
+stage its inputs, forward and again backward, and the gradient, and gets back outputs and the gradient of the inputs, 5 boundaries for a
+middle stage where 2 x 2 do (each sent once and received once).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+from peerd.cli.demo_daemons import DemoSwarm
+from peerd.cli.demo_plan import DemoPlan
+from peerd.config.codec import parse_codec
+from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig
+from peerd.errors import ExitCode, PeerdError, TimedOutError
+from scripts.benchmarks._report import SCHEMA, interrupt, progress
+
+POLL_S = 0.25
+SILENCE_S = 120.0
+CODECS = ("none", "int8")
+TOLERANCE = 0.05
+"""Above what tensors and labels take: headers and records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    num_stages: int
+    peers_per_stage: int
+    steps: int
+    d_model: int
+    as_json: bool
+
+    def manifest(self, codec: str) -> Manifest:
+        return Manifest(
+            name="bench",
+            model=ModelConfig(num_layers=self.num_stages, d_model=self.d_model, num_heads=1, d_ff=self.d_model),
+            train=TrainConfig(num_stages=self.num_stages, microbatch_size=4, sequence_length=128, steps=self.steps),
+            compute=ComputeConfig(threads=1),
+            wire=WireConfig(activations=codec, activation_gradients=codec, weight_gradients=codec),
+            swarm=SwarmConfig(announce_period_s=1.0, checkpoint_every_steps=0, rebalance_period_s=0.0),
+        )
+
+    def roles(self) -> list[tuple[str, range]]:
+        """Stages by role."""
+        last = self.num_stages - 1
+        return [("first", range(1)), ("middle", range(1, last)), ("last", range(last, last + 1))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One role in one flow; bytes over the boundary for a microbatch, and for all peers of a stage together."""
+
+    codec: str
+    role: str
+    sent: float
+    received: float
+    mediated_sent: float
+    mediated_received: float
+    rest_per_step: float
+    """Averaging, gossip and tokens that one peer sends."""
+
+
+def tensor_bytes(manifest: Manifest) -> tuple[int, int, int]:
+    """Of one microbatch: activations, their gradient, and labels (tokens are as many)."""
+    values = manifest.boundary_bytes // 4
+    forth, back = (parse_codec(name).num_bytes(values) for name in (manifest.wire.activations, manifest.wire.activation_gradients))
+    return forth, back, 4 * manifest.tokens_per_microbatch
+
+
+def mediated(manifest: Manifest, role: str) -> tuple[int, int]:
+    """What a peer of this role sends and receives in the other flow."""
+    forth, back, labels = tensor_bytes(manifest)
+    match role:
+        case "first":
+            return forth, 2 * labels + back
+        case "middle":
+            return forth + back, 2 * forth + back
+        case _:
+            return back, 2 * (forth + labels)
+
+
+def count(plan: Plan, codec: str) -> list[Line]:
+    manifest = plan.manifest(codec)
+    num_peers = plan.num_stages * plan.peers_per_stage
+    demo = DemoPlan(manifest=manifest, num_peers=num_peers, slow={}, kills=(), chaos=None, stand_in_ms=0.0, observed=False)
+    with DemoSwarm(demo, lambda _text: None) as swarm:
+        swarm.start()
+        heard, heard_at = swarm.heard(), time.monotonic()
+        while not swarm.finished:
+            time.sleep(POLL_S)
+            swarm.poll()
+            swarm.require_every_stage()
+            if swarm.heard() != heard:
+                heard, heard_at = swarm.heard(), time.monotonic()
+            elif time.monotonic() - heard_at > SILENCE_S:
+                raise TimedOutError(f"nothing done for {SILENCE_S:.0f} s")
+        swarm.poll()
+        counters = [(daemon.stage, daemon.status["counters"]) for daemon in swarm.daemons if daemon.status is not None]
+    microbatches = plan.steps * manifest.train.microbatches_per_step
+    boundary = [
+        sum(each["boundary_bytes"] for stage, each in counters if stage == number) / microbatches for number in range(plan.num_stages)
+    ]
+    rest = [
+        sum(each["bytes_sent"] - each["boundary_bytes"] for stage, each in counters if stage == number) / plan.peers_per_stage / plan.steps
+        for number in range(plan.num_stages)
+    ]
+    forth, back, labels = tensor_bytes(manifest)
+    lines = []
+    for role, stages in plan.roles():
+        if not stages:
+            continue
+        sent = sum(boundary[stage] for stage in stages) / len(stages)
+        received = (role != "first") * (forth + labels) + (role != "last") * back
+        theirs = mediated(manifest, role)
+        lines.append(
+            Line(
+                codec=codec,
+                role=role,
+                sent=sent,
+                received=received,
+                mediated_sent=theirs[0],
+                mediated_received=theirs[1],
+                rest_per_step=sum(rest[stage] for stage in stages) / len(stages),
+            )
+        )
+    through = [mediated(manifest, role) for role, stages in plan.roles() for _ in stages]
+    lines.append(
+        Line(
+            codec=codec,
+            role="trainer",
+            sent=2 * labels,
+            received=0.0,
+            mediated_sent=sum(received for _, received in through),
+            mediated_received=sum(sent for sent, _ in through),
+            rest_per_step=0.0,
+        )
+    )
+    progress(f"{codec}: counted")
+    return lines
+
+
+def wrong(plan: Plan, lines: list[Line]) -> list[str]:
+    """Roles that sent more or less than their tensors take."""
+    missed = []
+    for line in lines:
+        if line.role == "trainer":
+            continue
+        forth, back, labels = tensor_bytes(plan.manifest(line.codec))
+        expected = (line.role != "last") * (forth + labels) + (line.role != "first") * back
+        if not expected <= line.sent <= (1 + TOLERANCE) * expected:
+            missed.append(f"{line.codec}, {line.role}: {line.sent:,.0f} bytes a microbatch where its tensors take {expected:,.0f}")
+    return missed
+
+
+def report(plan: Plan, lines: list[Line]) -> None:
+    if plan.as_json:
+        print(json.dumps({"schema": SCHEMA, "rows": [asdict(line) for line in lines]}))
+        return
+    manifest = plan.manifest("none")
+    raw = f"a boundary is {manifest.boundary_bytes / 1e3:,.0f} kB raw"
+    print(f"{plan.num_stages} stages of {plan.peers_per_stage} peers, width {plan.d_model}; {raw}")
+    print(f"{'':<16} {'kB a microbatch':>19} {'through the trainer':>21} {'times':>6} {'kB a step':>10}")
+    print(f"{'codec   role':<16} {'sent':>9} {'received':>9} {'sent':>11} {'received':>9} {'':>6} {'and peer':>10}")
+    for line in lines:
+        times = (line.mediated_sent + line.mediated_received) / (line.sent + line.received)
+        print(
+            f"{line.codec:<7} {line.role:<8} {line.sent / 1e3:>9,.1f} {line.received / 1e3:>9,.1f} {line.mediated_sent / 1e3:>11,.1f}"
+            f" {line.mediated_received / 1e3:>9,.1f} {times:>5.1f}x {line.rest_per_step / 1e3:>10,.1f}"
+        )
+    print("a step's: averaging, gossip and tokens, sent by one peer")
+
+
+def parse() -> Plan:
+    parser = argparse.ArgumentParser(prog="scripts/bench traffic", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--stages", type=int, choices=[2, 3, 4], default=3, help="stages (default 3)")
+    parser.add_argument("--peers", type=int, choices=[1, 2, 3], default=2, help="peers of each stage (default 2)")
+    parser.add_argument("--steps", type=int, default=5, metavar="N", help="steps counted (default 5)")
+    parser.add_argument("--d-model", type=int, default=128, metavar="N", help="width, a multiple of 2 (default 128)")
+    given = parser.parse_args()
+    if given.steps < 1 or given.d_model < 2 or given.d_model % 2:
+        parser.error("--steps must be at least 1 and --d-model a multiple of 2")
+    return Plan(num_stages=given.stages, peers_per_stage=given.peers, steps=given.steps, d_model=given.d_model, as_json=given.json)
+
+
+def main() -> int:
+    plan = parse()
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(kind, interrupt)
+    try:
+        lines = [line for codec in CODECS for line in count(plan, codec)]
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except PeerdError as error:
+        print(f"traffic: error: {error}", file=sys.stderr)
+        return error.exit_code
+    report(plan, lines)
+    missed = wrong(plan, lines)
+    for line in missed:
+        print(line, file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

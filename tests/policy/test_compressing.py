@@ -1,0 +1,126 @@
+"""Compression per link: never more than the link needs, never less than would help, and no coming and going."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.policy.compressing import MOST_LOAD, TARGET_LOAD, RateMeter, choose_rung, pace_s
+from peerd.table.record import PeerId
+from tests.strategies import member, view_of
+
+LADDER = (4_000_000, 2_000_000, 1_015_625, 900_000, 600_000, 300_000)
+"""Raw, halves, 8 bits, top-k of falling ratios."""
+ladders = st.lists(st.integers(1, 1 << 28), min_size=1, max_size=9)
+rates = st.floats(1.0, 1e12)
+paces = st.floats(1e-4, 1e4)
+
+
+def load(num_bytes: Sequence[int], rung: int, rate: float, between_s: float) -> float:
+    return num_bytes[rung] / rate / between_s
+
+
+@given(ladders, rates, paces, st.data())
+def test_a_link_is_relieved_where_any_codec_can_and_else_as_far_as_possible(
+    ladder: list[int], rate: float, between_s: float, data: st.DataObject
+) -> None:
+    current = data.draw(st.integers(0, len(ladder) - 1))
+    chosen = choose_rung(ladder, rate, between_s, current).rung
+    if load(ladder, chosen, rate, between_s) > MOST_LOAD:
+        assert ladder[chosen] == min(ladder)
+        assert min(ladder) / rate / between_s > TARGET_LOAD
+
+
+@given(ladders, rates, paces)
+def test_a_link_is_compressed_no_further_than_it_needs(ladder: list[int], rate: float, between_s: float) -> None:
+    chosen = choose_rung(ladder, rate, between_s).rung
+    assert all(load(ladder, rung, rate, between_s) > TARGET_LOAD for rung in range(chosen))
+
+
+@given(ladders, rates, paces, st.data())
+def test_a_codec_that_saves_nothing_is_never_chosen(ladder: list[int], rate: float, between_s: float, data: st.DataObject) -> None:
+    chosen = choose_rung(ladder, rate, between_s, data.draw(st.integers(0, len(ladder) - 1))).rung
+    assert all(ladder[chosen] < more_exact for more_exact in ladder[:chosen])
+
+
+@given(ladders, rates, paces, st.data())
+def test_the_same_measurements_again_change_nothing(ladder: list[int], rate: float, between_s: float, data: st.DataObject) -> None:
+    once = choose_rung(ladder, rate, between_s, data.draw(st.integers(0, len(ladder) - 1)))
+    assert choose_rung(ladder, rate, between_s, once.rung) == once
+
+
+@given(rates, paces, st.floats(0.95, 1.05))
+def test_noise_of_a_twentieth_does_not_take_back_what_was_just_chosen(rate: float, between_s: float, noise: float) -> None:
+    chosen = choose_rung(LADDER, rate, between_s).rung
+    if load(LADDER, chosen, rate, between_s) <= TARGET_LOAD:
+        assert choose_rung(LADDER, rate * noise, between_s, chosen).rung == chosen
+
+
+@given(rates, rates, paces)
+def test_a_faster_link_is_never_compressed_more(one: float, other: float, between_s: float) -> None:
+    slow, fast = sorted((one, other))
+    assert choose_rung(LADDER, fast, between_s).rung <= choose_rung(LADDER, slow, between_s).rung
+
+
+@pytest.mark.parametrize(("rate", "between_s"), [(None, 1.0), (1e6, None), (0.0, 1.0), (1e6, 0.0)])
+def test_without_measurements_nothing_changes(rate: float | None, between_s: float | None) -> None:
+    assert [choose_rung(LADDER, rate, between_s, rung).rung for rung in range(len(LADDER))] == list(range(len(LADDER)))
+
+
+def test_the_reason_says_what_compression_spares() -> None:
+    assert choose_rung(LADDER, 5e6, 1.0).reason == "the link is busy 80% of the time"
+    assert choose_rung(LADDER, 2.5e6, 1.0).reason == "the link is busy 80% of the time; with less compression it would be 160%"
+    assert "bottleneck" in choose_rung(LADDER, 2e5, 1.0).reason
+
+
+def test_the_slowest_stage_sets_the_pace_and_peers_take_their_shares() -> None:
+    first = member("a", throughput=8.0)
+    fast, slow = member("b", stage=1, throughput=3.0), member("c", stage=1, throughput=1.0)
+    live = view_of(first, fast, slow)
+    assert pace_s(live, 2, PeerId("a"), PeerId("b"), 6) == pytest.approx(6 / 3)
+    assert pace_s(live, 2, PeerId("a"), PeerId("c"), 6) == pytest.approx(6 / 1)
+    slower = view_of(replace(first, throughput=2.0), fast, slow)
+    assert pace_s(slower, 2, PeerId("a"), PeerId("b"), 6) == pytest.approx(6 / 1.5)
+    assert pace_s(live, 2, PeerId("a"), PeerId("nobody"), 6) is None
+    assert pace_s(view_of(first, replace(fast, throughput=0.0)), 2, PeerId("a"), PeerId("b"), 6) is None
+
+
+transfers = st.lists(st.tuples(st.floats(0.0, 5.0), st.floats(0.01, 3.0), st.integers(1, 1 << 20)), min_size=1, max_size=20)
+
+
+@given(transfers, st.floats(1e3, 1e9))
+def test_transfers_one_after_another_show_the_links_rate(found: list[tuple[float, float, int]], rate: float) -> None:
+    """Whatever the pauses between them, which say nothing of the link."""
+    meter, now_s = RateMeter(), 0.0
+    for pause_s, took_s, _ in found:
+        now_s += pause_s
+        meter.begin(now_s)
+        now_s += took_s
+        meter.end(max(1, round(rate * took_s)), now_s)
+    assert meter.rate == pytest.approx(rate, rel=0.11)
+
+
+@given(st.lists(st.integers(1, 1 << 20), min_size=2, max_size=8))
+def test_transfers_that_share_a_link_are_not_taken_for_a_slow_link(sizes: list[int]) -> None:
+    """All begin at once and the link carries them in turn."""
+    meter, now_s, rate = RateMeter(), 0.0, 1e5
+    for _ in sizes:
+        meter.begin(now_s)
+    for size in sizes:
+        now_s += size / rate
+        meter.end(size, now_s)
+    assert meter.rate == pytest.approx(rate)
+
+
+def test_a_link_that_becomes_fast_is_known_for_it_after_some_transfers() -> None:
+    meter, now_s = RateMeter(), 0.0
+    for took_s in (1.0,) * 10 + (0.001,) * 80:
+        meter.begin(now_s)
+        now_s += took_s
+        meter.end(1000, now_s)
+    assert meter.rate is not None
+    assert meter.rate > 5e5
