@@ -30,7 +30,8 @@ from peerd.table.record import (
 )
 from peerd.wire.convert import bitmap_from, bitmap_to
 
-MAX_RECORD_BYTES = 4096
+MAX_RECORD_BYTES = 8192
+"""Room for four ledgers of the largest step: mine and, where I speak for my stage, all its peers', of this step and of the next."""
 MAX_NORMS = 8
 MAX_PERIODS = 256
 """No peer lives longer unseen than three times so many announce periods, whatever it says."""

@@ -148,6 +148,17 @@ def test_what_only_some_runs_have_is_told_apart_and_costs_the_others_nothing(mad
         assert read_record(signed.body, signed.signature, RUN).record == record
 
 
+def test_a_record_that_says_all_there_is_to_say_has_room() -> None:
+    whole, average, history = (1 << 8192) - 1, AverageId(b"a" * 16), Lineage(1 << 40, b"c" * 32)
+    told = StageSummary(peers=1 << 20, trainers=9, queue=1 << 30, throughput=1.5, held=whole, next_held=whole)
+    ledgers = {"done": whole, "ledger_no": 8, "next_done": whole, "next_ledger_no": 9, "average_id": average, "lineage": history}
+    tied = {"tied_sum": average, "tied_sums": (TiedSum(9, average),) * 4, "tied": history, "norms": (StepNorm(9, 0.5),) * 8}
+    found = {"addresses": ("/ip4/203.0.113.200/tcp/31337/p2p/" + "x" * 140,) * 8, "suspects": (Suspicion(ME.peer, 9, 9),) * 8}
+    record = PeerRecord(peer=ME.peer, summary=told, periods=9, **ledgers, **tied, **found)  # type: ignore[arg-type]
+    signed = sign_record(record, ME, RUN)
+    assert read_record(signed.body, signed.signature, RUN) == signed
+
+
 def test_a_record_with_more_fields_than_there_are_is_refused() -> None:
     fields_of = msgpack.unpackb(sign_record(PeerRecord(peer=ME.peer), ME, RUN).body)
     assert len(fields_of) == NUM_FIELDS
