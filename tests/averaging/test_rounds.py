@@ -9,111 +9,27 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
-from peerd.averaging.log import AverageLog
-from peerd.averaging.rounds import Rounds
 from peerd.config.manifest import Manifest, WireConfig
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
-from peerd.policy.roster import Roster, entry_of
 from peerd.stage.accumulator import split_evenly
-from peerd.stage.executor import Executor, Priority
+from peerd.stage.executor import Priority
 from peerd.stage.optimizer import Optimizer
-from peerd.stage.state import HeldAverage, StageState
+from peerd.stage.state import HeldAverage
 from peerd.stage.tensors import views_of_flat
-from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, RawRecord
-from peerd.wire.clients import AveragingClient, PartHeader, ReceivedAverage
+from peerd.table.record import PeerId, Phase
 from peerd.wire.services import Part
-from tests.strategies import view_of
-from tests.tiny_run import replace_train, tiny_manifest
+from tests.averaging.groups import MANIFEST, MICROBATCHES, Group, fill, make_member, no_fault, whole_sum
+from tests.tiny_run import replace_train
 
-AVERAGING_S = 0.5
-MICROBATCHES = 6
-MANIFEST = tiny_manifest(microbatches_per_step=MICROBATCHES, accumulate="float64")
-Fault = Callable[[str, PeerId, PeerId], Awaitable[None]]
-"""Called with the kind of message, its sender and its receiver before it is handed over; may wait or raise."""
-
-
-async def no_fault(_kind: str, _sender: PeerId, _receiver: PeerId) -> None:
-    return
-
-
-@dataclass
-class Member:
-    peer: PeerId
-    state: StageState
-    executor: Executor
-    rounds: Rounds
-
-    @property
-    def average(self) -> torch.Tensor:
-        assert self.state.average is not None
-        return self.state.average.flat_sum
-
-
-@dataclass
-class Group:
-    """Members of one stage by peer, and what goes wrong between them."""
-
-    members: dict[PeerId, Member] = field(default_factory=dict)
-    fault: Fault = no_fault
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    failures: list[tuple[PeerId, PeerId]] = field(default_factory=list)
-    """(who noticed, who did not answer)"""
-
-    def roster(self, attempt: int = 0, leader: PeerId | None = None) -> Roster:
-        entries = tuple(sorted(entry_of(member.state.record) for member in self.members.values()))
-        return Roster(0, 0, attempt, leader or entries[0].peer, entries)
-
-    def leader(self, roster: Roster) -> Member:
-        return self.members[roster.leader]
-
-    async def settled(self, phase: Phase) -> None:
-        """Until every member is in the phase."""
-        async with asyncio.timeout(20):
-            while any(member.state.record.phase is not phase for member in self.members.values()):
-                self.changed.clear()
-                await self.changed.wait()
-
-
-@dataclass
-class Client:
-    """AveragingClient without a wire."""
-
-    group: Group
-    me: PeerId
-
-    async def propose(self, peer: PeerId, roster: Roster, timeout_s: float) -> tuple[bool, str, RawRecord]:
-        await self._deliver("propose", peer)
-        async with asyncio.timeout(timeout_s):
-            return await self.group.members[peer].rounds.propose(self.me, roster)
-
-    async def reduce(self, peer: PeerId, part: PartHeader, chunks: Sequence[memoryview], _patience_s: float) -> tuple[memoryview, ...]:
-        await self._deliver("reduce", peer)
-
-        async def receive() -> tuple[memoryview, ...]:
-            return tuple(chunks)
-
-        header = Part(part.average_id, part.slice_index, part.ledger, part.num_bytes)
-        return tuple(await self.group.members[peer].rounds.reduce(self.me, header, receive))
-
-    async def abort(self, peer: PeerId, average_id: AverageId, _timeout_s: float) -> None:
-        await self._deliver("abort", peer)
-        self.group.members[peer].rounds.abort(self.me, average_id)
-
-    async def get_average(self, peer: PeerId, stage: int, step: int, _patience_s: float) -> ReceivedAverage:
-        await self._deliver("get_average", peer)
-        average, checksum, chunks = await self.group.members[peer].rounds.get_average(stage, step)
-        return ReceivedAverage(average.roster, average.lineage, checksum, tuple(chunks))
-
-    async def _deliver(self, kind: str, peer: PeerId) -> None:
-        await self.group.fault(kind, self.me, peer)
+MakeGroup = Callable[..., Group]
 
 
 @pytest.fixture
@@ -134,39 +50,6 @@ async def make_group(tmp_path: Path) -> AsyncIterator[Callable[..., Group]]:
         for member in group.members.values():
             member.rounds.shut()
             member.executor.close()
-
-
-def make_member(group: Group, peer: PeerId, folder: Path, manifest: Manifest) -> Member:
-    record = PeerRecord(peer=peer, incarnation=1)
-    state = StageState(manifest, record, torch.device("cpu"), lambda: view_of(record))
-    state.serve()
-    executor, log = Executor(), AverageLog(folder, torch.float64)
-    loop = asyncio.get_running_loop()
-    rounds = Rounds(state, executor, cast(AveragingClient, Client(group, peer)), log, AVERAGING_S, loop.time)
-    rounds.on_change = group.changed.set
-    rounds.on_failure = lambda other: group.failures.append((peer, other))
-    return Member(peer, state, executor, rounds)
-
-
-def gradient_of(index: int, length: int) -> torch.Tensor:
-    return torch.randn(length, generator=torch.Generator().manual_seed(index))
-
-
-def fill(state: StageState, held: Sequence[int]) -> None:
-    """Accumulate made-up float32 gradients of these microbatches."""
-    for index in held:
-        state.accumulator.flat.add_(gradient_of(index, state.accumulator.flat.numel()))
-        state.record = replace(state.record, done=state.record.done | 1 << index)
-
-
-def whole_sum(member: Member) -> torch.Tensor:
-    total = torch.zeros_like(member.state.accumulator.flat)
-    for index in range(MICROBATCHES):
-        total += gradient_of(index, total.numel())
-    return total
-
-
-MakeGroup = Callable[..., Group]
 
 
 @pytest.mark.parametrize(("num_members", "delayed"), [(1, False), (2, False), (3, False), (4, False), (3, True)])

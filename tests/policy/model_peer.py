@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.admission import donors
-from peerd.policy.hashing import digest
 from peerd.policy.leaving import has_successors, owes_nothing
 from peerd.policy.ledger import at_next_step, both_dropped, this_dropped, with_overlap
 from peerd.policy.norms import KEPT_NORMS
@@ -19,7 +18,7 @@ from peerd.table.view import LiveView, Sighting, SwarmView
 from tests.policy.model_calls import Calls
 from tests.policy.model_recovery import Recovery
 from tests.policy.model_rounds import Rounds, Snapshot
-from tests.policy.model_theta import Average, Gradient, ThetaId
+from tests.policy.model_theta import Average, Gradient, ThetaId, norm_of
 
 if TYPE_CHECKING:
     from tests.policy.protocol_model import World
@@ -82,14 +81,6 @@ class ModelPeer:
 
     def live(self) -> LiveView:
         return self.view.live(self.now)
-
-    def describe(self) -> str:
-        r = self.record
-        asleep = " asleep" if self.world.now < self.awake_at else ""
-        return (
-            f"{self.name}: stage {r.stage} step {r.step} {r.phase.name} done {r.done:b} inc {r.incarnation}"
-            f" lineage {r.lineage.inexact}/{r.lineage.chain.hex()[:4]}{asleep}{' leaving' if r.leaving else ''}"
-        )
 
     # life
 
@@ -323,13 +314,9 @@ class ModelPeer:
             self.change(average_id=average_id)
             self.commit(norm)
         else:
-            shared = self._norm_of(average, average_id) if self.world.rules.shares_norms else None
+            rounding = average_id if self.world.scenario.rounding else b""
+            shared = norm_of(average, self.record.stage, rounding) if self.world.rules.shares_norms else None
             self.change(phase=Phase.AVERAGED, average_id=average_id, gradient_norm=shared)
-
-    def _norm_of(self, average: Average, average_id: AverageId) -> float:
-        """Some number that is a function of the average and, where averages differ in rounding, of which it is."""
-        rounding = average_id if self.world.scenario.rounding else b""
-        return float(int.from_bytes(digest(repr(average), self.record.stage, rounding, size=2)))
 
     def commit(self, norm: float | None) -> None:
         assert self.average is not None
@@ -352,15 +339,12 @@ class ModelPeer:
         self.rounds.attempt = 0
         self.lost_since_s = None
         phase = Phase.JOINING if self.record.phase is Phase.JOINING else Phase.ACCUMULATING
-        norms = self._norms_with(norm)
+        norms = self.record.norms
+        if norm is not None and "norms told" not in self.world.scenario.off:
+            norms = (*norms, StepNorm(self.record.step, norm))[-KEPT_NORMS:]
         self.record = at_next_step(self.record)
         self.change(phase=phase, average_id=NO_AVERAGE, lineage=lineage, norms=norms, voids=())
         self.world.check_history(self)
-
-    def _norms_with(self, norm: float | None) -> tuple[StepNorm, ...]:
-        if norm is None or "norms told" in self.world.scenario.off:
-            return self.record.norms
-        return (*self.record.norms, StepNorm(self.record.step, norm))[-KEPT_NORMS:]
 
     def theta_at(self, step: int) -> ThetaId | None:
         """What a step of my stage is computed with; None where I hold no such parameters."""

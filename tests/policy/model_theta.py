@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NewType
 
+from peerd.policy.hashing import digest
+
 ThetaId = NewType("ThetaId", int)
 
 
@@ -19,6 +21,11 @@ class Gradient:
 
 Average = tuple[Gradient, ...]
 """What an average holds, sorted: the very gradients that were summed, each as often as it was."""
+
+
+def norm_of(average: Average, stage: int, rounding: bytes) -> float:
+    """Some number that is a function of the average and, where averages differ in rounding, of which it is."""
+    return float(int.from_bytes(digest(repr(average), stage, rounding, size=2)))
 
 
 class Thetas:
