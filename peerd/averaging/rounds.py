@@ -363,6 +363,8 @@ class Rounds:
     def shut(self) -> None:
         for task in (*self._background, *([self._work] if self._work else [])):
             task.cancel()
+        if self._arithmetic is not self._executor:
+            self._arithmetic.close()
 
     # Jobs of the thread that sums
 
