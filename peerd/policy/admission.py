@@ -46,12 +46,9 @@ def choose_stage(live: LiveView, needed_bytes: Sequence[int], available_bytes: i
 
 def why_refuse_call(mine: PeerRecord, *, stage: int, step: int, holds_previous: bool) -> str | None:
     """CALL: None when I can compute this microbatch, else the reason (holes 4, 17): never a step whose parameters I lack."""
-    if stage != mine.stage:
-        return f"I serve stage {mine.stage}"
-    if mine.phase is Phase.JOINING:
-        return "I am still joining"
-    if mine.leaving:
-        return "I am leaving"
+    reason = _why_not_here(mine, stage)
+    if reason is not None:
+        return reason
     if step == mine.step or (step == mine.step - 1 and holds_previous) or (step == mine.step + 1 and mine.next_ledger_no):
         return None
     return f"I am at step {mine.step}"
@@ -67,13 +64,16 @@ def able_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
 
 def why_refuse_evaluation(mine: PeerRecord, *, stage: int, step: int, kept: int | None) -> str | None:
     """None when I can compute with the parameters of an evaluated step, else the reason. `kept`: the step I set them aside for."""
+    return _why_not_here(mine, stage) or (None if step in (mine.step, kept) else f"I do not hold the parameters of step {step}")
+
+
+def _why_not_here(mine: PeerRecord, stage: int) -> str | None:
+    """What keeps me from computing anything for others, whatever the step."""
     if stage != mine.stage:
         return f"I serve stage {mine.stage}"
     if mine.phase is Phase.JOINING:
         return "I am still joining"
-    if mine.leaving:
-        return "I am leaving"
-    return None if step in (mine.step, kept) else f"I do not hold the parameters of step {step}"
+    return "I am leaving" if mine.leaving else None
 
 
 def donors(live: LiveView, stage: int, tried: frozenset[PeerId]) -> list[PeerRecord]:

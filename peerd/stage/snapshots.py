@@ -27,7 +27,6 @@ from peerd.wire.values import CHUNK_BYTES, Snapshot
 
 MAX_OVERHEAD_BYTES = 1 << 20
 SENT_HISTORY = 10_000
-DONOR_PAUSE_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
