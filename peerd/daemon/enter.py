@@ -68,11 +68,9 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     if settings.direct:
         allow_direct(network, identity, settings, addresses_of, governor.throttles)
     if contacts:
-        contact, signed = await _first_to_answer(network, contacts, met, book)
+        contact, signed, membership = await _first_to_answer(network, identity, contacts, met, book)
         if local.pin(signed.run, signed.organiser_key):
             LOG.info("organiser pinned", run=signed.run, organiser=signed.organiser_key.hex())
-        membership = _membership(identity, signed, book)
-        await first_look(network, membership, signed, contact.peer)
         manifest = signed.manifest
         run = Run(signed, await _with_progress(lambda report: text_for(manifest, settings, report)))
         await _look_again(network, membership, signed, contact)
@@ -130,23 +128,31 @@ def _membership(identity: Identity, signed: SignedManifest, book: dict[PeerId, t
 
 
 async def _first_to_answer(
-    network: Network, contacts: Sequence[Address], met: Sequence[Address], book: dict[PeerId, tuple[str, ...]]
-) -> tuple[Address, SignedManifest]:
-    """The run, and who told it: one of the contacts, else of those `met` before. Raises as the first contact failed where none answers."""
+    network: Network, identity: Identity, contacts: Sequence[Address], met: Sequence[Address], book: dict[PeerId, tuple[str, ...]]
+) -> tuple[Address, SignedManifest, Membership]:
+    """Who told the run and its table: one of the contacts, else of those `met` before. Raises as the first contact failed where none does.
+
+    A contact that vanishes between the two answers is one that does not answer.
+    """
+
+    async def ask(contact: Address) -> tuple[Address, SignedManifest, Membership]:
+        signed = await ask_for_run(network, contact)
+        membership = _membership(identity, signed, book)
+        await first_look(network, membership, signed, contact.peer)
+        return contact, signed, membership
+
     failures: list[PeerdError] = []
     for contact in contacts:
         try:
-            return contact, await ask_for_run(network, contact)
+            return await ask(contact)
         except UnreachableError as error:
             failures.append(error)
     for contact in await _answering(network, met):
         book.setdefault(contact.peer, (contact.multiaddr,))
-        try:
-            signed = await ask_for_run(network, contact)
-        except (UnreachableError, AddressError):  # it may serve another run by now
-            continue
-        LOG.warning("nobody answers at the addresses given; a peer met before does", peer=contact.peer)
-        return contact, signed
+        with contextlib.suppress(UnreachableError, AddressError):  # it may serve another run by now
+            found = await ask(contact)
+            LOG.warning("nobody answers at the addresses given; a peer met before does", peer=contact.peer)
+            return found
     raise failures[0]
 
 
