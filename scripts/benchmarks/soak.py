@@ -17,7 +17,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import psutil
@@ -35,6 +35,7 @@ POLL_S = 0.5
 ALL_SAMPLES = "memory of all samples"
 SAMPLE_S = 5.0
 MINUTE_S = 60.0
+COURSE_S = 180.0
 SILENCE_S = 180.0
 ENDLESS = 10**9
 MOST_GROWTH = 0.01
@@ -109,12 +110,6 @@ class Watched:
         middle_s = (self.samples[0].at_s + self.samples[-1].at_s) / 2
         return [sample for sample in self.samples if sample.at_s >= middle_s]
 
-    @property
-    def floor(self) -> list[Sample]:
-        """Of each minute of the last half the sample with the least memory."""
-        minutes = itertools.groupby(self.last_half, lambda sample: sample.at_s // MINUTE_S)
-        return [min(samples, key=lambda sample: sample.memory) for _, samples in minutes]
-
     def rise(self, what: Callable[[Sample], int]) -> float:
         """Of the median, from the last quarter but one to the last."""
         half = self.last_half
@@ -129,10 +124,16 @@ class Watched:
 
     def growths(self) -> dict[str, float]:
         return {
-            "memory": growth(self.floor, lambda sample: sample.memory),
+            "memory": growth(least_by(MINUTE_S, self.last_half), lambda sample: sample.memory),
             ALL_SAMPLES: growth(self.last_half, lambda sample: sample.memory),
             "p2pd's memory": growth(self.last_half, lambda sample: sample.p2pd_memory),
         }
+
+
+def least_by(period_s: float, samples: Iterable[Sample]) -> list[Sample]:
+    """Of each period the sample with the least memory."""
+    periods = itertools.groupby(samples, lambda sample: sample.at_s // period_s)
+    return [min(group, key=lambda sample: sample.memory) for _, group in periods]
 
 
 def growth(samples: Sequence[Sample], what: Callable[[Sample], int]) -> float:
@@ -196,11 +197,12 @@ def _steps(swarm: DemoSwarm) -> int:
     return max(daemon.step for daemon in swarm.daemons)
 
 
-def _row(each: Watched) -> dict[str, float | int | str]:
+def _row(each: Watched) -> dict[str, float | int | str | list[float]]:
     last = each.samples[-1]
     growths = {f"{name} growth %": 100 * share for name, share in each.growths().items()}
     sizes = {"memory MB": last.memory / 1e6, "files": last.files, "threads": last.threads, "tasks": last.tasks, "children": last.children}
-    return {"peer": each.daemon.peer, "samples": len(each.samples), **sizes, **growths}
+    course = [round(sample.memory / 1e6, 1) for sample in least_by(COURSE_S, each.samples)]
+    return {"peer": each.daemon.peer, "samples": len(each.samples), **sizes, **growths, "course of memory MB": course}
 
 
 def parse() -> Plan:
