@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
+from peerd.child import answer
 from peerd.config.manifest import parse_bytes
-from peerd.errors import ExitCode, PeerdError, UsageError
 from peerd.models.stages import model_loads
 
 SCHEMA = 1
@@ -22,17 +22,8 @@ def costs_of(manifest: str) -> dict[str, Any]:
     return {"schema": SCHEMA, **dataclasses.asdict(model_loads(parse_bytes(manifest.encode(), "the manifest")))}
 
 
-def main(arguments: list[str]) -> int:
-    try:
-        if len(arguments) != 1:
-            raise UsageError(f"{len(arguments)} arguments given", "python -m peerd.costs takes one manifest as JSON")
-        print(json.dumps(costs_of(arguments[0])))
-    except PeerdError as error:
-        print(f"peerd: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    return ExitCode.OK
+def main(arguments: Sequence[str]) -> int:
+    return answer(costs_of, arguments)
 
 
 if __name__ == "__main__":

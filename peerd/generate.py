@@ -7,7 +7,6 @@ fields of `Request`. The whole text so far goes through the model for each new t
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from peerd.child import answer, parse_request
 from peerd.config.data_config import DataConfig
 from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
 from peerd.config.paths import cache_folder
 from peerd.data.tokenizer import BYTES, FileTokenizer, tokenizer_path
-from peerd.errors import ExitCode, PeerdError, UsageError
+from peerd.errors import UsageError
 from peerd.models.stages import build_stage
 from peerd.repartition import gather
 
@@ -131,17 +130,7 @@ def run(request: Request) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    try:
-        print(json.dumps(run(TypeAdapter(Request).validate_json(arguments[0] if arguments else ""))))
-    except ValidationError as error:
-        print(f"peerd: error: not a request: {error.errors()[0]['msg']}", file=sys.stderr)
-        return ExitCode.USAGE
-    except PeerdError as error:
-        print(f"peerd: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    return ExitCode.OK
+    return answer(lambda text: run(parse_request(Request, text)), arguments)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
+from peerd.child import answer, parse_request
 from peerd.config.manifest import Manifest, TrainConfig
 from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
 from peerd.equality import check_split
-from peerd.errors import DiskError, ExitCode, ManifestError, PeerdError, UsageError
+from peerd.errors import DiskError, ManifestError, UsageError
 from peerd.models.hf.taking_in import choose_model, find_checkpoint, load_weights, remarks_on
 from peerd.stage.start import write_start
 
@@ -79,24 +78,17 @@ def _read(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def main(arguments: list[str]) -> int:
+def _answered(text: str) -> dict[str, Any]:
     try:
-        print(json.dumps(take_in(TypeAdapter(Request).validate_json(arguments[0] if arguments else ""))))
-    except ValidationError as error:
-        print(f"peerd: error: not a request: {error.errors()[0]['msg']}", file=sys.stderr)
-        return ExitCode.USAGE
-    except PeerdError as error:
-        print(f"peerd: error: {error}", file=sys.stderr)
-        return error.exit_code
+        return take_in(parse_request(Request, text))
     except OSError as error:
-        print(f"peerd: error: {DiskError(str(error))}", file=sys.stderr)
-        return ExitCode.DISK
+        raise DiskError(str(error)) from None
     except ValueError as error:  # a rule of the manifest's dataclasses
-        print(f"peerd: error: {ManifestError(str(error))}", file=sys.stderr)
-        return ExitCode.MANIFEST
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    return ExitCode.OK
+        raise ManifestError(str(error)) from None
+
+
+def main(arguments: Sequence[str]) -> int:
+    return answer(_answered, arguments)
 
 
 if __name__ == "__main__":

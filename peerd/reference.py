@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import json
 import math
 import sys
 import time
@@ -19,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from peerd.child import answer, parse_request
 from peerd.config import manifest as manifest_files
 from peerd.config.atomic import draft
 from peerd.config.codec import parse_allowed
@@ -30,7 +29,7 @@ from peerd.config.model_kinds import BlocksConfig
 from peerd.config.paths import cache_folder
 from peerd.data.progress import TerminalBar, silent
 from peerd.data.tokens import prepare_tokens
-from peerd.errors import ExitCode, PeerdError, UsageError
+from peerd.errors import UsageError
 from peerd.models.dropout import dropout_of
 from peerd.models.stages import StageModule, build_stage
 from peerd.policy.norms import combine
@@ -271,26 +270,8 @@ def _print_progress(entry: HistoryEntry) -> None:
     print(f"step {entry.step + 1}  loss {entry.loss:.4f}", file=sys.stderr, flush=True)
 
 
-def _parse_request(arguments: Sequence[str]) -> ReferenceRequest:
-    remedy = "python -m peerd.reference takes one JSON object: run_file, steps, out and, if need be, data"
-    if len(arguments) != 1:
-        raise UsageError(f"{len(arguments)} arguments given", remedy)
-    try:
-        return TypeAdapter(ReferenceRequest).validate_json(arguments[0])
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"not a request: {'.'.join(map(str, first['loc']))}: {first['msg']}", remedy) from None
-
-
 def main(arguments: Sequence[str]) -> int:
-    try:
-        print(json.dumps(run(_parse_request(arguments))))
-    except PeerdError as error:
-        print(f"peerd: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    return ExitCode.OK
+    return answer(lambda text: run(parse_request(ReferenceRequest, text)), arguments)
 
 
 if __name__ == "__main__":

@@ -6,21 +6,21 @@ run that begins from that file may have another number of stages (as in Universa
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from peerd.child import answer, parse_request
 from peerd.config import manifest as manifest_files
 from peerd.config.manifest import Manifest, ModelConfig
 from peerd.config.paths import Home
-from peerd.errors import DiskError, ExitCode, ManifestError, PeerdError, UsageError
+from peerd.errors import DiskError, ManifestError, UsageError
 from peerd.models.stages import initial_parameter_spec, layers_of
 from peerd.stage.checkpoints import Checkpoint, read_checkpoint, scan_folder
 from peerd.stage.export import HistoryEntry
@@ -156,6 +156,8 @@ def _with_boundaries(manifest: Manifest) -> Manifest:
 
 def run(request: Request) -> dict[str, Any]:
     """The whole command. Returns the summary that goes to standard output."""
+    if not request.sources:
+        raise UsageError("no source given", "name an exported run or peers' homes")
     reached = gather([Path(source) for source in request.sources])
     write_start(Path(request.out), reached.step, reached.parameters, reached.optimizer, reached.history)
     return {
@@ -169,20 +171,7 @@ def run(request: Request) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    try:
-        request = TypeAdapter(Request).validate_json(arguments[0] if arguments else "")
-        if not request.sources:
-            raise UsageError("no source given", "name an exported run or peers' homes")
-        print(json.dumps(run(request)))
-    except ValidationError as error:
-        print(f"peerd: error: not a request: {error.errors()[0]['msg']}", file=sys.stderr)
-        return ExitCode.USAGE
-    except PeerdError as error:
-        print(f"peerd: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    return ExitCode.OK
+    return answer(lambda text: run(parse_request(Request, text)), arguments)
 
 
 if __name__ == "__main__":

@@ -1,29 +1,38 @@
 """Makes a run's token file ahead of its start, and says what it is.
 
-`python -m peerd.data JSON` shows a bar on a terminal. JSON: {"run_file": path, "data": source or ""}.
+`python -m peerd.data JSON` shows a bar on a terminal. JSON: the fields of `Request`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peerd.child import answer, parse_request
 from peerd.config.manifest import load
 from peerd.config.paths import cache_folder
 from peerd.data.progress import TerminalBar, silent
 from peerd.data.tokens import prepare_tokens
-from peerd.errors import ExitCode, PeerdError
 
 SCHEMA = 1
 
 
-def prepare(run_file: Path, source: str) -> dict[str, Any]:
-    """What the token file of a run.toml is, once it is there; `source` replaces the run's own."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    run_file: str
+    data: str = ""
+    """Replaces the run's own source."""
+
+
+def prepare(request: Request) -> dict[str, Any]:
+    """What the token file of a run.toml is, once it is there."""
+    run_file = Path(request.run_file)
     manifest, bar = load(run_file), TerminalBar()
-    data = dataclasses.replace(manifest.data, source=source) if source else manifest.data
+    data = dataclasses.replace(manifest.data, source=request.data) if request.data else manifest.data
     data = data.located(run_file.absolute().parent)
     try:
         made = prepare_tokens(data.source, cache_folder(), data, bar if sys.stderr.isatty() else silent)
@@ -45,17 +54,9 @@ def prepare(run_file: Path, source: str) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str]) -> int:
-    try:
-        request = json.loads(arguments[0])
-        print(json.dumps(prepare(Path(request["run_file"]), request["data"])))
-    except PeerdError as error:
-        print(f"peerd: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("peerd: interrupted; the same command goes on from here", file=sys.stderr)
-        return ExitCode.INTERRUPTED
-    return ExitCode.OK
+def main(arguments: Sequence[str]) -> int:
+    line = "interrupted; the same command goes on from here"
+    return answer(lambda text: prepare(parse_request(Request, text)), arguments, interrupted=line)
 
 
 if __name__ == "__main__":
