@@ -149,12 +149,3 @@ class SwarmView:
         counted = {r.peer for r in self.live(now_s).records}
         fresh = {s.record.peer for s in self.sightings.values() if s.is_fresh(now_s, self.ttl_s)}
         return frozenset(fresh - counted)
-
-    def accuses_me(self, incarnation: int, now_s: float) -> bool:
-        """Whether a live peer suspects me in my present incarnation."""
-        return any(
-            suspicion.peer == self.me and suspicion.incarnation == incarnation
-            for record in self.live(now_s).records
-            if record.peer != self.me
-            for suspicion in record.suspects
-        )

@@ -260,8 +260,6 @@ class ModelPeer:
         if self.recovery.going_on:
             self.recovery.tick()
             return
-        if self.view.accuses_me(self.record.incarnation, self.now):
-            self.fence("I am suspected")
         live = self.live()
         own = self._own_state()
         lost = looks_lost(own, live, self.world.rules)

@@ -119,14 +119,11 @@ def test_a_suspect_does_not_count_until_its_pair_rises() -> None:
     assert risen.suspects(0.0) == frozenset()
 
 
-def test_a_peer_counts_itself_and_learns_that_it_is_accused_in_this_incarnation_only() -> None:
+def test_a_peer_that_is_suspected_counts_itself() -> None:
     me = member("peer0", incarnation=2, version=1)
     accuser = member("peer1", suspects=(Suspicion(ME, 2, 1),))
     view = empty().merge(me, 0.0).merge(accuser, 0.0)
     assert view.live(0.0).mine == me
-    assert view.accuses_me(2, 0.0)
-    assert not view.accuses_me(3, 0.0)
-    assert not view.accuses_me(2, TTL_S)
 
 
 def test_members_are_those_at_the_step_neither_joining_nor_voided() -> None:
