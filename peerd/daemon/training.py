@@ -12,7 +12,7 @@ from peerd.config.paths import cache_folder
 from peerd.daemon.text import SWARM
 from peerd.errors import PeerdError
 from peerd.policy.evaluating import newest_evaluation
-from peerd.policy.ledger import work_step
+from peerd.policy.launching import first_step_owned
 from peerd.swarm.membership import Membership
 from peerd.table.record import Evaluation
 from peerd.train.data import Corpus
@@ -44,10 +44,8 @@ class Training:
         """The data has come, or an evaluation was made."""
 
     def begin(self, corpus: Microbatches) -> None:
-        """The data is here. Where others train already, it is theirs until a step that none of them has begun."""
-        others = [r for r in self._membership.live().records if r.trains and r.peer != self._membership.me]
-        begun = work_step(self._membership.live(), self._manifest.train.num_stages)
-        self.trains_from = (begun or 0) + 1 + self._manifest.train.overlaps_steps if others else 0
+        """The data is here. Where others train already, it is theirs for a while."""
+        self._own_from_now()
         self.giver.has_tokens = isinstance(corpus, Corpus)
         self.trainer = Trainer(self._manifest, corpus, self._membership, self._dispatcher)
         if self._manifest.train.evaluate_every_steps and isinstance(corpus, Corpus):
@@ -62,10 +60,16 @@ class Training:
                 LOG.warning("the data cannot be fetched", reason=str(error))
                 return
             self.on_change()
+        elif self.trainer is not None:
+            self._own_from_now()  # entering may have taken as long as a step
         async with asyncio.TaskGroup() as group:
             for part in (self.trainer, self._evaluator):
                 if part is not None:
                     group.create_task(part.run())
+
+    def _own_from_now(self) -> None:
+        train = self._manifest.train
+        self.trains_from = first_step_owned(self._membership.live(), train.num_stages, train.overlaps_steps)
 
     @property
     def data_state(self) -> str:

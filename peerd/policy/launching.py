@@ -11,6 +11,8 @@ from peerd.policy.ledger import accumulate_set, indices, stages_missing, work_st
 from peerd.table.record import PeerId, PeerRecord
 from peerd.table.view import LiveView
 
+STEPS_TO_BE_HEARD = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -43,6 +45,17 @@ def trainers_of(live: LiveView, step: int) -> list[PeerId]:
     """
     trainers = those_who_train(live)
     return [record.peer for record in trainers if record.trains_from <= step] or [record.peer for record in trainers]
+
+
+def first_step_owned(live: LiveView, num_stages: int, overlaps: bool) -> int:
+    """From which step on a new trainer owns microbatches: one by whose beginning all others have heard of it; 0 where nobody else trains.
+
+    Those who have not heard launch the newcomer's share, too, and two peers of a stage add one microbatch: one of them starts its
+    step anew. The next step is too soon: it may begin before the newcomer's first row is everywhere.
+    """
+    if not any(record.trains and record.peer != live.me for record in live.records):
+        return 0
+    return (work_step(live, num_stages) or 0) + STEPS_TO_BE_HEARD + overlaps
 
 
 def launchable(

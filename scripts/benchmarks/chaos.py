@@ -148,8 +148,8 @@ def parse() -> Plan:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds, in each of which both sides run (default 3)")
     parser.add_argument("--steps", type=int, default=12, metavar="N", help="steps timed per round and side (default 12)")
-    parser.add_argument("--microbatches", type=int, default=96, metavar="B", help="microbatches a step (default 96)")
-    parser.add_argument("--compute-stand-in", type=float, default=200.0, metavar="MS", help="sleep per microbatch (default 200)")
+    parser.add_argument("--microbatches", type=int, default=60, metavar="B", help="microbatches a step (default 60)")
+    parser.add_argument("--compute-stand-in", type=float, default=400.0, metavar="MS", help="sleep per microbatch (default 400)")
     parser.add_argument("--every", type=float, default=10.0, metavar="S", help="seconds between deaths (default 10)")
     given = parser.parse_args()
     if min(given.rounds, given.steps, given.microbatches, given.compute_stand_in, given.every) < 1:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from peerd.policy.launching import WayTime, launchable, on_the_way, owners, trainers_of, window
+from peerd.policy.launching import WayTime, first_step_owned, launchable, on_the_way, owners, trainers_of, window
 from peerd.policy.ledger import stages_missing, work_step
 from peerd.table.record import PeerId, Phase
 from peerd.table.view import LiveView
@@ -121,6 +121,18 @@ def test_a_stage_left_behind_is_replayed_alone() -> None:
 
 def test_nothing_is_launched_while_a_stage_has_nobody() -> None:
     assert launchable(view_of(member("p1", trains=True)), *sizes, {}, 0.0, TAKEOVER_S) == ([], frozenset())
+
+
+@given(live_views())
+def test_a_newcomer_owns_nothing_of_the_step_under_way_nor_of_the_next_unless_nobody_else_trains(live: LiveView) -> None:
+    others = [record.peer for record in live.records if record.trains and record.peer != live.me]
+    found = first_step_owned(live, 2, overlaps=False)
+    step = work_step(live, 2) or 0
+    assert found == (step + 2 if others else 0)
+    newcomer = member("newcomer", trains=True, trains_from=found)
+    seen = replace(live, records=(*live.records, newcomer))
+    assert all((newcomer.peer in trainers_of(seen, at)) == (not others) for at in (step, step + 1))
+    assert first_step_owned(live, 2, overlaps=True) == (found + 1 if others else 0)
 
 
 def test_a_leaving_trainer_owns_its_share_until_it_says_that_it_trains_no_more() -> None:
