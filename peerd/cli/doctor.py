@@ -24,14 +24,16 @@ _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 @click.option("--device", default="auto", show_default=True, help="The device to check: auto, cpu, cuda, cuda:N or mps.")
 @click.option("--host", default="", help="IPv4 address that a daemon would listen on.  [default: all]")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port of a daemon; 0: that of last time.")
+@click.option("--direct-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Its port for direct connections; 0: any.")
 @home_option
 @json_option
 @click.pass_context
-def doctor(context: click.Context, addresses: tuple[str, ...], device: str, host: str, port: int, as_json: bool) -> int:
+def doctor(context: click.Context, /, addresses: tuple[str, ...], as_json: bool, **checked: Any) -> int:
     """Check everything that can keep this machine out of a run, and say what to do about it.
 
-    Versions, device, memory, disk, port, networking process and what a crash left. With ADDRESS, or where this home knows peers of a
-    run, also: clock, whether others can reach this machine, bandwidth, the DHT. It joins nothing, and moves at most 10 MB.
+    Versions, device, memory, disk, limits, ports, networking process and what a crash left. With ADDRESS, or where this home knows peers
+    of a run, also: clock, whether others reach this machine, also for direct connections, bandwidth, the DHT. It joins nothing, and moves
+    at most 10 MB.
     Exits 0 where nothing is worse than a warning, 1 where there is a problem.
 
     \b
@@ -42,7 +44,7 @@ def doctor(context: click.Context, addresses: tuple[str, ...], device: str, host
     from peerd.cli.launch import run_child
     from peerd.cli.organise import ipv4
 
-    order = {"home": str(chosen_home(context).folder), "addresses": addresses, "device": device, "host": ipv4(host), "port": port}
+    order = {"home": str(chosen_home(context).folder), "addresses": addresses, **checked, "host": ipv4(checked["host"])}
     with _patience():
         reply = run_child("peerd.daemon.doctor", json.dumps(order), timeout_s=DOCTOR_TIMEOUT_S, what="the checkup")
     if as_json:

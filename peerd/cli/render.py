@@ -253,7 +253,8 @@ def swarm_line(reply: PeersReply) -> str:
 
 def swarm_table(reply: PeersReply, labels: Mapping[str, str] | None = None) -> Table:
     """Stages and their peers; `labels` names peers by something shorter than their id."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    shows_path = any("path" in peer for stage in reply["stages"] for peer in stage["peers"])  # a passer-by sends nobody tensors
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0 if shows_path else 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in ("stage", "missing"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("peer", no_wrap=True)
@@ -262,6 +263,8 @@ def swarm_table(reply: PeersReply, labels: Mapping[str, str] | None = None) -> T
     for heading in ("holds", "queue", "samples/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("device", no_wrap=True)
+    if shows_path:
+        table.add_column("path", no_wrap=True)
     for stage in reply["stages"]:
         _add_stage(table, stage, labels or {})
     return table
@@ -289,4 +292,5 @@ def _add_stage(table: Table, stage: StageInfo, labels: Mapping[str, str]) -> Non
             str(peer["queue"]),
             amount(peer["throughput"]),
             plain(peer["device"], 6),
+            *([plain(peer["path"], 6)] if "path" in peer else []),
         )

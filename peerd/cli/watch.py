@@ -48,7 +48,7 @@ def status(context: click.Context, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def peers(context: click.Context, address: str | None, as_json: bool) -> None:
-    """Show the whole swarm: stages, peers, queues, steps, throughput.
+    """Show the whole swarm: stages, peers, queues, steps, throughput, and how this daemon sends each peer tensors (path).
 
     Without ADDRESS it asks this home's daemon. With ADDRESS it asks the peer there; no daemon is needed.
 

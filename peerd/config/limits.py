@@ -133,7 +133,7 @@ def load_wishes(home: Home) -> Wishes:
         if not isinstance(paused, bool) or not isinstance(until_s, int | float):
             raise ValueError("paused is not yes or no")
         return Wishes(limits=from_fields(document["limits"]), paused=paused, paused_until_s=float(until_s))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return Wishes()
     except OSError as error:
         raise DiskError(f"{home.limits}: {error.strerror}") from None

@@ -15,7 +15,8 @@ resume    -                                    {"schema", OwnerInfo's fields}
 limits    change (some of the limits)          {"schema", OwnerInfo's fields}
 dashboard -                                    {"schema", "address"}: with the token
 export    folder (absolute path)               {"schema", "step", "folder", "files", "num_parameters"}; with progress lines
-reach     -                                    {"schema", "port", "answers"}: per peer asked, its "peer", "observed" and "reached"
+reach     -                                    {"schema", "port", "answers", "direct"}: per peer asked, its "peer", "observed" and
+                                               "reached"; `direct` is DirectInfo with "answers" of its own
 fault     kind, then for_s, factor, at or seed {"schema"}; only where Settings.allow_faults: this daemon does as daemon/faults.py says
 """
 
@@ -72,7 +73,7 @@ class PeerInfo(TypedDict):
     reach: str  # how others reach it: unknown, direct, relayed, client (not at all)
     relays: bool  # relays for those that nobody can dial
     age_s: float  # since its record last rose
-    path: NotRequired[str]  # how this daemon sends it tensors: direct or tunnel; not told of itself
+    path: NotRequired[str]  # how this daemon sends it tensors: direct, tunnel or relay; not told of itself
 
 
 class EvaluationInfo(TypedDict):

@@ -23,6 +23,7 @@ from peerd.daemon.past import number_in
 from peerd.daemon.table import TableReport, evaluation_info
 from peerd.daemon.volunteering import relay_info
 from peerd.errors import PeerdError, TimedOutError, UsageError
+from peerd.policy.checkup import CAPPED
 from peerd.policy.health import health
 from peerd.table.record import Phase, Reach
 
@@ -105,7 +106,7 @@ class Answers:
         direct = self._node.network.direct
         if direct is None:
             return {"port": 0, "peers": 0, "why": "switched off by --no-direct"}
-        why = "a cap is set, which the tunnel keeps" if self._governor.throttles.capped else ""
+        why = CAPPED if self._governor.throttles.capped else ""
         return {"port": direct.showing.port, "peers": direct.paths.num_open, "why": why}
 
     def _update(self) -> UpdateInfo:
@@ -174,11 +175,16 @@ class Answers:
 
     async def reach(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         """Several peers dial back."""
-        node = self._node
+        node, own = self._node, self._direct()
         others = [record.peer for record in node.membership.live().records if record.peer != node.membership.me]
-        found = await dial_backs(node.network.links, node.place.signed.run, others, node.network.outside_port)
-        answers = [{"peer": each.peer, "observed": each.observed, "reached": each.reached} for each in found]
-        return {"schema": SCHEMA, "port": node.network.outside_port, "answers": answers}
+
+        async def answers(port: int, *, direct: bool) -> list[dict[str, Any]]:
+            found = await dial_backs(node.network.links, node.place.signed.run, others if port else (), port, direct=direct)
+            return [asdict(each) for each in found]
+
+        port = node.network.outside_port
+        through_tunnel, by_tls = await asyncio.gather(answers(port, direct=False), answers(own["port"], direct=True))
+        return {"schema": SCHEMA, "port": port, "answers": through_tunnel, "direct": {**own, "answers": by_tls}}
 
     def _own_row(self) -> PeerInfo:
         """My own row as it is now, not as it was last announced."""

@@ -10,13 +10,16 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from peerd.config.limits import load_wishes
 from peerd.config.paths import Home, cache_folder
 from peerd.errors import PeerdError
-from peerd.policy.checkup import Finding, of_disk, of_open_files, of_versions, ok, problem, warning
+from peerd.policy.checkup import Finding, of_disk, of_limits, of_open_files, of_versions, ok, problem, warning
+from peerd.policy.governor import Limits, Pause, Readings, why_pause
 
 NEEDED = {"python": "3.11", "torch": "2.6", "hivemind": "1.1.12", "grpcio": "1.85.1", "protobuf": "7.35"}
 """The least versions; grpcio's and protobuf's follow from the code that scripts/protos generates."""
@@ -31,6 +34,7 @@ class Order:
     addresses: tuple[str, ...] = ()
     host: str = ""
     port: int = 0
+    direct_port: int = 0
     device: str = "auto"
 
 
@@ -100,6 +104,39 @@ def home_files(home: Home) -> Iterator[Finding]:
         yield problem("home", error.message, error.remedy)
 
 
+def checkpoints(home: Home) -> Iterator[Finding]:
+    """Those of the run that this home was last in, which it would resume from."""
+    from peerd.swarm.identity import LocalState
+
+    try:
+        run = LocalState(home).run
+    except PeerdError:
+        return  # told with the home
+    if not run or not home.checkpoints(run).is_dir():
+        return
+    from peerd.stage.checkpoints import damaged_in
+
+    for path in damaged_in(home.checkpoints(run)):
+        yield warning("checkpoints", f"{path} is damaged", "delete it: the daemon passes it over, and resumes from another or from peers")
+
+
+def owners_limits(home: Home, status: Mapping[str, Any] | None) -> tuple[Limits, list[Finding]]:
+    """What the owner allows, and what is to be said about it. A running daemon knows best why it pauses."""
+    from peerd.daemon.usage import Usage
+
+    try:
+        wishes = load_wishes(home)
+    except PeerdError as error:
+        return Limits(), [problem("limits", error.message, error.remedy)]
+    if status is not None:
+        owner = status["owner"]
+        return wishes.limits, of_limits(wishes.limits, Pause(owner["paused"], owner["until"]) if owner["paused"] else None)
+    usage, now = Usage(home), time.localtime()
+    readings = Readings(minute=60 * now.tm_hour + now.tm_min, today=usage.today, this_month=usage.this_month)
+    asked = wishes.pause if not wishes.paused_until_s or time.time() < wishes.paused_until_s else None
+    return wishes.limits, of_limits(wishes.limits, asked or why_pause(wishes.limits, readings))
+
+
 def running_daemon(home: Home) -> tuple[dict[str, Any] | None, list[Finding]]:
     """The status of this home's daemon where one runs, and what is to be said about it."""
     from filelock import FileLock, Timeout
@@ -127,7 +164,10 @@ def port(host: str, wanted: int, home: Home) -> Iterator[Finding]:
     from peerd.swarm.identity import LocalState
     from peerd.wire.p2pd import check_port_free
 
-    chosen = wanted or LocalState(home).port
+    try:
+        chosen = wanted or LocalState(home).port
+    except PeerdError:
+        chosen = 0  # told with the home
     try:
         check_port_free(host or "0.0.0.0", chosen)  # noqa: S104 - where a daemon listens that others shall reach
     except PeerdError as error:
@@ -137,6 +177,16 @@ def port(host: str, wanted: int, home: Home) -> Iterator[Finding]:
             yield warning("port", f"{error.message}: that of last time", "the next start takes another; forward that, or choose --port")
         return
     yield ok("port", f"TCP port {chosen} is free" if chosen else "a daemon takes any free TCP port; a router needs a fixed one (--port)")
+
+
+def direct_port(host: str, wanted: int) -> Iterator[Finding]:
+    """Only what stands in its way: whether others get there, they tell."""
+    from peerd.wire.p2pd import check_port_free
+
+    try:
+        check_port_free(host or "0.0.0.0", wanted)  # noqa: S104 - as above
+    except PeerdError as error:
+        yield problem("direct", error.message, "choose another one with --direct-port, or leave it out")
 
 
 def leftovers(home: Home, *, runs: bool) -> Iterator[Finding]:

@@ -22,10 +22,13 @@ from peerd.daemon.network import Network, choose_run, open_network, visit_peer
 from peerd.errors import PeerdError, RemoteError, UnreachableError
 from peerd.models.stages import estimate_stage_memory_bytes
 from peerd.policy.checkup import (
+    CAPPED,
     Finding,
     Verdict,
     of_clock,
     of_dial_backs,
+    of_direct,
+    of_no_direct,
     of_relay,
     of_software,
     of_speed,
@@ -34,6 +37,7 @@ from peerd.policy.checkup import (
     warning,
     with_relay,
 )
+from peerd.policy.governor import Limits
 from peerd.policy.relaying import relays_to_ask
 from peerd.stage.service import slots_of
 from peerd.swarm.directory import round_trip
@@ -43,8 +47,12 @@ from peerd.swarm.signed import SignedManifest
 from peerd.table.circuit import direct
 from peerd.table.record import PeerId, RunId
 from peerd.table.view import TTL_PERIODS
+from peerd.wire.certificate import make_certificate
 from peerd.wire.checkup import MAX_PROBE_BYTES, CheckupClient
+from peerd.wire.direct import Pins, Showing
 from peerd.wire.links import Links
+from peerd.wire.server import DirectEndpoint
+from peerd.wire.throttle import Throttles
 
 MAX_RELAYS = 3
 MAPPED_WITHIN_S, LOOK_AGAIN_S = 12.0, 0.5
@@ -65,6 +73,10 @@ class Contact:
     def others(self) -> list[PeerId]:
         live = self.membership.live().records
         return [record.peer for record in live if record.peer != self.address.peer and record.addresses]
+
+    @property
+    def peers(self) -> list[PeerId]:
+        return [self.address.peer, *self.others]
 
     def stage_memory_bytes(self) -> list[int]:
         """What each of the run's stages takes."""
@@ -126,14 +138,14 @@ async def _mapped(network: Network) -> bool:
     return network.outside_port != network.port
 
 
-async def speeds(links: Links, run: RunId, peers: Sequence[PeerId]) -> list[Finding]:
+async def speeds(links: Links, run: RunId, peers: Sequence[PeerId], limits: Limits) -> list[Finding]:
     """Up and down, against the first peer that takes part."""
     client = CheckupClient(links, run)
     up = down = None
     for peer in peers[:MAX_DIALLERS]:
         up = up or await _rate(client, peer, upwards=True)
         down = down or await _rate(client, peer, upwards=False)
-    return of_speed(up, down)
+    return of_speed(up, down, limits)
 
 
 async def _rate(client: CheckupClient, peer: PeerId, *, upwards: bool) -> float | None:
@@ -166,23 +178,42 @@ async def _relays_refusals(network: Network, contact: Contact) -> list[str]:
     return refusals
 
 
-async def examine(network: Network, contact: Contact, daemons_findings: Sequence[Finding]) -> AsyncIterator[Finding]:
-    """All that a contact and the peers it knows can tell. Whether it can be reached, a running daemon has told about itself."""
-    peers, run = [contact.address.peer, *contact.others], contact.signed.run
-    if daemons_findings:
-        for finding in daemons_findings:
-            yield finding
-    else:
-        port = network.port
-        dialled = await dial_backs(network.links, run, peers, port)
-        if network.config.map_port and not any(answer.reached for answer in dialled) and await _mapped(network):
-            port = network.outside_port
-            dialled = await dial_backs(network.links, run, peers, port)
-        dial_back = of_dial_backs(dialled, port)
-        relay = of_relay(dial_back, [] if dial_back.verdict is Verdict.OK else await _relays_refusals(network, contact))
-        yield with_relay(dial_back, relay)
-        yield relay
-    for finding in await speeds(network.links, run, peers):
+async def ways_in(network: Network, identity: Identity, contact: Contact, order: Order, limits: Limits) -> AsyncIterator[Finding]:
+    """Whether a daemon here could be reached: dialled, through a relay, and past the tunnel."""
+    run, port = contact.signed.run, network.port
+    dialled = await dial_backs(network.links, run, contact.peers, port)
+    if network.config.map_port and not any(answer.reached for answer in dialled) and await _mapped(network):
+        port = network.outside_port
+        dialled = await dial_backs(network.links, run, contact.peers, port)
+    dial_back = of_dial_backs(dialled, port)
+    relay = of_relay(dial_back, [] if dial_back.verdict is Verdict.OK else await _relays_refusals(network, contact))
+    yield with_relay(dial_back, relay)
+    yield relay
+    if limits.upload or limits.download:
+        yield of_no_direct(CAPPED)
+        return
+    async with _taking_direct(network.config.host, order.direct_port, identity) as direct_port:
+        if direct_port:
+            yield of_direct(await dial_backs(network.links, run, contact.peers, direct_port, direct=True), direct_port)
+        else:
+            yield of_no_direct("")
+
+
+@contextlib.asynccontextmanager
+async def _taking_direct(host: str, port: int, identity: Identity) -> AsyncIterator[int]:
+    """An endpoint like a daemon's that serves nothing. Its port; 0 where none was free."""
+    showing = Showing(make_certificate(identity.peer, identity.sign))
+    endpoint = DirectEndpoint(host, port, showing, Pins(), Throttles())
+    await endpoint.open(())
+    try:
+        yield showing.port
+    finally:
+        await endpoint.close()
+
+
+async def examine(network: Network, contact: Contact, limits: Limits) -> AsyncIterator[Finding]:
+    """How fast bytes go, and whether the DHT works, with the contact and the peers it knows."""
+    for finding in await speeds(network.links, contact.signed.run, contact.peers, limits):
         yield finding
     live = contact.membership.live().records
     known = [contact.address.multiaddr, *(address for r in live if r.peer in contact.others[:MAX_DIALLERS] for address in r.addresses[:1])]

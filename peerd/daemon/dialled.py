@@ -14,14 +14,19 @@ from peerd.wire.links import Links
 MAX_DIALLERS = 4
 
 
-async def dial_backs(links: Links, run: RunId, peers: Sequence[PeerId], port: int, within_s: float | None = None) -> list[Dialled]:
-    """What several peers found when asked to dial back at `port`. Who has not answered `within_s` has not said."""
+async def dial_backs(
+    links: Links, run: RunId, peers: Sequence[PeerId], port: int, within_s: float | None = None, *, direct: bool = False
+) -> list[Dialled]:
+    """What several peers found when asked to dial back at `port`, that of `direct` connections or p2pd's.
+
+    Who has not answered `within_s` has not said.
+    """
     client = CheckupClient(links, run)
 
     async def ask(peer: PeerId) -> Dialled:
         try:
             async with asyncio.timeout(within_s):
-                answer = await client.dial_back(peer, port)
+                answer = await client.dial_back(peer, port, direct=direct)
         except (RemoteError, TimeoutError):
             return Dialled(peer, "", None)
         # Who is asked through a relay does not see where the question comes from.

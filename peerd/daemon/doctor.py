@@ -30,13 +30,16 @@ from peerd.policy.checkup import (
     Finding,
     of_daemons_relays,
     of_dial_backs,
+    of_direct,
     of_memory,
+    of_no_direct,
     ok,
     problem,
     warning,
     with_relay,
     worst,
 )
+from peerd.policy.governor import Limits
 from peerd.table.record import PeerId
 
 DIAL_BACK_SILENCE_S = 60.0
@@ -48,6 +51,7 @@ def examine(order: Order) -> list[Finding]:
     home = Home(Path(order.home))
     status, findings = here.running_daemon(home)
     runs = status is not None
+    limits, set_by_owner = here.owners_limits(home, status)
     findings += [
         *attempt("platform", here.platform_line()),
         *attempt("versions", here.versions()),
@@ -55,19 +59,25 @@ def examine(order: Order) -> list[Finding]:
         *attempt("disk", here.disk(home)),
         *attempt("open-files", here.open_files()),
         *attempt("home", here.home_files(home)),
+        *([] if runs else attempt("checkpoints", here.checkpoints(home))),
+        *set_by_owner,
         *([] if runs else attempt("port", here.port(order.host, order.port, home))),
+        *([] if runs else attempt("direct", here.direct_port(order.host, order.direct_port))),
         *attempt("leftovers", here.leftovers(home, runs=runs)),
     ]
     try:
         contacts, remembered = _contacts(order, home, runs)
     except PeerdError as error:
-        return [*findings, *_memory(order, []), problem("address", error.message, error.remedy)]
-    if any(finding.code == "port" and finding.verdict != "ok" for finding in findings) or runs:
-        order = replace(order, port=0)  # the rest can be told on any
+        return [*findings, *_memory(order, limits, []), problem("address", error.message, error.remedy)]
+    except Exception as error:  # such as a library that is not there
+        return [*findings, _unchecked("network", error)]
+    taken = {finding.code for finding in findings if finding.verdict != "ok"}
+    # The rest can be told on any port.
+    order = replace(order, port=0 if runs or "port" in taken else order.port, direct_port=0 if "direct" in taken else order.direct_port)
     try:
-        return findings + asyncio.run(_examine_network(order, contacts, status, remembered))
+        return findings + asyncio.run(_examine_network(order, limits, contacts, status, remembered))
     except PeerdError as error:
-        return [*findings, *_memory(order, []), problem("p2pd", error.message, error.remedy or "install peerd anew")]
+        return [*findings, *_memory(order, limits, []), problem("p2pd", error.message, error.remedy or "install peerd anew")]
     except Exception as error:  # such as a library that does not load
         return [*findings, _unchecked("network", error)]
 
@@ -107,7 +117,9 @@ def _contacts(order: Order, home: Home, runs: bool) -> tuple[list[Any], bool]:
     return [parse_address(each) for each in known[:MAX_CONTACTS]], True
 
 
-async def _examine_network(order: Order, contacts: list[Any], status: Mapping[str, Any] | None, remembered: bool) -> list[Finding]:
+async def _examine_network(
+    order: Order, limits: Limits, contacts: list[Any], status: Mapping[str, Any] | None, remembered: bool
+) -> list[Finding]:
     from peerd.daemon import checkup_there as there
 
     async with there.visitor(order, contacts) as (network, identity, book):
@@ -115,18 +127,21 @@ async def _examine_network(order: Order, contacts: list[Any], status: Mapping[st
         if not contacts:
             return [
                 *findings,
-                *_memory(order, []),
+                *_memory(order, limits, []),
                 warning("reach", "nobody asked: no peer is known", "peerd doctor ADDRESS checks the rest"),
             ]
         contact, reached = await there.reach(network, identity, contacts)
         if contact is None:
             told = [_milder(each) if remembered else each for each in reached]
-            return [*findings, *_memory(order, []), *told]
+            return [*findings, *_memory(order, limits, []), *told]
         book.update({record.peer: record.addresses for record in contact.membership.live().records if record.addresses})
         needed = await asyncio.to_thread(contact.stage_memory_bytes)
-        findings += [*_memory(order, needed), *reached]
-        own = _told_by_daemon(Home(Path(order.home)), status) if status is not None else []
-        return findings + [finding async for finding in there.examine(network, contact, own)]
+        findings += [*_memory(order, limits, needed), *reached]
+        if status is not None:
+            findings += await asyncio.to_thread(_told_by_daemon, Home(Path(order.home)), status)
+        else:
+            findings += [finding async for finding in there.ways_in(network, identity, contact, order, limits)]
+        return findings + [finding async for finding in there.examine(network, contact, limits)]
 
 
 def _milder(finding: Finding) -> Finding:
@@ -136,9 +151,9 @@ def _milder(finding: Finding) -> Finding:
     return warning("reach", finding.title, "it may be gone for good: ask the organiser for an ADDRESS, and run peerd doctor ADDRESS")
 
 
-def _memory(order: Order, needed: list[int]) -> list[Finding]:
+def _memory(order: Order, limits: Limits, needed: list[int]) -> list[Finding]:
     try:
-        return [of_memory(here.free_memory(order.device), needed)]
+        return [of_memory(here.free_memory(order.device), needed, limits.memory)]
     except PeerdError:
         return []  # told with the device
     except Exception as error:  # torch may be what is broken
@@ -151,10 +166,17 @@ def _told_by_daemon(home: Home, status: Mapping[str, Any]) -> list[Finding]:
         reply = ControlClient(home).request("reach", silence_s=DIAL_BACK_SILENCE_S)
     except PeerdError as error:
         return [warning("dial-back", error.message, error.remedy or "try again")]
-    answers = [Dialled(PeerId(each["peer"]), each["observed"], each["reached"]) for each in reply["answers"]]
-    dial_back = of_dial_backs(answers, reply["port"])
+    dial_back = of_dial_backs(_answers_in(reply), reply["port"])
     relay = of_daemons_relays(dial_back, status["reach"]["state"] == "relayed", status["reach"]["reason"])
-    return [with_relay(dial_back, relay), relay]
+    direct = reply.get("direct")  # absent where the daemon is older
+    if direct is None:
+        return [with_relay(dial_back, relay), relay]
+    past_the_tunnel = of_direct(_answers_in(direct), direct["port"]) if direct["port"] else of_no_direct(direct["why"])
+    return [with_relay(dial_back, relay), relay, past_the_tunnel]
+
+
+def _answers_in(told: Mapping[str, Any]) -> list[Dialled]:
+    return [Dialled(PeerId(each["peer"]), each["observed"], each["reached"]) for each in told["answers"]]
 
 
 def main(arguments: list[str]) -> int:

@@ -103,7 +103,9 @@ class Network:
 
     def path_to(self, peer: PeerId) -> str:
         """How tensors travel to a peer just now."""
-        return "direct" if self.direct is not None and self.direct.paths.leads_to(peer) else "tunnel"
+        if self.direct is not None and self.direct.paths.leads_to(peer):
+            return "direct"
+        return "relay" if self.circuits.leads_to(peer) else "tunnel"
 
     async def forget(self, peer: PeerId) -> None:
         """It is gone for good."""

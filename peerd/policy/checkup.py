@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from peerd.policy.governor import Limits, Pause
 from peerd.table.record import PeerId
 
 MAX_CLOCK_OFFSET_S = 3.0
@@ -14,6 +15,10 @@ LITTLE_MEMORY_BYTES = 1 << 30
 NO_DISK_BYTES, LITTLE_DISK_BYTES = 200 << 20, 5 << 30
 MIN_OPEN_FILES = 1024
 SLOW_UPLOAD_BITS_PER_S, SLOW_DOWNLOAD_BITS_PER_S = 5e6, 10e6
+CAPPED = "a cap is set, which the tunnel keeps"
+"""Why there are no direct connections."""
+FAIR_SHARE = 0.8
+"""Of a line, to whom it has to be shared with somebody."""
 
 
 class Verdict(enum.StrEnum):
@@ -80,19 +85,35 @@ def numbers_in(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def of_memory(free_bytes: int, needed_bytes: Sequence[int]) -> Finding:
-    """`needed_bytes` by stage; empty where the run is not known."""
-    title = f"{_gigabytes(free_bytes)} of memory free"
+def of_memory(free_bytes: int, needed_bytes: Sequence[int], allowed_bytes: int = 0) -> Finding:
+    """`needed_bytes` by stage; empty where the run is not known. `allowed_bytes` by the owner; 0: all."""
+    title, more = f"{_gigabytes(free_bytes)} of memory free", "close other programs"
+    if 0 < allowed_bytes < free_bytes:
+        title, more = f"{_gigabytes(allowed_bytes)} of memory allowed", "allow more with `peerd limits --memory`"
+        free_bytes = allowed_bytes
     if needed_bytes:
         least, most = min(needed_bytes), max(needed_bytes)
         title += f", this run's stages take {_gigabytes(least)} to {_gigabytes(most)}"
         if free_bytes < least:
-            return problem("memory", title, "close other programs, or join from a machine with more memory")
+            return problem("memory", title, f"{more}, or join from a machine with more memory")
         if free_bytes < most:
-            return warning("memory", title, "close other programs, or this machine can serve some of the stages only")
+            return warning("memory", title, f"{more}, or this machine can serve some of the stages only")
     elif free_bytes < LITTLE_MEMORY_BYTES:
-        return warning("memory", title, "close other programs; most stages need more")
+        return warning("memory", title, f"{more}; most stages need more")
     return ok("memory", title)
+
+
+def of_limits(limits: Limits, pause: Pause | None) -> list[Finding]:
+    """What the owner has set, where it keeps this machine from working or makes others wait. `pause`: why it would not work now."""
+    findings = []
+    if pause is not None:
+        remedy = f"it goes on {pause.until}; `peerd limits` shows what is set"
+        findings.append(warning("limits", f"a daemon here does not work now: {pause.reason}", remedy))
+    for way, cap, least in (("upload", limits.upload, SLOW_UPLOAD_BITS_PER_S), ("download", limits.download, SLOW_DOWNLOAD_BITS_PER_S)):
+        if 0 < 8 * cap < least:
+            remedy = f"others wait for what a slow connection carries: `peerd limits --{way} {least / 1e6:g}Mbit`"
+            findings.append(warning("limits", f"only {_megabits(8 * cap)} of {way} allowed", remedy))
+    return findings or [ok("limits", "nothing that the owner has set keeps it out")]
 
 
 def of_disk(folder: str, free_bytes: int) -> Finding:
@@ -155,6 +176,27 @@ def of_dial_backs(answers: Sequence[Dialled], port: int) -> Finding:
     return ok("dial-back", f"{counted} reached {where} from outside")
 
 
+def of_direct(answers: Sequence[Dialled], port: int) -> Finding:
+    """Whether others get past the tunnel, to the port at which TLS is taken. Never a problem: the tunnel carries what they cannot."""
+    said = [answer for answer in answers if answer.reached is not None]
+    reached = sum(bool(answer.reached) for answer in said)
+    if not said:
+        remedy = "try again in a minute, or at another peer"
+        return warning("direct", "no peer could say whether direct connections get through", remedy)
+    title = f"{reached} of {len(said)} peers reached port {port} for direct connections"
+    if reached < len(said):
+        remedy = f"forward TCP port {port}, too, and let it through the firewall; a fixed one is chosen with --direct-port"
+        return warning("direct", title, f"tensors take the tunnel, which is slower; {remedy}")
+    return ok("direct", title)
+
+
+def of_no_direct(why: str) -> Finding:
+    """Of a daemon that takes no direct connections. `why`: by its owner's wish; empty: no port was free."""
+    if why:
+        return ok("direct", f"no direct connections: {why}")
+    return warning("direct", "no port was free for direct connections", "choose one with --direct-port")
+
+
 def of_relay(dial_back: Finding, refusals: Sequence[str]) -> Finding:
     """Whether a machine that nobody can dial is reached all the same. `refusals`: the reason of each relay asked; empty: it has a place."""
     if dial_back.verdict is Verdict.OK:
@@ -185,15 +227,21 @@ def with_relay(dial_back: Finding, relay: Finding) -> Finding:
     return warning(dial_back.code, dial_back.title, f"a relay carries it, which is slower; better: {dial_back.remedy}")
 
 
-def of_speed(up_bits_per_s: float | None, down_bits_per_s: float | None) -> list[Finding]:
-    """None where it could not be measured."""
+def of_speed(up_bits_per_s: float | None, down_bits_per_s: float | None, limits: Limits) -> list[Finding]:
+    """None where it could not be measured. A cap that the line cannot fill protects nothing."""
     findings = []
-    for code, rate, least in (("upload", up_bits_per_s, SLOW_UPLOAD_BITS_PER_S), ("download", down_bits_per_s, SLOW_DOWNLOAD_BITS_PER_S)):
+    for code, rate, least, cap in (
+        ("upload", up_bits_per_s, SLOW_UPLOAD_BITS_PER_S, 8 * limits.upload),
+        ("download", down_bits_per_s, SLOW_DOWNLOAD_BITS_PER_S, 8 * limits.download),
+    ):
         if rate is None:
             findings.append(warning(code, f"the {code} could not be measured", "the peer may be busy: try again in a minute"))
         elif rate < least:
             remedy = "stop other transfers, use a cable; others wait for what a slow connection carries"
             findings.append(warning(code, f"{_megabits(rate)} {code}", remedy))
+        elif rate < cap:
+            remedy = f"it leaves nothing for others here: `peerd limits --{code} {FAIR_SHARE * rate / 1e6:.3g}Mbit`"
+            findings.append(warning(code, f"{_megabits(rate)} {code}, less than the cap of {_megabits(cap)}", remedy))
         else:
             findings.append(ok(code, f"{_megabits(rate)} {code}"))
     return findings

@@ -82,13 +82,15 @@ class CheckpointStore:
 
 def scan_folder(folder: Path) -> list[Checkpoint]:
     """Sound checkpoints in a folder, whatever their number of stages, oldest first."""
-    found = []
-    for checkpoint in _names(folder):
-        if _digest(checkpoint.path) == checkpoint.path.stem.rpartition("-")[2]:
-            found.append(checkpoint)
-        else:
-            LOG.warning("checkpoint is damaged and passed over", file=str(checkpoint.path))
-    return found
+    damaged = damaged_in(folder)
+    for path in damaged:
+        LOG.warning("checkpoint is damaged and passed over", file=str(path))
+    return [checkpoint for checkpoint in _names(folder) if checkpoint.path not in damaged]
+
+
+def damaged_in(folder: Path) -> list[Path]:
+    """Checkpoints whose content is not what their names say."""
+    return [checkpoint.path for checkpoint in _names(folder) if _digest(checkpoint.path) != checkpoint.path.stem.rpartition("-")[2]]
 
 
 def read_checkpoint(checkpoint: Checkpoint) -> Downloaded | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError
+from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError, WrongStateError
 from peerd.policy.favours import Ration
 from peerd.table.record import PeerId, RunId
 from peerd.wire.dialling import answers_as
@@ -48,8 +48,8 @@ class CheckupServicer(checkup_pb2_grpc.CheckupServicer):
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
         host = host_in(self._seen_at(context.peer()))
-        reached = bool(host) and await answers_as(caller, host, request.port, DIAL_BACK_TIMEOUT_S)
-        return checkup_pb2.DialBackReply(observed=host, reached=reached)
+        reached = bool(host) and await answers_as(caller, host, request.port, DIAL_BACK_TIMEOUT_S, direct=request.direct)
+        return checkup_pb2.DialBackReply(observed=host, reached=reached, direct=request.direct)
 
     async def Sink(self, messages: AsyncIterator[checkup_pb2.Chunk], context: Any) -> checkup_pb2.SinkReply:
         caller = await self._door.caller(context)
@@ -102,11 +102,16 @@ class CheckupClient:
         self._links = links
         self._run = run
 
-    async def dial_back(self, peer: PeerId, port: int) -> DialBack:
-        """Whether `peer` reaches me at this port of the address it sees me at. RemoteError where it does not say."""
+    async def dial_back(self, peer: PeerId, port: int, *, direct: bool = False) -> DialBack:
+        """Whether `peer` reaches me at this port, p2pd's or that of `direct` connections, of the address it sees me at.
+
+        RemoteError where it does not say.
+        """
         stub: Any = checkup_pb2_grpc.CheckupStub(await self._links.channel(peer))
-        request = checkup_pb2.DialBackRequest(run=self._run, port=port)
+        request = checkup_pb2.DialBackRequest(run=self._run, port=port, direct=direct)
         reply = await _answer(stub.DialBack(request, timeout=DIAL_BACK_TIMEOUT_S + ANSWER_TIMEOUT_S))
+        if reply.direct != direct:
+            raise WrongStateError("it does not know of direct connections")
         return DialBack(reply.observed[:64], reply.reached)
 
     async def upload(self, peer: PeerId, num_bytes: int) -> Speed:

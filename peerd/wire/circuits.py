@@ -80,6 +80,8 @@ class Circuits:
         self._streams = StreamTasks()
         self._relays: dict[PeerId, Reservation] = {}
         self._fruitless_until_s: dict[PeerId, float] = {}
+        self._through_relays: dict[PeerId, asyncio.StreamWriter] = {}
+        """My last stream to a peer that goes through a relay."""
         self.serve: Callable[[PeerId, str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
         self.run = RunId("")
         """What a relay is told it shall relay for."""
@@ -114,6 +116,14 @@ class Circuits:
                 problem = error
         raise UnreachableError(f"{peer} cannot be reached through its relays: {str(problem) or type(problem).__name__}")
 
+    def leads_to(self, peer: PeerId) -> bool:
+        """Whether a relay carries what goes to this peer now."""
+        writer = self._through_relays.get(peer)
+        if writer is not None and writer.is_closing():
+            del self._through_relays[peer]
+            return False
+        return writer is not None
+
     async def _dial_through(self, relay: PeerId, relay_address: str, peer: PeerId) -> Stream:
         stream, reply = await self._ask(relay, relay_address, to=peer)
         try:
@@ -125,6 +135,7 @@ class Circuits:
         except BaseException:
             stream[1].close()
             raise
+        self._through_relays[peer] = stream[1]
         return stream
 
     async def reserve(self, relay: PeerId, relay_address: str) -> Reservation:

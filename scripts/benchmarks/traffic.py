@@ -1,9 +1,11 @@
 """Who moves how many bytes: a swarm counted by role, beside a pipeline whose every tensor goes through the trainer (ALGORITHMS section 2).
 
-Real daemons on loopback count their RPC payload. Sent between stages: activations with their labels, gradients with the records that ride
-on them, and all headers; the rest of what is sent, averaging and gossip, is told by step. The other flow is computed: its trainer sends a
-stage its inputs, forward and again backward, and the gradient, and gets back outputs and the gradient of the inputs, 5 boundaries for a
-middle stage where 2 x 2 do (each sent once and received once).
+Real daemons on loopback count their RPC payload. The first table is of one microbatch and the peers that it comes to. Sent between stages:
+activations with their labels, gradients with the records that ride on them, and all headers; received: what the neighbours' tensors take.
+The second is of one step and every peer: all that it sent and received, averaging, gossip and tokens included. The other flow is computed,
+in the second table for the microbatches that this peer did: its trainer sends a stage its inputs, forward and again backward, and the
+gradient, and gets back outputs and the gradient of the inputs, 5 boundaries for a middle stage where 2 x 2 do (each sent once and received
+once). It averages nothing, so beyond the boundaries it is no comparison.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from peerd.cli.demo_daemons import DemoSwarm
 from peerd.cli.demo_plan import DemoPlan
 from peerd.config.codec import parse_codec
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig
+from peerd.control.protocol import Counters
 from peerd.errors import ExitCode, PeerdError, TimedOutError
 from scripts.benchmarks._report import SCHEMA, interrupt, progress
 
@@ -67,6 +70,31 @@ class Line:
     """Averaging, gossip and tokens that one peer sends."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLine:
+    """One peer in both flows; bytes of one step."""
+
+    codec: str
+    peer: int
+    role: str
+    microbatches: float
+    """It did of a step."""
+    sent: float
+    received: float
+    rest: float
+    """Of what it sent: averaging, gossip and tokens."""
+    mediated_sent: float
+    mediated_received: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What one daemon counted in the whole run."""
+
+    stage: int
+    counters: Counters
+
+
 def tensor_bytes(manifest: Manifest) -> tuple[int, int, int]:
     """Of one microbatch: activations, their gradient, and labels (tokens are as many)."""
     values = manifest.boundary_bytes // 4
@@ -86,7 +114,8 @@ def mediated(manifest: Manifest, role: str) -> tuple[int, int]:
             return back, 2 * (forth + labels)
 
 
-def count(plan: Plan, codec: str) -> list[Line]:
+def count(plan: Plan, codec: str) -> list[Counted]:
+    """Runs a swarm to its end."""
     manifest = plan.manifest(codec)
     num_peers = plan.num_stages * plan.peers_per_stage
     demo = DemoPlan(manifest=manifest, num_peers=num_peers, slow={}, kills=(), chaos=None, stand_in_ms=0.0, observed=False)
@@ -102,15 +131,18 @@ def count(plan: Plan, codec: str) -> list[Line]:
             elif time.monotonic() - heard_at > SILENCE_S:
                 raise TimedOutError(f"nothing done for {SILENCE_S:.0f} s")
         swarm.poll()
-        counters = [(daemon.stage, daemon.status["counters"]) for daemon in swarm.daemons if daemon.status is not None]
+        counted = [Counted(stage=daemon.stage, counters=daemon.status["counters"]) for daemon in swarm.daemons if daemon.status is not None]
+    progress(f"{codec}: counted")
+    return counted
+
+
+def by_role(plan: Plan, codec: str, counted: list[Counted]) -> list[Line]:
+    manifest = plan.manifest(codec)
     microbatches = plan.steps * manifest.train.microbatches_per_step
-    boundary = [
-        sum(each["boundary_bytes"] for stage, each in counters if stage == number) / microbatches for number in range(plan.num_stages)
-    ]
-    rest = [
-        sum(each["bytes_sent"] - each["boundary_bytes"] for stage, each in counters if stage == number) / plan.peers_per_stage / plan.steps
-        for number in range(plan.num_stages)
-    ]
+    boundary, rest = [0.0] * plan.num_stages, [0.0] * plan.num_stages
+    for each in counted:
+        boundary[each.stage] += each.counters["boundary_bytes"] / microbatches
+        rest[each.stage] += rest_of(each.counters) / plan.peers_per_stage / plan.steps
     forth, back, labels = tensor_bytes(manifest)
     lines = []
     for role, stages in plan.roles():
@@ -142,8 +174,35 @@ def count(plan: Plan, codec: str) -> list[Line]:
             rest_per_step=0.0,
         )
     )
-    progress(f"{codec}: counted")
     return lines
+
+
+def by_peer(plan: Plan, codec: str, counted: list[Counted]) -> list[PeerLine]:
+    manifest = plan.manifest(codec)
+    role_of = {stage: role for role, stages in plan.roles() for stage in stages}
+    lines = []
+    for peer, each in enumerate(counted):
+        role, done = role_of[each.stage], each.counters["accumulated_microbatches"] / plan.steps
+        theirs = mediated(manifest, role)
+        lines.append(
+            PeerLine(
+                codec=codec,
+                peer=peer,
+                role=role,
+                microbatches=done,
+                sent=each.counters["bytes_sent"] / plan.steps,
+                received=each.counters["bytes_received"] / plan.steps,
+                rest=rest_of(each.counters) / plan.steps,
+                mediated_sent=theirs[0] * done,
+                mediated_received=theirs[1] * done,
+            )
+        )
+    return lines
+
+
+def rest_of(counters: Counters) -> int:
+    """Bytes sent that crossed no boundary."""
+    return counters["bytes_sent"] - counters["boundary_bytes"]
 
 
 def wrong(plan: Plan, lines: list[Line]) -> list[str]:
@@ -159,9 +218,9 @@ def wrong(plan: Plan, lines: list[Line]) -> list[str]:
     return missed
 
 
-def report(plan: Plan, lines: list[Line]) -> None:
+def report(plan: Plan, lines: list[Line], peers: list[PeerLine]) -> None:
     if plan.as_json:
-        print(json.dumps({"schema": SCHEMA, "rows": [asdict(line) for line in lines]}))
+        print(json.dumps({"schema": SCHEMA, "rows": [asdict(line) for line in lines], "peers": [asdict(line) for line in peers]}))
         return
     manifest = plan.manifest("none")
     raw = f"a boundary is {manifest.boundary_bytes / 1e3:,.0f} kB raw"
@@ -175,6 +234,14 @@ def report(plan: Plan, lines: list[Line]) -> None:
             f" {line.mediated_received / 1e3:>9,.1f} {times:>5.1f}x {line.rest_per_step / 1e3:>10,.1f}"
         )
     print("a step's: averaging, gossip and tokens, sent by one peer")
+    print()
+    print(f"{'':<21} {'micro-':>7} {'kB a step':>30} {'through the trainer':>21}")
+    print(f"{'codec   peer role':<21} {'batches':>7} {'sent':>10} {'of it rest':>10} {'received':>10} {'sent':>11} {'received':>9}")
+    for each in peers:
+        print(
+            f"{each.codec:<7} {each.peer:>4} {each.role:<8} {each.microbatches:>7.1f} {each.sent / 1e3:>10,.1f} {each.rest / 1e3:>10,.1f}"
+            f" {each.received / 1e3:>10,.1f} {each.mediated_sent / 1e3:>11,.1f} {each.mediated_received / 1e3:>9,.1f}"
+        )
 
 
 def parse() -> Plan:
@@ -195,13 +262,14 @@ def main() -> int:
     for kind in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, interrupt)
     try:
-        lines = [line for codec in CODECS for line in count(plan, codec)]
+        counted = {codec: count(plan, codec) for codec in CODECS}
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except PeerdError as error:
         print(f"traffic: error: {error}", file=sys.stderr)
         return error.exit_code
-    report(plan, lines)
+    lines = [line for codec in CODECS for line in by_role(plan, codec, counted[codec])]
+    report(plan, lines, [line for codec in CODECS for line in by_peer(plan, codec, counted[codec])])
     missed = wrong(plan, lines)
     for line in missed:
         print(line, file=sys.stderr)

@@ -56,9 +56,10 @@ def test_scripts_get_the_whole_checkup(peerd: Command, found: dict[str, Any]) ->
 
 def test_what_shall_be_checked_is_handed_on(peerd: Command, found: dict[str, Any], short_home: object) -> None:
     found["reply"] = reply(worst="ok")
-    assert peerd("doctor", "a", "b", "--port", 31337, "--host", "localhost", "--device", "cuda:1").code == 0
+    ports = ("--port", 31337, "--direct-port", 31338)
+    assert peerd("doctor", "a", "b", *ports, "--host", "localhost", "--device", "cuda:1").code == 0
     expected = {"home": str(short_home), "addresses": ["a", "b"], "device": "cuda:1", "host": "127.0.0.1", "port": 31337}
-    assert found["order"] == expected
+    assert found["order"] == expected | {"direct_port": 31338}
     assert peerd("doctor", "--host", "here").code == 2
 
 

@@ -7,10 +7,11 @@ import contextlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from peerd import __version__
+from peerd.config.manifest import Manifest
 from peerd.config.organiser import create_key, load_key
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
@@ -24,6 +25,7 @@ from peerd.wire.checkup import CheckupServicer
 from peerd.wire.links import Traffic
 from peerd.wire.p2pd import watch
 from peerd.wire.services import Door, SwarmServicer
+from peerd.wire.throttle import Throttles
 from peerd.wire.values import Description
 from tests.tiny_run import tiny_manifest
 
@@ -38,6 +40,9 @@ class Faults:
     """A multiaddr in place of where they are."""
     knows_checkups: bool = True
     has_dht: bool = True
+    line: float = 0.0
+    """Bytes per second that pass between it and others; 0: all."""
+    manifest: Manifest = field(default_factory=lambda: tiny_manifest(num_stages=2))
 
 
 class Stub:
@@ -67,11 +72,14 @@ async def stub_peer(faults: Faults) -> AsyncIterator[str]:
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peerd-t-", dir="/tmp", ignore_cleanup_errors=True)))
         create_key(folder / "organiser.key")
-        signed = sign_manifest(tiny_manifest(num_stages=2), load_key(folder / "organiser.key"))
+        signed = sign_manifest(faults.manifest, load_key(folder / "organiser.key"))
         home = Home(folder / "home")
         home.folder.mkdir()
         Identity.load_or_create(home.identity)
-        network = await open_network(Settings(home=str(home.folder), host="127.0.0.1", ephemeral=True), home, (), lambda _peer: ())
+        throttles = Throttles()
+        throttles.upload.rate = throttles.download.rate = faults.line
+        settings = Settings(home=str(home.folder), host="127.0.0.1", ephemeral=True)
+        network = await open_network(settings, home, (), lambda _peer: (), throttles)
         ended = asyncio.ensure_future(watch(network.p2pd))
         stack.push_async_callback(asyncio.wait, {ended})
         stack.push_async_callback(network.close)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from peerd.policy import checkup
 from peerd.policy.checkup import Dialled, Finding, Verdict
+from peerd.policy.governor import Limits, Pause
 from peerd.table.record import PeerId
 
 OK, WARNING, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM
@@ -27,6 +28,7 @@ dialled = st.builds(
     st.lists(dialled, max_size=6),
     rates,
     st.dictionaries(st.sampled_from(["torch", "grpcio"]), st.text(max_size=12)),
+    st.builds(Limits, upload=st.floats(0, 1e10), download=st.floats(0, 1e10)),
 )
 def test_every_fault_has_a_remedy_and_nothing_else_has(
     size: int,
@@ -36,17 +38,23 @@ def test_every_fault_has_a_remedy_and_nothing_else_has(
     answers: list[Dialled],
     rate: float | None,
     found: dict[str, str],
+    limits: Limits,
 ) -> None:
     dial_back = checkup.of_dial_backs(answers, 4001)
     findings = [
         checkup.of_memory(size, needed),
+        checkup.of_memory(size, needed, allowed_bytes=size // 3),
+        *checkup.of_limits(limits, None),
+        *checkup.of_limits(limits, Pause("its owner paused it", "by `peerd resume`")),
+        checkup.of_direct(answers, 4001),
+        *(checkup.of_no_direct(why) for why in ("", checkup.CAPPED)),
         checkup.of_disk("/home", size),
         checkup.of_open_files(size),
         checkup.of_clock(offset_s, round_trip_s),
         dial_back,
         *(checkup.of_relay(dial_back, refusals) for refusals in ([], ["full"], ["full", ""])),
         *(checkup.of_daemons_relays(dial_back, is_relayed, "so it is") for is_relayed in (True, False)),
-        *checkup.of_speed(rate, rate),
+        *checkup.of_speed(rate, rate, limits),
         *checkup.of_versions(found, {"torch": "2.6", "grpcio": "1.85.1"}),
     ]
     for finding in findings:
@@ -76,6 +84,35 @@ def test_memory_is_judged_by_the_run_where_that_is_known() -> None:
     needed = [2_000_000_000, 4_000_000_000]
     assert [checkup.of_memory(free, needed).verdict for free in (10**9, 3 * 10**9, 5 * 10**9)] == [PROBLEM, WARNING, OK]
     assert [checkup.of_memory(free, []).verdict for free in (10**8, 2 * 10**9)] == [WARNING, OK]
+
+
+def test_memory_that_the_owner_does_not_give_counts_for_nothing() -> None:
+    finding = checkup.of_memory(5 * 10**9, [2 * 10**9], allowed_bytes=10**9)
+    assert finding.verdict is PROBLEM
+    assert "1.0 GB of memory allowed" in finding.title
+    assert "peerd limits --memory" in finding.remedy
+    assert checkup.of_memory(10**9, [10**8], allowed_bytes=5 * 10**9) == checkup.of_memory(10**9, [10**8])
+
+
+def test_a_cap_that_starves_others_or_that_the_line_cannot_fill_is_named() -> None:
+    starving, generous = Limits(upload=1e5), Limits(upload=50e6 / 8, download=50e6 / 8)
+    (finding,) = checkup.of_limits(starving, None)
+    assert ("0.8 Mbit/s of upload" in finding.title, "peerd limits --upload 5Mbit" in finding.remedy) == (True, True)
+    assert [each.verdict for each in checkup.of_limits(generous, None)] == [OK]
+    up, down = checkup.of_speed(20e6, 80e6, generous)
+    assert (up.verdict, down.verdict) == (WARNING, OK)
+    assert "peerd limits --upload 16Mbit" in up.remedy
+    assert [each.verdict for each in checkup.of_speed(20e6, 80e6, Limits())] == [OK, OK]
+
+
+def test_direct_connections_that_do_not_get_through_are_never_a_problem() -> None:
+    a, b = PeerId("a"), PeerId("b")
+    verdicts = [
+        checkup.of_direct(answers, 4002).verdict
+        for answers in ([Dialled(a, "1.2.3.4", False)], [Dialled(a, "", None)], [Dialled(a, "1.2.3.4", True), Dialled(b, "1.2.3.4", False)])
+    ]
+    assert verdicts == [WARNING, WARNING, WARNING]
+    assert checkup.of_direct([Dialled(a, "1.2.3.4", True), Dialled(b, "", None)], 4002).verdict is OK
 
 
 @pytest.mark.parametrize(

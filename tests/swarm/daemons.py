@@ -332,7 +332,16 @@ def _command_of(process: int) -> str:
         return "gone"
 
 
-def run_peerd(environment: dict[str, str], *arguments: object, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
-    """One command line of the real client, in a process of its own."""
-    command = [sys.executable, "-P", "-c", "from peerd.cli.main import main; main()", *map(str, arguments)]
+def run_peerd(
+    environment: dict[str, str], *arguments: object, timeout_s: float = 120.0, within: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """One command line of the real client, in a process of its own, maybe `within` a network namespace."""
+    command = [
+        *(["ip", "netns", "exec", within] if within else []),
+        sys.executable,
+        "-P",
+        "-c",
+        "from peerd.cli.main import main; main()",
+        *map(str, arguments),
+    ]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)

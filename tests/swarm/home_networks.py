@@ -37,8 +37,19 @@ class Networks:
 
     public: str
     homes: tuple[str, ...]
+    routers: tuple[str, ...]
+    """Of the homes."""
     address: str = "11.22.33.1"
     """Of the public one."""
+
+    def forward(self, home: int, port: int) -> None:
+        """The router sends on to the home what comes in at a TCP port, as its owner would set it."""
+        rules = f"""
+            add chain ip home forwarded {{ type nat hook prerouting priority -100; }}
+            add rule ip home forwarded iifname "wan" tcp dport {port} dnat to 192.168.{home}.2
+            add rule ip home through tcp dport {port} ct status dnat accept
+        """
+        _nft(self.routers[home], rules)
 
 
 @contextlib.contextmanager
@@ -58,7 +69,7 @@ def home_networks(num_homes: int) -> Iterator[Networks]:
         _plug(net, public, "11.22.33.1/24")
         for home in range(num_homes):
             _make_home(net, names[2 + 2 * home], names[3 + 2 * home], home)
-        yield Networks(public, tuple(names[3::2]))
+        yield Networks(public, tuple(names[3::2]), tuple(names[2::2]))
     finally:
         for name in made:
             _ip("netns", "del", name)
@@ -72,7 +83,7 @@ def _make_home(net: str, router: str, home: str, number: int) -> None:
         _ip("-n", name, "link", "set", device, "up")
     _ip("-n", home, "route", "add", "default", "via", f"192.168.{number}.1")
     _ip("netns", "exec", router, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
-    subprocess.run(["ip", "netns", "exec", router, "nft", "-f", "-"], input=_RULES, text=True, check=True, capture_output=True)
+    _nft(router, _RULES)
 
 
 def _plug(net: str, name: str, address: str) -> None:
@@ -83,6 +94,10 @@ def _plug(net: str, name: str, address: str) -> None:
     _ip("-n", net, "link", "set", port, "up")
     _ip("-n", name, "addr", "add", address, "dev", "wan")
     _ip("-n", name, "link", "set", "wan", "up")
+
+
+def _nft(name: str, rules: str) -> None:
+    subprocess.run(["ip", "netns", "exec", name, "nft", "-f", "-"], input=rules, text=True, check=True, capture_output=True)
 
 
 def _ip(*words: str) -> None:

@@ -67,17 +67,18 @@ def test_status_of_a_live_daemon_takes_less_than_a_third_of_a_second(swarm: Swar
 
 
 def test_the_doctor_finds_members_and_passers_by_well(swarm: Swarm) -> None:
-    """A passer-by is dialled back by both peers; a member by its own daemon's, at the port and under the key that it has."""
+    """A passer-by is dialled back by both peers; a member by its own daemon's, at the ports and under the key that it has."""
     member = swarm.daemons[1].home.folder
     for arguments, dialled in ((("doctor", swarm.address), "2 of 2 peers"), (("doctor", "--home", member), "1 of 1 peers")):
         done = run_peerd(swarm.environment, *arguments, "--device", "cpu", "--json")
         assert done.returncode == 0, done.stdout + done.stderr
         checks = {check["code"]: check for check in json.loads(done.stdout)["checks"]}
-        names = ["reach", "clock", "run", "dial-back", "dht"]
+        names = ["reach", "clock", "run", "dial-back", "direct", "dht"]
         if "--home" not in arguments:  # a second measurement within a minute is refused
             names += ["upload", "download"]
         assert {name: checks[name]["verdict"] for name in names} == dict.fromkeys(names, "ok"), checks
         assert checks["dial-back"]["title"].startswith(dialled)
+        assert checks["direct"]["title"].startswith(dialled)
 
 
 def test_status_and_peers_are_readable_on_a_narrow_terminal(swarm: Swarm) -> None:

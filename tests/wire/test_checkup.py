@@ -14,13 +14,16 @@ import pytest
 from peerd.errors import BusyError, WrongStateError
 from peerd.swarm.identity import Identity
 from peerd.table.record import PeerId, RunId
-from peerd.wire.certificate import holder_of
+from peerd.wire.certificate import holder_of, make_certificate
 from peerd.wire.checkup import MAX_PROBE_BYTES, CheckupClient, CheckupServicer, host_in
 from peerd.wire.dialling import answers_as
+from peerd.wire.direct import Pins, Showing
 from peerd.wire.generated import checkup_pb2, checkup_pb2_grpc
 from peerd.wire.libp2p import P2PD
 from peerd.wire.links import Traffic
+from peerd.wire.server import DirectEndpoint
 from peerd.wire.services import Door
+from peerd.wire.throttle import Throttles
 from tests.wire.callee import BAD, BUSY, RUN, drain, new_identity
 from tests.wire.local_peers import Served, serving
 
@@ -76,6 +79,35 @@ async def test_somebody_elses_port_does_not_count_and_tells_nothing(listening: t
         answers = [await asking.dial_back(stranger, wanted) for wanted in (port, free_port())]
     assert answers[0] == answers[1]
     assert not answers[0].reached
+
+
+async def test_an_endpoint_for_direct_connections_is_reached_as_such_and_under_its_own_key() -> None:
+    owner, stranger = new_identity(), new_identity().peer
+    showing = Showing(make_certificate(owner.peer, owner.sign))
+    endpoint = DirectEndpoint("127.0.0.1", 0, showing, Pins(), Throttles())
+    await endpoint.open(())
+    port = showing.port
+    try:
+        async with callee() as (served, _):
+            asking = client(served, owner.peer)
+            answers = [await asking.dial_back(owner.peer, port, direct=direct) for direct in (True, False)]
+            assert [(each.observed, each.reached) for each in answers] == [("127.0.0.1", True), ("127.0.0.1", False)]
+            assert not (await client(served, stranger).dial_back(stranger, port, direct=True)).reached
+    finally:
+        await endpoint.close()
+    assert not await answers_as(owner.peer, "127.0.0.1", port, TIMEOUT_S, direct=True)
+
+
+async def test_a_callee_that_knows_of_no_direct_connections_has_not_said() -> None:
+    class Older(CheckupServicer):
+        async def DialBack(self, request: checkup_pb2.DialBackRequest, context: object) -> checkup_pb2.DialBackReply:
+            return checkup_pb2.DialBackReply(observed="127.0.0.1", reached=False)
+
+    peer = new_identity().peer
+    async with serving([Older(Door(RUN, 5.0, Traffic()), lambda _grpc_peer: None)]) as served:
+        with pytest.raises(WrongStateError, match="direct connections"):
+            await client(served, peer).dial_back(peer, 4000, direct=True)
+        assert not (await client(served, peer).dial_back(peer, 4000)).reached
 
 
 @pytest.mark.parametrize(

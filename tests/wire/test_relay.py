@@ -114,9 +114,11 @@ async def test_two_hidden_peers_talk_through_the_relay_and_know_each_other() -> 
         assert await echo(stream, text) == text.upper()
         assert callee.callers == [(caller.id, f"/p2p/{its.relay_id}/p2p-circuit")]
         assert its.relay.circuits == [(caller.id, callee.id)]
+        assert (caller.circuits.leads_to(callee.id), callee.circuits.leads_to(caller.id)) == (True, False)
         assert its.relay.carried.total > 2 * len(text)
         assert its.whole.upload.total == its.whole.download.total == its.relay.carried.total
         stream[1].close()
+        assert not caller.circuits.leads_to(callee.id)
         await its.relay.switch("enough")
         assert its.relay.circuits == []
 
@@ -128,6 +130,7 @@ async def test_whom_the_callee_can_dial_it_dials_and_the_relay_carries_nothing()
         stream = await caller.circuits.dial(callee.id, its.addresses[callee.id])
         assert await echo(stream, b"text") == b"TEXT"
         assert (callee.callers, its.relay.carried.total) == ([(caller.id, "directly")], 0)
+        assert not caller.circuits.leads_to(callee.id)
         again = await caller.circuits.dial(callee.id, ())  # they are connected now: nobody is asked
         assert await echo(again, b"more") == b"MORE"
 

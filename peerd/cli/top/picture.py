@@ -15,6 +15,12 @@ from peerd.control.protocol import HealthItem, PeerInfo, StageInfo, StatusReply
 UNFOLDED_UP_TO = 60
 """Peers; in larger swarms only the own stage is unfolded at first."""
 
+_PATHS = {
+    "direct": "direct: tensors go to it by TLS",
+    "tunnel": "tunnel: libp2p carries tensors to it",
+    "relay": "relay: another peer carries tensors to it",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
@@ -191,5 +197,6 @@ def details_of(peer: PeerInfo, num_microbatches: int) -> tuple[tuple[str, str], 
         ("software", plain(peer["software"], 60)),
         ("record", f"{duration(peer['age_s'])} old, incarnation {peer['incarnation']}, {peer['inexact']} steps inexact"),
         ("reach", plain(peer.get("reach", "unknown"), 12) + (", relays for others" if peer.get("relays") else "")),
+        *([("path", _PATHS.get(peer["path"], plain(peer["path"], 12)))] if "path" in peer else []),
         *(("address" if index == 0 else "", address) for index, address in enumerate(addresses)),
     )

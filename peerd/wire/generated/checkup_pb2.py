@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"peerd/wire/generated/checkup.proto\x12\x05peerd\",\n\x0f\x44ialBackRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\"2\n\rDialBackReply\x12\x10\n\x08observed\x18\x01 \x01(\t\x12\x0f\n\x07reached\x18\x02 \x01(\x08\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\".\n\tSinkReply\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06took_s\x18\x02 \x01(\x01\"/\n\rSourceRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tnum_bytes\x18\x02 \x01(\r2\x9d\x01\n\x07\x43heckup\x12\x38\n\x08\x44ialBack\x12\x16.peerd.DialBackRequest\x1a\x14.peerd.DialBackReply\x12(\n\x04Sink\x12\x0c.peerd.Chunk\x1a\x10.peerd.SinkReply(\x01\x12.\n\x06Source\x12\x14.peerd.SourceRequest\x1a\x0c.peerd.Chunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"peerd/wire/generated/checkup.proto\x12\x05peerd\"<\n\x0f\x44ialBackRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0e\n\x06\x64irect\x18\x03 \x01(\x08\"B\n\rDialBackReply\x12\x10\n\x08observed\x18\x01 \x01(\t\x12\x0f\n\x07reached\x18\x02 \x01(\x08\x12\x0e\n\x06\x64irect\x18\x03 \x01(\x08\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\".\n\tSinkReply\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06took_s\x18\x02 \x01(\x01\"/\n\rSourceRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tnum_bytes\x18\x02 \x01(\r2\x9d\x01\n\x07\x43heckup\x12\x38\n\x08\x44ialBack\x12\x16.peerd.DialBackRequest\x1a\x14.peerd.DialBackReply\x12(\n\x04Sink\x12\x0c.peerd.Chunk\x1a\x10.peerd.SinkReply(\x01\x12.\n\x06Source\x12\x14.peerd.SourceRequest\x1a\x0c.peerd.Chunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,15 +32,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'peerd.wire.generated.checku
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DIALBACKREQUEST']._serialized_start=45
-  _globals['_DIALBACKREQUEST']._serialized_end=89
-  _globals['_DIALBACKREPLY']._serialized_start=91
-  _globals['_DIALBACKREPLY']._serialized_end=141
-  _globals['_CHUNK']._serialized_start=143
-  _globals['_CHUNK']._serialized_end=164
-  _globals['_SINKREPLY']._serialized_start=166
-  _globals['_SINKREPLY']._serialized_end=212
-  _globals['_SOURCEREQUEST']._serialized_start=214
-  _globals['_SOURCEREQUEST']._serialized_end=261
-  _globals['_CHECKUP']._serialized_start=264
-  _globals['_CHECKUP']._serialized_end=421
+  _globals['_DIALBACKREQUEST']._serialized_end=105
+  _globals['_DIALBACKREPLY']._serialized_start=107
+  _globals['_DIALBACKREPLY']._serialized_end=173
+  _globals['_CHUNK']._serialized_start=175
+  _globals['_CHUNK']._serialized_end=196
+  _globals['_SINKREPLY']._serialized_start=198
+  _globals['_SINKREPLY']._serialized_end=244
+  _globals['_SOURCEREQUEST']._serialized_start=246
+  _globals['_SOURCEREQUEST']._serialized_end=293
+  _globals['_CHECKUP']._serialized_start=296
+  _globals['_CHECKUP']._serialized_end=453
 # @@protoc_insertion_point(module_scope)

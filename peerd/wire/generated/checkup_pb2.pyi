@@ -22,18 +22,22 @@ class DialBackRequest(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     PORT_FIELD_NUMBER: _builtins.int
+    DIRECT_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     port: _builtins.int
     """TCP port at which the caller listens, as seen from outside"""
+    direct: _builtins.bool
+    """it takes direct connections there: TLS as in direct.proto, not libp2p"""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         port: _builtins.int = ...,
+        direct: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["port", b"port", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["direct", b"direct", "port", b"port", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -45,19 +49,23 @@ class DialBackReply(_message.Message):
 
     OBSERVED_FIELD_NUMBER: _builtins.int
     REACHED_FIELD_NUMBER: _builtins.int
+    DIRECT_FIELD_NUMBER: _builtins.int
     observed: _builtins.str
     """the IPv4 address from which the callee sees the caller; empty where that cannot be told"""
     reached: _builtins.bool
     """true only where the caller's own key answered"""
+    direct: _builtins.bool
+    """as asked; a callee that knows nothing of it has looked for libp2p"""
     def __init__(
         self,
         *,
         observed: _builtins.str = ...,
         reached: _builtins.bool = ...,
+        direct: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["observed", b"observed", "reached", b"reached"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["direct", b"direct", "observed", b"observed", "reached", b"reached"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -52,6 +52,11 @@ def test_every_line_fits_and_is_printable_for_any_replies(seen: list[Reading], w
                     assert_fits(line, width)
 
 
+def test_a_peers_details_tell_by_which_path_tensors_go_to_it() -> None:
+    told = [dict(details_of(peer_info(**path), 16)).get("path") for path in ({}, {"path": "direct"}, {"path": "relay"}, {"path": "pigeon"})]
+    assert told == [None, "direct: tensors go to it by TLS", "relay: another peer carries tensors to it", "pigeon"]
+
+
 @given(st.text(), WIDTHS, st.booleans())
 def test_a_fitted_text_has_the_width_asked_for(text: str, width: int, right: bool) -> None:
     assert cell_len(fitted(text, width, right=right)) == width
