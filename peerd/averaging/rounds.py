@@ -17,14 +17,13 @@ from typing import Any
 import structlog
 from torch import Tensor
 
-from peerd.averaging.compression import Compression, Slice
+from peerd.averaging.compression import Compression
 from peerd.averaging.exchange import Reduced, Round, elements_of, sum_in_order, whole_of
 from peerd.averaging.log import AverageLog
 from peerd.averaging.missed import finite, packed, unpacked
 from peerd.averaging.terms import Terms
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.policy.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt
-from peerd.stage.accumulator import split_evenly
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.state import HeldAverage, StageState
 from peerd.stage.tensors import decode_flat, encode_flat
@@ -60,7 +59,7 @@ class Rounds:
         self._client = client
         self._averaging_s = averaging_s
         self._clock = clock
-        self.compression = Compression(state.weight_codecs, state.accumulator.flat.dtype)
+        self.compression = Compression(state.weight_codecs, state.accumulator.flat.dtype, state.accumulator.shapes)
         self._terms = Terms(state.weight_codecs)
         self._work: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
@@ -142,9 +141,7 @@ class Rounds:
             await self._executor.run(Priority.CONTROL, self._state.close_round)
             return "this round is closed"
         mine = roster.peers.index(self._state.record.peer)
-        length = accumulator.numel()
-        cuts = split_evenly(length, len(roster.entries))
-        slices = [Slice(start, end, end == length and start < end, codec) for start, end in cuts]
+        slices = self.compression.slices(accumulator.numel(), len(roster.entries), codec)
         self.open = Round(roster, mine, accumulator, slices, progress_s=self._clock())
         opened, self._opened = self._opened, asyncio.Event()
         opened.set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 INT8_BLOCK = 256
@@ -19,7 +20,10 @@ SCALE_BYTES = 4
 KEPT_BYTES = 6
 """Of one kept value: itself in float32, and its position."""
 _HALF = frozenset({"bfloat16", "float16"})
+MOST_RANK = 64
+"""Of PowerSGD; its sums go through a matrix once for each."""
 _TOPK = re.compile(r"topk:(0\.\d{1,6}|1)", re.ASCII)
+_POWERSGD = re.compile(r"powersgd:([1-9]\d?)", re.ASCII)
 _AUTO = re.compile(r"auto(?::(.+))?", re.ASCII)
 KNOWN = '"none", "bfloat16", "float16", "int8" or "topk:RATIO" with a ratio such as 0.1'
 KNOWN_WITH_AUTO = f'{KNOWN}, or "auto", or "auto:CODEC" with the smallest of them that may be used'
@@ -32,8 +36,12 @@ class Codec:
     name: str
     ratio: float = 1.0
     """Share of values that top-k keeps."""
+    rank: int = 0
+    """Of PowerSGD's factors, which matrices travel as; values in no matrix travel raw."""
 
     def __str__(self) -> str:
+        if self.rank:
+            return f"{self.name}:{self.rank}"
         return f"topk:{self.ratio:.6f}".rstrip("0").rstrip(".") if self.name == "topk" else self.name
 
     @property
@@ -57,7 +65,7 @@ class Codec:
         return KEPT_BYTES * self.num_kept(length) >= 4 * length
 
     def num_bytes(self, length: int) -> int:
-        """Bytes of `length` values of float32."""
+        """Bytes of `length` values of float32 that are in no matrix."""
         if self.is_half:
             return 2 * length
         if self.name == "int8":
@@ -129,3 +137,20 @@ def parse_allowed(text: str) -> Allowed:
         raise ValueError(f"{text[:20]!r}: auto may go down to bfloat16, int8, or topk:RATIO with a ratio of at most 0.16")
     above = [codec for codec in LADDER if codec.num_bytes(TOPK_CHUNK) > smallest.num_bytes(TOPK_CHUNK)]
     return Allowed((*above, smallest))
+
+
+def parse_averaged(text: str) -> Allowed:
+    """What gradients that are averaged may travel as: PowerSGD too, which needs to know their matrices. ValueError for anything else."""
+    match = _POWERSGD.fullmatch(text)
+    if match is not None and int(match[1]) <= MOST_RANK:
+        return Allowed((Codec("powersgd", rank=int(match[1])),))
+    try:
+        return parse_allowed(text)
+    except ValueError as error:
+        raise ValueError(f'{error}; for averaging also "powersgd:RANK" with a rank of 1 to {MOST_RANK}') from None
+
+
+def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of a parameter, as near to square as its dimensions allow; a vector has one column."""
+    cuts = range(1, max(2, len(shape)))
+    return min(((math.prod(shape[:cut]), math.prod(shape[cut:])) for cut in cuts), key=sum)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from peerd.config import cut
 from peerd.config.bounds import between as _between
-from peerd.config.codec import parse_allowed
+from peerd.config.codec import parse_allowed, parse_averaged
 from peerd.config.data_config import DataConfig as DataConfig
 from peerd.config.data_config import check_hash
 from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
@@ -119,12 +119,12 @@ class WireConfig:
     activation_gradients: str = "none"
     """Gradients on their way back."""
     weight_gradients: str = "none"
-    """Gradients that mates of a stage average; what compression leaves out is added the next time (error feedback)."""
+    """Gradients that mates of a stage average; what compression leaves out is added the next time (error feedback). Or "powersgd:RANK"."""
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
             try:
-                parse_allowed(getattr(self, entry.name))
+                (parse_averaged if entry.name == "weight_gradients" else parse_allowed)(getattr(self, entry.name))
             except ValueError as error:
                 raise ValueError(f"wire.{entry.name}: {error}") from None
 

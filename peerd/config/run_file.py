@@ -83,7 +83,7 @@ _FIELDS = {
     "compute.offload_optimizer": "Keep the optimizer's state in the machine's memory to spare a GPU's. Changes nothing on CPUs.",
     "wire.activations": 'Hidden states on their way to the next stage. "auto": each link is compressed as far as it needs.',
     "wire.activation_gradients": "Gradients on their way back.",
-    "wire.weight_gradients": "Gradients that the peers of a stage average. Replicas stay equal, but the sum is no longer exact.",
+    "wire.weight_gradients": 'Gradients that the peers of a stage average, or "powersgd:4". Replicas stay equal, but the sum is not exact.',
     "swarm.rebalance_period_s": "How often peers consider moving to a weaker stage; 0: never.",
     "swarm.checkpoint_every_steps": "Each peer keeps its stage on disk this often, so that a run that was switched off resumes; 0: never.",
     "swarm.announce_period_s": "How often a peer announces itself; three missed periods and it counts as gone.",

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from peerd.config.codec import as_matrix
 from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
 from peerd.errors import StageError
@@ -95,8 +96,11 @@ def measured_loads(manifest: Manifest) -> ModelLoads:
     @functools.cache
     def load_of(stage: int, layers: range) -> Load:
         module = BUILDERS[manifest.model.kind](manifest, stage, layers)
+        matrices = [parameter for parameter in module.parameters() if parameter.dim() > 1]
         return Load(
             num_parameters=sum(parameter.numel() for parameter in module.parameters()),
+            num_sides=sum(sum(as_matrix(matrix.shape)) for matrix in matrices),
+            num_in_vectors=sum(parameter.numel() for parameter in module.parameters() if parameter.dim() < 2),
             num_tied=_num_tied(module),
             forward_flops=module.forward_flops(manifest.train.microbatch_size, manifest.train.sequence_length),
             graph_bytes=module.graph_bytes(manifest.tokens_per_microbatch),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from peerd.config.codec import parse_allowed
+from peerd.config.codec import parse_allowed, parse_averaged
 from peerd.config.manifest import Manifest, TrainConfig
 
 FLOAT32_BYTES = 4
@@ -23,6 +23,10 @@ class Load:
     num_parameters: int = 0
     num_tied: int = 0
     """Those of them that another stage holds, too."""
+    num_sides: int = 0
+    """Rows and columns of its matrices, all added up."""
+    num_in_vectors: int = 0
+    """Parameters that are in no matrix."""
     forward_flops: int = 0
     """Matrix products only."""
     graph_bytes: int = 0
@@ -32,6 +36,8 @@ class Load:
         return Load(
             num_parameters=self.num_parameters + other.num_parameters,
             num_tied=self.num_tied + other.num_tied,
+            num_sides=self.num_sides + other.num_sides,
+            num_in_vectors=self.num_in_vectors + other.num_in_vectors,
             forward_flops=self.forward_flops + other.forward_flops,
             graph_bytes=self.graph_bytes + other.graph_bytes,
         )
@@ -40,6 +46,8 @@ class Load:
         return self + Load(
             num_parameters=-other.num_parameters,
             num_tied=-other.num_tied,
+            num_sides=-other.num_sides,
+            num_in_vectors=-other.num_in_vectors,
             forward_flops=-other.forward_flops,
             graph_bytes=-other.graph_bytes,
         )
@@ -106,7 +114,7 @@ def stage_memory_bytes(manifest: Manifest, load: Load, slots: int, *, on_gpu: bo
     train = manifest.train
     accumulator_bytes = 8 if train.accumulate == "float64" else FLOAT32_BYTES
     num_in_round = 6 if train.average_parameters_every_steps else 3
-    num_accumulators = 1 + num_in_round + 2 * parse_allowed(manifest.wire.weight_gradients).is_lossy + train.overlaps_steps
+    num_accumulators = 1 + num_in_round + 2 * parse_averaged(manifest.wire.weight_gradients).is_lossy + train.overlaps_steps
     num_state = 0 if on_gpu and manifest.compute.offload_optimizer else optimizer_numbers(train)
     num_values = 3 + num_state + (train.evaluate_every_steps > 0) + train.delayed_updates
     num_graphs = slots if manifest.compute.recompute == "never" else min(slots, 1)
@@ -142,14 +150,11 @@ def estimate_stage(manifest: Manifest, loads: ModelLoads, layers: range) -> Stag
     load = stage_load(manifest, loads, layers)
     is_first, is_last = layers.start == 0, layers.stop == manifest.model.num_layers
     tokens, wire = manifest.tokens_per_microbatch, manifest.wire
-    part, forwards, backwards = (
-        parse_allowed(name).most_exact for name in (wire.weight_gradients, wire.activations, wire.activation_gradients)
-    )
+    forwards, backwards = (parse_allowed(name).most_exact for name in (wire.activations, wire.activation_gradients))
     forth = 0 if is_last else forwards.num_bytes(math.prod(manifest.boundary_shape(layers.stop)))
     back = 0 if is_first else backwards.num_bytes(math.prod(manifest.boundary_shape(layers.start)))
     optimizer_bytes = optimizer_numbers(manifest.train) * load.parameter_bytes
     accumulator_bytes = 8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES
-    raw_bytes = load.num_parameters * accumulator_bytes
     return StageEstimate(
         layers=layers,
         load=load,
@@ -158,5 +163,14 @@ def estimate_stage(manifest: Manifest, loads: ModelLoads, layers: range) -> Stag
         offloaded_bytes=optimizer_bytes if manifest.compute.offload_optimizer else 0,
         flops_per_token=stage_flops(manifest, load, is_last) // tokens,
         upload_bytes_per_token=(forth + back) / tokens,
-        averaging_bytes=2 * (part.num_bytes(load.num_parameters) if part.is_lossy else raw_bytes) + load.num_tied * accumulator_bytes,
+        averaging_bytes=2 * _averaged_bytes(manifest, load, accumulator_bytes) + load.num_tied * accumulator_bytes,
     )
+
+
+def _averaged_bytes(manifest: Manifest, load: Load, accumulator_bytes: int) -> int:
+    """A stage's gradients as its peers send them to be averaged; before rounds cut matrices apart, where they travel as factors."""
+    codec = parse_averaged(manifest.wire.weight_gradients).most_exact
+    if not codec.is_lossy:
+        return load.num_parameters * accumulator_bytes
+    factored = codec.rank * load.num_sides + load.num_in_vectors
+    return codec.num_bytes(min(factored, load.num_parameters) if codec.rank else load.num_parameters)

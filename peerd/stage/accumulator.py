@@ -51,6 +51,11 @@ class Accumulator:
         self.flat.zero_()
 
     @property
+    def shapes(self) -> tuple[torch.Size, ...]:
+        """Of the parameters, in the order in which they lie."""
+        return tuple(self._shapes.values())
+
+    @property
     def num_tied(self) -> int:
         return sum(shape.numel() for shape in self._tied.values())
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from peerd.config.codec import parse_allowed
+from peerd.config.codec import parse_averaged
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
 from peerd.models.stages import StageModule
@@ -58,7 +58,7 @@ class StageState(Holdings):
         self.history: list[HistoryEntry] = []
         self.gradient_norms: dict[int, float] = {}
         """By step, where the run shares norms: of those I finished and those that came with a state."""
-        self.weight_codecs = parse_allowed(manifest.wire.weight_gradients)
+        self.weight_codecs = parse_averaged(manifest.wire.weight_gradients)
         """What mates of this stage send each other's gradients as."""
         self.keep_graph = manifest.compute.recompute == "never" if keep_graph is None else keep_graph
         self.evaluated = EvaluatedStep(manifest)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import statistics
 import sys
 import time
@@ -19,15 +20,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from peerd.averaging.compression import Compression, Residual, Slice
-from peerd.config.codec import LADDER, Codec, parse_allowed, parse_codec
+from peerd.averaging.compression import Compression, Residual
+from peerd.config.codec import LADDER, parse_averaged
 from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, TrainConfig, WireConfig
 from peerd.config.paths import cache_folder
 from peerd.errors import ExitCode, PeerdError
-from peerd.models.stages import StageModule, build_stage
+from peerd.models.stages import StageModule, build_stage, initial_parameter_spec
 from peerd.policy.compressing import choose_rung
 from peerd.reference import backpropagate
-from peerd.stage.accumulator import split_evenly
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.update import apply_means
 from peerd.table.record import AverageId
@@ -64,6 +64,8 @@ METHODS = {
     "auto, slow link": Method(boundary=chosen(SLOW_LOAD), weights="int8"),
     "top-k of gradients": Method(weights="topk:0.01"),
     "the same, naive": Method(weights="topk:0.01", feedback=False),
+    "PowerSGD, rank 1": Method(weights="powersgd:1"),
+    "PowerSGD, rank 4": Method(weights="powersgd:4"),
 }
 
 
@@ -89,12 +91,18 @@ class Plan:
 class Group:
     """The peers of one stage, whose gradients are averaged as a round does it."""
 
-    def __init__(self, length: int, method: Method) -> None:
-        self._codec = parse_codec(method.weights)
-        self._slices = slices_of(length, self._codec)
-        self._peers = [Compression(parse_allowed(method.weights), torch.float32) for _ in range(NUM_PEERS)]
+    def __init__(self, shapes: Sequence[Sequence[int]], method: Method) -> None:
+        """`shapes`: of the parameters, whose gradients lie one after another and the loss after them."""
+        allowed = parse_averaged(method.weights)
+        self._peers = [Compression(allowed, torch.float32, shapes) for _ in range(NUM_PEERS)]
+        self.length = sum(map(math.prod, shapes)) + 1
+        self._slices = self._peers[0].slices(self.length, NUM_PEERS, allowed.most_exact)
         self._feedback = method.feedback
-        self._length = length
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all slices, as they travel."""
+        return sum(map(self._peers[0].num_bytes, self._slices))
 
     def average(self, step: int, sums: Sequence[Tensor]) -> Tensor:
         """float32 [length] of each peer -> their sum, as all of them have it."""
@@ -111,14 +119,10 @@ class Group:
             pieces.append(reducing.sent(reducing.sums, average_id, where, total)[0])
         for peer in self._peers:
             if self._feedback:
-                peer.applied(average_id, self._length)
+                peer.applied(average_id, self.length)
             else:
                 peer.parts, peer.sums = Residual(), Residual()
         return torch.cat(pieces)
-
-
-def slices_of(length: int, codec: Codec) -> list[Slice]:
-    return [Slice(start, end, end == length, codec) for start, end in split_evenly(length, NUM_PEERS)]
 
 
 def gradients_of(stages: Sequence[StageModule], manifest: Manifest, corpus: Corpus, step: int, peer: int) -> list[Tensor]:
@@ -137,7 +141,7 @@ def train(manifest: Manifest, method: Method, corpus: Corpus, steps: int) -> lis
     """The loss of every step."""
     stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
     optimizers = [Optimizer(manifest, dict(stage.named_parameters())) for stage in stages]
-    groups = [Group(sum(p.numel() for p in stage.parameters()) + 1, method) for stage in stages]
+    groups = [Group([parameter.shape for parameter in stage.parameters()], method) for stage in stages]
     losses = []
     for step in range(steps):
         by_peer = [gradients_of(stages, manifest, corpus, step, peer) for peer in range(NUM_PEERS)]
@@ -148,6 +152,13 @@ def train(manifest: Manifest, method: Method, corpus: Corpus, steps: int) -> lis
             apply_means(manifest.train, optimizer, step, named, None)
         losses.append(float(mean[-1]))
     return losses
+
+
+def share_of(manifest: Manifest, method: Method) -> float:
+    """Bytes of averaged gradients, by those of raw ones."""
+    shapes = [list(initial_parameter_spec(manifest, stage).values()) for stage in range(manifest.train.num_stages)]
+    groups = [Group(of_stage, method) for of_stage in shapes]
+    return sum(group.num_bytes for group in groups) / sum(4 * group.length for group in groups)
 
 
 @dataclass(slots=True)
@@ -162,6 +173,8 @@ class Line:
     method: str
     boundary: str
     weights: str
+    share: float
+    """Bytes of averaged gradients, by those of raw ones."""
     loss: float
     """Nats per token."""
     spread: float
@@ -177,6 +190,7 @@ def lines_of(plan: Plan, sides: Sequence[Side]) -> list[Line]:
             method=side.name,
             boundary=METHODS[side.name].boundary,
             weights=METHODS[side.name].weights,
+            share=share_of(plan.manifest(METHODS[side.name], 0), METHODS[side.name]),
             loss=statistics.fmean(side.ends),
             spread=statistics.stdev(side.ends) if plan.seeds > 1 else 0.0,
             above=None if side is plain else statistics.fmean(mine - theirs for mine, theirs in zip(side.ends, plain.ends, strict=True)),
@@ -194,10 +208,11 @@ def report(plan: Plan, lines: Sequence[Line]) -> int:
         print(
             f"2 stages of {NUM_PEERS} peers, width {plan.d_model}, after {plan.steps} steps, {plan.seeds} seeds; tokens are bytes of text"
         )
-        print(f"{'method':<20} {'boundary':<10} {'gradients':<10} {'loss':>7} {'spread':>7} {'above none':>10}")
+        print(f"{'method':<20} {'boundary':<10} {'gradients':<10} {'bytes':>6} {'loss':>7} {'spread':>7} {'above none':>10}")
         for line in lines:
             above = "" if line.above is None else f"{line.above:+.4f}"
-            print(f"{line.method:<20} {line.boundary:<10} {line.weights:<10} {line.loss:>7.4f} {line.spread:>7.4f} {above:>10}")
+            share = "all" if line.share == 1 else f"1/{1 / line.share:.0f}"
+            print(f"{line.method:<20} {line.boundary:<10} {line.weights:<10} {share:>6} {line.loss:>7.4f} {line.spread:>7.4f} {above:>10}")
         print(f"the noise is none's spread, {noise:.4f}")
     for line in worse:
         print(f"{line.method} is {line.above:.4f} above none, more than the noise", file=sys.stderr)

@@ -9,16 +9,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peerd.averaging.compression import Compression, Slice
-from peerd.config.codec import parse_allowed, parse_codec
+from peerd.config.codec import parse_allowed, parse_averaged
 from peerd.errors import BadMessageError
 from peerd.table.record import AverageId
 
 LENGTH = 301
-LOSSY = ["bfloat16", "int8", "topk:0.1"]
+SHAPES = [(12, 20), (30,), (5, 2, 3)]
+"""Of parameters that make that length with the sum of losses."""
+LOSSY = ["bfloat16", "int8", "topk:0.1", "powersgd:2"]
 
 
 def whole(codec: str) -> Slice:
-    return Slice(0, LENGTH, True, parse_codec(codec))
+    allowed = parse_averaged(codec)
+    return Compression(allowed, torch.float64, SHAPES).slices(LENGTH, 1, allowed.most_exact)[0]
 
 
 def gradient(step: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -28,7 +31,7 @@ def gradient(step: int, dtype: torch.dtype = torch.float64) -> Tensor:
 @given(st.sampled_from(LOSSY), st.lists(st.booleans(), min_size=1, max_size=12))
 def test_what_was_told_and_what_is_left_add_up_to_what_there_was(codec: str, rounds: list[bool]) -> None:
     """Rounds that fail are made again with the same values; nothing of them counts."""
-    compression = Compression(parse_allowed(codec), torch.float64)
+    compression = Compression(parse_averaged(codec), torch.float64, SHAPES)
     where, told, wanted = whole(codec), torch.zeros(LENGTH, dtype=torch.float64), torch.zeros(LENGTH, dtype=torch.float64)
     for step, succeeds in enumerate(rounds):
         values = gradient(step)
@@ -43,6 +46,18 @@ def test_what_was_told_and_what_is_left_add_up_to_what_there_was(codec: str, rou
     assert left is not None
     assert torch.allclose(told + left, wanted, rtol=0, atol=1e-12)
     assert float(left[-1]) == 0.0, "the sum of losses travels exactly"
+
+
+def test_a_round_that_came_to_nothing_moves_no_basis() -> None:
+    """The parts of the next one are the same bytes, and only what is applied is where the next iteration starts."""
+    compression, where = Compression(parse_averaged("powersgd:2"), torch.float32, SHAPES), whole("powersgd:2")
+    values = gradient(0, torch.float32)
+    failed, again = (compression.sent(compression.parts, AverageId(name), where, values)[0] for name in (b"failed", b"again"))
+    assert torch.equal(failed, again)
+    assert compression.parts.bases == {}
+    compression.applied(AverageId(b"again"), LENGTH)
+    assert {number: tuple(basis.shape) for number, basis in compression.parts.bases.items()} == {0: (20, 2), 2: (6, 2)}
+    assert compression.sums.bases == {}
 
 
 def test_with_feedback_top_k_follows_a_steady_gradient_that_naive_top_k_never_sees() -> None:

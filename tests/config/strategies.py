@@ -11,6 +11,7 @@ from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConf
 from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
 
 codecs = st.sampled_from(["none", "bfloat16", "float16", "int8", "topk:0.1", "topk:1", "auto", "auto:int8"])
+averaged_codecs = codecs | st.sampled_from(["powersgd:1", "powersgd:64"])
 names = st.text("abcdefghijklmnopqrstuvwxyzABCXYZ0123456789-_.", min_size=1, max_size=64)
 sources = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
 
@@ -98,6 +99,8 @@ def manifests(draw: st.DrawFn) -> Manifest:
         start=StartConfig(state=draw(st.just("") | sources)),
         train=train,
         compute=ComputeConfig(threads=draw(st.integers(0, 1024)), recompute=draw(st.sampled_from(["auto", "always", "never"]))),
-        wire=WireConfig(activations=draw(codecs), activation_gradients=draw(codecs), weight_gradients=draw(codecs) if lossy else "none"),
+        wire=WireConfig(
+            activations=draw(codecs), activation_gradients=draw(codecs), weight_gradients=draw(averaged_codecs) if lossy else "none"
+        ),
         swarm=SwarmConfig(announce_period_s=draw(st.floats(0.2, 300))),
     )

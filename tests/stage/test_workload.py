@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from peerd.averaging.compression import Compression
+from peerd.config.codec import parse_averaged
 from peerd.config.manifest import Manifest, WireConfig
 from peerd.models.stages import estimate_stage_memory_bytes, layers_of, measured_loads, model_loads
 from peerd.planner.workload import estimate_stage, stage_load
@@ -86,6 +88,19 @@ def test_upload_is_a_tensor_to_each_neighbour() -> None:
     loads = model_loads(manifest)
     uploads = [estimate_stage(manifest, loads, layers_of(manifest, stage)).upload_bytes_per_token for stage in range(3)]
     assert uploads == [4 * 32, 2 * 4 * 32, 4 * 32]
+
+
+def test_factors_are_planned_to_be_as_large_as_a_round_sends_them() -> None:
+    tiny = tiny_manifest(3)
+    manifest = dataclasses.replace(tiny, wire=WireConfig(weight_gradients="powersgd:2"))
+    for stage in range(3):
+        record = PeerRecord(peer=PeerId("me"), stage=stage)
+        accumulator = StageState(manifest, record, torch.device("cpu"), lambda record=record: view_of(record)).accumulator  # type: ignore[misc]
+        allowed = parse_averaged(manifest.wire.weight_gradients)
+        compression = Compression(allowed, torch.float32, accumulator.shapes)
+        (whole,) = compression.slices(accumulator.flat.numel(), 1, allowed.most_exact)
+        planned = estimate_stage(manifest, model_loads(manifest), layers_of(manifest, stage))
+        assert planned.averaging_bytes == 2 * (compression.num_bytes(whole) - 4), "the loss rides along"
 
 
 def test_codecs_spare_upload_and_error_feedback_takes_memory() -> None:
