@@ -24,6 +24,7 @@ from peerd.policy.spreading import (
     News,
     is_among_first,
     partners,
+    pause_before_reading,
     whom_to_ask,
 )
 from peerd.swarm.directory import Directory
@@ -137,11 +138,17 @@ class Gossip:
             await asyncio.sleep(max(0.0, self._period_s - (clock_s() - now_s)))
 
     async def _read_directory(self) -> None:
-        """Peers that gossip has not brought yet; the DHT may take seconds to answer."""
+        """Peers that gossip has not brought yet; the DHT may take seconds to answer. Seldom where nobody comes or goes."""
+        pause, waited, before = 1, 1, self._membership.live()
         while True:
-            stages = [self._random.choice(self._stages)] if self._periods > 1 else self._stages
-            self._membership.absorb_quietly(await self._directory.read_records(self._membership.run, stages))
+            live = self._membership.live()
+            next_pause = pause_before_reading(pause, before, live, len(self._stages))
+            if waited >= pause or next_pause == 1:
+                pause, waited, before = next_pause, 0, live
+                stages = [self._random.choice(self._stages)] if self._periods > 1 else self._stages
+                await self._membership.absorb_quietly(await self._directory.read_records(self._membership.run, stages))
             await asyncio.sleep(self._period_s * self._periods)
+            waited += 1
 
     async def _look_around(self) -> None:
         """Every period somebody's whole table, in a swarm where each tells all: two that have only friends in common learn
@@ -155,20 +162,20 @@ class Gossip:
                 table = await self._client.gossip(self._random.choice(others), [], PUSH_TIMEOUT_S, want_all=True)
             except RemoteError:
                 continue  # the next push finds out what is the matter with it
-            self._membership.absorb_quietly(table)
+            await self._membership.absorb_quietly(table)
 
     async def _ask_around(self) -> None:
         """In a larger swarm somebody's news, some times a period. Whoever does not answer is looked after like any other that failed."""
         for turn in itertools.count():
-            await asyncio.sleep(self._period_s / TURNS_PER_PERIOD)
-            if turn % TURNS_PER_PERIOD == 0:
+            await asyncio.sleep(self._period_s / (TURNS_PER_PERIOD if self._is_large else 1))
+            if turn % TURNS_PER_PERIOD == 0 or not self._is_large:
                 self._partners = partners(self._membership.me, self._near(self._membership.live()))
             peer = self._whom_to_ask() if self._is_large and clock_s() >= self._quiet_until_s else None
             if peer is None:
                 continue
             try:
                 known = self._news.tags(clock_s())
-                self._membership.absorb_quietly(await self._client.ask_for_news(peer, known, PUSH_TIMEOUT_S))
+                await self._membership.absorb_quietly(await self._client.ask_for_news(peer, known, PUSH_TIMEOUT_S))
             except BadMessageError:
                 continue
             except RemoteError:
