@@ -17,9 +17,10 @@ from torch import Tensor
 from peerd.config.codec import Allowed, Codec, parse_codec
 from peerd.errors import BadMessageError
 from peerd.stage.accumulator import all_finite
-from peerd.stage.tensors import Chunk, decode_flat, decode_into, views_of_flat
+from peerd.stage.tensors import decode_flat, decode_into, views_of_flat
 from peerd.table.record import AverageId
 from peerd.wire import codecs
+from peerd.wire.values import Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class Compression:
         residual.note(average_id, where, rest)
         return told, chunks
 
-    def received(self, chunks: Sequence[Chunk], where: Slice, into: Tensor | None = None) -> Tensor:
+    def received(self, chunks: Sequence[Bytes], where: Slice, into: Tensor | None = None) -> Tensor:
         """BadMessageError where bytes make no finite values; there are as many as `num_bytes` says. `into` may be used to hold them."""
         if self.allowed.is_lossy:
             values = self._decoded(chunks, where)
@@ -117,7 +118,7 @@ class Compression:
             raise BadMessageError("a part or slice that is not finite")
         return values
 
-    def _decoded(self, chunks: Sequence[Chunk], where: Slice) -> Tensor:
+    def _decoded(self, chunks: Sequence[Bytes], where: Slice) -> Tensor:
         data = b"".join(chunks)
         border = where.codec.num_bytes(where.num_compressed)
         body = codecs.decode(where.codec, decode_flat([data[:border]], torch.uint8), where.num_compressed)
