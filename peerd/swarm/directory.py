@@ -103,7 +103,7 @@ class Directory:
         self._node = await _start_node(p2p, run, self._num_stages, bootstrap, must_answer=False, is_client=self.is_client)
 
     def store_soon(self, run: RunId, signed: SignedRecord) -> None:
-        """Store my record in the background; a store that fails is made good by the next period's."""
+        """Store my record in the background; a store that fails is made good by the next."""
         expires = get_dht_time() + 3 * self._period_s * signed.record.periods + 3.0
         key, subkey, value = stage_key(run, signed.record.stage), signed.record.peer, pack_record(signed)
         self._in_background(self._store(key, subkey, value, expires))
@@ -137,7 +137,7 @@ class Directory:
         try:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
                 await self._node.store(key, subkey=subkey, value=value, expiration_time=expires, beam_size=BEAM)
-        except Exception as error:  # stored anew next period; gossip does not need it
+        except Exception as error:  # stored anew soon; gossip does not need it
             LOG.debug("the DHT could not be written", error=repr(error))
 
 

@@ -1,4 +1,4 @@
-"""Spreads records: every period to the DHT and the peers, at once when a phase changes, with bounded fan-out.
+"""Spreads records: every period to the peers and every other to the DHT, at once when a phase changes, with bounded fan-out.
 
 A change of phase goes out at once, for others wait for it; news of my ledger may wait a moment for more. Few messages to one peer are on
 their way at a time: newer news of mine waits and goes out as one. A swarm too large for each
@@ -46,6 +46,8 @@ FENCE_SHARE = 0.8
 QUIET_PERIODS = 1.5
 EARLY = 0.5
 """In periods: an announcement due before the next look at the clock goes out now."""
+STORED_EVERY = 2
+"""Periods; what the directory has of me lives for three, and some seconds."""
 
 
 class Gossip:
@@ -64,6 +66,7 @@ class Gossip:
         membership.on_risen = lambda signed: self._news.note(signed.record, signed.raw, clock_s())
         self._partners: list[PeerId] = []
         self._announced_s = float("-inf")
+        self._stored_s = float("-inf")
         self._random = random.Random(membership.me)
         self._pushed_s = float("-inf")
         self._soon: asyncio.TimerHandle | None = None
@@ -126,7 +129,7 @@ class Gossip:
         self._news.forget(peer)
 
     async def _announce(self) -> None:
-        """Every period: publish and store in the DHT. T3: fence myself when I was away. Waits for nobody."""
+        """Every period: publish, and every other store in the DHT. T3: fence myself when I was away. Waits for nobody."""
         last_s = clock_s()
         while True:
             now_s = clock_s()
@@ -210,7 +213,9 @@ class Gossip:
         signed = self._membership.publish()
         if signed is None:
             return
-        if len(live.records) <= KNOWN_PER_PERIOD or is_among_first(signed.record, live, KEEPERS):
+        is_due = clock_s() - self._stored_s >= (STORED_EVERY - EARLY) * self._period_s
+        if is_due and (len(live.records) <= KNOWN_PER_PERIOD or is_among_first(signed.record, live, KEEPERS)):
+            self._stored_s = clock_s()
             self._directory.store_soon(self._membership.run, signed)
         if self._is_large:
             self._announced_s = clock_s()

@@ -160,6 +160,12 @@ async def test_an_announcement_goes_to_all_of_a_small_swarm_and_to_a_few_of_a_la
     await swarm.settle()
     assert len(swarm.client.told) == (num_others if num_others < TELLS_ALL else ANNOUNCED_TO)
     assert len(swarm.stores.stored) == 1
+    swarm.gossip._publish_and_store()
+    assert len(swarm.stores.stored) == 1
+    swarm.gossip._stored_s -= 1.6 * PERIOD_S
+    swarm.gossip._announced_s -= 1.6 * PERIOD_S
+    swarm.gossip._publish_and_store()
+    assert len(swarm.stores.stored) == 2
 
 
 async def test_in_a_larger_swarm_i_ask_around_and_look_after_who_does_not_answer() -> None:
