@@ -19,9 +19,10 @@ from peerd.averaging.lowrank import Block, Matrices
 from peerd.config.codec import Allowed, Codec, parse_codec
 from peerd.errors import BadMessageError
 from peerd.stage.accumulator import all_finite, split_evenly
-from peerd.stage.tensors import Chunk, decode_flat, decode_into, views_of_flat
+from peerd.stage.tensors import decode_flat, decode_into, views_of_flat
 from peerd.table.record import AverageId
 from peerd.wire import codecs
+from peerd.wire.values import Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class Compression:
         residual.note(average_id, where, rest, bases)
         return told, chunks
 
-    def received(self, chunks: Sequence[Chunk], where: Slice, into: Tensor | None = None) -> Tensor:
+    def received(self, chunks: Sequence[Bytes], where: Slice, into: Tensor | None = None) -> Tensor:
         """BadMessageError where bytes make no finite values; there are as many as `num_bytes` says. `into` may be used to hold them."""
         if self.allowed.is_lossy:
             values = self._decoded(chunks, where)
@@ -140,7 +141,7 @@ class Compression:
             raise BadMessageError("a part or slice that is not finite")
         return values
 
-    def _decoded(self, chunks: Sequence[Chunk], where: Slice) -> Tensor:
+    def _decoded(self, chunks: Sequence[Bytes], where: Slice) -> Tensor:
         data = b"".join(chunks)
         border = where.compressed_bytes
         if where.codec.rank:

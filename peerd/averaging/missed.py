@@ -20,8 +20,8 @@ from peerd.wire.values import Average
 def packed(held: HeldAverage) -> tuple[Average, bytes, Sequence[bytes]]:
     """With its hash, and as chunks: the average, and after it what was applied to a tied weight."""
     chunks = (*encode_flat(held.flat_sum), *(encode_flat(held.tied.values) if held.tied else ()))
-    data = b"".join(chunks)
-    return Average(held.roster, held.lineage, data, held.tied.id if held.tied else NO_AVERAGE), digest_of(chunks), chunks
+    num_bytes = sum(map(len, chunks))
+    return Average(held.roster, held.lineage, num_bytes, held.tied.id if held.tied else NO_AVERAGE), digest_of(chunks), chunks
 
 
 def unpacked(received: ReceivedAverage, state: StageState, step: int) -> HeldAverage:

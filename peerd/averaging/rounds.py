@@ -31,7 +31,7 @@ from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.timeline.spans import Kind, SpanRing
 from peerd.wire.clients import AveragingClient, PartHeader
 from peerd.wire.links import digest_of
-from peerd.wire.services import ReceiveViews
+from peerd.wire.services import Receive
 from peerd.wire.values import Average, Part
 
 MAX_DEAD_ROUNDS = 64
@@ -199,7 +199,7 @@ class Rounds:
 
     # As reducer
 
-    async def reduce(self, caller: PeerId, part: Part, receive: ReceiveViews) -> Sequence[memoryview]:
+    async def reduce(self, caller: PeerId, part: Part, receive: Receive) -> Sequence[memoryview]:
         current = await self._round_of(part.average_id)
         entry = current.roster.entry_of(caller)
         where = current.slices_of[current.mine]

@@ -21,7 +21,8 @@ from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import PeerId, Phase
 from peerd.table.view import LiveView
 
-TICK_S = 0.1
+TICK_S, IDLE_TICK_S = 0.1, 1.0
+"""Between two looks that nothing asks for: while something is under way that time decides, and otherwise."""
 RETRY_PAUSE_S = 0.25
 FORGET_REFUSAL_S = 2.0
 LOG = structlog.get_logger()
@@ -74,7 +75,7 @@ class Stepper:
                 await self._apply_fence()
             self.decision = self._decide()
             if self.decision.act is Act.WAIT:
-                await self._membership.changed(TICK_S)
+                await self._membership.changed(TICK_S if self._is_pressed else IDLE_TICK_S)
             else:
                 await self._do(self.decision)
         if self._rounds.open is not None:
@@ -82,6 +83,12 @@ class Stepper:
         await self._executor.run(Priority.CONTROL, self._state.begin_joining)
         self.on_change()
         self._retired.set()
+
+    @property
+    def _is_pressed(self) -> bool:
+        """Whether time alone may change the decision; whatever else does wakes me."""
+        asked, waits = self._refused or self._unanswered, self._propose_after_s + TICK_S > clock_s()
+        return bool(self._state.record.phase is not Phase.ACCUMULATING or asked or waits or self._lost_since_s is not None)
 
     async def retire(self) -> None:
         """Serve no more: from here on nobody counts on this peer. It owes nothing, so nothing is lost by it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from peerd.control.protocol import MAX_LINE_BYTES
 from peerd.errors import ExitCode, PeerdError, UsageError
 
 REQUEST_TIMEOUT_S = 10.0
+PIECE = 250
+"""Elements of a list that are encoded at once, which takes a millisecond; of a long history all together would take fifty."""
 Say = Callable[[str], None]
 Verb = Callable[[Mapping[str, Any], Say], Awaitable[Mapping[str, Any]]]
 
@@ -47,13 +49,44 @@ async def _serve(verbs: Mapping[str, Verb], reader: asyncio.StreamReader, writer
 
     with contextlib.closing(writer), contextlib.suppress(OSError):
         try:
-            send({"ok": await _answer(verbs, reader, lambda text: send({"progress": text}))})
+            reply = await _answer(verbs, reader, lambda text: send({"progress": text}))
+            writer.write(await _encoded({"ok": reply}))
         except PeerdError as error:
             send({"error": {"exit_code": int(error.exit_code), "message": error.message, "remedy": error.remedy}})
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"the daemon could not answer: {type(error).__name__}: {error}"
             send({"error": {"exit_code": int(ExitCode.FAILURE), "message": what, "remedy": "see its log"}})
         await writer.drain()
+
+
+async def _encoded(message: Mapping[str, Any]) -> bytes:
+    """A line of JSON. Others get their turn between its pieces."""
+    found = bytearray()
+    for piece in pieces_of(message):
+        found += piece.encode()
+        if len(piece) >= PIECE:
+            await asyncio.sleep(0)
+    return bytes(found + b"\n")
+
+
+def pieces_of(value: Any) -> Iterator[str]:
+    """JSON that is the value's when joined; of the lists in its objects, and in those, so many elements a piece."""
+    if isinstance(value, Mapping):
+        for number, (name, each) in enumerate(value.items()):
+            yield f"{', ' if number else '{'}{json.dumps(str(name))}: "
+            yield from pieces_of(each)
+        yield "}" if value else "{}"
+    elif isinstance(value, list | tuple) and len(value) > PIECE:
+        for start in range(0, len(value), PIECE):
+            yield (", " if start else "[") + json.dumps(value[start : start + PIECE])[1:-1]
+        yield "]"
+    elif isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):
+        for number, each in enumerate(value):
+            yield ", " if number else "["
+            yield from pieces_of(each)
+        yield "]"
+    else:
+        yield json.dumps(value)
 
 
 async def _answer(verbs: Mapping[str, Verb], reader: asyncio.StreamReader, say: Say) -> Mapping[str, Any]:

@@ -253,7 +253,7 @@ async def first_look(network: Network, membership: Membership, signed: SignedMan
     """The whole table, from the peer at the address."""
     request = SwarmClient(network.links, signed.run).gossip(peer, [], FIRST_LOOK_TIMEOUT_S, want_all=True)
     try:
-        membership.absorb_quietly(await request)
+        await membership.absorb_quietly(await request)
     except RemoteError as error:
         raise UnreachableError(f"{peer} does not tell who is in the swarm: {error.message}", "try again, or join at another peer") from None
 

@@ -76,7 +76,9 @@ class Governor:
         self._counted = moved
         limits, usage = self.limits, self._usage
         try:
-            readings = await asyncio.to_thread(self._sensors.read, limits, usage.today, usage.this_month)
+            asked = (limits, usage.today, usage.this_month)
+            looks = self._sensors.has_to_look(limits)
+            readings = await asyncio.to_thread(self._sensors.read, *asked) if looks else self._sensors.read(*asked)
             found = why_pause(limits, readings, paused=self.pause is not None)
         except Exception as error:  # the edge of what the platform tells: a broken sensor pauses nobody
             LOG.warning("a sensor failed", error=repr(error))

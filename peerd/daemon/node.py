@@ -56,9 +56,8 @@ MICROBATCH_TOTAL_S = 600.0
 MIN_PATIENCE_S = 5.0
 SWEEP_PERIOD_S = 5.0
 TRIM_PERIOD_S = 60.0
-ADDRESS_BOOK_PERIOD_S = 1.0
+NOTES_PERIOD_S = 1.0
 ADDRESS_PERIOD_S = 5.0
-PROGRESS_PERIOD_S = 1.0
 FORGET_AFTER_TTLS = 10
 MAX_COMMIT_TIMES = 100_000
 MAX_BOOTSTRAP = 8
@@ -205,25 +204,36 @@ class Node:
                 self.reachability.look_again()
                 self.announce()
 
-    async def keep_address_book(self) -> None:
-        """Who is there goes to disk soon: all may be killed at any moment, and then nobody knows where to come back to."""
+    async def keep_notes(self) -> None:
+        """Of the table, once it has changed: how far the run is, and who is there. The latter goes to disk soon: all may be killed at
+        any moment, and then nobody knows where to come back to."""
+        train = self.place.manifest.train
+        noted, remembered = None, None
         while True:
-            await asyncio.to_thread(self.remember_peers)
-            await asyncio.sleep(ADDRESS_BOOK_PERIOD_S)
+            live = self.membership.live()
+            if live is not noted:
+                self.progress = advance(self.progress, live, train.num_stages, train.microbatches_per_step, clock_s())
+                noted, addresses = live, self._addresses_met()
+                if addresses != remembered:
+                    await asyncio.to_thread(self.local.remember_peers, addresses)
+                    remembered = addresses
+            await asyncio.sleep(NOTES_PERIOD_S)
 
     def remember_peers(self) -> None:
         """For coming back without an address."""
+        self.local.remember_peers(self._addresses_met())
+
+    def _addresses_met(self) -> list[str]:
         others = [r for r in self.membership.live().records if r.peer != self.membership.me and r.addresses]
         # The second too: a router may not lead those behind it back to its own public address.
         second = {r.peer: [address for address in r.addresses[1:2] if not address.startswith("/ip4/127.")] for r in others}
-        self.local.remember_peers([address for r in others for address in (r.addresses[0], *second[r.peer])])
+        return [address for r in others for address in (r.addresses[0], *second[r.peer])]
 
-    async def note_progress(self) -> None:
-        """Whether the run comes further, by the table."""
-        train = self.place.manifest.train
-        while True:
-            self.progress = advance(self.progress, self.membership.live(), train.num_stages, train.microbatches_per_step, clock_s())
-            await asyncio.sleep(PROGRESS_PERIOD_S)
+    @property
+    def is_idle(self) -> bool:
+        """Whether no microbatch is here or under way from here, and no round is open."""
+        launches = self.trainer is not None and self.trainer.in_flight > 0
+        return not (launches or self.service.queue or self.rounds.open is not None)
 
     def facts(self) -> Facts:
         """What this peer's health is derived from."""
@@ -283,6 +293,8 @@ class Node:
     def keep_limits(self, limits: Limits) -> None:
         """Those of the owner's limits that the stage has to do with."""
         self.service.pace = replace(self.service.pace, duty=limits.duty)
+        if self.network.direct is not None:
+            self.network.direct.endpoint.look_again()
 
     def release(self) -> None:
         """The stage's memory is free again; what was counted and the last record stay for those who ask. Closed for good."""

@@ -26,6 +26,8 @@ from peerd.table.record import Phase
 
 LOOK_PERIOD_S = 1.0
 LOOKS_PER_SAMPLE = 2
+LOOKS_PER_WRITE = 10
+"""At least; whatever is more than a sample goes to disk with the next sample."""
 MAX_LOSSES = 64
 LOG = structlog.get_logger()
 
@@ -51,6 +53,7 @@ class Observer:
 
     def attach(self, node: Node, answers: Answers) -> None:
         self._node, self._answers = node, answers
+        self.lag.is_idle = lambda: node.is_idle
         self._known_history = -1
         node.on_news = self._heard
         node.rounds.on_applied = self._applied
@@ -67,7 +70,7 @@ class Observer:
                     self._sample(time.time())
             except Exception as error:  # the edge of what only looks: it must never end what trains
                 LOG.warning("the observer stumbled", error=repr(error))
-            if looks % LOOKS_PER_SAMPLE == 0:
+            if looks % LOOKS_PER_WRITE == 0 or (looks % LOOKS_PER_SAMPLE == 0 and self.archive.has_news):
                 await self.archive.write()
 
     def look(self, now_s: float) -> None:

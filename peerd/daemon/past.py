@@ -68,7 +68,8 @@ class Past:
         known = {entry.step: (entry.loss, entry.tokens) for entry in stored if entry.loss is not None}
         known |= {entry.step: (entry.loss, entry.tokens) for entry in self._remembered() if entry.step >= since}
         newest = sorted(known)[-MAX_STEPS_TOLD:]
-        return [self._step(step, *known[step], times.get(step, 0.0)) for step in newest]
+        # They may be thousands, and others get their turn while a thread goes through them.
+        return await asyncio.to_thread(lambda: [self._step(step, *known[step], times.get(step, 0.0)) for step in newest])
 
     def _step(self, step: int, loss: float, tokens: int, time_s: float) -> StepInfo:
         norm = self._node.state.gradient_norms.get(step)

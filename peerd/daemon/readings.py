@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import psutil
 
 from peerd import __version__
@@ -21,7 +23,7 @@ LAG_OVER_S = 60.0
 def readings(node: Node, answers: Answers, observer: Observer | None) -> dict[str, Reading]:
     """By the metric's name, as METRICS lists them."""
     counters, record, loss = answers.counters(), node.state.record, answers.table()["last_loss"]
-    memory = memory_of(node.place.device)
+    memory, now_s = memory_of(node.place.device), time.monotonic()
     values: dict[str, Reading] = {
         **_of_table(node),
         "peerd_info": {(__version__, record.peer, node.place.signed.run, node.place.manifest.name, describe(node.place.device)): 1.0},
@@ -61,8 +63,8 @@ def readings(node: Node, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_device_memory_used_bytes": memory.used,
         "peerd_memory_available_bytes": node.place.memory_bytes,
         "peerd_cpu_seconds_total": sum(psutil.Process().cpu_times()[:2]),
-        "peerd_event_loop_lag_seconds": observer.lag.worst_s(LAG_OVER_S) if observer else 0.0,
-        "peerd_event_loop_lag_quantile_seconds": observer.lag.quantiles() if observer else {},
+        "peerd_event_loop_lag_seconds": observer.lag.worst_s(LAG_OVER_S, now_s) if observer else 0.0,
+        "peerd_event_loop_lag_quantile_seconds": observer.lag.quantiles(now_s) if observer else {},
         "peerd_health_items": _by_severity(answers),
     }
     evaluation = node.training.evaluation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -189,6 +190,7 @@ class ControlService:
             if node.settings.follow_parent:
                 self._following = self._in_background(self._follow_parent())
             _say_ready(node)
+            gc.freeze()  # what is there by now stays: to look through it for cycles takes a tenth of a second each time
             for looker in (self._dashboard, self._otel):
                 if looker is not None:
                     self._in_background(looker.run())
@@ -262,13 +264,12 @@ async def _run(node: Node, departure: Departure, service: ControlService) -> Non
             group.create_task(node.gossip.run())
             group.create_task(node.stepper.run())
             group.create_task(node.sweep())
-            group.create_task(node.keep_address_book())
+            group.create_task(node.keep_notes())
             group.create_task(node.watch_addresses())
             if node.network.direct is not None:
                 group.create_task(node.network.direct.endpoint.run())
             group.create_task(node.reachability.run())
             group.create_task(Volunteering(node, service.governor).run())
-            group.create_task(node.note_progress())
             group.create_task(node.training.run())
             group.create_task(Supervisor(node).run())
             group.create_task(departure.run())

@@ -36,6 +36,13 @@ class Sensors:
     """Clock, busy seconds of all cores, of which mine."""
     _others: float | None = None
     _slow: dict[str, tuple[float, bool | None]] = field(default_factory=dict)
+    _children: list[psutil.Process] = field(default_factory=list)
+    _looked_s: float = float("-inf")
+
+    @staticmethod
+    def has_to_look(limits: Limits) -> bool:
+        """Whether these limits need more than the time and what was moved."""
+        return not (limits.while_used and limits.on_battery and limits.on_metered) or limits.max_temperature > 0
 
     def read(self, limits: Limits, today: int, this_month: int) -> Readings:
         now = datetime.datetime.now()  # noqa: DTZ005 - the owner's own day
@@ -58,7 +65,7 @@ class Sensors:
         busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         # Programs that gave way on purpose (nice) are nobody at work.
         busy -= getattr(times, "nice", 0.0)
-        mine, now_s = _own_cpu_s(), time.monotonic()
+        mine, now_s = self._own_cpu_s(), time.monotonic()
         before, self._shares = self._shares, (now_s, busy, mine)
         if before is None or now_s - before[0] < 0.5:
             return self._others
@@ -66,6 +73,18 @@ class Sensors:
         share = min(1.0, max(0.0, spent / ((now_s - before[0]) * (psutil.cpu_count() or 1))))
         self._others = share if self._others is None else SMOOTHING * share + (1 - SMOOTHING) * self._others
         return self._others
+
+    def _own_cpu_s(self) -> float:
+        """Of this daemon and its children, who are looked for anew where one is gone, and now and then: that reads of every process."""
+        known = self._children and all(child.is_running() for child in self._children)
+        if not known or time.monotonic() - self._looked_s >= SLOW_PERIOD_S:
+            self._looked_s, self._children = time.monotonic(), psutil.Process().children(recursive=True)
+        total = 0.0
+        for process in (psutil.Process(), *self._children):
+            with contextlib.suppress(psutil.Error):
+                spent = process.cpu_times()
+                total += spent.user + spent.system
+        return total
 
     def _gpu_shared(self) -> bool | None:
         """By NVML, which the extra `gpu` brings."""
@@ -88,16 +107,6 @@ class Sensors:
             told = ask()
             self._slow[name] = (time.monotonic(), told)
         return told
-
-
-def _own_cpu_s() -> float:
-    me = psutil.Process()
-    total = 0.0
-    for process in (me, *me.children(recursive=True)):
-        with contextlib.suppress(psutil.Error):
-            spent = process.cpu_times()
-            total += spent.user + spent.system
-    return total
 
 
 def _on_battery() -> bool | None:

@@ -51,7 +51,8 @@ class Tracing:
         asked = whom_to_ask(live, self._node.place.manifest.train.num_stages)
         most = min(MAX_SPANS, MAX_SPANS_TOLD // (len(asked) + 1))
         answers = await asyncio.gather(*(self._ask(record, (first, last), most) for record in asked))
-        return trace_reply(
+        return await asyncio.to_thread(  # they are tens of thousands
+            trace_reply,
             first=first,
             last=last,
             timelines=[self._own(first, last, most), *(answer for answer in answers if isinstance(answer, PeerTimeline))],
@@ -97,10 +98,14 @@ class Tracing:
         except RemoteError as error:
             return error.message
         offset_s, error_s = offset_to(probes)
-        spans = [span._replace(began_s=span.began_s + offset_s, ended_s=span.ended_s + offset_s) for span in told.spans]
+        spans = await asyncio.to_thread(_moved, told.spans, offset_s)
         return PeerTimeline(
             peer=record.peer, stage=record.stage, spans=spans, complete=told.complete, offset_s=offset_s, offset_error_s=error_s
         )
+
+
+def _moved(spans: Sequence[Span], offset_s: float) -> list[Span]:
+    return [span._replace(began_s=span.began_s + offset_s, ended_s=span.ended_s + offset_s) for span in spans]
 
 
 def offset_to(probes: Sequence[ReceivedTimeline]) -> tuple[float, float]:

@@ -57,6 +57,11 @@ class Archive:
     def note_evaluation(self, evaluation: Evaluation) -> None:
         self._evaluations.append(evaluation)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether more than samples was noted that is not on disk."""
+        return bool(self._steps or self._events or self._rosters or self._evaluations)
+
     async def write(self) -> None:
         """Put what was noted on disk; returns when it is there, or could not be."""
         await self._run(lambda _store: None)

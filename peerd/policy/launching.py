@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from peerd.policy.hashing import digest
 from peerd.policy.ledger import accumulate_set, indices, stages_missing, work_step
@@ -12,6 +13,7 @@ from peerd.table.record import PeerId, PeerRecord
 from peerd.table.view import LiveView
 
 STEPS_TO_BE_HEARD = 2
+REMEMBERED = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,12 @@ class Launch:
 def owners(trainers: Iterable[PeerId], step: int, index: int) -> list[PeerId]:
     """Trainers in the order in which they own (step, index): highest rendezvous weight first."""
     return sorted(trainers, key=lambda trainer: digest("owner", trainer, step, index, size=8), reverse=True)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _owners(trainers: tuple[PeerId, ...], step: int, index: int) -> tuple[PeerId, ...]:
+    """The same: the missing microbatches are looked through at every change of the table, and it hardly ever changes these."""
+    return tuple(owners(trainers, step, index))
 
 
 def those_who_train(live: LiveView) -> list[PeerRecord]:
@@ -98,11 +106,11 @@ def _of_step(
     absent = 0
     for bitmap in wanted.values():
         absent |= bitmap
-    trainers = trainers_of(live, step)
+    trainers = tuple(trainers_of(live, step))
     launches = []
     for index in indices(absent):
         since = missing_since_s.get((step, index), now_s)
-        ranked: Sequence[PeerId] = owners(trainers, step, index)
+        ranked = _owners(trainers, step, index)
         if live.me in ranked and now_s - since >= takeover_s * ranked.index(live.me):
             launches.append(Launch(step, index, accumulate_set(wanted, index)))
     return launches, {(step, index) for index in indices(absent)}

@@ -35,6 +35,8 @@ SPEAKERS = 3
 KEEPERS = 16
 """Peers of a stage whose records the directory keeps, when it is too large for all."""
 PARTNERS = 16
+MOST_PAUSE = 12
+"""Periods between two reads of the directory that are to bring nobody new."""
 ANNOUNCED_TO = 3
 """Peers who are told at once of an announcement, so that it does not begin its way with one."""
 TAG_BYTES = 7
@@ -48,6 +50,18 @@ FAR_SHARE = 0.5
 def periods(num_known: int) -> int:
     """Announce periods between two announcements of one who knows so many peers."""
     return 1 + num_known // KNOWN_PER_PERIOD
+
+
+def pause_before_reading(pause: int, before: LiveView, live: LiveView, num_stages: int) -> int:
+    """Periods between two reads of the directory, given those before the last one and the view at it.
+
+    Gossip brings what is new to those who have heard of one another; the directory is for those who have not. So it is read
+    every period while a stage has nobody or somebody comes or goes, and ever more seldom while all stay who they were.
+    """
+    stays = {record.peer for record in before.records} == {record.peer for record in live.records}
+    if not stays or any(not live.num_serving(stage) for stage in range(num_stages)):
+        return 1
+    return min(2 * pause, MOST_PAUSE)
 
 
 def num_peers(live: LiveView) -> int:

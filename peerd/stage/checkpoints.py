@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from peerd.table.record import Lineage
 
 KEPT = 4
 HASH_CHARS = 32
+PIECE = 1000
+"""Entries of the history that are encoded at once: a millisecond."""
 _NAME = re.compile(r"(\d{1,18})of(\d{1,18})-(\d{1,18})-[0-9a-f]+", re.ASCII)
 LOG = structlog.get_logger()
 
@@ -55,7 +58,7 @@ class CheckpointStore:
         metadata = {
             "inexact": str(state.lineage.inexact),
             "lineage": state.lineage.chain.hex(),
-            "history": json.dumps([[entry.step, entry.loss, entry.tokens] for entry in state.history]),
+            "history": _history_json(state.history),
         }
         try:
             with draft(self._folder) as path:
@@ -105,6 +108,13 @@ def read_checkpoint(checkpoint: Checkpoint) -> Downloaded | None:
 def _names(folder: Path) -> list[Checkpoint]:
     parts = [(path, _NAME.fullmatch(path.stem)) for path in folder.glob("*.safetensors")]
     return sorted(Checkpoint(int(name[3]), int(name[1]), int(name[2]), path) for path, name in parts if name)
+
+
+def _history_json(history: Sequence[HistoryEntry]) -> str:
+    """Piece by piece: all of a long one at once would hold up every other thread."""
+    rows = [[entry.step, entry.loss, entry.tokens] for entry in history]
+    pieces = (json.dumps(rows[start : start + PIECE])[1:-1] for start in range(0, len(rows), PIECE))
+    return f"[{', '.join(pieces)}]"
 
 
 def _digest(path: Path) -> str:

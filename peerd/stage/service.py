@@ -30,7 +30,7 @@ from peerd.stage.tensors import decode, encode, take
 from peerd.table.record import PeerId, RawRecord
 from peerd.timeline.spans import Kind, Span, SpanRing
 from peerd.wire.services import Progress, Receive
-from peerd.wire.values import Call, CallResult, TensorBytes
+from peerd.wire.values import Bytes, Call, CallResult, TensorBytes
 
 FORWARD_SHARE = 1 / 3
 BACKWARD_SHARE = 2 / 3
@@ -150,7 +150,7 @@ class StageService:
         if len(self._held) >= self.slots + reserved:
             raise BusyError(f"all {self.slots} slots are taken")
 
-    async def _serve(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...], progress: Progress) -> CallResult:
+    async def _serve(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], progress: Progress) -> CallResult:
         if call.evaluation:
             return await self._evaluate(call, ticket, chunks, progress)
         if self._state.ahead is not None and call.step > self._state.record.step:
@@ -180,7 +180,7 @@ class StageService:
             return self._result(ticket, outcome, gradient, downstream_s, below)
         raise PeerGoneError("the next stage's gradients are not finite")
 
-    async def _evaluate(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...], progress: Progress) -> CallResult:
+    async def _evaluate(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], progress: Progress) -> CallResult:
         """Forward here, on to the next stage, and the last stage's loss back; nothing is kept or counted."""
         output, labels = await self._run(Priority.FORWARD, ticket, lambda: self._forward_only(call, ticket, chunks))
         if isinstance(output, float):
@@ -230,8 +230,8 @@ class StageService:
 
     # Jobs of the executor's thread
 
-    def _take_inputs(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...]) -> TensorBytes:
-        """Decode and check the tensors; returns the labels' bytes to pass on."""
+    def _take_inputs(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> TensorBytes:
+        """Decode and check the tensors; returns the labels' bytes to pass on, apart from those of the inputs, which are done with."""
         inputs, labels = take(chunks, call.inputs, call.labels)
         device, vocabulary = self._state.device, self._manifest.model.vocab_size
         ticket.inputs, ticket.labels = decode(inputs, device), decode(labels, device).long()
@@ -243,9 +243,9 @@ class StageService:
             raise BadMessageError("activations that are not finite")
         if any(bool(((t < 0) | (t >= vocabulary)).any()) for t in tokens):
             raise BadMessageError(f"tokens outside the vocabulary of {vocabulary}")
-        return labels
+        return labels.with_chunks((b"".join(labels.chunks),))
 
-    def _forward(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...]) -> tuple[TensorBytes, TensorBytes]:
+    def _forward(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> tuple[TensorBytes, TensorBytes]:
         started_s = time.monotonic()
         labels = self._take_inputs(call, ticket, chunks)
         activations = encode(self._state.forward(ticket), self._activations.most_exact)
@@ -253,7 +253,7 @@ class StageService:
         self.spans.add(Kind.FORWARD, started_s, ticket.step, ticket.index)
         return activations, labels
 
-    def _forward_only(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...]) -> tuple[TensorBytes | float, TensorBytes]:
+    def _forward_only(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> tuple[TensorBytes | float, TensorBytes]:
         """Activations, or from the last stage the loss; and the labels to pass on."""
         started_s = time.monotonic()
         labels = self._take_inputs(call, ticket, chunks)
@@ -279,7 +279,7 @@ class StageService:
         self._note_backward(ticket, started_s)
         return outcome, gradient_out
 
-    def _last_stage(self, call: Call, ticket: Ticket, chunks: tuple[bytes, ...]) -> tuple[Outcome, TensorBytes | None]:
+    def _last_stage(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> tuple[Outcome, TensorBytes | None]:
         started_s = time.monotonic()
         self._take_inputs(call, ticket, chunks)
         outcome = self._state.forward_backward(ticket)

@@ -9,20 +9,19 @@ from torch import Tensor
 
 from peerd.config.codec import NONE, Codec
 from peerd.wire import codecs
-from peerd.wire.values import CHUNK_BYTES, TensorBytes
+from peerd.wire.values import CHUNK_BYTES, Bytes, TensorBytes
 
 _DTYPES = {"float32": torch.float32, "int32": torch.int32}
-Chunk = bytes | memoryview
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def encode(tensor: Tensor, codec: Codec = NONE) -> TensorBytes:
-    """Bytes of a float32 or int32 tensor, cut into chunks: one copy where they stay raw."""
+    """Bytes of a float32 or int32 tensor, cut into chunks; raw ones lie in its own memory, which must not change any more."""
     if codec.is_lossy:
         packed = codecs.encode(codec, tensor.detach().float().reshape(-1)).cpu()
-        return TensorBytes("float32", tuple(tensor.shape), encode_flat(packed), codec)
+        return TensorBytes("float32", tuple(tensor.shape), views_of_flat(packed), codec)
     flat = tensor.detach().to("cpu").contiguous()
-    return TensorBytes(_NAMES[flat.dtype], tuple(flat.shape), encode_flat(flat.view(-1)))
+    return TensorBytes(_NAMES[flat.dtype], tuple(flat.shape), views_of_flat(flat.view(-1)))
 
 
 def decode(value: TensorBytes, device: torch.device) -> Tensor:
@@ -45,7 +44,7 @@ def views_of_flat(flat: Tensor) -> tuple[memoryview, ...]:
     return tuple(view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES))
 
 
-def decode_into(flat: Tensor, chunks: Sequence[Chunk]) -> None:
+def decode_into(flat: Tensor, chunks: Sequence[Bytes]) -> None:
     """Fill a contiguous CPU vector with chunks that hold exactly its bytes."""
     view, start = memoryview(flat.numpy().data).cast("B") if flat.numel() else memoryview(b""), 0
     for chunk in chunks:
@@ -53,7 +52,7 @@ def decode_into(flat: Tensor, chunks: Sequence[Chunk]) -> None:
         start += len(chunk)
 
 
-def decode_flat(chunks: Sequence[Chunk], dtype: torch.dtype) -> Tensor:
+def decode_flat(chunks: Sequence[Bytes], dtype: torch.dtype) -> Tensor:
     """A vector from chunks; one copy, so that the result is writable and owns its memory."""
     total = sum(len(chunk) for chunk in chunks)
     if total == 0:
@@ -61,12 +60,18 @@ def decode_flat(chunks: Sequence[Chunk], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(bytearray().join(chunks), dtype=dtype)
 
 
-def take(chunks: Sequence[bytes], *values: TensorBytes) -> list[TensorBytes]:
-    """Share out the bytes of several tensors that travelled one after another."""
-    data = memoryview(b"".join(chunks)) if len(chunks) != 1 else memoryview(chunks[0])
+def take(chunks: Sequence[Bytes], *values: TensorBytes) -> list[TensorBytes]:
+    """Share out the bytes of several tensors that travelled one after another, without copying them."""
+    left = [memoryview(chunk) for chunk in reversed(chunks)]
     taken = []
-    start = 0
     for value in values:
-        taken.append(value.with_chunks((bytes(data[start : start + value.num_bytes]),)))
-        start += value.num_bytes
+        pieces: list[Bytes] = []
+        missing = value.num_bytes
+        while missing > 0:
+            piece = left.pop()
+            if len(piece) > missing:
+                left.append(piece[missing:])
+            pieces.append(piece[:missing])
+            missing -= len(pieces[-1])
+        taken.append(value.with_chunks(tuple(pieces)))
     return taken

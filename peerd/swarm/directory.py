@@ -27,6 +27,9 @@ OPERATION_TIMEOUT_S = 10.0
 REBUILD_SHUTDOWN_S = 1.0
 ROUND_TRIP_TIMEOUT_S = 15.0
 ROUND_TRIP_LIFE_S = 30.0
+BEAM = 8
+"""Nodes nearest to a key that are asked; the nearest five keep it. Every answer brings along all that its node keeps under the key."""
+MAX_SOUND = 1024
 LOG = structlog.get_logger()
 
 
@@ -37,11 +40,24 @@ class RunValidator(RecordValidatorBase):
         self._run = run
         self._manifest_key = _key_bytes(run)
         self._stage_keys = {_key_bytes(stage_key(run, stage)): stage for stage in range(num_stages)}
+        self._sound: set[tuple[bytes, bytes, bytes]] = set()
+        """What was found sound of late: the same records come with every answer of every node that keeps them."""
 
     def validate(self, record: DHTRecord) -> bool:
-        stage = self._stage_keys.get(record.key)
-        if stage is None and record.key != self._manifest_key:
+        if record.key != self._manifest_key and record.key not in self._stage_keys:
             return True  # another run's: not ours to judge
+        told = (record.key, record.subkey, record.value)
+        if told in self._sound:
+            return True
+        if not self._is_sound(record):
+            return False
+        if len(self._sound) >= MAX_SOUND:
+            self._sound.clear()
+        self._sound.add(told)
+        return True
+
+    def _is_sound(self, record: DHTRecord) -> bool:
+        stage = self._stage_keys.get(record.key)
         try:
             subkey, value = msgpack.unpackb(record.subkey), MSGPackSerializer.loads(record.value)
             if stage is None:
@@ -87,7 +103,7 @@ class Directory:
         self._node = await _start_node(p2p, run, self._num_stages, bootstrap, must_answer=False, is_client=self.is_client)
 
     def store_soon(self, run: RunId, signed: SignedRecord) -> None:
-        """Store my record in the background; a store that fails is made good by the next period's."""
+        """Store my record in the background; a store that fails is made good by the next."""
         expires = get_dht_time() + 3 * self._period_s * signed.record.periods + 3.0
         key, subkey, value = stage_key(run, signed.record.stage), signed.record.peer, pack_record(signed)
         self._in_background(self._store(key, subkey, value, expires))
@@ -101,7 +117,7 @@ class Directory:
         keys = [stage_key(run, stage) for stage in stages]
         try:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
-                found = await self._node.get_many(keys, sufficient_expiration_time=math.inf)  # or a stale cache answers
+                found = await self._node.get_many(keys, sufficient_expiration_time=math.inf, beam_size=BEAM)  # inf: or a stale one will do
         except Exception as error:  # the DHT is a convenience: gossip carries on without it
             LOG.debug("the DHT could not be read", error=repr(error))
             return []
@@ -120,8 +136,8 @@ class Directory:
     async def _store(self, key: str, subkey: str, value: bytes, expires: float) -> None:
         try:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
-                await self._node.store(key, subkey=subkey, value=value, expiration_time=expires)
-        except Exception as error:  # stored anew next period; gossip does not need it
+                await self._node.store(key, subkey=subkey, value=value, expiration_time=expires, beam_size=BEAM)
+        except Exception as error:  # stored anew soon; gossip does not need it
             LOG.debug("the DHT could not be written", error=repr(error))
 
 
@@ -133,6 +149,10 @@ async def _start_node(
         initial_peers=list(bootstrap) or None,
         record_validator=RunValidator(run, num_stages),
         client_mode=is_client,
+        # Only the newest will do, so nothing is read from a cache: with one, each store has the key read anew.
+        cache_locally=False,
+        cache_nearest=0,
+        cache_on_store=False,
         cache_refresh_before_expiry=0,
         ensure_bootstrap_success=must_answer,
         strict=must_answer,

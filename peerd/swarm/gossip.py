@@ -1,4 +1,4 @@
-"""Spreads records: every period to the DHT and the peers, at once when a phase changes, with bounded fan-out.
+"""Spreads records: every period to the peers and every other to the DHT, at once when a phase changes, with bounded fan-out.
 
 A change of phase goes out at once, for others wait for it; news of my ledger may wait a moment for more. Few messages to one peer are on
 their way at a time: newer news of mine waits and goes out as one. A swarm too large for each
@@ -24,6 +24,7 @@ from peerd.policy.spreading import (
     News,
     is_among_first,
     partners,
+    pause_before_reading,
     whom_to_ask,
 )
 from peerd.swarm.directory import Directory
@@ -45,6 +46,8 @@ FENCE_SHARE = 0.8
 QUIET_PERIODS = 1.5
 EARLY = 0.5
 """In periods: an announcement due before the next look at the clock goes out now."""
+STORED_EVERY = 2
+"""Periods; what the directory has of me lives for three, and some seconds."""
 
 
 class Gossip:
@@ -63,6 +66,7 @@ class Gossip:
         membership.on_risen = lambda signed: self._news.note(signed.record, signed.raw, clock_s())
         self._partners: list[PeerId] = []
         self._announced_s = float("-inf")
+        self._stored_s = float("-inf")
         self._random = random.Random(membership.me)
         self._pushed_s = float("-inf")
         self._soon: asyncio.TimerHandle | None = None
@@ -125,7 +129,7 @@ class Gossip:
         self._news.forget(peer)
 
     async def _announce(self) -> None:
-        """Every period: publish and store in the DHT. T3: fence myself when I was away. Waits for nobody."""
+        """Every period: publish, and every other store in the DHT. T3: fence myself when I was away. Waits for nobody."""
         last_s = clock_s()
         while True:
             now_s = clock_s()
@@ -137,11 +141,17 @@ class Gossip:
             await asyncio.sleep(max(0.0, self._period_s - (clock_s() - now_s)))
 
     async def _read_directory(self) -> None:
-        """Peers that gossip has not brought yet; the DHT may take seconds to answer."""
+        """Peers that gossip has not brought yet; the DHT may take seconds to answer. Seldom where nobody comes or goes."""
+        pause, waited, before = 1, 1, self._membership.live()
         while True:
-            stages = [self._random.choice(self._stages)] if self._periods > 1 else self._stages
-            self._membership.absorb_quietly(await self._directory.read_records(self._membership.run, stages))
+            live = self._membership.live()
+            next_pause = pause_before_reading(pause, before, live, len(self._stages))
+            if waited >= pause or next_pause == 1:
+                pause, waited, before = next_pause, 0, live
+                stages = [self._random.choice(self._stages)] if self._periods > 1 else self._stages
+                await self._membership.absorb_quietly(await self._directory.read_records(self._membership.run, stages))
             await asyncio.sleep(self._period_s * self._periods)
+            waited += 1
 
     async def _look_around(self) -> None:
         """Every period somebody's whole table, in a swarm where each tells all: two that have only friends in common learn
@@ -155,20 +165,20 @@ class Gossip:
                 table = await self._client.gossip(self._random.choice(others), [], PUSH_TIMEOUT_S, want_all=True)
             except RemoteError:
                 continue  # the next push finds out what is the matter with it
-            self._membership.absorb_quietly(table)
+            await self._membership.absorb_quietly(table)
 
     async def _ask_around(self) -> None:
         """In a larger swarm somebody's news, some times a period. Whoever does not answer is looked after like any other that failed."""
         for turn in itertools.count():
-            await asyncio.sleep(self._period_s / TURNS_PER_PERIOD)
-            if turn % TURNS_PER_PERIOD == 0:
+            await asyncio.sleep(self._period_s / (TURNS_PER_PERIOD if self._is_large else 1))
+            if turn % TURNS_PER_PERIOD == 0 or not self._is_large:
                 self._partners = partners(self._membership.me, self._near(self._membership.live()))
             peer = self._whom_to_ask() if self._is_large and clock_s() >= self._quiet_until_s else None
             if peer is None:
                 continue
             try:
                 known = self._news.tags(clock_s())
-                self._membership.absorb_quietly(await self._client.ask_for_news(peer, known, PUSH_TIMEOUT_S))
+                await self._membership.absorb_quietly(await self._client.ask_for_news(peer, known, PUSH_TIMEOUT_S))
             except BadMessageError:
                 continue
             except RemoteError:
@@ -203,7 +213,9 @@ class Gossip:
         signed = self._membership.publish()
         if signed is None:
             return
-        if len(live.records) <= KNOWN_PER_PERIOD or is_among_first(signed.record, live, KEEPERS):
+        is_due = clock_s() - self._stored_s >= (STORED_EVERY - EARLY) * self._period_s
+        if is_due and (len(live.records) <= KNOWN_PER_PERIOD or is_among_first(signed.record, live, KEEPERS)):
+            self._stored_s = clock_s()
             self._directory.store_soon(self._membership.run, signed)
         if self._is_large:
             self._announced_s = clock_s()

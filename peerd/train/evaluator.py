@@ -25,7 +25,7 @@ from peerd.train.data import Corpus
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.values import Call
 
-TICK_S = 0.5
+TICK_S = 2.0
 TAKEOVER_S = 60.0
 """An owner that has told nothing for so long is stuck, though it lives."""
 FAILURE_PAUSE_S = 0.5

@@ -26,7 +26,8 @@ TAKEOVER_S = 4.0
 """At least so long, and at least twice as long as a step has taken, stays missing what another trainer owns."""
 FIRST_TAKEOVER_S = 12.0
 STEP_TIME_SMOOTHING = 0.3
-TICK_S = 0.2
+TICK_S, IDLE_TICK_S = 0.2, 1.0
+"""Between two looks that nothing asks for: while something is missing, which becomes mine to launch in time, and otherwise."""
 FAILURE_PAUSE_S = 0.1
 MAX_SLOTS = 4096
 """Whatever a peer says."""
@@ -73,7 +74,7 @@ class Trainer:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._launch_missing(group)
-                await self._membership.changed(TICK_S)
+                await self._membership.changed(TICK_S if self._missing_since_s else IDLE_TICK_S)
 
     def stop_after_this_step(self) -> None:
         """What I own of the step under way I still launch, for nobody else will for a while."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from peerd.wire.generated import averaging_pb2
+from peerd.wire.generated import averaging_pb2, stage_pb2
 
 _LENGTH_DELIMITED = 2
 _MAX_LENGTH_BYTES = 5
@@ -44,6 +44,7 @@ class ChunkCoder:
 
 
 PARTS, SLICES = ChunkCoder(averaging_pb2.PartMessage), ChunkCoder(averaging_pb2.SliceMessage)
+CALLS, REPLIES = ChunkCoder(stage_pb2.CallMessage), ChunkCoder(stage_pb2.ReplyMessage)
 
 
 def _varint(value: int) -> bytes:

@@ -17,7 +17,7 @@ from peerd.policy.roster import Roster
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, RawRecord, RunId
 from peerd.timeline.spans import Kind, Span, SpanRing
 from peerd.wire import convert, timelines
-from peerd.wire.chunks import PARTS, SLICES
+from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk
 from peerd.wire.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
@@ -31,9 +31,9 @@ from peerd.wire.generated import (
     swarm_pb2_grpc,
 )
 from peerd.wire.links import Links, PeerRole, as_remote_error, digest_of, raise_if_ours, read_within
-from peerd.wire.values import Call, CallResult, Description, RawManifest
+from peerd.wire.values import Bytes, Call, CallResult, Description, RawManifest
 
-REDUCE = "/peerd.Averaging/Reduce"
+BACKPROPAGATE, REDUCE = "/peerd.Stage/Backpropagate", "/peerd.Averaging/Reduce"
 MAX_CHUNKS = 1 << 20
 MAX_STEP = 1 << 62
 MAX_LINEAGE_BYTES = 32
@@ -110,17 +110,18 @@ class StageClient:
         self, peer: PeerId, call: Call, records: Sequence[RawRecord], patience_s: float, on_forwarded: Callable[[int, PeerId], None]
     ) -> CallResult:
         """Hand over activations and wait for their gradient. `patience_s` bounds the silence between two messages."""
-        stub: Any = stage_pb2_grpc.StageStub(await self._links.channel_for_tensors(peer))
+        channel = await self._links.channel_for_tensors(peer)
+        method = channel.stream_stream(BACKPROPAGATE, request_serializer=CALLS.serialize, response_deserializer=REPLIES.deserialize)
         header = convert.call_to(call, self._run, records)
         traffic = self._links.traffic
 
-        async def messages() -> AsyncIterator[stage_pb2.CallMessage]:
+        async def messages() -> AsyncIterator[stage_pb2.CallMessage | Bytes]:
             began_s = time.monotonic()
             yield stage_pb2.CallMessage(header=header)
             sent = header.ByteSize()
             for chunk in (*call.inputs.chunks, *call.labels.chunks):
                 sent += len(chunk)
-                yield stage_pb2.CallMessage(chunk=chunk)
+                yield chunk
             self.spans.add(Kind.SEND, began_s, call.step, call.index, peer, sent)
             traffic.sent_bytes += sent
             if call.stage > 0:
@@ -128,7 +129,7 @@ class StageClient:
                 traffic.boundary_bytes += sent
             traffic.sent_inputs(call)
 
-        rpc = stub.Backpropagate(messages())
+        rpc = method(messages())
         try:
             done = await _wait_for_done(rpc, patience_s, on_forwarded)
             gradient = None
@@ -359,7 +360,7 @@ async def _wait_for_done(rpc: Any, patience_s: float, on_forwarded: Callable[[in
     except PeerGoneError as error:
         raise UnheardError(error.message) from None
     while message is not None:
-        kind = message.WhichOneof("kind")
+        kind = "chunk" if isinstance(message, Chunk) else message.WhichOneof("kind")
         if kind == "done":
             done: stage_pb2.Done = message.done
             return done

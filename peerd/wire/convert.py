@@ -12,7 +12,7 @@ from peerd.policy.roster import Roster, RosterEntry
 from peerd.policy.spreading import MOST_TAGS, TAG_BYTES
 from peerd.table.record import PeerId, RawRecord
 from peerd.wire.generated import averaging_pb2, stage_pb2, swarm_pb2
-from peerd.wire.values import ITEM_BYTES, Call, CallResult, TensorBytes
+from peerd.wire.values import ITEM_BYTES, Bytes, Call, CallResult, TensorBytes
 
 MAX_RECORDS = 64
 MAX_STAGES = 4096
@@ -118,7 +118,7 @@ def call_from(header: stage_pb2.CallHeader) -> Call:
     )
 
 
-def result_to(result: CallResult, receive_rate: float | None) -> list[stage_pb2.ReplyMessage]:
+def result_to(result: CallResult, receive_rate: float | None) -> list[stage_pb2.ReplyMessage | Bytes]:
     """The end of a call: that it is done, and the bytes of the gradient. `receive_rate`: bytes per second from this caller."""
     done = stage_pb2.Done(
         downstream_s=result.downstream_s,
@@ -134,7 +134,7 @@ def result_to(result: CallResult, receive_rate: float | None) -> list[stage_pb2.
     if result.gradient is None:
         return [stage_pb2.ReplyMessage(done=done)]
     done.gradient.CopyFrom(tensor_to(result.gradient))
-    return [stage_pb2.ReplyMessage(done=done), *(stage_pb2.ReplyMessage(chunk=chunk) for chunk in result.gradient.chunks)]
+    return [stage_pb2.ReplyMessage(done=done), *result.gradient.chunks]
 
 
 def roster_to(roster: Roster) -> averaging_pb2.Roster:

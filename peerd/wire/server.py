@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from peerd.wire.checkup import CheckupServicer
-from peerd.wire.chunks import PARTS, SLICES
+from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES
 from peerd.wire.counted import counted
 from peerd.wire.data_service import DataServicer
 from peerd.wire.direct import KEEPALIVE_OPTIONS, DirectServicer, Pins, Showing
@@ -28,7 +28,6 @@ from peerd.wire.services import AveragingServicer, StageServicer, StateServicer,
 from peerd.wire.throttle import Throttles
 
 MAX_CONCURRENT_CALLS = 1024
-LOOK_PERIOD_S = 1.0
 CLOSING_S = 5.0
 LOG = structlog.get_logger()
 
@@ -50,6 +49,7 @@ class DirectEndpoint:
         self._host, self._port = host, port
         self._showing, self._pins, self._throttles = showing, pins, throttles
         self._servicers: Sequence[Any] = ()
+        self._asked = asyncio.Event()
         self._taken = b""
         """The certificates that gRPC was last told to take."""
         self._server: grpc.aio.Server | None = None
@@ -61,8 +61,13 @@ class DirectEndpoint:
     async def run(self) -> None:
         """Opens and closes with the caps until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_PERIOD_S)
+            await self._asked.wait()
+            self._asked.clear()
             await self._look()
+
+    def look_again(self) -> None:
+        """The caps may be others now."""
+        self._asked.set()
 
     async def close(self, grace_s: float = 0.0) -> None:
         self._showing.port = 0
@@ -119,9 +124,10 @@ class _Methods(dict[str, dict[str, Any]]):
 def _handlers(servicers: Sequence[Any], throttles: Throttles | None = None) -> tuple[Any, ...]:
     """What a server takes calls with; where `throttles` are given, their messages are counted."""
     methods = _methods_of(servicers)
-    averaging = methods.get("peerd.Averaging")
-    if averaging is not None:
-        averaging["Reduce"] = averaging["Reduce"]._replace(request_deserializer=PARTS.deserialize, response_serializer=SLICES.serialize)
+    for service, name, taken, given in (("peerd.Averaging", "Reduce", PARTS, SLICES), ("peerd.Stage", "Backpropagate", CALLS, REPLIES)):
+        if service in methods:
+            coders = {"request_deserializer": taken.deserialize, "response_serializer": given.serialize}
+            methods[service][name] = methods[service][name]._replace(**coders)
     if throttles is not None:
         for handlers in methods.values():
             handlers |= {name: counted(handler, throttles) for name, handler in handlers.items()}

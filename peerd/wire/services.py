@@ -36,7 +36,7 @@ from peerd.wire.generated import (
 )
 from peerd.wire.links import RETRY_AFTER_MS, PeerRole, Traffic
 from peerd.wire.tunnel import caller_of
-from peerd.wire.values import Average, Call, CallResult, Description, Part, Snapshot
+from peerd.wire.values import Average, Bytes, Call, CallResult, Description, Part, Snapshot
 
 LOG = structlog.get_logger()
 _STATUS: dict[type[PeerdError], grpc.StatusCode] = {
@@ -45,8 +45,7 @@ _STATUS: dict[type[PeerdError], grpc.StatusCode] = {
     BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     PeerGoneError: grpc.StatusCode.UNAVAILABLE,
 }
-Receive = Callable[[], Awaitable[tuple[bytes, ...]]]
-ReceiveViews = Callable[[], Awaitable[tuple[memoryview, ...]]]
+Receive = Callable[[], Awaitable[Sequence[Bytes]]]
 Progress = Callable[[int, PeerId], None]
 Tallies = Callable[[], Awaitable[Sequence[StageTally]]]
 
@@ -72,7 +71,7 @@ class StageHandler(Protocol):
 class AveragingHandler(Protocol):
     async def propose(self, caller: PeerId, roster: Roster) -> tuple[bool, str, RawRecord]: ...
 
-    async def reduce(self, caller: PeerId, part: Part, receive: ReceiveViews) -> Sequence[memoryview]: ...
+    async def reduce(self, caller: PeerId, part: Part, receive: Receive) -> Sequence[memoryview]: ...
 
     def abort(self, caller: PeerId, average_id: AverageId) -> None: ...
 
@@ -210,7 +209,8 @@ class StageServicer(stage_pb2_grpc.StageServicer):
         self._door = door
         self._handler = handler
 
-    async def Backpropagate(self, messages: AsyncIterator[stage_pb2.CallMessage], context: Any) -> AsyncIterator[stage_pb2.ReplyMessage]:
+    async def Backpropagate(self, messages: AsyncIterator[stage_pb2.CallMessage | Chunk], context: Any) -> AsyncIterator[Any]:
+        """Takes and yields chunks as they lie in memory (`ChunkCoder`)."""
         caller = await self._door.caller(context)
         replies: asyncio.Queue[stage_pb2.ReplyMessage | None] = asyncio.Queue()
         work = asyncio.ensure_future(self._work(caller, messages, replies))
@@ -233,8 +233,8 @@ class StageServicer(stage_pb2_grpc.StageServicer):
             with contextlib.suppress(asyncio.CancelledError, PeerdError):
                 await work
         began_s = time.monotonic()
-        for reply in convert.result_to(result, self._door.traffic.incoming[caller].rate):
-            yield reply
+        for each in convert.result_to(result, self._door.traffic.incoming[caller].rate):
+            yield each
         if result.gradient is not None:
             self._door.spans.add(Kind.SEND_GRADIENT, began_s, call.step, call.index, caller, result.gradient.num_bytes)
         self._count(result)
@@ -243,13 +243,13 @@ class StageServicer(stage_pb2_grpc.StageServicer):
         self, caller: PeerId, messages: AsyncIterator[Any], replies: asyncio.Queue[stage_pb2.ReplyMessage | None]
     ) -> tuple[Call, CallResult]:
         first = await self._door.read(messages)
-        if first is None or first.WhichOneof("kind") != "header":
+        if not isinstance(first, stage_pb2.CallMessage) or first.WhichOneof("kind") != "header":
             raise BadMessageError("a call without a header")
         self._door.check_run(first.header.run)
         call = convert.call_from(first.header)
         self._handler.absorb(caller, convert.records_from(first.header.records))
 
-        async def receive() -> tuple[bytes, ...]:
+        async def receive() -> tuple[memoryview, ...]:
             replies.put_nowait(stage_pb2.ReplyMessage(accepted=stage_pb2.Accepted()))
             num_bytes = call.inputs.num_bytes + call.labels.num_bytes
             with self._door.traffic.receiving(caller, num_bytes):
@@ -316,12 +316,12 @@ class AveragingServicer(averaging_pb2_grpc.AveragingServicer):
             average, checksum, chunks = await self._handler.get_average(request.stage, request.step)
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
-        header = averaging_pb2.AverageHeader(roster=convert.roster_to(average.roster), num_bytes=len(average.data), blake3=checksum)
+        header = averaging_pb2.AverageHeader(roster=convert.roster_to(average.roster), num_bytes=average.num_bytes, blake3=checksum)
         header.inexact, header.lineage, header.tied_sum = average.lineage.inexact, average.lineage.chain, average.tied_sum
         yield averaging_pb2.AverageMessage(header=header)
         for chunk in chunks:
             yield averaging_pb2.AverageMessage(chunk=chunk)
-        self._door.traffic.gave("averages", PeerRole.STAGE_PEER, len(average.data))
+        self._door.traffic.gave("averages", PeerRole.STAGE_PEER, average.num_bytes)
 
     async def GetTied(self, request: averaging_pb2.TiedRequest, context: Any) -> AsyncIterator[averaging_pb2.TiedMessage]:
         caller = await self._door.caller(context)

@@ -11,6 +11,7 @@ from peerd.policy.roster import Roster
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, RawRecord
 
 CHUNK_BYTES = 1 << 20
+Bytes = bytes | memoryview
 ITEM_BYTES = {"float32": 4, "int32": 4}
 
 
@@ -20,7 +21,7 @@ class TensorBytes:
 
     dtype: str
     shape: tuple[int, ...]
-    chunks: tuple[bytes, ...]
+    chunks: tuple[Bytes, ...]
     codec: Codec = NONE
 
     @property
@@ -32,7 +33,7 @@ class TensorBytes:
         """As they travel."""
         return self.codec.num_bytes(self.num_values) if self.codec.is_lossy else ITEM_BYTES[self.dtype] * self.num_values
 
-    def with_chunks(self, chunks: tuple[bytes, ...]) -> TensorBytes:
+    def with_chunks(self, chunks: tuple[Bytes, ...]) -> TensorBytes:
         return replace(self, chunks=chunks)
 
     def check(self, dtype: str, shape: tuple[int, ...], allowed: Allowed | None = None) -> None:
@@ -98,7 +99,7 @@ class Average:
     roster: Roster
     lineage: Lineage
     """Of the parameters whose gradients these are."""
-    data: bytes
+    num_bytes: int
     tied_sum: AverageId = NO_AVERAGE
     """Of a tied weight's gradients over both stages, which come after it; none where the step is not finished."""
 

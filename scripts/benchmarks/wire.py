@@ -2,6 +2,7 @@
 
 Medians of milliseconds a call, one way there and a short answer back; MB/s follow from them. All sides are encrypted and know who
 calls. They take turns in each round. A unary call can carry 4 MiB at most, everywhere. 1 KiB shows the latency.
+From 1 MiB on the processor time of both ends together is told.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ class Side:
     stream: bool
     variant: dict[str, Any]
     seconds: list[float] = field(default_factory=list)
+    spent_s: list[float] = field(default_factory=list)
+    """Processor time of a call, both ends and their p2pd together."""
 
     @property
     def label(self) -> str:
         size = f"{self.kib} KiB" if self.kib < 1024 else f"{self.kib // 1024} MiB"
-        speed = self.kib * 1024 / statistics.median(self.seconds) / 1e6
-        return f"{size} {'stream' if self.stream else 'unary'}: {self.name}, {speed:.0f} MB/s"
+        megabytes, kind = self.kib * 1024 / 1e6, "stream" if self.stream else "unary"
+        spent = f", {1e3 * statistics.median(self.spent_s) / megabytes:.1f} ms of processor a MB" if self.kib >= 1024 else ""
+        return f"{size} {kind}: {self.name}, {megabytes / statistics.median(self.seconds):.0f} MB/s{spent}"
 
 
 def sides_of(kib: int, stream: bool) -> list[Side]:
@@ -63,11 +67,13 @@ def race(kibs: list[int], rounds: int) -> list[list[Side]]:
             for number in range(rounds + 1):  # the first is for warming up
                 for side in group if number % 2 else group[::-1]:
                     repeats = max(1, min(MAX_REPEATS, BYTES_A_TURN // (side.kib * 1024)))
-                    took_s = teams[side.team].ask_one(
-                        0, "measure", stream=side.stream, num_bytes=side.kib * 1024, repeats=repeats, **side.variant
-                    )
+                    team, order = teams[side.team], {"stream": side.stream, "num_bytes": side.kib * 1024, "repeats": repeats}
+                    before_s = sum(team.ask("spent_s"))
+                    took_s = team.ask_one(0, "measure", **order, **side.variant)
+                    spent_s = sum(team.ask("spent_s")) - before_s
                     if number:
                         side.seconds.append(statistics.median(took_s))
+                        side.spent_s.append(spent_s / repeats)
             progress("; ".join(side.label for side in group))
     return groups
 

@@ -17,6 +17,7 @@ from peerd.policy.rebalance import Rebalancing, plan
 from peerd.policy.spreading import (
     KEPT_TURNS,
     MOST_NEWS,
+    MOST_PAUSE,
     PARTNERS,
     SPEAKERS,
     SUMMARISED,
@@ -24,6 +25,7 @@ from peerd.policy.spreading import (
     News,
     concerns,
     partners,
+    pause_before_reading,
     periods,
     summarise,
     tag_of,
@@ -248,3 +250,17 @@ def test_nobody_moves_to_a_stage_that_is_strong_by_what_its_speaker_tells() -> N
     assert weak.reason.startswith("stage 2")
     served = replace(large(summary(throughput=6.0)), records=(*large(summary(throughput=6.0)).records, *stage_of(2, 6, throughput=1.0)))
     assert not plan(served, 4, 0, Rebalancing()).moves
+
+
+def test_the_directory_is_read_ever_more_seldom_until_somebody_comes_or_goes_or_a_stage_has_nobody() -> None:
+    settled = view_of(*stage_of(0, 2), *stage_of(1, 2))
+    pauses = [1]
+    for _ in range(6):
+        pauses.append(pause_before_reading(pauses[-1], settled, settled, 2))
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == MOST_PAUSE
+    for other in (view_of(*stage_of(0, 3), *stage_of(1, 2)), view_of(*stage_of(0, 2), *stage_of(1, 1))):
+        assert pause_before_reading(MOST_PAUSE, settled, other, 2) == 1
+    assert pause_before_reading(MOST_PAUSE, settled, settled, 3) == 1
+    newer = view_of(*stage_of(0, 2, version=9), *stage_of(1, 2, step=4))
+    assert pause_before_reading(MOST_PAUSE, settled, newer, 2) == MOST_PAUSE

@@ -18,7 +18,7 @@ from peerd.stage.service import StageService
 from peerd.stage.state import StageState
 from peerd.stage.tensors import encode
 from peerd.table.record import PeerId, PeerRecord
-from peerd.wire.values import Call, CallResult, TensorBytes
+from peerd.wire.values import Bytes, Call, CallResult, TensorBytes
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
@@ -48,7 +48,7 @@ class Chain:
     async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
         on_forwarded(call.stage, PeerId(f"p{call.stage}"))
 
-        async def receive() -> tuple[bytes, ...]:
+        async def receive() -> tuple[Bytes, ...]:
             return (*call.inputs.chunks, *call.labels.chunks)
 
         without_bytes = replace(call, inputs=call.inputs.with_chunks(()), labels=call.labels.with_chunks(()))

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.errors import PeerGoneError
-from peerd.policy.spreading import ANNOUNCED_TO, TELLS_ALL
+from peerd.policy.spreading import ANNOUNCED_TO, MOST_PAUSE, TELLS_ALL
 from peerd.swarm.directory import Directory
 from peerd.swarm.gossip import MOST_ON_THEIR_WAY, Gossip
 from peerd.swarm.identity import Identity
@@ -57,10 +57,15 @@ class Stores:
 
     stored: list[SignedRecord] = field(default_factory=list)
     failed: list[PeerId] = field(default_factory=list)
+    num_reads: int = 0
     was_told: asyncio.Event = field(default_factory=asyncio.Event)
 
     def store_soon(self, _run: RunId, signed: SignedRecord) -> None:
         self.stored.append(signed)
+
+    async def read_records(self, _run: RunId, _stages: Sequence[int]) -> list[RawRecord]:
+        self.num_reads += 1
+        return []
 
     def report_failure(self, peer: PeerId) -> None:
         self.failed.append(peer)
@@ -155,6 +160,12 @@ async def test_an_announcement_goes_to_all_of_a_small_swarm_and_to_a_few_of_a_la
     await swarm.settle()
     assert len(swarm.client.told) == (num_others if num_others < TELLS_ALL else ANNOUNCED_TO)
     assert len(swarm.stores.stored) == 1
+    swarm.gossip._publish_and_store()
+    assert len(swarm.stores.stored) == 1
+    swarm.gossip._stored_s -= 1.6 * PERIOD_S
+    swarm.gossip._announced_s -= 1.6 * PERIOD_S
+    swarm.gossip._publish_and_store()
+    assert len(swarm.stores.stored) == 2
 
 
 async def test_in_a_larger_swarm_i_ask_around_and_look_after_who_does_not_answer() -> None:
@@ -183,3 +194,18 @@ async def test_who_knows_many_announces_itself_when_it_is_due_and_no_sooner() ->
     swarm.gossip._announced_s -= 2.6 * PERIOD_S
     swarm.gossip._publish_and_store()
     assert swarm.membership.raws[ME.peer].record.version == announced.version + 1
+
+
+async def test_the_directory_is_read_seldom_while_nobody_comes_and_at_once_when_somebody_does() -> None:
+    swarm = Swarm(3)
+    swarm.gossip._period_s = 0.0
+    reading = asyncio.ensure_future(swarm.gossip._read_directory())
+    for _ in range(10 * MOST_PAUSE):
+        await asyncio.sleep(0)
+    seldom = swarm.stores.num_reads
+    assert 1 < seldom < 20
+    swarm.others.append(Identity(Ed25519PrivateKey.from_private_bytes(b"n" * 32)))
+    swarm.membership.absorb([swarm.row(3)])
+    await swarm.settle()
+    assert swarm.stores.num_reads > seldom + 1
+    reading.cancel()

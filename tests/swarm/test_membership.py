@@ -63,16 +63,16 @@ def test_a_forged_record_is_refused_and_counted_and_the_sound_ones_before_it_sta
     assert mine.messages_refused == 1
 
 
-def test_among_records_of_many_a_broken_one_costs_only_itself() -> None:
+async def test_among_records_of_many_a_broken_one_costs_only_itself() -> None:
     mine = membership()
-    mine.absorb_quietly([(b"junk", b""), raw(THIRD, signer=MATE), raw()])
+    await mine.absorb_quietly([(b"junk", b""), raw(THIRD, signer=MATE), raw()])
     assert mine.find(MATE.peer) is not None
     assert mine.find(THIRD.peer) is None
 
 
-def test_a_forged_record_cannot_hide_the_true_one_that_comes_later() -> None:
+async def test_a_forged_record_cannot_hide_the_true_one_that_comes_later() -> None:
     mine = membership()
-    mine.absorb_quietly([raw(version=1000, signer=THIRD)])
+    await mine.absorb_quietly([raw(version=1000, signer=THIRD)])
     mine.absorb([raw(version=1)])
     assert mine.find(MATE.peer) is not None
 
@@ -115,6 +115,14 @@ def test_a_suspect_does_not_count_for_anybody_until_its_record_rises() -> None:
     mine.absorb([raw(version=2)])
     mine.publish()
     assert mine.live().find(MATE.peer) is not None
+
+
+async def test_whoever_waits_for_a_change_is_woken_when_a_record_dies() -> None:
+    mine = Membership(ME, RUN, ttl_s=0.05)
+    mine.absorb([raw(phase=Phase.ACCUMULATING)])
+    assert await mine.changed(30.0)
+    assert mine.live().find(MATE.peer) is None
+    assert not await mine.changed(0.01)
 
 
 def test_after_a_fence_nobody_counts_until_seen_anew() -> None:

@@ -7,11 +7,12 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.wire.chunks import PARTS, SLICES, Chunk, ChunkCoder
+from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk, ChunkCoder
 from peerd.wire.generated.averaging_pb2 import PartHeader, PartMessage, SliceMessage
+from peerd.wire.generated.stage_pb2 import CallMessage, ReplyMessage
 
 SIZES = st.sampled_from([1, 127, 128, 300, 16383, 16384, 1 << 20])
-CODERS = st.sampled_from([(PARTS, PartMessage), (SLICES, SliceMessage)])
+CODERS = st.sampled_from([(PARTS, PartMessage), (SLICES, SliceMessage), (CALLS, CallMessage), (REPLIES, ReplyMessage)])
 
 
 @given(CODERS, SIZES, st.integers(0, 255))

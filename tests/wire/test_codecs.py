@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -14,6 +15,7 @@ from peerd.config.codec import INT8_BLOCK, LADDER, TOPK_CHUNK, Codec, parse_allo
 from peerd.errors import BadMessageError
 from peerd.stage.tensors import decode as decode_tensor
 from peerd.stage.tensors import encode as encode_tensor
+from peerd.stage.tensors import take
 from peerd.wire.codecs import decode, encode, through
 
 NAMES = ["none", "bfloat16", "float16", "int8", "topk:0.01", "topk:0.25", "topk:0.9", "topk:1"]
@@ -71,6 +73,16 @@ def test_a_tensor_travels_as_chunks_and_its_receiver_has_what_through_gives(code
     sent = encode_tensor(tensor, codec)
     assert sum(map(len, sent.chunks)) == sent.num_bytes == codec.num_bytes(values.numel())
     assert torch.equal(decode_tensor(sent, CPU), through(codec, tensor))
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=4), st.lists(st.integers(1, 40), max_size=6))
+def test_tensors_that_travelled_together_are_told_apart_wherever_their_bytes_were_cut(lengths: list[int], cuts: list[int]) -> None:
+    tensors = [normal(length, seed=length) for length in lengths]
+    data = b"".join(chunk for tensor in tensors for chunk in encode_tensor(tensor).chunks)
+    places = sorted({0, len(data), *(cut * len(data) // 40 for cut in cuts)})
+    chunks = [data[start:end] for start, end in itertools.pairwise(places)]
+    taken = take(chunks, *(encode_tensor(tensor).with_chunks(()) for tensor in tensors))
+    assert all(torch.equal(decode_tensor(each, CPU), tensor) for each, tensor in zip(taken, tensors, strict=True))
 
 
 @given(codecs, st.integers(0, 2 * INT8_BLOCK), st.integers(0, 2**32 - 1))

@@ -36,7 +36,7 @@ def header_of(call: Call, records: Sequence[RawRecord] = (), **changes: Any) -> 
 
 
 def tensor_messages(call: Call) -> list[stage_pb2.CallMessage]:
-    return [stage_pb2.CallMessage(chunk=chunk) for chunk in (*call.inputs.chunks, *call.labels.chunks)]
+    return [stage_pb2.CallMessage(chunk=bytes(chunk)) for chunk in (*call.inputs.chunks, *call.labels.chunks)]
 
 
 def chunk_of(num_bytes: int) -> stage_pb2.CallMessage:

@@ -1,0 +1,30 @@
+"""Replies are encoded in pieces, which joined are what JSON makes of the whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.control.server import PIECE, pieces_of
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(values)
+def test_pieces_make_the_json_of_the_whole(value: Any) -> None:
+    assert "".join(pieces_of(value)) == json.dumps(value)
+
+
+def test_a_long_list_is_cut_wherever_it_is() -> None:
+    steps = [{"step": step, "loss": 1.5} for step in range(3 * PIECE + 1)]
+    reply = {"ok": {"schema": 1, "steps": steps, "peers": [{"spans": [[1, 2]] * (2 * PIECE)}]}}
+    pieces = list(pieces_of(reply))
+    assert json.loads("".join(pieces)) == reply
+    assert max(map(len, pieces)) <= len(json.dumps(steps[-PIECE:]))
