@@ -37,9 +37,12 @@ class Daemon:
         self.peers["stages"][0]["peers"][0] = self.status["peer"]
         self.steps = [{"step": step, "loss": 5.0 - step, "tokens": 8192, "time_s": 1000.0 + step} for step in range(3)]
         self.asked: list[dict[str, Any]] = []
+        self.refuses: set[str] = set()
 
     def answer(self, request: dict[str, Any]) -> object:
         self.asked.append(request)
+        if request["verb"] in self.refuses:
+            return {"error": {"exit_code": 1, "message": "too late", "remedy": ""}}
         match request["verb"]:
             case "status":
                 return {"ok": self.status}
@@ -242,6 +245,19 @@ async def test_leaving_asks_first(home: Home, daemon: Daemon) -> None:
         assert [request for request in daemon.asked if request["verb"] == "leave"] == [{"verb": "leave", "now": False}]
         daemon.status["pid"] = 77
         await until(pilot, app, lambda text: "live, up" in text)
+
+
+@pytest.mark.parametrize(("keys", "words"), [(("p",), "! it does not pause: too late"), (("l", "y"), "! it does not leave: too late")])
+async def test_what_the_daemon_refuses_to_do_is_told_and_watching_goes_on(
+    home: Home, daemon: Daemon, keys: tuple[str, ...], words: str
+) -> None:
+    daemon.refuses = {"pause", "leave"}
+    app = app_of(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press(*keys)
+        await until(pilot, app, shows(words))
+        daemon.peers["work_step"] = 4
+        await until(pilot, app, shows(words, "step 4 of 30", "live, up"))
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c"])
