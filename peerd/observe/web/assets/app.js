@@ -87,7 +87,7 @@ function trim(kept, most) {
 
 function showFigures(now, stages) {
   const { run } = past, losses = [...past.steps.values()].filter((row) => row[1] !== null).sort((a, b) => a[0] - b[0]);
-  const step = now.step ?? now.own.peer.step, peers = stages.reduce((sum, stage) => sum + stage.peers.length, 0);
+  const step = now.step ?? now.own.peer.step, peers = sum(stages.map((stage) => stage.num_peers));
   const left = run.steps && now.tokens_per_second ? ((run.steps - step) * run.tokens_per_step) / now.tokens_per_second : 0;
   say($("step"), whole(step));
   say($("step-note"), run.steps ? `of ${whole(run.steps)}${left > 0 ? `, ${duration(left)} left` : ""}` : "");
@@ -99,7 +99,7 @@ function showFigures(now, stages) {
   if (now.loss !== null) say($("loss-note"), change === null ? "" : `${change > 0 ? "up" : "down"} ${Math.abs(change).toFixed(3)} in 10 steps`);
   say($("rate"), now.tokens_per_second ? amount(now.tokens_per_second) : "\u2013");
   say($("peers"), whole(peers));
-  const suspects = stages.reduce((sum, stage) => sum + stage.peers.filter((peer) => peer.phase === "suspect").length, 0);
+  const suspects = sum(stages.map((stage) => stage.peers.filter((peer) => peer.phase === "suspect").length));
   say($("peers-note"), `in ${stages.length} ${stages.length === 1 ? "stage" : "stages"}${suspects ? `, ${suspects} suspect` : ""}`);
 }
 

@@ -133,7 +133,7 @@ export class SwarmMap {
       set(name, { x, y, "text-anchor": anchor, class: "stage-name" });
       say(name, `Stage ${stage.stage}`);
       set(note, { x, y: y + 16, "text-anchor": anchor, class: "stage-note" });
-      const count = `${stage.peers.length} ${stage.peers.length === 1 ? "peer" : "peers"}`;
+      const count = `${stage.num_peers} ${stage.num_peers === 1 ? "peer" : "peers"}`;
       const speed = `${amount(stage.throughput)} samples/s`;
       say(note, this.upright || places.tight ? (nobodyIn(stage) ? "" : count) : stage.peers.length ? `${count}, ${speed}, ${stage.queue} held` : "");
       const center = places.centers[index], nobody = nobodyIn(stage);
@@ -219,7 +219,7 @@ export class SwarmMap {
   summary() {
     const told = this.stages.map((stage) => {
       const suspects = stage.peers.filter((peer) => peer.phase === "suspect").length;
-      return `stage ${stage.stage}: ${stage.peers.length || "no"} peers${suspects ? `, ${suspects} suspect` : ""}, ${stage.queue} microbatches held`;
+      return `stage ${stage.stage}: ${stage.num_peers || "no"} peers${suspects ? `, ${suspects} suspect` : ""}, ${stage.queue} microbatches held`;
     });
     return `Pipeline of ${this.stages.length} stages. ${told.join("; ")}.`;
   }
