@@ -8,14 +8,14 @@ import { Events, LANES, markOf, showChosen, showHealth, showOwn, showRows, showS
 const $ = (id) => document.getElementById(id);
 const RETRY_MS = 1000, SILENT_MS = 6000, SHARES_MS = 20000, OBEYED_MS = 3000, MOST_STEPS = 4000, MOST_SAMPLES = 1200, MOST_LINES = 6, MOST_MARKS = 3000;
 
-const DAY_S = 24 * 3600, KEPT = "peerd-range";
+const DAY_S = 24 * 3600, SHORT_S = 600, KEPT = "peerd-range";
 
 const past = { run: null, me: "", steps: new Map(), evaluations: new Map(), samples: new Map(), churn: [], reach: null, spacing: 0, began: 0 };
 let latest = null, heardAt = 0, charted = "", stream = null, share = null, waiting = null;
 
 const map = new SwarmMap($("map"), $("told"), (peer) => showChosen($("chosen"), peer, past.me, past.run.microbatches_per_step));
 const events = new Events($("events"));
-const when = (seconds) => (spanOf(past.samples) > DAY_S ? dayAndTime : minutes)(seconds);
+const when = (seconds) => { const span = spanOf(past.samples); return (span > DAY_S ? dayAndTime : span > SHORT_S ? minutes : clock)(seconds); };
 const charts = {
   loss: new Chart($("loss-chart"), { title: "Loss by step", x: (step) => `step ${whole(step)}`, y: (loss) => loss.toFixed(2) }),
   rate: new Chart($("rate-chart"), { title: "Tokens per second", x: when, y: amount, fromZero: true, area: true }),
