@@ -21,7 +21,7 @@ from peerd.cli.top.feed import Feed, Trouble
 from peerd.cli.top.ink import Ink, Line, duration, line_fitted
 from peerd.cli.top.notes import heading, loss_title, notes, speed_title
 from peerd.cli.top.picture import Picture
-from peerd.cli.top.swarm_list import SwarmList
+from peerd.cli.top.swarm_list import SCROLLBAR_WIDTH, SwarmList
 from peerd.cli.top.table import head_line
 from peerd.cli.top.views import LinesView
 
@@ -35,7 +35,7 @@ Screen { background: ansi_default; color: ansi_default; overflow: hidden; paddin
 #loss { width: 3fr; margin-right: 2; }
 #speed { width: 2fr; }
 #table { height: 1fr; margin-top: 1; }
-#head { height: 1; margin-right: 1; }
+#head { height: 1; }
 #swarm { height: 1fr; background: ansi_default; scrollbar-size-vertical: 1; overflow-x: hidden;
     scrollbar-color: ansi_bright_black; scrollbar-background: ansi_default; scrollbar-color-hover: ansi_white;
     scrollbar-color-active: ansi_white; scrollbar-background-hover: ansi_default; scrollbar-background-active: ansi_default; }
@@ -115,7 +115,7 @@ class TopApp(App[None]):
                 yield LinesView(_loss, first, id="loss")
                 yield LinesView(_speed, first, id="speed")
             with Container(id="table"):
-                yield LinesView(lambda _picture, width, _height: (head_line(width),), first, id="head")
+                yield LinesView(lambda _picture, width, _height: (head_line(width - SCROLLBAR_WIDTH),), first, id="head")
                 yield SwarmList(first)
             yield LinesView(notes, first, id="notes")
         yield Footer()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
+from peerd.cli.top import app as app_module
 from peerd.cli.top.app import TopApp
 from peerd.cli.top.feed import Feed
 from peerd.cli.top.picture import picture_of
@@ -124,11 +125,12 @@ async def test_everything_that_matters_is_on_the_first_screen(home: Home, daemon
         await until(pilot, app, shows(*words))
 
 
-async def test_a_scrollbar_hides_nothing(home: Home, daemon: Daemon) -> None:
+async def test_a_scrollbar_hides_nothing_and_each_heading_stands_above_its_column(home: Home, daemon: Daemon) -> None:
     daemon.peers = dict(peers_reply(peers_per_stage=20))
     app = app_of(home)
     async with app.run_test(size=(80, 24)) as pilot:
         text = await until(pilot, app, lambda text: "stage 0 (20)" in text)
+        assert app.query_one("#head").outer_size.width == app.query_one(SwarmList).outer_size.width
     shown = [line for line in text.splitlines() if "accumulating" in line and ".." in line and "you " not in line]
     assert shown
     assert all("123" in line for line in shown)
@@ -249,8 +251,9 @@ async def test_leaving_asks_first(home: Home, daemon: Daemon) -> None:
 
 @pytest.mark.parametrize(("keys", "words"), [(("p",), "! it does not pause: too late"), (("l", "y"), "! it does not leave: too late")])
 async def test_what_the_daemon_refuses_to_do_is_told_and_watching_goes_on(
-    home: Home, daemon: Daemon, keys: tuple[str, ...], words: str
+    home: Home, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], words: str
 ) -> None:
+    monkeypatch.setattr(app_module, "REFUSAL_SHOWN_S", 10 * WITHIN_S)  # longer than a slow machine takes to look
     daemon.refuses = {"pause", "leave"}
     app = app_of(home)
     async with app.run_test(size=(80, 24)) as pilot:
