@@ -107,6 +107,24 @@ def test_documents_name_only_verbs_that_exist() -> None:
     assert unknown == []
 
 
+def test_the_page_on_errors_lists_every_state_that_status_can_name() -> None:
+    sources = "".join((ROOT / "peerd" / name).read_text() for name in ("policy/health.py", "daemon/answers.py"))
+    named = set(re.findall(r'[Ii]tem\("([\w-]+)", .*"(info|warning|problem)"', sources))
+    assert len(named) == len(re.findall(r'\b_?[Ii]tem\("', sources))
+    page = (ROOT / "peerd" / "docs" / "errors.md").read_text()
+    assert set(re.findall(r"^\| `([\w-]+)` \| (\w+) \|", page, re.MULTILINE)) == named
+
+
+def test_the_page_on_faults_has_a_row_for_every_point_at_which_a_daemon_is_made_to_fail() -> None:
+    page = (ROOT / "peerd" / "docs" / "faults.md").read_text()
+    deaths, others = (page.partition(f"## A peer that {what}")[2].partition("\n## ")[0] for what in ("dies", "is slow"))
+    points = re.findall(r"^    ([A-Z]+) = \"(\w+)\"$", (ROOT / "peerd" / "daemon" / "faults.py").read_text(), re.MULTILINE)
+    assert re.findall(r"^\| [^|]*\*\*(\w+)\*\*", deaths, re.MULTILINE) == [word for _, word in points]
+    assert re.findall(r"^\| \*\*(\w+)\*\*", others, re.MULTILINE) == ["slow", "cut", "corrupt"]
+    tried = (ROOT / "tests" / "swarm" / "test_live_faults.py").read_text()
+    assert [name for name, _ in points if f"Point.{name}," not in tried and f"Point.{name})" not in tried] == []
+
+
 @pytest.mark.parametrize("script", ["peerd", "test", "check", "fix", "bench", "protos"])
 def test_scripts_can_be_run(script: str) -> None:
     path = ROOT / "scripts" / script

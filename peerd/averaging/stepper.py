@@ -26,6 +26,12 @@ TICK_S, IDLE_TICK_S = 0.1, 1.0
 RETRY_PAUSE_S = 0.25
 FORGET_REFUSAL_S = 2.0
 LOG = structlog.get_logger()
+_TOLD = {
+    Act.RELOAD: "downloading the stage's state",
+    Act.RESET_LEDGER: "ledger dropped",
+    Act.SKIP_STEP: "step given up: it is not exact",
+}
+"""Decisions that cost work or exactness, and what the log calls them."""
 
 
 class Stepper:
@@ -58,6 +64,7 @@ class Stepper:
         """Gives the state that the run begins from; None where it begins with first weights, or once that state is loaded."""
         self.most_state_bytes = 1 << 40
         self.decision = Decision(Act.WAIT, "just begun")
+        self._told: tuple[Act, str, int] | None = None
         self.resumed_at: int | None = None
         """Step of the checkpoint this peer took over."""
         self.reloads = 0
@@ -185,8 +192,17 @@ class Stepper:
         await self._executor.run(Priority.CONTROL, lambda: self._state.fence(incarnation))
         self.on_change()
 
+    def _tell(self, decision: Decision, step: int) -> None:
+        """The log, once for what is tried again and again."""
+        told = (decision.act, decision.reason, step)
+        if decision.act in _TOLD and told != self._told:
+            tell = LOG.warning if decision.act is Act.SKIP_STEP else LOG.info
+            tell(_TOLD[decision.act], step=step, reason=decision.reason)
+            self._told = told
+
     async def _do(self, decision: Decision) -> None:
         before = self._state.record
+        self._tell(decision, before.step)
         match decision.act:
             case Act.COMMIT:
                 await self._commit(decision)
@@ -237,8 +253,11 @@ class Stepper:
         for entry in roster.entries:
             union |= entry.done
             total += entry.done.bit_count()
-        self.duplicates += total - union.bit_count()
-        self.lost += self._rules.num_microbatches - union.bit_count()
+        twice, lost = total - union.bit_count(), self._rules.num_microbatches - union.bit_count()
+        if twice or lost:
+            LOG.error("an average is not exact", step=roster.step, counted_twice=twice, lost=lost)
+        self.duplicates += twice
+        self.lost += lost
 
     async def _fetch(self, decision: Decision) -> None:
         assert decision.peer is not None

@@ -116,7 +116,7 @@ def dashboard_options(command: Decorated) -> Decorated:
     options = (
         click.option("--dashboard-port", type=port, default=0, show_default=True, help="Port of the dashboard; 0: any free one."),
         click.option("--dashboard-host", default="127.0.0.1", show_default=True, help="IP address it listens on."),
-        click.option("--dashboard-public", is_flag=True, help="Anybody may look at it, nobody may act in it."),
+        click.option("--dashboard-public", "--public", is_flag=True, help="Anybody may look at it, nobody may act in it."),
         click.option("--no-dashboard", is_flag=True, help="No dashboard and no metrics."),
     )
     for option in reversed(options):

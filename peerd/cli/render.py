@@ -133,6 +133,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         ("data", plain(reply.get("data", ""))),
         *_reach_rows(reply),
         ("decision", pause_line(reply["owner"]) or plain(reply["decision"])),
+        ("rebalancing", plain(reply["rebalancing"]) or "not looked at yet"),
     ]
     if reply.get("dashboard"):
         rows.append(("dashboard", f"{plain(reply['dashboard'])} (`peerd dashboard --open`)"))
@@ -294,3 +295,6 @@ def _add_stage(table: Table, stage: StageInfo, labels: Mapping[str, str]) -> Non
             plain(peer["device"], 6),
             *([plain(peer["path"], 6)] if "path" in peer else []),
         )
+    unknown = stage.get("num_peers", 0) - len(stage["peers"])
+    if unknown > 0:
+        table.add_row("", "", Text(f"and {amount(unknown)} more", style="dim"))

@@ -1,4 +1,4 @@
-"""The verbs that look on: status, peers, top, wait. They change nothing, but for the key that leaves in top."""
+"""The verbs that look on: status, peers, top, dashboard, wait. They change nothing, but for the key that leaves in top."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, cast
 
 import click
@@ -101,29 +102,36 @@ def top(context: click.Context) -> int:
 
 
 @click.command()
-@click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
+@click.option("--open/--no-open", "opens", default=None, help="Open it in the browser, or not.  [default: from a desktop's terminal]")
 @home_option
 @json_option
 @click.pass_context
-def dashboard(context: click.Context, opens: bool, as_json: bool) -> None:
-    """Print the address of this daemon's dashboard, a page to watch the swarm in.
+def dashboard(context: click.Context, opens: bool | None, as_json: bool) -> None:
+    """Open this daemon's dashboard, a page to watch the swarm in, and print its address.
 
     The address holds a token: whoever has it may let this daemon leave. Looking needs none on this machine.
 
     \b
     Examples:
-      peerd dashboard --open
+      peerd dashboard
       ssh -L 8642:127.0.0.1:8642 HOST    (with --dashboard-port 8642 there)
     """
     from peerd.control.client import ControlClient
 
     reply = ControlClient(chosen_home(context)).request("dashboard")
     click.echo(json.dumps(reply) if as_json else reply["address"])
-    if opens:
+    wanted = sys.stdout.isatty() and not as_json and is_on_a_desktop(sys.platform, os.environ) if opens is None else opens
+    if wanted:
         import webbrowser
 
-        if not webbrowser.open(reply["address"]):
+        if not webbrowser.open(reply["address"]) and opens:
             raise UsageError("no browser can be opened here", "open the address yourself")
+
+
+def is_on_a_desktop(platform: str, environment: Mapping[str, str]) -> bool:
+    """Whether a browser that is opened here stands before the eyes of whoever typed."""
+    shows = platform == "darwin" or any(environment.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return shows and "SSH_CONNECTION" not in environment
 
 
 @click.command()

@@ -188,6 +188,7 @@ class StatusReply(TypedDict):
 
 class StageInfo(TypedDict):
     stage: int
+    num_peers: NotRequired[int]  # more than `peers` has where the swarm is so large that nobody knows all of it
     step: int
     missing: int  # microbatches of the work step that no live peer of the stage holds
     queue: int

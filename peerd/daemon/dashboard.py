@@ -194,7 +194,7 @@ class Dashboard:
             "loss": table["last_loss"],
             "evaluation": _evaluation(evaluation) if (evaluation := self._node.training.evaluation) else None,
             "tokens_per_second": table["tokens_per_second"],
-            "num_peers": sum(len(stage["peers"]) for stage in table["stages"]),
+            "num_peers": sum(stage["num_peers"] for stage in table["stages"]),
             "stages": [{**stage, "peers": [_peer(peer) for peer in stage["peers"]]} for stage in table["stages"]],
             "own": {name: own[name] for name in OWN_FIELDS}
             | {"peer": {**own["peer"], "addresses": []}, "paused": bool(own["owner"]["paused"])},

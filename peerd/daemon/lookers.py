@@ -43,11 +43,11 @@ async def sinks_of(settings: Settings, node: Node) -> AsyncIterator[Sinks]:
 
 def scalars(node: Node, answers: Answers, loss: float) -> dict[str, float]:
     """What is told of a finished step."""
-    live, counters = node.membership.live(), answers.counters()
+    live, counters, stages = node.membership.live(), answers.counters(), range(node.place.manifest.train.num_stages)
     return {
         "loss": loss,
         "swarm/tokens_per_second": answers.tokens_per_second(),
-        "swarm/peers": len(live.records),
+        "swarm/peers": sum(live.num_serving(stage) for stage in stages),
         "peer/stage": node.place.stage,
         "peer/queue": node.service.queue,
         "peer/samples_per_second": node.service.counters.throughput,

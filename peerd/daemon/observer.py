@@ -81,7 +81,7 @@ class Observer:
         if self._before is None:
             record = self._node.state.record
             self.archive.note_event(Event(time_s=now_s, kind="started", peer=record.peer, stage=record.stage))
-            self._before = Snapshot(time_s=now_s, peers=after.peers)
+            self._before = Snapshot(time_s=now_s, peers=after.peers, partly_known=after.partly_known)
         for event in changes(self._before, after):
             self.archive.note_event(event)
         self._before = after
@@ -97,6 +97,7 @@ class Observer:
         return Snapshot(
             time_s=now_s,
             peers=peers,
+            partly_known=frozenset(stage for stage in range(node.place.manifest.train.num_stages) if live.speakers(stage)),
             health={item["code"]: item["title"] for item in self._answers.health()},
             moves=frozenset((move.peer, move.to_stage, move.reason) for move in node.rebalance_moves),
             resumed_at=node.stepper.resumed_at,
@@ -106,15 +107,14 @@ class Observer:
         node, counters = self._node, {name: int(str(count)) for name, count in self._answers.counters().items()}
         live, num_stages = node.membership.live(), node.place.manifest.train.num_stages
         grown = {name: count - self._counters.get(name, 0) for name, count in counters.items()}
-        by_stage = [live.serving(stage) for stage in range(num_stages)]
         self.archive.note_sample(
             Sample(
                 time_s=now_s,
                 span_s=min(now_s - self._sampled_s, 2 * LOOKS_PER_SAMPLE * LOOK_PERIOD_S),
                 step=work_step(live, num_stages) or node.state.record.step,
                 tokens_per_second=self._answers.tokens_per_second(),
-                peers=tuple(len(records) for records in by_stage),
-                queue=tuple(sum(record.queue for record in records) for records in by_stage),
+                peers=tuple(live.num_serving(stage) for stage in range(num_stages)),
+                queue=tuple(live.queue(stage) for stage in range(num_stages)),
                 suspects=len(node.membership.view.suspects(clock_s())),
                 counters={name: count for name, count in grown.items() if count},
             )

@@ -80,11 +80,10 @@ def readings(node: Node, answers: Answers, observer: Observer | None) -> dict[st
 def _of_table(node: Node) -> dict[str, Reading]:
     live, train = node.membership.live(), node.place.manifest.train
     stages, step = range(train.num_stages), work_step(live, train.num_stages) or 0
-    serving = {str(stage): live.serving(stage) for stage in stages}
     absent = {str(stage): missing(live, stage, step, train.microbatches_per_step) for stage in stages}
     return {
-        "peerd_stage_peers": {stage: len(records) for stage, records in serving.items()},
-        "peerd_stage_queue_microbatches": {stage: sum(record.queue for record in records) for stage, records in serving.items()},
+        "peerd_stage_peers": {str(stage): live.num_serving(stage) for stage in stages},
+        "peerd_stage_queue_microbatches": {str(stage): live.queue(stage) for stage in stages},
         "peerd_stage_missing_microbatches": {stage: bitmap.bit_count() for stage, bitmap in absent.items()},
         "peerd_suspects": len(node.membership.view.suspects(clock_s())),
     }

@@ -100,6 +100,7 @@ class TableReport:
         told = live.summary(stage)  # in a large swarm of a stage far from mine, whose other peers I do not know
         return {
             "stage": stage,
+            "num_peers": max(len(peers), live.num_serving(stage)),
             "step": newest or 0,
             "missing": missing(live, stage, step or 0, train.microbatches_per_step).bit_count() if at_work else 0,
             "queue": told.queue if told else sum(peer["queue"] for peer in peers),

@@ -23,6 +23,8 @@ class Snapshot:
 
     time_s: float
     peers: Mapping[str, Standing] = field(default_factory=dict)
+    partly_known: frozenset[int] = frozenset()
+    """Stages of a large swarm of which only some peers are known, now these and now those: who appears there has not come."""
     health: Mapping[str, str] = field(default_factory=dict)
     """Title by code."""
     moves: frozenset[tuple[str, int, str]] = frozenset()
@@ -39,7 +41,7 @@ def changes(before: Snapshot, after: Snapshot) -> list[Event]:
 def _of_peers(before: Snapshot, after: Snapshot) -> Iterator[Event]:
     for peer in sorted(before.peers.keys() | after.peers.keys()):
         old, new = before.peers.get(peer), after.peers.get(peer)
-        if old == new:
+        if old == new or {each.stage for each in (old, new) if each is not None} <= before.partly_known | after.partly_known:
             continue
         if new is None:
             assert old is not None

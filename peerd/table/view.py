@@ -100,6 +100,11 @@ class LiveView:
         told = self.summary(stage)
         return max(len(self.serving(stage)), told.peers if told is not None else 0)
 
+    def queue(self, stage: int) -> int:
+        """Microbatches that those peers hold."""
+        told = self.summary(stage)
+        return told.queue if told is not None else sum(record.queue for record in self.serving(stage))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmView:

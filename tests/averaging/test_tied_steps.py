@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import Tensor
 
 from peerd.averaging.log import AverageLog
@@ -21,8 +22,8 @@ from peerd.averaging.rounds import Rounds
 from peerd.averaging.stepper import Stepper
 from peerd.errors import PeerGoneError, WrongStateError
 from peerd.policy.ledger import accumulate_set, indices, stages_missing
-from peerd.policy.roster import Roster
-from peerd.policy.stepping import StepRules
+from peerd.policy.roster import Roster, RosterEntry
+from peerd.policy.stepping import Act, Decision, StepRules
 from peerd.reference import train_reference
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.snapshots import Downloader, SnapshotServer
@@ -264,3 +265,20 @@ async def test_copies_that_differ_become_one(table: Table) -> None:
     await table.until(lambda: len({peer.state.record.tied for peer in table.peers.values() if peer.state.tied_names}) == 1)
     await table.finish(1)
     assert_one_model(table)
+
+
+async def test_the_log_tells_once_why_a_stages_state_is_downloaded_and_names_a_step_that_is_not_exact(table: Table) -> None:
+    await table.finish(0)
+    behind = table.peers[PeerId("b")]
+    with capture_logs() as logs:
+        behind.state.record = replace(behind.state.record, lineage=Lineage(1, b"worse"))
+        await table.until(lambda: behind.stepper.reloads == 1 and behind.state.record.phase is not Phase.JOINING)
+        for _ in range(3):
+            behind.stepper._tell(Decision(Act.SKIP_STEP, "nobody holds its average"), 1)
+        entries = (RosterEntry(PeerId("a"), 1, 1, 0b0011), RosterEntry(PeerId("b"), 1, 1, 0b0110))
+        behind.stepper._count(Roster(0, 1, 1, PeerId("a"), entries))
+    told = [(line["log_level"], line["event"], line["step"]) for line in logs]
+    download, given_up = ("info", "downloading the stage's state", 1), ("warning", "step given up: it is not exact", 1)
+    assert told == [download, given_up, ("error", "an average is not exact", 1)]
+    assert logs[0]["reason"] == "a stage mate has the better lineage"
+    assert (behind.stepper.duplicates, behind.stepper.lost) == (1, 1)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from peerd.cli.organise import settings_of, start
+from peerd.cli.watch import is_on_a_desktop
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from tests.cli.conftest import Command
@@ -29,6 +30,21 @@ def test_it_prints_the_address_and_nothing_else(peerd: Command, short_home: Path
         assert json.loads(peerd("dashboard", "--json").out)["address"] == ADDRESS
 
 
+@pytest.mark.parametrize(
+    ("platform", "environment", "opens"),
+    [
+        ("linux", {"DISPLAY": ":0"}, True),
+        ("linux", {"WAYLAND_DISPLAY": "wayland-0"}, True),
+        ("linux", {}, False),
+        ("linux", {"DISPLAY": "localhost:10.0", "SSH_CONNECTION": "198.51.100.7 1 192.0.2.1 22"}, False),
+        ("darwin", {}, True),
+        ("darwin", {"SSH_CONNECTION": "198.51.100.7 1 192.0.2.1 22"}, False),
+    ],
+)
+def test_it_opens_by_itself_where_its_user_sits_before_a_desktop(platform: str, environment: dict[str, str], opens: bool) -> None:
+    assert is_on_a_desktop(platform, environment) is opens
+
+
 def test_a_daemon_without_one_says_so(peerd: Command, short_home: Path) -> None:
     refusal = {"exit_code": 2, "message": "this daemon was started with --no-dashboard", "remedy": "start it without that flag"}
     with answering(Home(short_home), line({"error": refusal})):
@@ -43,6 +59,7 @@ def test_it_is_on_and_on_this_machine_only_unless_told_otherwise(short_home: Pat
     assert not settings_from("--no-dashboard").dashboard
     told = settings_from("--dashboard-host", "localhost", "--dashboard-port", "9464", "--dashboard-public")
     assert (told.dashboard_host, told.dashboard_port, told.dashboard_public) == ("127.0.0.1", 9464, True)
+    assert settings_from("--public") == settings_from("--dashboard-public")
 
 
 @pytest.mark.parametrize("flags", [("--dashboard-host", "example.org"), ("--dashboard-host", "1.2.3"), ("--dashboard-port", "99999")])

@@ -41,6 +41,15 @@ REPLIES = {
     "trace": dict(trace_reply(first=3, last=3, timelines=one_step(), silent=[], num_not_asked=0, run="paper")),
 }
 
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("start", "join", "doctor", "data", "export", "generate", "reference", "demo", "simulate", "logs"), "swarm/test_live_documents.py"
+    ),
+    "top": "cli/top/test_terminal.py",
+    "service": "cli/test_service.py",
+}
+"""Which test runs a verb that no paper daemon can answer."""
+
 
 def commands_in(text: str) -> Iterator[list[str]]:
     """The arguments of every `peerd` in a line of shell; a `peerd` without any is a user's or a service's name."""
@@ -128,6 +137,13 @@ def test_a_command_that_only_asks_or_writes_a_run_does_so(
     assert done.out
     if arguments[0] == "new":
         assert (tmp_path / folder / "run.toml").exists()
+
+
+def test_every_verb_that_is_shown_is_run_by_some_test() -> None:
+    shown = {arguments[0] for _, arguments in SHOWN if not arguments[0].startswith("--")}
+    assert shown - REPLIES.keys() - {"new", "help"} == ELSEWHERE.keys()
+    tests = {verb: (ROOT / "tests" / name).read_text() for verb, name in ELSEWHERE.items()}
+    assert [verb for verb, text in tests.items() if not re.search(rf'["\'](peerd )?{verb}\b', text)] == []
 
 
 @pytest.mark.parametrize("wrong", ["peerd stat", "peerd status --jsn", "peerd wait --step x", "peerd peers A B"])

@@ -34,6 +34,7 @@ def test_status_fits_and_tells_what_matters(capsys: pytest.CaptureFixture[str]) 
         "up 1h02m",
         "0 counted twice",
         "9 microbatches of step 3",
+        "all stages have 2 queued",
         "as int8: 20.0 Mbit/s, the link is busy 80% of the time",
     ):
         assert word in text
@@ -65,6 +66,13 @@ def test_peers_shows_every_stage_and_who_is_in_doubt(capsys: pytest.CaptureFixtu
     assert max(map(len, text.splitlines())) <= 80
     for word in ("demo: step 3 of 30, loss 3.2100 (evaluation 3.4000), 5.12K tokens/s", "suspect", "leaving", "nobody", "..xxxxxx11"):
         assert word in text
+
+
+def test_peers_says_how_many_more_serve_a_stage_of_a_large_swarm(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = peers_reply()
+    reply["stages"][0]["num_peers"], reply["stages"][1]["num_peers"] = 2, 125
+    print_peers(reply)
+    assert [line.strip() for line in lines_of(capsys) if "more" in line] == ["and 123 more"]
 
 
 def test_peers_marks_those_behind_relays_and_the_relays(capsys: pytest.CaptureFixture[str]) -> None:

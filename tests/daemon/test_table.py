@@ -11,7 +11,7 @@ from peerd.daemon.table import TableReport
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership, clock_s
 from peerd.swarm.signed import sign_manifest
-from peerd.table.record import PeerId, PeerRecord, Phase, Suspicion
+from peerd.table.record import PeerId, PeerRecord, Phase, StageSummary, Suspicion
 from peerd.table.view import Sighting
 from tests.tiny_run import tiny_manifest
 
@@ -39,6 +39,17 @@ def test_a_suspect_is_shown_in_its_stage_and_its_work_counts_as_missing() -> Non
     assert shown == {"a": False, "b": True}
     everybody = report_of(*(record(f"p{stage}", stage) for stage in range(1, NUM_STAGES)), record("a", 0, done=0b001)).peers(1.0)
     assert everybody["stages"][0]["missing"] == 2
+
+
+def test_of_a_stage_of_a_large_swarm_all_are_counted_though_few_are_known() -> None:
+    told = StageSummary(peers=125, trainers=3, queue=40, throughput=900.0, held=0)
+    report = report_of(record("me", 0), record("mate", 0, queue=2), *(record(f"far{n}", 3, queue=1, summary=told) for n in range(3)))
+    report._membership.view = replace(report._membership.view, me=PeerId("me"))
+    near, far = (report.peers(1.0)["stages"][stage] for stage in (0, 3))
+    assert (near["num_peers"], near["queue"], len(near["peers"])) == (2, 2, 2)
+    assert (far["num_peers"], far["queue"], len(far["peers"])) == (125, 40, 3)
+    live = report._membership.live()
+    assert [live.queue(stage) for stage in (0, 1, 3)] == [2, 0, 40]
 
 
 def test_a_thousand_peers_do_not_hold_up_the_daemon() -> None:

@@ -23,6 +23,8 @@ class PaperSource:
         self.reaches_s: list[float] = []
         self.num_stages = num_stages
         self.num_peers = num_peers
+        self.num_unknown = 0
+        """Peers of each stage of which this daemon has no record."""
         self.health: list[dict[str, str]] = []
         self.name = "paper"
 
@@ -44,9 +46,10 @@ class PaperSource:
     async def now(self, seen: Mapping[str, int]) -> Mapping[str, Any]:
         self.looks += 1
         peers = [[ME if n == 0 else f"{ME[:-6]}{n:06}", "accumulating", 20, 7, 2, 12.5, 40960, "CPU", 1] for n in range(self.num_peers)]
+        numbers = {"step": 20, "missing": 9, "queue": 2, "throughput": 12.5}
+        by_stage = [peers[stage :: self.num_stages] for stage in range(self.num_stages)]
         stages = [
-            {"stage": stage, "step": 20, "missing": 9, "queue": 2, "throughput": 12.5, "peers": peers[stage :: self.num_stages]}
-            for stage in range(self.num_stages)
+            {"stage": stage, **numbers, "num_peers": len(known) + self.num_unknown, "peers": known} for stage, known in enumerate(by_stage)
         ]
         names = ("accumulated_microbatches", "bytes_sent", "bytes_received", "duplicate_microbatches", "lost_microbatches", "inexact_steps")
         own = {

@@ -118,6 +118,16 @@ async def test_it_comes_back_by_itself_when_the_daemon_does() -> None:
             await page.wait_for_selector("#run >> text=another")
 
 
+async def test_of_a_large_swarm_all_peers_are_counted_though_few_are_known() -> None:
+    source = PaperSource(num_stages=2, num_peers=6)
+    source.num_unknown = 497
+    async with served(source) as port, opened() as page:
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await wait_until_live(page)
+        assert await page.inner_text("#peers") == "1,000"
+        assert "stage 0: 500 peers" in (await page.get_attribute("#map svg", "aria-label") or "")
+
+
 @pytest.mark.parametrize("width", [1440, 390])
 async def test_a_thousand_peers_are_drawn_within_a_tenth_of_a_second(width: int) -> None:
     async with (

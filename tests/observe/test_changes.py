@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +38,15 @@ def test_a_wrong_suspicion_is_taken_back() -> None:
 def test_a_move_names_both_stages() -> None:
     (event,) = changes(look(a=Standing(0)), look(a=Standing(2)))
     assert (event.kind, event.stage, event.text) == ("moved", 2, "from stage 0")
+
+
+def test_who_comes_into_sight_or_out_of_it_in_a_stage_that_is_partly_known_has_neither_come_nor_gone() -> None:
+    seen, unseen = look(far=Standing(3)), look()
+    for before, after in ((seen, unseen), (unseen, seen), (seen, look(far=Standing(3, suspect=True)))):
+        assert kinds(replace(before, partly_known=frozenset({3})), replace(after, partly_known=frozenset({3}))) == []
+    partly = frozenset({3})
+    assert kinds(replace(look(far=Standing(0)), partly_known=partly), replace(seen, partly_known=partly)) == [("moved", "far")]
+    assert kinds(replace(look(near=Standing(0)), partly_known=partly), replace(unseen, partly_known=partly)) == [("gone", "near")]
 
 
 def test_health_items_are_raised_and_cleared_once() -> None:

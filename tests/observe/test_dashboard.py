@@ -142,6 +142,14 @@ async def test_a_public_dashboard_shows_everybody_and_obeys_nobody() -> None:
     assert source.acts == []
 
 
+async def test_behind_a_proxy_a_public_page_is_known_by_its_name_and_one_busy_visitor_shuts_out_nobody() -> None:
+    async with served(PaperSource(), public=True) as port:
+        passed_on = {"host": "run.example.org", "x_forwarded_for": "198.51.100.7"}
+        answers = await asyncio.gather(*(ask(port, "/api/session", **passed_on) for _ in range(150)))
+        assert 429 in {answer.status for answer in answers}
+        assert (await ask(port, host="run.example.org", x_forwarded_for="198.51.100.7, 198.51.100.8")).status == 200
+
+
 async def test_on_other_interfaces_looking_needs_the_token_and_scraping_does_not() -> None:
     async with served(PaperSource(), host=EVERYWHERE) as port:
         for path in ("/", "/assets/app.js", "/api/live", "/api/contributions"):

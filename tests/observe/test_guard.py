@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.observe.web.guard import Access, Asked, RateLimit, why_refuse
+from peerd.observe.web.guard import Access, Asked, RateLimit, who_asks, why_refuse
 
 TOKEN = "t" * 48
 NAMES = st.text(st.characters(codec="ascii", categories=("L", "N", "P")), max_size=30)
@@ -37,6 +38,30 @@ def test_on_loopback_a_foreign_name_gets_nothing(asked: Asked) -> None:
     if why_refuse(asked, access()) is None:
         name = asked.host.rpartition(":")[0] if asked.host.count(":") == 1 else asked.host
         assert name == "localhost" or name.startswith(("127.", "[::1]")) or name in ("::1", "[::1]"), asked.host
+
+
+def test_a_public_page_is_served_by_any_name_and_still_obeys_nobody() -> None:
+    for host in ("run.example.org", "run.example.org:8642", "127.0.0.1:5", ""):
+        asked = Asked(method="GET", path="/", host=host)
+        assert why_refuse(asked, access("0.0.0.0", public=True)) is None  # noqa: S104 - what is tested
+        assert why_refuse(asked, access(public=True)) is None  # behind a proxy
+        assert why_refuse(Asked(method="POST", path="/api/leave", host=host, tokens=(TOKEN,)), access(public=True)) is not None
+
+
+@pytest.mark.parametrize(
+    ("client", "forwarded", "public", "counts_for"),
+    [
+        ("127.0.0.1", "198.51.100.7", True, "198.51.100.7"),
+        ("::1", "192.0.2.1, 2001:db8::7", True, "2001:db8::7"),  # what the visitor claimed stands before what the proxy saw
+        ("203.0.113.9", "198.51.100.7", True, "203.0.113.9"),  # no proxy of this machine
+        ("127.0.0.1", "198.51.100.7", False, "127.0.0.1"),
+        ("127.0.0.1", "", True, "127.0.0.1"),
+        ("127.0.0.1", "198.51.100.7, unknown", True, "127.0.0.1"),
+        ("", "198.51.100.7", True, ""),
+    ],
+)
+def test_a_visitor_behind_a_proxy_counts_for_himself(client: str, forwarded: str, public: bool, counts_for: str) -> None:
+    assert who_asks(client, forwarded, access(public=public)) == counts_for
 
 
 def test_a_burst_is_allowed_and_then_so_many_a_second() -> None:

@@ -28,6 +28,8 @@ class Kind(enum.Enum):
     """The network loses a part of all messages for a while."""
     CUT = "cut"
     """Two peers cannot reach each other for a while."""
+    ONE_WAY = "one way"
+    """What one peer sends to another is lost for a while; what it is sent arrives."""
     SLOW = "slow"
     """A peer computes ten times slower for a while."""
 

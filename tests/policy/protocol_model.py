@@ -85,6 +85,7 @@ class World:
         self._sequence = 0
         self._lossy_until = -1.0
         self._cuts: dict[tuple[PeerId, PeerId], float] = {}
+        """Until when nothing gets from the one to the other."""
         self._histories: dict[tuple[int, int, Lineage], ThetaId] = {}
         self._norms: dict[int, float] = {}
         self._copies: dict[tuple[int, Lineage], ThetaId] = {}
@@ -128,8 +129,8 @@ class World:
     def _delay(self) -> float:
         return min(self.rng.lognormvariate(self.scenario.delay, 0.8), 1.0)
 
-    def _lost(self, one: PeerId, other: PeerId) -> bool:
-        if self._cuts.get((min(one, other), max(one, other)), -1.0) > self.now:
+    def _lost(self, source: PeerId, target: PeerId) -> bool:
+        if self._cuts.get((source, target), -1.0) > self.now:
             return True
         return self.now < self._lossy_until and self.rng.random() < 0.2
 
@@ -271,8 +272,9 @@ class World:
                     target.suspect(other.name)
             case Kind.LOSS:
                 self._lossy_until = max(self._lossy_until, self.now + fault.lasts_s)
-            case Kind.CUT:
-                self._cuts[min(target.name, other.name), max(target.name, other.name)] = self.now + fault.lasts_s
+            case Kind.CUT | Kind.ONE_WAY:
+                ways = [(target.name, other.name), (other.name, target.name)]
+                self._cuts |= dict.fromkeys(ways[:1] if fault.kind is Kind.ONE_WAY else ways, self.now + fault.lasts_s)
             case Kind.SLOW:
                 target.slow_until = self.now + fault.lasts_s
 

@@ -202,13 +202,23 @@ def test_hole_4_in_a_delayed_run_a_stage_left_behind_is_served_with_the_previous
     assert outcome.counts["inexact"] == 0
 
 
+@pytest.mark.parametrize("kind", [Kind.CUT, Kind.ONE_WAY])
 @pytest.mark.parametrize("seed", range(3))
-def test_hole_19_two_members_that_never_reach_each_other_do_not_stop_their_stage(seed: int) -> None:
-    """p1 and p3 of stage 1 are cut off from each other for ever; p5 reaches both."""
-    cut = Fault(0.4, Kind.CUT, name="p1", other=0.5, lasts_s=1e4)
+def test_hole_19_two_members_that_never_reach_each_other_do_not_stop_their_stage(seed: int, kind: Kind) -> None:
+    """p1 and p3 of stage 1 are cut off from each other for ever, or p3 alone hears nothing of p1; p5 reaches both."""
+    cut = Fault(0.4, kind, name="p1", other=0.5, lasts_s=1e4)
     scenario = Scenario(seed=seed, peers_per_stage=3, last_step=5, limit_s=100.0, faults=(cut,))
     assert run(scenario).problems == ()
     assert run(dataclasses.replace(scenario, off=frozenset({"void"}))).stalled
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_caller_that_one_callee_never_hears_sends_its_work_elsewhere(seed: int) -> None:
+    """p0 of stage 0 hears p3 of stage 1, and p3 never hears p0."""
+    cut = Fault(0.4, Kind.ONE_WAY, name="p0", other=0.8, lasts_s=1e4)
+    outcome = run(Scenario(seed=seed, last_step=5, limit_s=200.0, faults=(cut,)))
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
 
 
 def test_a_run_ends_at_its_last_step_and_launches_nothing_more() -> None:

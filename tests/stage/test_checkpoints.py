@@ -62,3 +62,9 @@ def test_foreign_files_and_an_absent_folder_are_no_checkpoints(tmp_path: Path) -
     assert CheckpointStore(tmp_path, 2).scan() == []
     assert CheckpointStore(tmp_path / "absent", 2).scan() == []
     assert CheckpointStore(tmp_path / "absent", 2).load(0, 1) is None
+
+
+def test_where_nothing_can_be_written_a_run_goes_on_without(tmp_path: Path) -> None:
+    (tmp_path / "in the way").touch()
+    CheckpointStore(tmp_path / "in the way", 2).save(0, state(5))
+    assert CheckpointStore(tmp_path / "in the way", 2).scan() == []

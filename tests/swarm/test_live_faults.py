@@ -201,10 +201,13 @@ def test_who_stops_and_wakes_up_finds_its_way_back(swarm: Swarm, point: Point) -
 
 @slow
 def test_a_slow_peer_gets_less_to_do_and_is_itself_again_afterwards(swarm: Swarm) -> None:
-    victim = victim_of(swarm, 1)
-    order(victim, "slow", factor=8, for_s=1.5)
+    victim, mate = victim_of(swarm, 1), survivors(swarm)[1]
+    order(victim, "slow", factor=8, for_s=6)
     assert victim.status["slow_factor"] == 8
+    before = [daemon.counters["accumulated_microbatches"] for daemon in (victim, mate)]
     assert_it_goes_on(swarm)
+    slows, mates = (daemon.counters["accumulated_microbatches"] - count for daemon, count in zip((victim, mate), before, strict=True))
+    assert slows < mates
     until(lambda: victim.status["slow_factor"] == 1)
 
 

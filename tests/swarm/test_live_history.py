@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import urllib.request
 from dataclasses import replace
 from typing import Any, cast
@@ -14,7 +15,7 @@ from peerd.control.protocol import TraceReply
 from peerd.observe.metrics import METRICS
 from peerd.timeline.critical import critical_shares
 from peerd.timeline.spans import Kind
-from tests.swarm.daemons import Swarm, until
+from tests.swarm.daemons import Daemon, Swarm, until
 from tests.swarm.runs import swarm_manifest
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
@@ -56,6 +57,7 @@ def test_every_stage_remembers_every_step_and_all_agree_on_who_computed_what() -
         assert {labels[0] for name, labels in samples if name == "peerd_phase_seconds_total"} == PHASES
         assert samples["peerd_stage_peers", ("0",)] == 2
         assert_all_told_what_they_did(first.request("trace", steps=3), {daemon.ready.peer for daemon in swarm.daemons}, per_step)
+        assert_the_log_has_one_line_for_each_step_and_no_secret(first, last)
 
 
 def assert_all_told_what_they_did(told: dict[str, Any], peers: set[str], per_step: int) -> None:
@@ -72,6 +74,19 @@ def assert_all_told_what_they_did(told: dict[str, Any], peers: set[str], per_ste
     path = critical_shares(timelines)
     assert 0.1 < path.compute < 1
     assert path.step_end > 0
+
+
+def assert_the_log_has_one_line_for_each_step_and_no_secret(first: Daemon, last: Daemon) -> None:
+    """Every line is an object with its level; the last stage's tell the loss."""
+    for daemon in (first, last):
+        told = [json.loads(line) for line in daemon.log.splitlines()]
+        assert all({"event", "level", "timestamp"} <= fields.keys() for fields in told)
+        finished = [fields for fields in told if fields["event"] == "step finished"]
+        assert [fields["step"] for fields in finished] == list(range(6))
+    assert [fields["loss"] for fields in finished] == [entry["loss"] for entry in last.history]
+    token = json.loads(first.home.dashboard.read_text())["token"]
+    assert token in first.request("dashboard")["address"]
+    assert token not in first.log
 
 
 def scrape(address: str) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -114,5 +129,5 @@ def test_who_comes_and_who_is_killed_is_in_the_history() -> None:
         assert ("gone", leaver.ready.peer) not in told_by(first)
 
 
-def told_by(daemon: Any) -> set[tuple[str, str]]:
+def told_by(daemon: Daemon) -> set[tuple[str, str]]:
     return {(event["kind"], event["peer"]) for event in daemon.request("history", events=True)["events"]}

@@ -21,7 +21,7 @@ from peerd.cli.top.feed import Feed, Trouble
 from peerd.cli.top.ink import Ink, Line, duration, line_fitted
 from peerd.cli.top.notes import heading, loss_title, notes, speed_title
 from peerd.cli.top.picture import Picture
-from peerd.cli.top.swarm_list import SwarmList
+from peerd.cli.top.swarm_list import SCROLLBAR_WIDTH, SwarmList
 from peerd.cli.top.table import head_line
 from peerd.cli.top.views import LinesView
 
@@ -35,7 +35,7 @@ Screen { background: ansi_default; color: ansi_default; overflow: hidden; paddin
 #loss { width: 3fr; margin-right: 2; }
 #speed { width: 2fr; }
 #table { height: 1fr; margin-top: 1; }
-#head { height: 1; margin-right: 1; }
+#head { height: 1; }
 #swarm { height: 1fr; background: ansi_default; scrollbar-size-vertical: 1; overflow-x: hidden;
     scrollbar-color: ansi_bright_black; scrollbar-background: ansi_default; scrollbar-color-hover: ansi_white;
     scrollbar-color-active: ansi_white; scrollbar-background-hover: ansi_default; scrollbar-background-active: ansi_default; }
@@ -56,6 +56,7 @@ FooterKey, FooterKey:hover { background: ansi_default; color: ansi_default; }
 FooterKey .footer-key--key { padding: 0 1 0 0; background: ansi_default; color: ansi_default; text-style: bold; }
 FooterKey .footer-key--description { padding: 0 2 0 0; background: ansi_default; color: ansi_default; text-style: dim; }
 """
+REFUSAL_SHOWN_S = 10.0
 EXITS = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -68,11 +69,16 @@ class Heard(Message):
 
 
 class HasLeft(Message):
-    """The request to leave was answered."""
+    """The request to leave was answered, and the daemon has ended."""
 
-    def __init__(self, trouble: Trouble | None) -> None:
+
+class Refused(Message):
+    """The daemon did not do as a key asked it to."""
+
+    def __init__(self, verb: str, trouble: Trouble) -> None:
         super().__init__()
-        self.trouble = trouble
+        self.verb = verb
+        self.text = f"it does not {verb}: {trouble.text}"
 
 
 class TopApp(App[None]):
@@ -97,6 +103,7 @@ class TopApp(App[None]):
         self._picture = first
         self._heard_s = time.monotonic()
         self._trouble: Trouble | None = None
+        self._refusal, self._refused_s = "", 0.0
         self._leaving = ""
 
     def compose(self) -> ComposeResult:
@@ -108,7 +115,7 @@ class TopApp(App[None]):
                 yield LinesView(_loss, first, id="loss")
                 yield LinesView(_speed, first, id="speed")
             with Container(id="table"):
-                yield LinesView(lambda _picture, width, _height: (head_line(width),), first, id="head")
+                yield LinesView(lambda _picture, width, _height: (head_line(width - SCROLLBAR_WIDTH),), first, id="head")
                 yield SwarmList(first)
             yield LinesView(notes, first, id="notes")
         yield Footer()
@@ -139,19 +146,26 @@ class TopApp(App[None]):
         self.push_screen(PeerDetails(message.peer, self._picture))
 
     def action_pause(self) -> None:
-        self._feed.pause(not self._picture.paused, lambda trouble: self.post_message(Heard(trouble)))
+        verb = "resume" if self._picture.paused else "pause"
+        self._feed.pause(verb == "pause", lambda trouble: self.post_message(Refused(verb, trouble)))
 
     def action_leave(self) -> None:
         def answered(yes: bool | None) -> None:
             if yes:
                 self._leaving = "leaving"
                 self._show()
-                self._feed.leave(lambda trouble: self.post_message(HasLeft(trouble)))
+                self._feed.leave(lambda trouble: self.post_message(Refused("leave", trouble) if trouble else HasLeft()))
 
         self.push_screen(LeaveQuestion(self._picture), answered)
 
-    def on_has_left(self, message: HasLeft) -> None:
-        self._leaving = "left" if message.trouble is None else ""
+    def on_has_left(self, _message: HasLeft) -> None:
+        self._leaving = "left"
+        self._show()
+
+    def on_refused(self, message: Refused) -> None:
+        self._refusal, self._refused_s = message.text, time.monotonic()
+        if message.verb == "leave":
+            self._leaving = ""
         self._show()
 
     def _fatal_error(self) -> None:
@@ -169,7 +183,9 @@ class TopApp(App[None]):
         if not self.screen_stack:  # it is quitting, and this is the last that was heard
             return
         root = self.screen_stack[0]
-        root.set_class(self._trouble is not None, "-troubled")
+        if time.monotonic() - self._refused_s > REFUSAL_SHOWN_S:
+            self._refusal = ""
+        root.set_class(self._trouble is not None or bool(self._refusal), "-troubled")
         for view in root.query(LinesView):
             view.show(self._picture)
         root.query_one(SwarmList).show(self._picture)
@@ -177,7 +193,7 @@ class TopApp(App[None]):
             self.screen.show(self._picture)
 
     def _tell_time(self) -> None:
-        if self._trouble is not None:
+        if self._trouble is not None or self._refusal:
             self._show()
 
     def _state(self) -> str:
@@ -187,9 +203,11 @@ class TopApp(App[None]):
 
     def _trouble_lines(self, width: int) -> Sequence[Line]:
         if self._trouble is None:
-            return ()
-        seen = f"{self._trouble.text}: this is what was last seen, asking on"
-        text = "your daemon has left the swarm; q quits" if self._leaving == "left" else seen
+            text = self._refusal
+        elif self._leaving == "left":
+            text = "your daemon has left the swarm; q quits"
+        else:
+            text = f"{self._trouble.text}: this is what was last seen, asking on"
         return (line_fitted((("! ", Ink.PROBLEM), (text, Ink.PROBLEM)), width),)
 
 

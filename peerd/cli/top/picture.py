@@ -31,6 +31,7 @@ class StageRow:
     queue: int
     throughput: float
     num_peers: int
+    """Of a large swarm more than have rows."""
     num_doubtful: int
     """Peers that are suspect or leaving."""
 
@@ -80,10 +81,10 @@ class Picture:
 
     @property
     def num_peers(self) -> int:
-        return sum(len(stage.peers) for stage in self.stages)
+        return sum(stage.row.num_peers for stage in self.stages)
 
     def folded_at_first(self) -> frozenset[int]:
-        if self.num_peers <= UNFOLDED_UP_TO:
+        if sum(len(stage.peers) for stage in self.stages) <= UNFOLDED_UP_TO:
             return frozenset()
         return frozenset(part.row.stage for part in self.stages) - {self.my_stage}
 
@@ -142,7 +143,7 @@ def _part(stage: StageInfo, num_microbatches: int, me: str) -> StagePart:
         done=num_microbatches - stage["missing"] if peers else 0,
         queue=stage["queue"],
         throughput=stage["throughput"],
-        num_peers=len(peers),
+        num_peers=max(len(peers), stage.get("num_peers", 0)),
         num_doubtful=sum(peer["suspect"] or peer["leaving"] for peer in stage["peers"]),
     )
     return StagePart(row, tuple(peers))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from peerd.cli.render import phase_of, short_id
-from peerd.control.protocol import PeerInfo, PeersReply, StatusReply, StepInfo
+from peerd.control.protocol import PeerInfo, PeersReply, StageInfo, StatusReply, StepInfo
 
 KEPT_STEPS = 2000
 KEPT_EVENTS = 200
@@ -49,6 +49,8 @@ class Place:
     stage: int
     suspect: bool
     leaving: bool
+    sampled: bool = False
+    """In a stage of a large swarm of which the daemon knows only some peers, now these and now those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +135,12 @@ def speeds_of(steps: tuple[StepInfo, ...]) -> Iterator[tuple[int, float]]:
 
 
 def places_of(peers: PeersReply) -> Mapping[str, Place]:
-    return MappingProxyType({peer["id"]: _place_of(peer) for stage in peers["stages"] for peer in stage["peers"]})
+    return MappingProxyType({peer["id"]: _place_of(peer, stage) for stage in peers["stages"] for peer in stage["peers"]})
 
 
-def _place_of(peer: PeerInfo) -> Place:
-    return Place(peer["stage"], phase_of(peer) == "suspect", peer["leaving"])
+def _place_of(peer: PeerInfo, stage: StageInfo) -> Place:
+    sampled = stage.get("num_peers", 0) > len(stage["peers"])
+    return Place(peer["stage"], phase_of(peer) == "suspect", peer["leaving"], sampled)
 
 
 def changes(before: Mapping[str, Place], now: Mapping[str, Place], me: str) -> list[str]:
@@ -151,6 +154,8 @@ def changes(before: Mapping[str, Place], now: Mapping[str, Place], me: str) -> l
 
 
 def _change(before: Place | None, now: Place | None) -> str:
+    if all(place is None or place.sampled for place in (before, now)):
+        return ""
     if before is None:
         assert now is not None
         return f"joined stage {now.stage}"

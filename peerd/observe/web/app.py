@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peerd.observe.metrics import CONTENT_TYPE
-from peerd.observe.web.guard import SECURITY_HEADERS, Access, Asked, RateLimit, has_token, why_refuse
+from peerd.observe.web.guard import SECURITY_HEADERS, Access, Asked, RateLimit, has_token, who_asks, why_refuse
 from peerd.observe.web.stream import Source, Stream
 
 ASSETS = Path(__file__).with_name("assets")
@@ -52,9 +52,9 @@ class Guard:
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        refused = why_refuse(_asked(Request(scope), self._access), self._access)
-        client = scope["client"][0] if scope.get("client") else ""
-        if refused is None and self._access.public and not self._limit.allows(client, time.monotonic()):
+        request = Request(scope)
+        refused = why_refuse(_asked(request, self._access), self._access)
+        if refused is None and self._access.public and not self._limit.allows(_address(request, self._access), time.monotonic()):
             refused = HTTPStatus.TOO_MANY_REQUESTS, "too many requests; wait a moment"
         if refused is None:
             await self._app(scope, receive, send_guarded)
@@ -73,6 +73,11 @@ def _asked(request: Request, access: Access) -> Asked:
         origin=headers.get("origin", ""),
         tokens=tuple(token for token in tokens if token),
     )
+
+
+def _address(request: Request, access: Access) -> str:
+    forwarded = request.headers.getlist("x-forwarded-for") or [""]
+    return who_asks(request.client.host if request.client else "", forwarded[-1], access)
 
 
 class Pages:
@@ -108,11 +113,12 @@ class Pages:
         return JSONResponse({"may_act": may_act, "public": self._access.public})
 
     async def live(self, request: Request) -> Response:
-        address = request.client.host if request.client else ""
+        address = _address(request, self._access)
         reach_s = RANGES_S.get(request.query_params.get("range", ""), USUAL_RANGE_S)
         if self._stream.is_full(address):
             return PlainTextResponse("too many look at once\n", HTTPStatus.SERVICE_UNAVAILABLE)
-        return StreamingResponse(self._stream.watch(address, reach_s), media_type="text/event-stream")
+        at_once = {"x-accel-buffering": "no"}  # what a proxy is told, which else collects events before it passes them on
+        return StreamingResponse(self._stream.watch(address, reach_s), headers=at_once, media_type="text/event-stream")
 
     async def contributions(self, _request: Request) -> Response:
         return JSONResponse(await self._source.contributions())

@@ -2,7 +2,7 @@
 
 The page is for this machine's user. Three things are kept out: other web sites that a browser has open (their Host or Origin
 is not ours: DNS rebinding, cross-site requests), strangers on the network (the token, unless the dashboard is public), and too
-many requests (public only).
+many requests (public only). A public page is for everybody, so it is served by whatever name it is known.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Asked:
 def why_refuse(asked: Asked, access: Access) -> tuple[HTTPStatus, str] | None:
     """None when the request may go on, else the status and the reason."""
     scraped = asked.path == "/metrics" and not access.on_loopback  # scrapers know this machine by names we do not
-    if not scraped and not _is_ours(asked.host, access):
+    if not scraped and not access.public and not _is_ours(asked.host, access):
         return HTTPStatus.MISDIRECTED_REQUEST, "not by this name: use the IP address, or localhost"
     if asked.origin and asked.origin not in (f"http://{asked.host}", f"https://{asked.host}"):
         return HTTPStatus.FORBIDDEN, "another site may not ask this"
@@ -83,6 +83,17 @@ def has_token(asked: Asked, access: Access) -> bool:
     return any(hmac.compare_digest(token.encode(), access.token.encode()) for token in asked.tokens)
 
 
+def who_asks(client: str, forwarded: str, access: Access) -> str:
+    """The address that a request counts for.
+
+    Behind a proxy on this machine that is whom the proxy heard, else all its visitors would share one limit. A proxy appends the
+    address it sees to `forwarded` (X-Forwarded-For), so what a visitor wrote there before counts for nothing.
+    """
+    proxy, last = _as_address(client), forwarded.rpartition(",")[2].strip()
+    passed_on = access.public and proxy is not None and proxy.is_loopback and _as_address(last) is not None
+    return last if passed_on else client
+
+
 def _is_ours(host: str, access: Access) -> bool:
     """An address as numbers cannot be rebound; of names only localhost is ours, and whatever the dashboard was told to listen on."""
     parts = _HOST.fullmatch(host)
@@ -91,11 +102,15 @@ def _is_ours(host: str, access: Access) -> bool:
     name = parts[1].strip("[]")
     if name in LOOPBACK_NAMES:
         return True
+    address = _as_address(name)
+    return address is not None and (address.is_loopback or not access.on_loopback)
+
+
+def _as_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        address = ipaddress.ip_address(name)
+        return ipaddress.ip_address(text)
     except ValueError:
-        return False
-    return address.is_loopback or not access.on_loopback
+        return None
 
 
 @dataclass(slots=True)

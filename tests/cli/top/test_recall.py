@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peerd.cli.top.picture import picture_of
 from peerd.cli.top.recall import KEPT_EVENTS, KEPT_STEPS, Place, Reading, Recall, changes, speeds_of
 from peerd.control.protocol import PeersReply, StepInfo
 from tests.cli.replies import counters, peer_info, peers_reply, status_reply
@@ -74,6 +75,16 @@ def test_a_peers_way_through_the_swarm_is_told_step_by_step() -> None:
 
 def test_the_first_reading_is_no_news() -> None:
     assert Recall().after(reading()).events == ()
+
+
+def test_of_a_stage_that_is_partly_known_nobody_is_told_to_come_or_go() -> None:
+    recall = Recall()
+    for number in range(3):
+        swarm = with_peers({"id": "near", "stage": 0}, {"id": f"far{number}", "stage": 1})
+        swarm["stages"][1]["num_peers"] = 125
+        recall = recall.after(reading(float(number), peers=swarm))
+    assert recall.events == ()
+    assert picture_of(reading(peers=swarm), recall).num_peers == 126
 
 
 def test_many_at_once_are_counted() -> None:

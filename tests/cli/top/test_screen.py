@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
+from peerd.cli.top import app as app_module
 from peerd.cli.top.app import TopApp
 from peerd.cli.top.feed import Feed
 from peerd.cli.top.picture import picture_of
@@ -37,9 +38,12 @@ class Daemon:
         self.peers["stages"][0]["peers"][0] = self.status["peer"]
         self.steps = [{"step": step, "loss": 5.0 - step, "tokens": 8192, "time_s": 1000.0 + step} for step in range(3)]
         self.asked: list[dict[str, Any]] = []
+        self.refuses: set[str] = set()
 
     def answer(self, request: dict[str, Any]) -> object:
         self.asked.append(request)
+        if request["verb"] in self.refuses:
+            return {"error": {"exit_code": 1, "message": "too late", "remedy": ""}}
         match request["verb"]:
             case "status":
                 return {"ok": self.status}
@@ -121,11 +125,12 @@ async def test_everything_that_matters_is_on_the_first_screen(home: Home, daemon
         await until(pilot, app, shows(*words))
 
 
-async def test_a_scrollbar_hides_nothing(home: Home, daemon: Daemon) -> None:
+async def test_a_scrollbar_hides_nothing_and_each_heading_stands_above_its_column(home: Home, daemon: Daemon) -> None:
     daemon.peers = dict(peers_reply(peers_per_stage=20))
     app = app_of(home)
     async with app.run_test(size=(80, 24)) as pilot:
         text = await until(pilot, app, lambda text: "stage 0 (20)" in text)
+        assert app.query_one("#head").outer_size.width == app.query_one(SwarmList).outer_size.width
     shown = [line for line in text.splitlines() if "accumulating" in line and ".." in line and "you " not in line]
     assert shown
     assert all("123" in line for line in shown)
@@ -242,6 +247,20 @@ async def test_leaving_asks_first(home: Home, daemon: Daemon) -> None:
         assert [request for request in daemon.asked if request["verb"] == "leave"] == [{"verb": "leave", "now": False}]
         daemon.status["pid"] = 77
         await until(pilot, app, lambda text: "live, up" in text)
+
+
+@pytest.mark.parametrize(("keys", "words"), [(("p",), "! it does not pause: too late"), (("l", "y"), "! it does not leave: too late")])
+async def test_what_the_daemon_refuses_to_do_is_told_and_watching_goes_on(
+    home: Home, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.setattr(app_module, "REFUSAL_SHOWN_S", 10 * WITHIN_S)  # longer than a slow machine takes to look
+    daemon.refuses = {"pause", "leave"}
+    app = app_of(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press(*keys)
+        await until(pilot, app, shows(words))
+        daemon.peers["work_step"] = 4
+        await until(pilot, app, shows(words, "step 4 of 30", "live, up"))
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c"])

@@ -8,14 +8,14 @@ import { Events, LANES, markOf, showChosen, showHealth, showOwn, showRows, showS
 const $ = (id) => document.getElementById(id);
 const RETRY_MS = 1000, SILENT_MS = 6000, SHARES_MS = 20000, OBEYED_MS = 3000, MOST_STEPS = 4000, MOST_SAMPLES = 1200, MOST_LINES = 6, MOST_MARKS = 3000;
 
-const DAY_S = 24 * 3600, KEPT = "peerd-range";
+const DAY_S = 24 * 3600, SHORT_S = 600, KEPT = "peerd-range";
 
 const past = { run: null, me: "", steps: new Map(), evaluations: new Map(), samples: new Map(), churn: [], reach: null, spacing: 0, began: 0 };
 let latest = null, heardAt = 0, charted = "", stream = null, share = null, waiting = null;
 
 const map = new SwarmMap($("map"), $("told"), (peer) => showChosen($("chosen"), peer, past.me, past.run.microbatches_per_step));
 const events = new Events($("events"));
-const when = (seconds) => (spanOf(past.samples) > DAY_S ? dayAndTime : minutes)(seconds);
+const when = (seconds) => { const span = spanOf(past.samples); return (span > DAY_S ? dayAndTime : span > SHORT_S ? minutes : clock)(seconds); };
 const charts = {
   loss: new Chart($("loss-chart"), { title: "Loss by step", x: (step) => `step ${whole(step)}`, y: (loss) => loss.toFixed(2) }),
   rate: new Chart($("rate-chart"), { title: "Tokens per second", x: when, y: amount, fromZero: true, area: true }),
@@ -87,7 +87,7 @@ function trim(kept, most) {
 
 function showFigures(now, stages) {
   const { run } = past, losses = [...past.steps.values()].filter((row) => row[1] !== null).sort((a, b) => a[0] - b[0]);
-  const step = now.step ?? now.own.peer.step, peers = stages.reduce((sum, stage) => sum + stage.peers.length, 0);
+  const step = now.step ?? now.own.peer.step, peers = sum(stages.map((stage) => stage.num_peers));
   const left = run.steps && now.tokens_per_second ? ((run.steps - step) * run.tokens_per_step) / now.tokens_per_second : 0;
   say($("step"), whole(step));
   say($("step-note"), run.steps ? `of ${whole(run.steps)}${left > 0 ? `, ${duration(left)} left` : ""}` : "");
@@ -99,7 +99,7 @@ function showFigures(now, stages) {
   if (now.loss !== null) say($("loss-note"), change === null ? "" : `${change > 0 ? "up" : "down"} ${Math.abs(change).toFixed(3)} in 10 steps`);
   say($("rate"), now.tokens_per_second ? amount(now.tokens_per_second) : "\u2013");
   say($("peers"), whole(peers));
-  const suspects = stages.reduce((sum, stage) => sum + stage.peers.filter((peer) => peer.phase === "suspect").length, 0);
+  const suspects = sum(stages.map((stage) => stage.peers.filter((peer) => peer.phase === "suspect").length));
   say($("peers-note"), `in ${stages.length} ${stages.length === 1 ? "stage" : "stages"}${suspects ? `, ${suspects} suspect` : ""}`);
 }
 

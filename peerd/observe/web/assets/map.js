@@ -114,7 +114,7 @@ export class SwarmMap {
     this.stages.forEach((stage) => {
       const used = Math.max(1, Math.ceil(stage.peers.length / perRow)), body = few ? 84 : Math.max(48, used * pitch);
       places.heads.push({ x: 0, y: top + (few ? 22 : 16), anchor: "start" });
-      places.centers.push({ x: left + room / 2, y: top + body / 2, half: body / 2 });
+      places.centers.push({ x: left + (Math.min(perRow, Math.max(1, stage.peers.length)) * pitch) / 2, y: top + (used * pitch) / 2, half: (used * pitch) / 2 });
       stage.peers.forEach((peer, at) => {
         const row = Math.floor(at / perRow), inRow = few ? stage.peers.length : perRow;
         places.spots.set(peer.id, { x: left + (few ? (room * (at + 0.5)) / inRow : ((at % perRow) + 0.5) * pitch), y: top + (few ? 24 : (row + 0.5) * pitch) });
@@ -133,7 +133,7 @@ export class SwarmMap {
       set(name, { x, y, "text-anchor": anchor, class: "stage-name" });
       say(name, `Stage ${stage.stage}`);
       set(note, { x, y: y + 16, "text-anchor": anchor, class: "stage-note" });
-      const count = `${stage.peers.length} ${stage.peers.length === 1 ? "peer" : "peers"}`;
+      const count = `${stage.num_peers} ${stage.num_peers === 1 ? "peer" : "peers"}`;
       const speed = `${amount(stage.throughput)} samples/s`;
       say(note, this.upright || places.tight ? (nobodyIn(stage) ? "" : count) : stage.peers.length ? `${count}, ${speed}, ${stage.queue} held` : "");
       const center = places.centers[index], nobody = nobodyIn(stage);
@@ -194,7 +194,7 @@ export class SwarmMap {
       if (places.few) {
         for (const [a, shareA] of from) for (const [b, shareB] of to) {
           const start = places.spots.get(a.id), end = places.spots.get(b.id), share = shareA * shareB;
-          lines.push([this.curve(start, end, places.radius + 6, places.radius + 6), 1 + 6 * share, 0.16 + 0.3 * share]);
+          lines.push([this.curve(start, end, places.radius + (this.upright ? 42 : 6), places.radius + 6), 1 + 6 * share, 0.16 + 0.3 * share]);
         }
       } else {
         const start = places.centers[at], end = places.centers[at + 1];
@@ -209,7 +209,7 @@ export class SwarmMap {
   curve(start, end, before, after) {
     const points = (x1, y1, x2, y2, x3, y3, x4, y4) => `M${x1.toFixed(1)} ${y1.toFixed(1)}C${x2.toFixed(1)} ${y2.toFixed(1)} ${x3.toFixed(1)} ${y3.toFixed(1)} ${x4.toFixed(1)} ${y4.toFixed(1)}`;
     if (this.upright) {
-      const y1 = start.y + before + (before > 40 ? 0 : 36), y2 = end.y - after, middle = (y1 + y2) / 2;
+      const y1 = start.y + before, y2 = end.y - after, middle = (y1 + y2) / 2; // names stand below few peers
       return points(start.x, y1, start.x, middle, end.x, middle, end.x, y2);
     }
     const x1 = start.x + before, x2 = end.x - after, middle = (x1 + x2) / 2;
@@ -219,7 +219,7 @@ export class SwarmMap {
   summary() {
     const told = this.stages.map((stage) => {
       const suspects = stage.peers.filter((peer) => peer.phase === "suspect").length;
-      return `stage ${stage.stage}: ${stage.peers.length || "no"} peers${suspects ? `, ${suspects} suspect` : ""}, ${stage.queue} microbatches held`;
+      return `stage ${stage.stage}: ${stage.num_peers || "no"} peers${suspects ? `, ${suspects} suspect` : ""}, ${stage.queue} microbatches held`;
     });
     return `Pipeline of ${this.stages.length} stages. ${told.join("; ")}.`;
   }

@@ -93,9 +93,12 @@ export function showOwn(host, said, own, share) {
 
 export function showHealth(alerts, notes, items) {
   const serious = items.filter((item) => item.severity !== "info"), info = items.filter((item) => item.severity === "info");
-  lines(alerts, serious, (item) => make("li", { "data-severity": item.severity }, make("strong", {}, `${item.severity === "problem" ? "Problem" : "Warning"}: ${item.title}. `), item.remedy));
-  lines(notes, info, (item) => make("li", {}, `${item.title}; ${item.remedy}`));
+  lines(alerts, serious, (item) => make("li", { "data-severity": item.severity }, make("strong", {}, `${item.severity === "problem" ? "Problem" : "Warning"}: ${item.title}. `), ...typed(item.remedy)));
+  lines(notes, info, (item) => make("li", {}, ...typed(`${item.title}; ${item.remedy}`)));
 }
+
+// What stands between backticks is to be typed.
+const typed = (text) => text.split("`").map((part, index) => (index % 2 ? make("code", {}, part) : part));
 
 function lines(host, items, tell) {
   const key = JSON.stringify(items);
@@ -120,7 +123,7 @@ export function showShares(host, note, told) {
   host.replaceChildren(...shown.map(([peer, sum]) => {
     const part = total ? sum.tokens / total : 0, bar = make("i");
     bar.style.width = `${(100 * part).toFixed(1)}%`;
-    const name = peer === told.me ? "This machine" : shortId(peer), where = `stage ${sum.stages.join(", ")}`;
+    const name = peer === told.me ? "This machine" : shortId(peer), where = `stage\u00a0${sum.stages.join(", ")}`;
     return make("li", { class: peer === told.me ? "is-me" : undefined }, make("span", {}, `${name} \u00b7 ${where}`), make("span", {}, `${amount(sum.tokens)} tokens, ${(100 * part).toFixed(1)}%`), make("span", { class: "share", "aria-hidden": "true" }, bar));
   }));
   const ranges = told.stages.map((stage) => `${whole(stage.steps)} of stage ${stage.stage}`);
