@@ -45,6 +45,12 @@ def test_losses_and_all_gradients_of_three_stages_are_those_of_the_whole(name: s
     check_split(dataclasses.replace(hf_manifest(1), model=model))
 
 
+def test_the_check_does_not_depend_on_where_the_run_is_cut_or_how_its_sequences_grow() -> None:
+    """The tiny copy has fewer layers, and shorter sequences than the run begins with."""
+    model = hf_model(num_hidden_layers=6)
+    check_split(hf_manifest(2, model, cut=(2, 4), sequence_length=64, first_sequence_length=32, sequence_length_steps=5))
+
+
 def test_first_weights_follow_the_architectures_rules_and_do_not_depend_on_the_split() -> None:
     whole = dict(build_stage(hf_manifest(1), 0, "cpu").named_parameters())
     stages = [build_stage(hf_manifest(3), stage, "cpu") for stage in range(3)]
