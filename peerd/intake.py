@@ -62,11 +62,11 @@ def take_in(request: Request) -> dict[str, Any]:
     if weights is not None:
         write_start(Path(request.start), 0, weights, {}, ())
     remarks = [*remarks_on(model, weights), *([NO_WEIGHTS] if folder and weights is None else [])]
-    tokenizer = tokenizer_of(request.model, folder) if folder else ""
+    tokenizer = _tokenizer_of(request.model, folder) if folder else ""
     return {"schema": SCHEMA, "model": asdict(model), "start": weights is not None, "tokenizer": tokenizer, "remarks": remarks}
 
 
-def tokenizer_of(model: str, folder: Path) -> str:
+def _tokenizer_of(model: str, folder: Path) -> str:
     """What data.tokenizer calls the one that a checkpoint comes with; empty where it has none that is a tokenizer.json."""
     if not (folder / TOKENIZER_FILE).is_file():
         return ""
