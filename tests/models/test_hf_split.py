@@ -31,13 +31,17 @@ from tests.models.hf_models import ARCHITECTURES, hf_manifest, hf_model
 
 QUICK = ("gpt2", "bert", "deepseek_v3")
 """Learned positions; a masked model with an unused parameter; experts, and layers of two kinds."""
+OTHERS = ("gpt_neo", "gptj", "codegen")
+"""Layers of two kinds that are said as patterns; rotations of a part of each head. `scripts/bench architectures` tries all there are."""
 TIED = ("gpt2", "llama", "bert", "qwen2", "gemma2", "opt", "cohere", "roberta", "falcon", "smollm3", "starcoder2", "lfm2", "mamba")
 UNTIEABLE = "rembert"
 QUICK_TIED = ("gpt2", "bert")
 """Learned positions; a second tied pair, of which both lie in the last stage."""
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES])
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in (*ARCHITECTURES, *OTHERS)]
+)
 def test_losses_and_all_gradients_of_three_stages_are_those_of_the_whole(name: str) -> None:
     """By the architecture's own default sizes, which the check makes small."""
     assert MAX_STAGES == 3
