@@ -6,7 +6,6 @@ fields of `Request`. The whole text so far goes through the model for each new t
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,19 +56,22 @@ def open_speaker(sources: Sequence[Path]) -> Speaker:
     if len(sources) == 1 and (sources[0] / "config.json").exists():
         return _exported_speaker(sources[0])
     reached = gather(sources)
-    manifest = _in_one_stage(reached.manifest)
-    stage = build_stage(manifest, 0, "cpu")
+    manifest = reached.manifest
+    _check_goes_on(manifest)
+    stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
     with torch.no_grad():
-        for name, parameter in stage.named_parameters():
-            parameter.copy_(reached.parameters[name])
+        for stage in stages:
+            for name, parameter in stage.named_parameters():
+                parameter.copy_(reached.parameters[name])
 
-    encode, decode = _tokenizer_of(reached.manifest.data)
-    return Speaker(
-        logits=lambda tokens: stage(torch.tensor([tokens]))[0, -1],
-        encode=encode,
-        decode=decode,
-        max_context=manifest.train.sequence_length,
-    )
+    def logits(tokens: list[int]) -> Tensor:
+        hidden = torch.tensor([tokens])
+        for stage in stages:  # as the run has them: where a model is cut it may be narrow
+            hidden = stage(hidden)
+        return hidden[0, -1]
+
+    encode, decode = _tokenizer_of(manifest.data)
+    return Speaker(logits=logits, encode=encode, decode=decode, max_context=manifest.train.sequence_length)
 
 
 def _tokenizer_of(data: DataConfig) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
@@ -83,18 +85,22 @@ def _tokenizer_of(data: DataConfig) -> tuple[Callable[[str], list[int]], Callabl
     return lambda text: [*map(int, tokenizer.encode([text.encode()])[0])], tokenizer.decode
 
 
-def _in_one_stage(manifest: Manifest) -> Manifest:
+def _check_goes_on(manifest: Manifest) -> None:
     if isinstance(manifest.model, BlocksConfig):
         raise UsageError(f"{manifest.model.entry} is no language model", "only those go on from a prompt")
-    if isinstance(manifest.model, HuggingFaceConfig) and manifest.model.objective == "masked":
+    _refuse_masked(isinstance(manifest.model, HuggingFaceConfig) and manifest.model.objective == "masked")
+
+
+def _refuse_masked(is_masked: bool) -> None:
+    if is_masked:
         raise UsageError("a masked language model does not go on from a prompt", "look at its losses with `peerd history`")
-    return dataclasses.replace(manifest, train=dataclasses.replace(manifest.train, num_stages=1))
 
 
 def _exported_speaker(folder: Path) -> Speaker:
     from peerd.models.hf.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained(folder)
+    _refuse_masked(any("ForMaskedLM" in name for name in model.config.architectures or ()))
     most = getattr(model.config, "max_position_embeddings", None) or MAX_CONTEXT
     return Speaker(
         logits=lambda tokens: model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1],

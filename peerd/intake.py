@@ -16,12 +16,15 @@ from typing import Any
 from peerd.child import answer, parse_request
 from peerd.config.manifest import Manifest, TrainConfig
 from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
+from peerd.data.download import HUB_PREFIX
+from peerd.data.tokenizer import TOKENIZER_FILE
 from peerd.equality import check_split
 from peerd.errors import DiskError, ManifestError, UsageError
 from peerd.models.hf.taking_in import choose_model, find_checkpoint, load_weights, remarks_on
 from peerd.stage.start import write_start
 
 SCHEMA = 1
+NO_WEIGHTS = "there are no safetensors beside its config: training starts from first weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,7 @@ def take_in(request: Request) -> dict[str, Any]:
         if request.config or request.changes:
             raise UsageError("a model of blocks has no config", "leave --config, --set and the model's sizes out")
         _check(describe_entry(name), request)
-        return {"schema": SCHEMA, "model": asdict(describe_entry(name)), "start": False, "remarks": []}
+        return {"schema": SCHEMA, "model": asdict(describe_entry(name)), "start": False, "tokenizer": "", "remarks": []}
     folder = find_checkpoint(request.model)
     config = Path(request.config) if request.config else folder / "config.json" if folder else None
     model = choose_model(name if kind == "hf" else "", _read(config) if config else {}, request.changes, request.tie_word_embeddings)
@@ -58,7 +61,17 @@ def take_in(request: Request) -> dict[str, Any]:
     weights = load_weights(folder, model) if folder else None
     if weights is not None:
         write_start(Path(request.start), 0, weights, {}, ())
-    return {"schema": SCHEMA, "model": asdict(model), "start": weights is not None, "remarks": remarks_on(model, weights)}
+    remarks = [*remarks_on(model, weights), *([NO_WEIGHTS] if folder and weights is None else [])]
+    tokenizer = _tokenizer_of(request.model, folder) if folder else ""
+    return {"schema": SCHEMA, "model": asdict(model), "start": weights is not None, "tokenizer": tokenizer, "remarks": remarks}
+
+
+def _tokenizer_of(model: str, folder: Path) -> str:
+    """What data.tokenizer calls the one that a checkpoint comes with; empty where it has none that is a tokenizer.json."""
+    if not (folder / TOKENIZER_FILE).is_file():
+        return ""
+    kind, _, name = model.partition(":")
+    return f"{HUB_PREFIX}{name}" if kind == "hf" else f"{folder.absolute()}/"
 
 
 def _check(model: HuggingFaceConfig | BlocksConfig, request: Request) -> None:

@@ -102,7 +102,7 @@ def train_reference(
         for stage, newest in zip(stages, ahead, strict=True):
             copy_parameters(stage, newest)
     for step in range(start.step if start else 0, steps):
-        if isinstance(corpus, Corpus) and train.evaluates_at(step):
+        if train.evaluates_at(step):
             evaluations.append(evaluate(manifest, corpus, stages, step))
         loss, gradients = mean_gradients(manifest, corpus, stages, step, scale.value)
         if train.delayed_updates:  # the next step is computed without this one's update
@@ -117,14 +117,14 @@ def train_reference(
         history.append(HistoryEntry(step=step, loss=loss, tokens=manifest.tokens_per_step_at(step)))
         if report is not None:
             report(history[-1])
-    if isinstance(corpus, Corpus) and train.evaluates_at(steps):
+    if train.evaluates_at(steps):
         evaluations.append(evaluate(manifest, corpus, stages, steps))
     parameters = {name: parameter.detach() for stage in ahead for name, parameter in stage.named_parameters()}
     state = {name: tensor for optimizer in optimizers for name, tensor in optimizer.tensors().items()}
     return ReferenceResult(parameters=parameters, optimizer_state=state, history=history, norms=norms, evaluations=evaluations)
 
 
-def evaluate(manifest: Manifest, corpus: Corpus, stages: Sequence[StageModule], step: int) -> Evaluation:
+def evaluate(manifest: Manifest, corpus: Microbatches, stages: Sequence[StageModule], step: int) -> Evaluation:
     """The mean loss over the evaluation microbatches, as the swarm computes it at `step`."""
     forth, losses = parse_allowed(manifest.wire.activations).most_exact, []
     for index in range(manifest.train.evaluation_microbatches):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,19 @@ def test_a_tied_checkpoint_goes_on_from_its_one_weight(checkpoint: Path, tmp_pat
     assert "lm_head.weight" not in held
 
 
+def test_a_checkpoint_comes_with_its_tokenizer_and_without_weights_it_says_so(checkpoint: Path) -> None:
+    def told() -> dict[str, Any]:
+        return take_in(Request(model=str(checkpoint), start=str(checkpoint / "start")))
+
+    assert told()["tokenizer"] == "", "it has none"
+    (checkpoint / "tokenizer.json").write_text("{}")
+    (checkpoint / "model.safetensors").unlink()
+    reply = told()
+    assert reply["tokenizer"] == f"{checkpoint}/"
+    assert not reply["start"]
+    assert any("training starts from first weights" in remark for remark in reply["remarks"])
+
+
 def _loss_of(whole: torch.nn.Module, folder: Path) -> float:
     from peerd.config.paths import cache_folder
     from peerd.train.data import Corpus, prepare_tokens
@@ -117,6 +131,16 @@ def test_a_list_of_blocks_is_described_by_what_is_installed() -> None:
     assert initial_parameter_spec(manifest.Manifest(model=model), 0)["blocks.stem.norm.bias"] == (16,)
     with pytest.raises(UsageError, match="no config"):
         take_in(Request(model="blocks:resnet", changes={"hidden_size": 3}, start=""))
+
+
+SMALL_LLAMA = ["hf:llama", "--layers", "3", "--d-model", "32", "--heads", "2", "--d-ff", "48", "--evaluation-fraction", "0.1"]
+
+
+@pytest.mark.parametrize("model", [["blocks:resnet"], pytest.param(SMALL_LLAMA, marks=pytest.mark.slow)], ids=["resnet", "llama"])
+def test_a_model_that_is_not_peerds_own_can_be_evaluated_while_it_trains(model: list[str], tmp_path: Path) -> None:
+    assert run(["new", str(tmp_path), "--model", *model, "--evaluate-every", "5", "--evaluation-microbatches", "3"]) == 0
+    train = manifest.load(tmp_path / "run.toml").train
+    assert (train.evaluate_every_steps, train.evaluation_microbatches) == (5, 3)
 
 
 @pytest.mark.parametrize(

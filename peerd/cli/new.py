@@ -96,7 +96,8 @@ def new(
     of them. What each stage takes is printed: memory, and the upload that its speed needs.
 
     MODEL is decoder (the built-in one), hf:NAME (an architecture of transformers, such as hf:llama, or a checkpoint's name on
-    the hub), a local folder with a checkpoint to go on from, or blocks:ENTRY (from an installed package, or blocks:resnet).
+    the hub), a local folder with a checkpoint to go on from, with its own tokenizer unless --tokenizer names another, or
+    blocks:ENTRY (from an installed package, or blocks:resnet).
     It is checked to split exactly before anything is written. Of what is not the decoder only sizes that flags name change.
 
     \b
@@ -174,10 +175,14 @@ def _with_model(folder: Path, manifest: Manifest, fields: dict[str, Any], given:
     reply = run_child("peerd.intake", json.dumps(request), timeout_s=None, what="taking in the model")
     for remark in cast("list[str]", reply["remarks"]):
         click.echo(f"peerd: {remark}", err=True)
-    start = manifests.StartConfig(state=START_FILE if reply["start"] else "")
-    document = {"model": reply["model"], "train": dataclasses.asdict(manifest.train)}
+    start, data = manifests.StartConfig(state=START_FILE if reply["start"] else ""), manifest.data
+    if reply["tokenizer"] and "tokenizer" not in given:
+        data = dataclasses.replace(data, tokenizer=cast("str", reply["tokenizer"]))
+        click.echo("peerd: its own tokenizer is used; --tokenizer names another", err=True)
+    document = {"model": reply["model"], "train": {"num_stages": manifest.train.num_stages}}
     try:
-        return dataclasses.replace(manifest, model=manifests.parse(document, "the model").model, start=start)
+        train = dataclasses.replace(manifest.train, evaluate_every_steps=fields["evaluate_every_steps"])
+        return dataclasses.replace(manifest, model=manifests.parse(document, "the model").model, data=data, start=start, train=train)
     except ValueError as error:
         raise UsageError(str(error), "correct that flag; `peerd new --help` lists them") from None
 
@@ -240,14 +245,16 @@ def _manifest_of(folder: Path, fields: dict[str, Any]) -> Manifest:
     name = fields["name"] if fields["name"] is not None else _name_from(folder)
     if fields["model"] == "decoder" and (fields["config_file"] or fields["settings"]):
         raise UsageError("--config and --set are for models of transformers", "name one with --model hf:NAME")
-    data = data_of(fields)
+    data, train = data_of(fields), {field: fields[field] for field in _TRAIN_FIELDS}
+    if fields["model"].startswith("blocks:"):  # which makes what it is evaluated on; the decoder in its place needs text for it
+        train["evaluate_every_steps"] = 0
     try:
         return Manifest(
             name=name,
             seed=fields["seed"],
             model=_decoder_of(fields, vocab_size_of(data.tokenizer)),
             data=dataclasses.replace(data, evaluation_fraction=fields["evaluation_fraction"]),
-            train=TrainConfig(**{field: fields[field] for field in _TRAIN_FIELDS}),
+            train=TrainConfig(**train),
         )
     except ValueError as error:
         raise UsageError(str(error), "correct that flag; `peerd new --help` lists them") from None

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
 
 NOMINAL_FLOPS = 1e12
 """Speed at which tokens and upload are told; a device of another speed multiplies both."""
+USUAL_GPUS_GB = (4, 6, 8, 10, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
+"""Memory that GPUs are sold with."""
+TORCH_GB = 1
+"""Of it for the driver, torch's kernels and the slack of its allocator."""
 
 
 def estimate_lines(stages: list[StageEstimate], slots: int) -> list[str]:
@@ -18,7 +22,7 @@ def estimate_lines(stages: list[StageEstimate], slots: int) -> list[str]:
         (first, begins), *rest = alike
         last, ends = rest[-1] if rest else (first, begins)
         rows.append((_span(first, last), _span(begins.layers.start, ends.layers.stop - 1), *_cells(begins)))
-    head = ("stage", "layers", "parameters", "memory", "tokens/s", "upload", "averaging")
+    head = ("stage", "layers", "parameters", "memory", "GPU", "tokens/s", "upload", "averaging")
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     num_tied = max(stage.load.num_tied for stage in stages)
     tied = f"parameters: {num_tied / 1e6:,.2f} M of them are the tied embeddings, which the first and the last stage each hold"
@@ -29,6 +33,7 @@ def estimate_lines(stages: list[StageEstimate], slots: int) -> list[str]:
         *lines,
         *[tied] * (num_tied > 0),
         f"memory: with {slots} microbatches in hand; what torch takes for itself comes on top",
+        f"GPU: the smallest usual one that has so much, and {TORCH_GB} GB for torch itself",
         *offloaded,
         "tokens/s, upload: of a device that sustains 1 TFLOP/s",
         "averaging: uploaded once a step where many peers serve the stage",
@@ -44,10 +49,16 @@ def _cells(stage: StageEstimate) -> tuple[str, ...]:
     return (
         f"{stage.load.num_parameters / 1e6:,.2f} M",
         f"{stage.memory_bytes / 1e9:,.2f} GB",
+        _smallest_gpu(stage.memory_bytes),
         f"{tokens_per_s:,.0f}",
         f"{8e-6 * tokens_per_s * stage.upload_bytes_per_token:,.0f} Mbit/s",
         f"{stage.averaging_bytes / 1e6:,.1f} MB",
     )
+
+
+def _smallest_gpu(memory_bytes: int) -> str:
+    needed_gb = memory_bytes / 1e9 + TORCH_GB
+    return next((f"{size} GB" for size in USUAL_GPUS_GB if size >= needed_gb), "none")
 
 
 def estimate_fields(stage: StageEstimate) -> dict[str, Any]:

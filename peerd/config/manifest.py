@@ -167,9 +167,8 @@ class Manifest:
             raise ValueError("train.dropout is for the built-in decoder: other models keep their layers as they are")
         if self.train.num_stages > self.model.num_layers:
             raise ValueError(f"train.num_stages ({self.train.num_stages}) must not exceed model.num_layers ({self.model.num_layers})")
-        if self.train.evaluate_every_steps and isinstance(self.model, BlocksConfig):
-            raise ValueError("train.evaluate_every_steps is for models of text: a list of blocks makes its own samples")
-        if self.train.evaluate_every_steps and not self.data.evaluation_fraction:
+        reads_text = not isinstance(self.model, BlocksConfig)
+        if reads_text and self.train.evaluate_every_steps and not self.data.evaluation_fraction:
             raise ValueError("train.evaluate_every_steps needs tokens to evaluate on: set data.evaluation_fraction, for example to 0.02")
         cut.check_cut(self.model, self.train)
         exact = self.wire.weight_gradients == "none"

@@ -48,7 +48,7 @@ class Training:
         self._own_from_now()
         self.giver.has_tokens = isinstance(corpus, Corpus)
         self.trainer = Trainer(self._manifest, corpus, self._membership, self._dispatcher)
-        if self._manifest.train.evaluate_every_steps and isinstance(corpus, Corpus):
+        if self._manifest.train.evaluate_every_steps:
             self._evaluator = Evaluator(self._manifest, corpus, self._membership, self._dispatcher)
             self._evaluator.on_result = self.on_change
 

@@ -23,6 +23,8 @@ from peerd.models.module import StageModule
 from peerd.models.weights import Uninitialised, give_memory, seeded
 
 GROUP = "peerd.blocks"
+EVALUATION_STEP = 1 << 62
+"""Asks an entry for samples to evaluate on, the same at each evaluation; no step of a training is so high."""
 SHIPPED = {"resnet": "peerd.models.resnet"}
 """Entries that are part of peerd: name -> module with a function of that name."""
 
@@ -43,7 +45,10 @@ class BlockModel:
     loss: Callable[[Tensor, Tensor], Tensor]
     """From the last block's output and int64 labels [samples]."""
     samples: Callable[[int, int, int, int], tuple[Tensor, Tensor]]
-    """(seed, step, index, count) -> the inputs, float32 [count, *input_shape], and labels, int64 [count], of one microbatch."""
+    """(seed, step, index, count) -> the inputs, float32 [count, *input_shape], and labels, int64 [count], of one microbatch.
+
+    Of EVALUATION_STEP it gives what is never trained on.
+    """
 
 
 @functools.lru_cache(maxsize=8)

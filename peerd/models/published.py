@@ -1,7 +1,8 @@
 """A run's model as Hugging Face's libraries know it: the content of config.json, tensors by their names, tokenizer files.
 
 A transformers model goes out as it is. The built-in decoder is, by its mathematics, a StableLM of a certain config: LayerNorm
-before each sub-layer, rotary embeddings over whole heads, a gated GELU, no biases but the norms'.
+before each sub-layer, rotary embeddings over whole heads, a gated GELU, no biases but the norms'. Layers that share their weights
+go out one by one, each with the same values.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from peerd.config.manifest import Manifest, ModelConfig
 from peerd.config.model_kinds import HuggingFaceConfig
 from peerd.errors import UsageError
 
-_DECODER_FIELDS = frozenset({"kind", "num_layers", "d_model", "num_heads", "d_ff", "vocab_size", "tie_word_embeddings"})
+_DECODER_FIELDS = frozenset({"kind", "num_layers", "d_model", "num_heads", "d_ff", "vocab_size", "layers_per_group", "tie_word_embeddings"})
 """What the StableLM below is made of; a decoder with any other field set is another model."""
 _LAYER_NAMES = {
     "attention_norm": "input_layernorm",
@@ -61,7 +62,7 @@ def publish(manifest: Manifest, parameters: Mapping[str, Tensor], tokenizer: str
         return Published(config=_library_config(manifest.model) | ends, tensors=dict(parameters))
     tensors: dict[str, Tensor] = {}
     for name, value in parameters.items():
-        tensors |= _stablelm_tensors(name, value)
+        tensors |= _stablelm_tensors(name, value, manifest.decoder.layers_per_group)
     return Published(config=_stablelm_config(manifest) | ends, tensors=tensors)
 
 
@@ -109,20 +110,26 @@ def _stablelm_config(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _stablelm_tensors(name: str, value: Tensor) -> dict[str, Tensor]:
-    """One of the decoder's parameters; stacked projections come apart."""
+def _stablelm_tensors(name: str, value: Tensor, layers_per_group: int) -> dict[str, Tensor]:
+    """One of the decoder's parameters, for each layer that has it."""
     outer, _, leaf = name.partition(".")
     if outer in _OUTER_NAMES:
         return {f"{_OUTER_NAMES[outer]}.{leaf}": value}
-    _, layer, inner = name.split(".", 2)
-    prefix, (module, _, leaf) = f"model.layers.{layer}", inner.rpartition(".")
+    _, first, inner = name.split(".", 2)
+    layers = range(int(first), int(first) + layers_per_group)
+    return {f"model.layers.{layer}.{own}": part for layer in layers for own, part in _layer_tensors(inner, value).items()}
+
+
+def _layer_tensors(inner: str, value: Tensor) -> dict[str, Tensor]:
+    """The same within a layer; stacked projections come apart."""
+    module, _, leaf = inner.rpartition(".")
     if module == "attention.query_key_value":
         parts = value.chunk(3)
-        return {f"{prefix}.self_attn.{each}_proj.{leaf}": part for each, part in zip("qkv", parts, strict=True)}
+        return {f"self_attn.{each}_proj.{leaf}": part for each, part in zip("qkv", parts, strict=True)}
     if module == "feed_forward.gate_and_value":
         parts = value.chunk(2)
-        return {f"{prefix}.mlp.{each}_proj.{leaf}": part for each, part in zip(("gate", "up"), parts, strict=True)}
-    return {f"{prefix}.{_LAYER_NAMES[module]}.{leaf}": value}
+        return {f"mlp.{each}_proj.{leaf}": part for each, part in zip(("gate", "up"), parts, strict=True)}
+    return {f"{_LAYER_NAMES[module]}.{leaf}": value}
 
 
 def tokenizer_files(manifest: Manifest, own: str = "") -> dict[str, str]:

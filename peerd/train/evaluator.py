@@ -1,4 +1,4 @@
-"""The evaluator: the loss on the evaluation tokens, computed by the swarm itself with the parameters of exact steps.
+"""The evaluator: the loss on what is kept for evaluation, computed by the swarm itself with the parameters of exact steps.
 
 Choices: each stage sets the parameters of an evaluated step aside until the next one, so training never waits and a
 microbatch that failed is sent again for as long as it takes. Where nobody of some stage holds them any more (all who did
@@ -21,7 +21,7 @@ from peerd.policy.ledger import work_step
 from peerd.stage.tensors import encode
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import Evaluation
-from peerd.train.data import Corpus
+from peerd.train.samples import Microbatches
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.values import Call
 
@@ -37,7 +37,7 @@ LOG = structlog.get_logger()
 class Evaluator:
     """Beside the trainer of a peer that has the run's data."""
 
-    def __init__(self, manifest: Manifest, corpus: Corpus, membership: Membership, dispatcher: Dispatcher) -> None:
+    def __init__(self, manifest: Manifest, corpus: Microbatches, membership: Membership, dispatcher: Dispatcher) -> None:
         self._manifest = manifest
         self._corpus = corpus
         self._membership = membership
@@ -99,7 +99,7 @@ class Evaluator:
         return None
 
     def _call_for(self, step: int, index: int) -> Call:
-        tokens, labels = self._corpus.evaluation_microbatch(index)
+        inputs, labels = self._corpus.evaluation_microbatch(index)
         return Call(
             call_id=os.urandom(16),
             stage=0,
@@ -107,6 +107,6 @@ class Evaluator:
             index=index,
             accumulate=frozenset(),
             evaluation=True,
-            inputs=encode(tokens.int()),
+            inputs=encode(inputs if inputs.is_floating_point() else inputs.int()),
             labels=encode(labels.int()),
         )

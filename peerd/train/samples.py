@@ -17,6 +17,10 @@ class Microbatches(Protocol):
         """Inputs and labels of microbatch (step, index)."""
         ...
 
+    def evaluation_microbatch(self, index: int) -> tuple[Tensor, Tensor]:
+        """Those of an evaluation, always the same ones; none of them is trained on."""
+        ...
+
 
 class Samples:
     """The samples of a run whose model is a list of blocks; any peer that has the package can make them."""
@@ -31,3 +35,8 @@ class Samples:
 
     def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
         return self._model.samples(self._seed, step, index, self._count)
+
+    def evaluation_microbatch(self, index: int) -> tuple[Tensor, Tensor]:
+        from peerd.models.blocks import EVALUATION_STEP
+
+        return self.microbatch(EVALUATION_STEP, index)

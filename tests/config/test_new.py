@@ -108,9 +108,10 @@ def test_the_token_file_can_be_made_ahead_and_is_described(tmp_path: Path) -> No
 def test_new_says_what_each_stage_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["new", str(tmp_path / "a"), "--stages", "4", "--layers", "8"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["stage", "layers", "parameters", "memory", "tokens/s", "upload", "averaging"]
+    assert lines[1].split() == ["stage", "layers", "parameters", "memory", "GPU", "tokens/s", "upload", "averaging"]
     assert [line.split()[:2] for line in lines[2:5]] == [["0", "0-1"], ["1-2", "2-5"], ["3", "6-7"]]
     assert max(map(len, lines[1:6])) <= 80
+    assert all(" GB  4 GB  " in line for line in lines[2:5]), "the smallest GPU takes so small a stage"
     assert run(["new", str(tmp_path / "b"), "--json"]) == 0
     stages = json.loads(capsys.readouterr().out)["stages"]
     assert [(stage["first_layer"], stage["num_layers"]) for stage in stages] == [(0, 2), (2, 2)]

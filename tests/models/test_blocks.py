@@ -33,6 +33,10 @@ def test_a_resnet_in_three_stages_has_the_gradients_of_the_whole() -> None:
     check_split(resnet_manifest())
 
 
+def test_the_check_does_not_depend_on_where_the_run_is_cut() -> None:
+    check_split(resnet_manifest(4, cut=(1, 3, 2, 2)))
+
+
 def test_boundaries_have_the_shape_of_their_cut() -> None:
     manifest = resnet_manifest()
     assert [input_of(manifest, stage, 1) for stage in range(3)] == [
@@ -50,6 +54,22 @@ def test_it_learns_to_tell_the_generated_images_apart() -> None:
     manifest = resnet_manifest(1, microbatch_size=16, learning_rate=1e-3)
     losses = [entry.loss for entry in train_reference(manifest, Samples(manifest), 10).history]
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_it_is_evaluated_on_images_that_it_never_trains_on_whatever_the_split() -> None:
+    whole, split = (
+        train_reference(manifest, Samples(manifest), 4).evaluations
+        for manifest in (
+            resnet_manifest(stages, microbatch_size=16, learning_rate=1e-3, evaluate_every_steps=2, evaluation_microbatches=2, steps=4)
+            for stages in (1, 3)
+        )
+    )
+    assert [each.step for each in whole] == [0, 2, 4]
+    assert whole == split
+    assert whole[-1].loss < whole[0].loss
+    corpus = Samples(resnet_manifest())
+    assert torch.equal(corpus.evaluation_microbatch(1)[0], corpus.evaluation_microbatch(1)[0])
+    assert not any(torch.equal(corpus.evaluation_microbatch(0)[0], corpus.microbatch(step, 0)[0]) for step in range(4))
 
 
 def test_images_depend_on_seed_step_and_index_alone() -> None:

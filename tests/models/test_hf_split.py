@@ -31,18 +31,28 @@ from tests.models.hf_models import ARCHITECTURES, hf_manifest, hf_model
 
 QUICK = ("gpt2", "bert", "deepseek_v3")
 """Learned positions; a masked model with an unused parameter; experts, and layers of two kinds."""
+OTHERS = ("gpt_neo", "gptj", "codegen")
+"""Layers of two kinds that are said as patterns; rotations of a part of each head. `scripts/bench architectures` tries all there are."""
 TIED = ("gpt2", "llama", "bert", "qwen2", "gemma2", "opt", "cohere", "roberta", "falcon", "smollm3", "starcoder2", "lfm2", "mamba")
 UNTIEABLE = "rembert"
 QUICK_TIED = ("gpt2", "bert")
 """Learned positions; a second tied pair, of which both lie in the last stage."""
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES])
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in (*ARCHITECTURES, *OTHERS)]
+)
 def test_losses_and_all_gradients_of_three_stages_are_those_of_the_whole(name: str) -> None:
     """By the architecture's own default sizes, which the check makes small."""
     assert MAX_STAGES == 3
     model = choose_model(name, {}, {})
     check_split(dataclasses.replace(hf_manifest(1), model=model))
+
+
+def test_the_check_does_not_depend_on_where_the_run_is_cut_or_how_its_sequences_grow() -> None:
+    """The tiny copy has fewer layers, and shorter sequences than the run begins with."""
+    model = hf_model(num_hidden_layers=6)
+    check_split(hf_manifest(2, model, cut=(2, 4), sequence_length=64, first_sequence_length=32, sequence_length_steps=5))
 
 
 def test_first_weights_follow_the_architectures_rules_and_do_not_depend_on_the_split() -> None:

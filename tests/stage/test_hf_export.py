@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from peerd.models.stages import build_stage
 from peerd.stage.export import write_export
 from peerd.stage.hf_export import split_into_shards, write_hf_export
 from peerd.train.data import agree_on_data
-from tests.tiny_run import real_text, tiny_manifest
+from tests.tiny_run import real_text, replace_train, tiny_manifest
 
 
 def trained_a_little(manifest: Manifest) -> dict[str, Tensor]:
@@ -49,18 +50,23 @@ def stages_logits(manifest: Manifest, parameters: dict[str, Tensor], tokens: Ten
     return hidden
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_decoder_loads_as_a_stablelm_with_the_stages_logits(tied: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "model",
+    [{}, {"tie_word_embeddings": True}, {"num_layers": 6, "layers_per_group": 2}],
+    ids=["as it is", "tied", "layers that share their weights"],
+)
+def test_the_decoder_loads_as_a_stablelm_with_the_stages_logits(model: dict[str, Any], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     manifest = tiny_manifest(3)
-    manifest = dataclasses.replace(manifest, model=dataclasses.replace(manifest.decoder, tie_word_embeddings=tied))
+    manifest = dataclasses.replace(manifest, model=dataclasses.replace(manifest.decoder, **model))
     parameters = trained_a_little(manifest)
     written = write_hf_export(tmp_path, manifest, parameters, step=3)
     assert sorted(written) == sorted(path.name for path in tmp_path.iterdir())
     loaded, told = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(told.values())
     stored = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
-    assert ("lm_head.weight" in stored) != tied, "a tied weight is written once"
+    assert ("lm_head.weight" in stored) != manifest.decoder.tie_word_embeddings, "a tied weight is written once"
+    assert loaded.config.num_hidden_layers == manifest.model.num_layers
     tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         apart = (loaded(input_ids=tokens).logits - stages_logits(manifest, parameters, tokens)).abs().max()
@@ -111,6 +117,30 @@ def test_both_formats_say_the_same_from_a_prompt(tmp_path: Path) -> None:
         said = [generate(open_speaker([tmp_path / name]), request) for name in ("a", "b")]
         assert said[0] == said[1]
         assert said[0] == generate(open_speaker([tmp_path / "a"]), request)
+
+
+@pytest.mark.parametrize("model", [{}, {"boundary": "maxout"}, {"tie_word_embeddings": True}], ids=["as it is", "narrow", "tied"])
+def test_a_run_speaks_with_the_stages_that_it_has(model: dict[str, Any], tmp_path: Path) -> None:
+    """Cut by numbers of layers, as every run is signed that was cut by cost; in one stage it may be another model, or none."""
+    manifest = replace_train(tiny_manifest(2), cut=(1, 4))
+    manifest = dataclasses.replace(manifest, model=dataclasses.replace(manifest.decoder, **model))
+    parameters, tokens = trained_a_little(manifest), [*b"def f"]
+    write_export(tmp_path, manifest, parameters, None, ())
+    expected = stages_logits(manifest, parameters, torch.tensor([tokens]))[0, -1]
+    assert torch.equal(open_speaker([tmp_path]).logits(tokens), expected)
+
+
+def test_a_masked_model_does_not_go_on_from_a_prompt_in_either_format(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from tests.models.hf_models import hf_manifest, hf_model
+
+    manifest = hf_manifest(2, hf_model("bert"))
+    parameters = trained_a_little(manifest)
+    write_export(tmp_path / "a", manifest, parameters, None, ())
+    write_hf_export(tmp_path / "b", manifest, parameters, step=0)
+    for name in ("a", "b"):
+        with pytest.raises(UsageError, match="a masked language model does not go on from a prompt"):
+            open_speaker([tmp_path / name])
 
 
 def test_the_temperature_decides_between_the_likeliest_token_and_chance() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.swarm.daemons import Swarm, run_peerd
+from peerd.models.blocks import describe_entry
+from peerd.reference import train_reference
+from peerd.train.samples import Samples
+from tests.swarm.daemons import Swarm, run_peerd, until
 from tests.swarm.runs import assert_close, swarm_manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
@@ -41,6 +45,19 @@ def test_a_swarm_trains_another_model_as_one_machine_would(place: Swarm, peers: 
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert_close(load_file(out / name), load_file(expected / name))
     assert losses_in(out) == losses_in(expected) == json.loads(demo.stdout)["losses"]
+
+
+def test_a_swarm_evaluates_a_list_of_blocks_on_samples_of_its_own() -> None:
+    tiny = swarm_manifest(num_stages=3, evaluation_fraction=0.1, evaluate_every_steps=2, evaluation_microbatches=3)
+    manifest = replace(tiny, model=describe_entry("resnet"), data=replace(tiny.data, evaluation_fraction=0.0))
+    with Swarm(manifest) as swarm:
+        first = swarm.start(stage=0)
+        for stage in (1, 2):
+            swarm.join(stage)
+        found = until(lambda: len(first.evaluations) > 2 and first.evaluations, timeout_s=120)
+        assert found
+        expected = {each.step: each.loss for each in train_reference(manifest, Samples(manifest), max(found)).evaluations}
+        assert found == pytest.approx({step: expected[step] for step in found}, abs=1e-6)
 
 
 def losses_in(folder: Path) -> list[float]:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 import pytest
+import torch
 
 from peerd.errors import PeerGoneError, RemoteError, WrongStateError
+from peerd.models.blocks import describe_entry
+from peerd.models.stages import input_of, labels_shape
+from peerd.stage.tensors import decode
 from peerd.swarm.membership import Membership
 from peerd.table.record import Evaluation, PeerId, PeerRecord
 from peerd.table.view import LiveView
 from peerd.train import evaluator
 from peerd.train.evaluator import Evaluator
+from peerd.train.samples import Samples
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.values import Call, CallResult
 from tests.strategies import member, view_of
@@ -108,3 +114,14 @@ async def test_the_end_of_the_run_is_evaluated(tmp_path: Path) -> None:
     made = await evaluated(swarm, tmp_path, lambda each: each.newest is not None)
     assert made.newest is not None
     assert made.newest.step == 10
+
+
+def test_samples_of_a_list_of_blocks_go_out_as_what_its_first_stage_takes() -> None:
+    manifest = dataclasses.replace(tiny_manifest(2, evaluate_every_steps=4, evaluation_fraction=0.1), model=describe_entry("resnet"))
+    swarm = Swarm()
+    call = Evaluator(manifest, Samples(manifest), cast(Membership, swarm), cast(Dispatcher, swarm))._call_for(4, 1)
+    call.inputs.check(*input_of(manifest, 0, manifest.train.sequence_length))
+    call.labels.check("int32", labels_shape(manifest, manifest.train.sequence_length))
+    expected = Samples(manifest).evaluation_microbatch(1)
+    assert torch.equal(decode(call.inputs, torch.device("cpu")), expected[0])
+    assert torch.equal(decode(call.labels, torch.device("cpu")).long(), expected[1])

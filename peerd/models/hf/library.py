@@ -117,5 +117,7 @@ def _without_memory() -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no reason given'}"
+    """Or the first two, where the first only announces the reason."""
+    first, *rest = [*str(error).strip().splitlines(), ""]
+    told = f"{first} {rest[0].strip()}" if first.endswith(":") else first
+    return f"{type(error).__name__}: {told[:300].strip() or 'no reason given'}"

@@ -21,7 +21,7 @@ MAX_WINDOW = 8
 MAX_TRIED_PARAMETERS = 200_000_000
 """Of a copy that keeps its widths: it is really computed with, in about 16 bytes a parameter."""
 
-_LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _GROUPS = ("num_key_value_heads", "num_kv_heads")
 _AT_MOST = {
@@ -33,6 +33,7 @@ _AT_MOST = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
     "head_dim": HEAD_WIDTH,
+    "rotary_dim": HEAD_WIDTH,
     "v_head_dim": HEAD_WIDTH,
     "qk_nope_head_dim": HEAD_WIDTH,
     "qk_rope_head_dim": HEAD_WIDTH,
@@ -110,6 +111,8 @@ def _fewer_layers(fields: dict[str, Any], num_layers: int, few: int) -> dict[str
             shorter[name] = [entry for entry in value if isinstance(entry, int) and entry < few]
         elif isinstance(value, list) and len(value) == num_layers:
             shorter[name] = [value[layer] for layer in kept]
+    if "attention_types" in fields and "attention_layers" in shorter:  # GPT-Neo says the latter as patterns, each with its repetitions
+        shorter["attention_types"] = [[shorter["attention_layers"], 1]]
     return shorter
 
 
