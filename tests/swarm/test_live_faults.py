@@ -106,7 +106,8 @@ def test_who_dies_with_a_microbatch_in_hand_has_it_done_again_elsewhere(swarm: S
     order(victim, "kill", at=point)
     assert victim.exit_code(60) == -signal.SIGKILL
     assert_it_goes_on(swarm)
-    assert total(swarm, "replayed_microbatches") > before
+    heard = point is not Point.QUEUED  # who dies before its caller hears that it took the call has done nothing in vain
+    assert total(swarm, "replayed_microbatches") >= before + heard
 
 
 @pytest.mark.parametrize(
