@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,13 @@ OK, WARNING, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM
 
 
 @pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Home:
-    """A home in a folder that stands in for /tmp, too: what other daemons left is none of the test's business."""
-    monkeypatch.setattr(paths, "SHORT_PARENT", tmp_path)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Home]:
+    """A home, and a folder that stands in for /tmp, as short as sockets need it: what other daemons left is none of the test's business."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "home").mkdir()
-    return Home(tmp_path / "home")
+    with tempfile.TemporaryDirectory(prefix="peerd-t-", dir=paths.SHORT_PARENT) as short:
+        monkeypatch.setattr(paths, "SHORT_PARENT", Path(short))
+        yield Home(tmp_path / "home")
 
 
 def the(findings: list[Finding], code: str) -> Finding:
