@@ -1,8 +1,9 @@
 """What deaths cost: nine peers in three stages, one killed every ten seconds and replaced, against nine that live.
 
-A stand-in sleeps in place of work, so that nine peers share two cores. What is allowed at a moment is the number of serving peers of
-the slowest stage, each at its full rate; a joiner that still starts or downloads counts for nothing. A side's ratio is what it did by
-the time integral of that. With deaths it should be 0.80 or more; without, it shows what the step's ends cost alone.
+A stand-in sleeps in place of work, so that nine peers share two cores; steps overlap (delayed updates) unless told otherwise.
+What is allowed at a moment is the number of serving peers of the slowest stage, each at its full rate; a joiner that still starts
+or downloads counts for nothing. A side's ratio is what it did by the time integral of that. With deaths it should be 0.80 or more;
+without, it shows what the step's ends cost alone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from scripts.benchmarks._report import Row, interrupt, print_json, print_table, 
 NUM_STAGES, NUM_PEERS = 3, 9
 WARMUP = 2
 """Steps in which peers find together and response times are learnt."""
-POLL_S = 0.2
+POLL_S = 0.5
 SILENCE_S = 120.0
 WANTED = 0.80
 
@@ -38,6 +39,7 @@ class Plan:
     microbatches: int
     stand_in_ms: float
     every_s: float
+    overlap: bool
     as_json: bool
 
     def swarm(self, chaos: Chaos | None, seed: int) -> DemoPlan:
@@ -52,6 +54,7 @@ class Plan:
                     microbatch_size=1,
                     sequence_length=32,
                     steps=WARMUP + self.steps,
+                    delayed_updates=self.overlap,
                 ),
                 compute=ComputeConfig(threads=1),
                 swarm=SwarmConfig(announce_period_s=1.0),
@@ -135,7 +138,9 @@ def report(plan: Plan, sides: list[Side]) -> int:
     share = statistics.median(sides[0].shares)
     if plan.as_json:
         note = "a stand-in sleeps in place of work"
-        print_json(rows, deaths=sides[0].deaths, counts=sides[0].counts, compute_stand_in_ms=plan.stand_in_ms, note=note)
+        print_json(
+            rows, deaths=sides[0].deaths, counts=sides[0].counts, compute_stand_in_ms=plan.stand_in_ms, overlap=plan.overlap, note=note
+        )
     else:
         print_table(f"{NUM_PEERS} peers in {NUM_STAGES} stages, {plan.stand_in_ms:g} ms of stand-in a microbatch", "per second", rows)
         print(f"{sides[0].deaths} deaths; " + ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sides[0].counts.items()))
@@ -147,10 +152,11 @@ def parse() -> Plan:
     parser = argparse.ArgumentParser(prog="scripts/bench chaos", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds, in each of which both sides run (default 3)")
-    parser.add_argument("--steps", type=int, default=12, metavar="N", help="steps timed per round and side (default 12)")
-    parser.add_argument("--microbatches", type=int, default=60, metavar="B", help="microbatches a step (default 60)")
+    parser.add_argument("--steps", type=int, default=24, metavar="N", help="steps timed per round and side (default 24)")
+    parser.add_argument("--microbatches", type=int, default=30, metavar="B", help="microbatches a step (default 30)")
     parser.add_argument("--compute-stand-in", type=float, default=400.0, metavar="MS", help="sleep per microbatch (default 400)")
     parser.add_argument("--every", type=float, default=10.0, metavar="S", help="seconds between deaths (default 10)")
+    parser.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True, help="delayed updates (default)")
     given = parser.parse_args()
     if min(given.rounds, given.steps, given.microbatches, given.compute_stand_in, given.every) < 1:
         parser.error("every number must be at least 1")
@@ -160,6 +166,7 @@ def parse() -> Plan:
         microbatches=given.microbatches,
         stand_in_ms=given.compute_stand_in,
         every_s=given.every,
+        overlap=given.overlap,
         as_json=given.json,
     )
 
