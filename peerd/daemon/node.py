@@ -100,7 +100,9 @@ class Node:
 
         pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor)
         stage_client = StageClient(links, run)
-        self.dispatcher = Dispatcher(stage_client, membership, train.num_stages, patience_s, MICROBATCH_TOTAL_S)
+        self.dispatcher = Dispatcher(
+            stage_client, membership, train.num_stages, train.microbatches_per_step, patience_s, MICROBATCH_TOTAL_S
+        )
         self.link_codecs = LinkCodecs(manifest, membership.live, links.traffic)
         self.service = StageService(manifest, self.state, self.executor, self.dispatcher, pace)
         held = self.state.module, self.state.keep_graph

@@ -54,12 +54,26 @@ def why_refuse_call(mine: PeerRecord, *, stage: int, step: int, holds_previous: 
     return f"I am at step {mine.step}"
 
 
+def slots_for(steps_ahead: int, slots: int) -> int:
+    """How many of my slots may be taken when a microbatch of a step so many ahead of mine comes in.
+
+    One more than I have is for a step that others have still to end, and one is kept from the next: else what is launched
+    ahead would keep out what the step under way lacks.
+    """
+    return max(1, slots - steps_ahead)
+
+
 def able_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
     """Who can compute this step: peers of the stage that can add it to a ledger; else those just past it (hole 4), or about to leave."""
     adding = [r for r in live.serving(stage) if r.step == step or (r.step == step - 1 and r.next_ledger_no)]
     staying = [r for r in adding if not r.leaving]
     past = [r for r in live.serving(stage) if r.step == step + 1]
     return staying or [r for r in past if not r.leaving] or [*adding, *past]
+
+
+def about_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
+    """Who holds the average that leads to `step` and will be there in a moment."""
+    return [r for r in live.serving(stage) if r.step == step - 1 and r.phase is Phase.AVERAGED and not r.next_ledger_no and not r.leaving]
 
 
 def why_refuse_evaluation(mine: PeerRecord, *, stage: int, step: int, kept: int | None) -> str | None:

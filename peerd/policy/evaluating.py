@@ -32,5 +32,5 @@ def newest_evaluation(live: LiveView, num_stages: int, mine: Evaluation | None) 
 
 def is_my_turn(live: LiveView, step: int, waited_s: float, takeover_s: float) -> bool:
     """Whether I shall evaluate `step`, which has been due for `waited_s`: the trainer of rank k begins after `takeover_s` times k."""
-    ranked = owners((record.peer for record in those_who_train(live) if not record.leaving), step, OWNER_INDEX)
+    ranked = owners(tuple(record.peer for record in those_who_train(live) if not record.leaving), step, OWNER_INDEX)
     return live.me in ranked and waited_s >= takeover_s * ranked.index(live.me)

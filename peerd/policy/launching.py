@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -25,15 +25,25 @@ class Launch:
     accumulate: frozenset[int]
 
 
-def owners(trainers: Iterable[PeerId], step: int, index: int) -> list[PeerId]:
-    """Trainers in the order in which they own (step, index): highest rendezvous weight first."""
-    return sorted(trainers, key=lambda trainer: digest("owner", trainer, step, index, size=8), reverse=True)
-
-
 @lru_cache(maxsize=REMEMBERED)
-def _owners(trainers: tuple[PeerId, ...], step: int, index: int) -> tuple[PeerId, ...]:
-    """The same: the missing microbatches are looked through at every change of the table, and it hardly ever changes these."""
-    return tuple(owners(trainers, step, index))
+def owners(trainers: tuple[PeerId, ...], step: int, index: int) -> tuple[PeerId, ...]:
+    """Trainers in the order in which they own (step, index): highest rendezvous weight first.
+
+    Remembered: the missing microbatches are looked through at every change of the table, and it hardly ever changes these.
+    """
+    return tuple(sorted(trainers, key=lambda trainer: digest("owner", trainer, step, index, size=8), reverse=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What there is to do, and what of it is one trainer's."""
+
+    launches: tuple[Launch, ...] = ()
+    """Mine, in the order to launch them."""
+    absent: frozenset[tuple[int, int]] = frozenset()
+    """Every (step, index) that is missing and that others may take over."""
+    missing: int = 0
+    """How many of these and of the next step's there are, to launch now."""
 
 
 def those_who_train(live: LiveView) -> list[PeerRecord]:
@@ -75,8 +85,8 @@ def launchable(
     takeover_s: float,
     last_step: int = 0,
     overlaps: bool = False,
-) -> tuple[list[Launch], frozenset[tuple[int, int]]]:
-    """What I may launch now, in the order to launch it, and every (step, index) that is missing.
+) -> Work:
+    """What I may launch now, and all that is missing.
 
     The owner of rank k launches once (step, index) has been missing for `takeover_s` times k. The caller remembers
     since when each has been missing, and leaves out what it has in flight. The run ends at `last_step`; 0: never.
@@ -86,17 +96,19 @@ def launchable(
     """
     step = work_step(live, num_stages)
     if step is None:
-        return [], frozenset()
+        return Work()
     launches: list[Launch] = []
     absent: set[tuple[int, int]] = set()
+    missing = 0
     for at in (step, step + 1) if overlaps else (step,):
         if last_step and at >= last_step:
             break
         wanted = stages_missing(live, num_stages, at, num_microbatches, overlaps)
         mine, lacking = _of_step(live, at, wanted, missing_since_s, now_s, takeover_s)
         launches += mine
+        missing += len(lacking)
         absent |= lacking if not absent else set()
-    return launches, frozenset(absent)
+    return Work(tuple(launches), frozenset(absent), missing)
 
 
 def _of_step(
@@ -110,7 +122,7 @@ def _of_step(
     launches = []
     for index in indices(absent):
         since = missing_since_s.get((step, index), now_s)
-        ranked = _owners(trainers, step, index)
+        ranked = owners(trainers, step, index)
         if live.me in ranked and now_s - since >= takeover_s * ranked.index(live.me):
             launches.append(Launch(step, index, accumulate_set(wanted, index)))
     return launches, {(step, index) for index in indices(absent)}
@@ -151,15 +163,22 @@ def on_the_way(live: LiveView, num_stages: int, microbatch_size: int, way_s: flo
 
 
 def window(live: LiveView, num_stages: int, slots: int, underway: int = 0, most_slots: int = 0) -> int:
-    """How many microbatches one trainer keeps in flight: enough to fill the narrowest stage's pipeline and the links, shared out.
+    """How many microbatches all trainers together keep in flight: enough to fill the narrowest stage's pipeline and the links.
 
     A microbatch passes each stage twice, the last one once; one being computed and one waiting or on its way for each pass
     keeps peers busy (4 instead of 6 left two stages idle 7 % of the time), and more only sits in the queues of slow peers.
-    Where links are long, `underway` more are on them (`on_the_way`), as far as peers hold `most_slots` each.
+    A peer keeps a slot free, for the parts of the step in flight are not even at every moment, and whom a full peer refuses takes
+    another's way. Where links are long, `underway` more are on them (`on_the_way`), as far as peers hold `most_slots` each.
     """
     narrowest = min((live.num_serving(stage) for stage in range(num_stages)), default=0)
     widest = max((live.num_serving(stage) for stage in range(num_stages)), default=0)
-    at_peers = min((2 * num_stages - 1) * (narrowest + widest), slots * max(narrowest, 1))
-    total = max(at_peers, min(at_peers + underway, most_slots * max(narrowest, 1)))
-    num_trainers = max(1, len(trainers_of(live, work_step(live, num_stages) or 0)))
-    return max(1, -(-total // num_trainers))
+    at_peers = min((2 * num_stages - 1) * (narrowest + widest), (slots - 1) * max(narrowest, 1))
+    return max(1, at_peers, min(at_peers + underway, most_slots * max(narrowest, 1)))
+
+
+def share(total: int, work: Work) -> int:
+    """My part of the window: as large as my part of what is missing, so that all trainers come to the end of a step together.
+
+    With equal parts, one that owns more than others ends the step alone, and the pipeline runs dry.
+    """
+    return max(1, round(total * len(work.launches) / max(1, work.missing)))

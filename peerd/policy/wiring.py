@@ -1,25 +1,68 @@
 """Stochastic wiring: which peer of a stage gets the next microbatch (SWARM section 3.2, appendix C, algorithm 1).
 
-Interleaved weighted round-robin: each peer carries the total expected time of the requests given to it; the smallest is
-chosen and its total grows by the moving average of its response time.
+Interleaved weighted round-robin, as there: shares are in inverse proportion to the moving average of each peer's response time.
+There, every caller goes its own round, and the rounds of many callers meet at one peer while another waits. Here all callers go one
+round together: a step's microbatches lie on a line at equal distances, the peers of a stage part the line by their shares, and each
+microbatch goes to the peer on whose part it lies. Whoever sends it, each peer so gets its share of every step, to within one
+microbatch, and neighbours in the order of launching lie far apart. Lanes through the stages follow by themselves.
 
 A response time is forward plus backward at that peer, network included and its queue not. With the queue in it, as many
 requests wait at a slow peer as at a fast one, and a step ends when the slow peer's queue does: of two peers, one three times
 slower, the fast one then gets only 2.2 times the work. Without, shares follow speed whatever the load.
 
-A peer's first response is no measure of it: connection set-up and the first use of every kernel ride on it, seconds where the next
-takes a tenth of one. Taken at its word, a newcomer would wait for as many requests of the others as fit that time. Until its second
-response it counts as the mean of the others, or as its first where that was less.
+A single response may take seconds where the next takes a tenth of one: connection set-up and the first use of every kernel ride on a
+peer's first, and a home machine is used for other things. So the average is of medians of three, and until its second response a peer
+counts as the mean of the others, or as its first where that was less; where nobody has given two, all count as the least.
+And estimates of like peers differ by chance, each caller's in its own way, which would part the line unevenly: differences count as
+far as noise does not explain them (James-Stein).
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate
+from statistics import fmean, median_low
 
 from peerd.table.record import PeerId, PeerRecord
 
 SMOOTHING = 0.1
+RECENT = 3
 UNKNOWN_RESPONSE_S = 1.0
+LEAST_RESPONSE_S = 1e-6
+STANDARD_ERRORS = 2.0
+"""By so much may like peers' estimates differ."""
+LEAST_NOISE = 0.2
+"""Of a response time, as a part of it, however alike the few were that have come."""
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@dataclass(slots=True)
+class Measured:
+    """One peer's response time: the moving average of medians, and how far they lie from it."""
+
+    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    count: int = 0
+    mean_s: float = 0.0
+    variance: float = 0.0
+    """Of one median, s^2."""
+
+    def add(self, response_s: float, smoothing: float) -> None:
+        self.recent_s.append(response_s)
+        self.count += 1
+        typical_s = median_low(self.recent_s)
+        weight = max(smoothing, 1 / max(1, self.count - 1))  # a plain mean while there are few; the first counts for nothing
+        off_s = typical_s - self.mean_s
+        self.variance = 0.0 if weight == 1 else (1 - weight) * (self.variance + weight * off_s * off_s)
+        self.mean_s += weight * off_s
+
+    def error2(self, smoothing: float) -> float:
+        """The variance of the average, s^2."""
+        return max(self.variance, (LEAST_NOISE * self.mean_s) ** 2) * max(smoothing / (2 - smoothing), 1 / self.count)
 
 
 class Router:
@@ -27,68 +70,50 @@ class Router:
 
     def __init__(self, smoothing: float = SMOOTHING) -> None:
         self._smoothing = smoothing
-        self._total_s: dict[PeerId, float] = {}
-        self._response_s: dict[PeerId, float] = {}
-        self._first_s: dict[PeerId, float] = {}
-        """First responses of peers that have given no second."""
-        self._guesses: dict[PeerId, tuple[int, float]] = {}
-        """Requests given to a peer not measured yet, and what it was charged for each; put right as more is known."""
+        self._measured: dict[PeerId, Measured] = {}
         self._banned_at: dict[PeerId, tuple[int, int]] = {}
 
-    def choose(
-        self, candidates: Sequence[PeerRecord], prefer: Collection[PeerId] = (), elsewhere: Sequence[PeerRecord] = ()
-    ) -> PeerRecord | None:
-        """The next peer, or None when all are banned. `prefer` wins where one of it may be chosen.
+    def choose(self, candidates: Sequence[PeerRecord], point: float, prefer: Collection[PeerId] = ()) -> PeerRecord | None:
+        """The peer on whose part of the line the microbatch's `point` lies (`point_of`), or None when all are banned.
 
-        Peers of the stage that are no candidates just now stand in `elsewhere`: they keep their totals. Else a slow peer, which is
-        a moment late at every step or alone on time, would start anew at each.
+        `prefer` wins where one of it may be chosen.
         """
         allowed = [record for record in candidates if not self._is_banned(record)]
         if not allowed:
             return None
-        self._admit(allowed, elsewhere)
-        pool = [record for record in allowed if record.peer in prefer] or allowed
-        chosen = min(pool, key=lambda record: (self._total_s[record.peer], record.peer))
-        cost_s = self.response_s(chosen.peer)
-        self._total_s[chosen.peer] += cost_s
-        if chosen.peer not in self._response_s:
-            count, _ = self._guesses.get(chosen.peer, (0, cost_s))
-            self._guesses[chosen.peer] = count + 1, cost_s
-        return chosen
+        pool = sorted([record for record in allowed if record.peer in prefer] or allowed, key=lambda record: record.peer)
+        ends = list(accumulate(1 / max(each_s, LEAST_RESPONSE_S) for each_s in self._responses_s([record.peer for record in pool])))
+        return pool[min(bisect_right(ends, point * ends[-1]), len(pool) - 1)]
 
     def observe(self, peer: PeerId, response_s: float) -> None:
         """A request to `peer` took this long, forward plus backward and network, without its waits for others."""
-        known_s = self._response_s.get(peer)
-        if known_s is not None:
-            self._response_s[peer] = self._smoothing * response_s + (1 - self._smoothing) * known_s
-        elif peer in self._first_s:
-            del self._first_s[peer]
-            self._response_s[peer] = response_s
-        else:
-            self._first_s[peer] = response_s
-        self._correct()
+        self._measured.setdefault(peer, Measured()).add(response_s, self._smoothing)
 
     def ban(self, record: PeerRecord) -> None:
         """Leave the peer out until it announces itself again, that is until its pair rises."""
         self._banned_at[record.peer] = record.pair
-        self._forget(record.peer)
 
     def response_s(self, peer: PeerId) -> float:
-        """Moving average of the peer's response time; a guess until its second response."""
-        if peer in self._response_s:
-            return self._response_s[peer]
-        first_s = [self._first_s[peer]] if peer in self._first_s else []
-        known = self._response_s.values() or self._first_s.values()
-        return min(first_s + ([sum(known) / len(known)] if known else []), default=UNKNOWN_RESPONSE_S)
+        """Moving average of the peer's response time, s; a guess until its second response."""
+        known = self._measured.get(peer)
+        if known is not None and known.count > 1:
+            return known.mean_s
+        told = [each.mean_s for each in self._measured.values() if each.count > 1]
+        guess_s = fmean(told) if told else min((each.mean_s for each in self._measured.values()), default=UNKNOWN_RESPONSE_S)
+        return min(known.mean_s, guess_s) if known is not None else guess_s
 
-    def _correct(self) -> None:
-        """Charge peers not measured yet, or only just, what they are thought to take by now."""
-        for peer, (count, charged_s) in list(self._guesses.items()):
-            cost_s = self.response_s(peer)
-            self._total_s[peer] += count * (cost_s - charged_s)
-            self._guesses[peer] = count, cost_s
-            if peer in self._response_s:
-                del self._guesses[peer]
+    def _responses_s(self, peers: Sequence[PeerId]) -> list[float]:
+        """What the peers' shares go by: their averages, moved towards the mean of all as far as they may differ by chance."""
+        found = [self.response_s(peer) for peer in peers]
+        known = [self._measured[peer] for peer in peers if peer in self._measured and self._measured[peer].count > 1]
+        if len(known) < 2:
+            return found
+        about_s = fmean(each.mean_s for each in known)
+        spread2 = sum((each.mean_s - about_s) ** 2 for each in known) / (len(known) - 1)
+        noise2 = STANDARD_ERRORS**2 * fmean(each.error2(self._smoothing) for each in known)
+        real = max(0.0, 1 - noise2 / spread2) if spread2 else 0.0
+        middle_s = fmean(found)
+        return [middle_s + real * (each_s - middle_s) for each_s in found]
 
     def _is_banned(self, record: PeerRecord) -> bool:
         banned_at = self._banned_at.get(record.peer)
@@ -97,17 +122,31 @@ class Router:
             banned_at = None
         return banned_at is not None
 
-    def _admit(self, allowed: Sequence[PeerRecord], elsewhere: Sequence[PeerRecord]) -> None:
-        """A newcomer enters at the least total, so that it is tried soon and does not get everything."""
-        present = {record.peer for record in allowed}
-        for gone in set(self._total_s) - present - {record.peer for record in elsewhere}:
-            self._forget(gone)
-        totals = [self._total_s[peer] for peer in present if peer in self._total_s]
-        floor = min(totals or self._total_s.values(), default=0.0)
-        for peer in present:
-            self._total_s.setdefault(peer, floor)
 
-    def _forget(self, peer: PeerId) -> None:
-        self._total_s.pop(peer, None)
-        self._guesses.pop(peer, None)
-        self._first_s.pop(peer, None)
+def point_of(index: int, num_microbatches: int, attempt: int = 0) -> float:
+    """Where microbatch `index` of a step lies on the line from 0 to 1, the same for all callers.
+
+    The points of a step are at equal distances, and those of indices in a row spread evenly, too: each is about the golden section
+    further on than the last. Another `attempt` moves the point far away, for whoever got the last one could not take it.
+    """
+    place = (index * _stride(num_microbatches) % num_microbatches + 0.5) / num_microbatches
+    return (place + _halvings(attempt)) % 1.0
+
+
+@lru_cache
+def _stride(num_microbatches: int) -> int:
+    """The golden section of so many, or the nearest to it that meets every place before any twice."""
+    wanted = round(GOLDEN * num_microbatches)
+    return min(
+        (stride for stride in range(1, num_microbatches + 1) if math.gcd(stride, num_microbatches) == 1),
+        key=lambda stride: abs(stride - wanted),
+    )
+
+
+def _halvings(number: int) -> float:
+    """0, 1/2, 1/4, 3/4, 1/8 ...: each as far from those before as can be (van der Corput)."""
+    place, step = 0.0, 0.5
+    while number:
+        place += step * (number & 1)
+        number, step = number >> 1, step / 2
+    return place

@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class Priority(enum.IntEnum):
-    """Lower runs first. Backward before forward frees memory and keeps the pipeline moving (1F1B)."""
+    """Lower runs first. Backward before forward frees memory and keeps the pipeline moving (1F1B); before both goes an older step."""
 
     CONTROL = 0
     BACKWARD = 1
@@ -54,17 +54,21 @@ class Executor:
 
     def __init__(self, name: str = "torch") -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=keep_freed_memory)
-        self._jobs: list[tuple[int, int, Callable[[], Any], Future[Any]]] = []
+        self._jobs: list[tuple[tuple[int, int, int], int, Priority, Callable[[], Any], Future[Any]]] = []
+        """Each with its turn and, among equals, its number."""
         self._numbers = itertools.count()
         self._guard = threading.Lock()
         self.busy_s = 0.0
         """Total time spent on forward and backward."""
 
-    async def run(self, priority: Priority, work: Callable[[], Result]) -> Result:
-        """The result of `work`, run when its turn comes. Cancelling the caller does not stop work that has begun."""
+    async def run(self, priority: Priority, work: Callable[[], Result], step: int = 0) -> Result:
+        """The result of `work`, run when its turn comes. Cancelling the caller does not stop work that has begun.
+
+        `step` is whose pass it is: where steps overlap, what an older one lacks keeps all others waiting.
+        """
         future: Future[Result] = Future()
         with self._guard:
-            heapq.heappush(self._jobs, (priority, next(self._numbers), work, future))
+            heapq.heappush(self._jobs, (_turn(priority, step), next(self._numbers), priority, work, future))
         self._pool.submit(self._run_next)
         return await asyncio.wrap_future(future)
 
@@ -77,7 +81,7 @@ class Executor:
 
     def _run_next(self) -> None:
         with self._guard:
-            priority, _, work, future = heapq.heappop(self._jobs)
+            _, _, priority, work, future = heapq.heappop(self._jobs)
         if not future.set_running_or_notify_cancel():
             return
         started = time.monotonic()
@@ -87,3 +91,9 @@ class Executor:
             future.set_exception(error)
         if priority in (Priority.BACKWARD, Priority.FORWARD):
             self.busy_s += time.monotonic() - started
+
+
+def _turn(priority: Priority, step: int) -> tuple[int, int, int]:
+    if priority is Priority.CONTROL:
+        return 0, 0, 0
+    return (2, 0, 0) if priority is Priority.IDLE else (1, step, priority)

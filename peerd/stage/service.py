@@ -17,11 +17,11 @@ from typing import Protocol
 
 import structlog
 
-from peerd.config.codec import NONE, Allowed, Codec, parse_allowed
+from peerd.config.codec import NONE, Allowed, parse_allowed
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
 from peerd.models.stages import input_of, labels_shape
-from peerd.policy.admission import why_refuse_call, why_refuse_evaluation
+from peerd.policy.admission import slots_for, why_refuse_call, why_refuse_evaluation
 from peerd.policy.ledger import number_of
 from peerd.stage.accumulator import all_finite
 from peerd.stage.executor import Executor, Pace, Priority, Result
@@ -113,7 +113,7 @@ class StageService:
             raise BadMessageError("this call is under way already")
         record = self._state.record
         mark = (record.incarnation, number_of(record, call.step))
-        ticket = Ticket(call.step, call.index, mark, record.stage in call.accumulate)
+        ticket = Ticket(call.step, call.index, mark, record.stage in call.accumulate, call.needs_backward)
         self._held[key] = ticket
         try:
             with self.tracing(call) as traced:
@@ -146,8 +146,7 @@ class StageService:
         call.labels.check("int32", labels_shape(self._manifest, length), _RAW)
         if call.gradient_codec is not None and not self._gradients.permits(call.gradient_codec):
             raise BadMessageError(f"a gradient asked for as {call.gradient_codec} where {self._gradients} is due")
-        reserved = 1 if call.step == record.step - 1 else 0
-        if len(self._held) >= self.slots + reserved:
+        if len(self._held) >= slots_for(call.step - record.step, self.slots):
             raise BusyError(f"all {self.slots} slots are taken")
 
     async def _serve(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], progress: Progress) -> CallResult:
@@ -172,6 +171,8 @@ class StageService:
             below = await self._next_hop.send(onward, note)
             downstream_s = time.monotonic() - started_s
             self.spans.add(Kind.BELOW, started_s, call.step, call.index, hops[-1])
+            if not call.needs_backward:  # only stages after this one lack the microbatch
+                return self._result(ticket, Outcome(None, "not asked to"), None, downstream_s, below)
             try:
                 outcome, gradient = await self._run(Priority.BACKWARD, ticket, partial(self._backward, call, ticket, below.gradient))
             except BadMessageError:
@@ -182,7 +183,9 @@ class StageService:
 
     async def _evaluate(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], progress: Progress) -> CallResult:
         """Forward here, on to the next stage, and the last stage's loss back; nothing is kept or counted."""
-        output, labels = await self._run(Priority.FORWARD, ticket, lambda: self._forward_only(call, ticket, chunks))
+        output, labels = await self._run(
+            Priority.FORWARD, ticket, lambda: self._forward_only(call, ticket, chunks), self._state.record.step
+        )
         if isinstance(output, float):
             return CallResult(gradient=None, downstream_s=0.0, queued_s=ticket.queued_s, records=tuple(self.records()), loss=output)
         started_s = time.monotonic()
@@ -190,8 +193,8 @@ class StageService:
         downstream_s, records = time.monotonic() - started_s, (*self.records(), *below.records)
         return CallResult(gradient=None, downstream_s=downstream_s, queued_s=ticket.queued_s, records=records, loss=below.loss)
 
-    async def _run(self, priority: Priority, ticket: Ticket, work: Callable[[], Result]) -> Result:
-        """A job of the executor, whose wait for its turn and whose own time are noted."""
+    async def _run(self, priority: Priority, ticket: Ticket, work: Callable[[], Result], step: int | None = None) -> Result:
+        """A job of the executor, whose wait for its turn and whose own time are noted; an evaluation goes with the step under way."""
         asked_s = time.monotonic()
 
         def timed() -> Result:
@@ -203,7 +206,7 @@ class StageService:
             finally:
                 ticket.computed_s += time.monotonic() - began_s
 
-        return await self._executor.run(priority, timed)
+        return await self._executor.run(priority, timed, ticket.step if step is None else step)
 
     def _result(
         self, ticket: Ticket, outcome: Outcome, gradient: TensorBytes | None, downstream_s: float, below: CallResult | None
@@ -275,7 +278,7 @@ class StageService:
             raise BadMessageError("the next stage gave a gradient that is not finite")
         outcome = self._state.backward(ticket, gradient)
         self.pace.hold(started_s, BACKWARD_SHARE)
-        gradient_out = None if outcome.gradient is None else encode(outcome.gradient, self._codec_back(call))
+        gradient_out = self._given_back(call, outcome)
         self._note_backward(ticket, started_s)
         return outcome, gradient_out
 
@@ -284,12 +287,14 @@ class StageService:
         self._take_inputs(call, ticket, chunks)
         outcome = self._state.forward_backward(ticket)
         self.pace.hold(started_s, FORWARD_SHARE + BACKWARD_SHARE)
-        gradient_out = None if outcome.gradient is None else encode(outcome.gradient, self._codec_back(call))
+        gradient_out = self._given_back(call, outcome)
         self._note_backward(ticket, started_s)
         return outcome, gradient_out
 
-    def _codec_back(self, call: Call) -> Codec:
-        return call.gradient_codec or self._gradients.most_exact
+    def _given_back(self, call: Call, outcome: Outcome) -> TensorBytes | None:
+        if outcome.gradient is None or not call.needs_gradient:
+            return None
+        return encode(outcome.gradient, call.gradient_codec or self._gradients.most_exact)
 
     def _note_backward(self, ticket: Ticket, started_s: float) -> None:
         """A backward pass, and the pass that the job made before it."""

@@ -73,7 +73,7 @@ class StageState(Holdings):
         assert ticket.inputs is not None
         module = self._module_at(ticket.step)
         ticket.generation = self._generation
-        if not self.keep_graph:
+        if not (self.keep_graph and ticket.backward):
             with torch.no_grad():
                 return self._compute(module, ticket)
         if not module.is_first:

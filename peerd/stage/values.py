@@ -21,6 +21,8 @@ class Ticket:
     accept_mark: tuple[int, int]
     """(incarnation, ledger number) when it was accepted."""
     accumulate: bool
+    backward: bool = True
+    """Whether a backward pass will follow."""
     cancelled: bool = False
     inputs: Tensor | None = None
     labels: Tensor | None = None

@@ -6,13 +6,13 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from peerd.config.manifest import Manifest
 from peerd.errors import RemoteError
-from peerd.policy.launching import Launch, WayTime, launchable, on_the_way, window
+from peerd.policy.launching import Launch, WayTime, Work, launchable, on_the_way, share, window
 from peerd.policy.ledger import work_step
 from peerd.stage.service import slots_of
 from peerd.stage.tensors import encode
@@ -55,7 +55,8 @@ class Trainer:
         self._way = WayTime()
         self._in_flight: set[tuple[int, int]] = set()
         self._missing_since_s: dict[tuple[int, int], float] = {}
-        self._launched: set[tuple[int, int]] = set()
+        self._launched: dict[tuple[int, int], int] = {}
+        """How many times, of this step and the last."""
         self._step = -1
         self._step_began_s = 0.0
         self._step_time_s = 0.0
@@ -91,13 +92,12 @@ class Trainer:
         live = self._membership.live()
         if work_step(live, self._manifest.train.num_stages) is None:
             return True
-        launches, _ = self._launchable(live, clock_s())
-        return not self._in_flight and not launches
+        return not self._in_flight and not self._work(live, clock_s()).launches
 
-    def _launchable(self, live: LiveView, now_s: float) -> tuple[list[Launch], frozenset[tuple[int, int]]]:
+    def _work(self, live: LiveView, now_s: float) -> Work:
         train = self._manifest.train
         takeover_s = max(self._takeover_s, self._age_of_summaries_s(live))
-        launches, absent = launchable(
+        work = launchable(
             live,
             train.num_stages,
             train.microbatches_per_step,
@@ -107,7 +107,9 @@ class Trainer:
             last_step=train.steps,
             overlaps=train.overlaps_steps,
         )
-        return [launch for launch in launches if self._stop_at is None or launch.step < self._stop_at], absent
+        if self._stop_at is None:
+            return work
+        return replace(work, launches=tuple(launch for launch in work.launches if launch.step < self._stop_at))
 
     def _age_of_summaries_s(self, live: LiveView) -> float:
         """How old what far stages' speakers tell may be: what seems to be missing for no longer may be there."""
@@ -117,19 +119,18 @@ class Trainer:
 
     def _launch_missing(self, group: asyncio.TaskGroup) -> None:
         live, now_s, train = self._membership.live(), clock_s(), self._manifest.train
-        launches, absent = self._launchable(live, now_s)
-        self._missing_since_s = {key: self._missing_since_s.get(key, now_s) for key in absent}
-        if absent and (step := min(absent)[0]) not in (self._step, self._step - 1):  # a step that reopens does not begin again
+        work = self._work(live, now_s)
+        self._missing_since_s = {key: self._missing_since_s.get(key, now_s) for key in work.absent}
+        if work.absent and (step := min(work.absent)[0]) not in (self._step, self._step - 1):  # a step that reopens does not begin again
             self._begin(step, now_s)
         underway = on_the_way(live, train.num_stages, train.microbatch_size, self._way.least_s)
-        room = window(live, train.num_stages, self._slots, underway, self._most_slots) - len(self._in_flight)
-        for launch in launches:
+        allowed = share(window(live, train.num_stages, self._slots, underway, self._most_slots), work)
+        for launch in work.launches:
             key = (launch.step, launch.index)
-            if room <= 0:
-                break
             if key in self._in_flight:
                 continue
-            room -= 1
+            if sum(step <= launch.step for step, _ in self._in_flight) >= allowed:  # what is launched ahead keeps nothing waiting
+                break
             self._in_flight.add(key)
             group.create_task(self._train(launch))
 
@@ -141,17 +142,17 @@ class Trainer:
             self._takeover_s = max(TAKEOVER_S, 2 * self._step_time_s)
         self._step, self._step_began_s = step, now_s
         self._way.next_step()
-        self._launched = {key for key in self._launched if key[0] >= step - 1}
+        self._launched = {key: count for key, count in self._launched.items() if key[0] >= step - 1}
 
     async def _train(self, launch: Launch) -> None:
         key = (launch.step, launch.index)
         try:
             call = await asyncio.to_thread(self._call_for, launch)
             self.counters.launched += 1
-            if key in self._launched:
+            if call.attempt:
                 self.counters.replayed += 1
                 LOG.info("microbatch launched again", step=launch.step, index=launch.index, stages=sorted(launch.accumulate))
-            self._launched.add(key)
+            self._launched[key] = call.attempt + 1
             with self.tracing(call) as traced:
                 began_s = clock_s()
                 result = await self._dispatcher.send(traced, lambda _stage, _peer: None)
@@ -172,6 +173,7 @@ class Trainer:
             step=launch.step,
             index=launch.index,
             accumulate=launch.accumulate,
+            attempt=self._launched.get((launch.step, launch.index), 0),
             inputs=encode(inputs if inputs.is_floating_point() else inputs.int()),
             labels=encode(labels.int()),
         )

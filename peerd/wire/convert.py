@@ -92,6 +92,7 @@ def call_to(call: Call, run: str, records: Iterable[RawRecord]) -> stage_pb2.Cal
         evaluation=call.evaluation,
         trace=call.trace,
         gradient_codec=str(call.gradient_codec) if call.gradient_codec else "",
+        attempt=call.attempt,
     )
 
 
@@ -115,6 +116,7 @@ def call_from(header: stage_pb2.CallHeader) -> Call:
         path={hop.stage: PeerId(hop.peer) for hop in header.path},
         trace=header.trace,
         gradient_codec=_known_codec(header.gradient_codec),
+        attempt=header.attempt,
     )
 
 

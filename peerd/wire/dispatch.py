@@ -15,9 +15,9 @@ from typing import Protocol
 import structlog
 
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, UnheardError, WrongStateError
-from peerd.policy.admission import able_to_compute
+from peerd.policy.admission import able_to_compute, about_to_compute
 from peerd.policy.ledger import work_step
-from peerd.policy.wiring import Router
+from peerd.policy.wiring import Router, point_of
 from peerd.table.record import PeerId, PeerRecord, RawRecord
 from peerd.table.view import LiveView
 from peerd.wire.clients import StageClient
@@ -27,6 +27,9 @@ BUSY_PAUSE_S = 0.02
 MOST_BUSY_PAUSE_S = 0.16
 """Each time in a row that nobody has a slot the pause doubles, up to here."""
 STALE_PAUSE_S = 0.05
+SOON_S = 0.05
+SOON_SHARE = 0.5
+"""Of a response time a microbatch waits at most for a peer that has yet to begin the step."""
 CANCEL_TIMEOUT_S = 2.0
 LOG = structlog.get_logger()
 
@@ -50,10 +53,13 @@ class DispatchCounters:
 class Dispatcher:
     """One per daemon; keeps a router per stage. `patience_s` bounds a callee's silence, `total_s` one microbatch."""
 
-    def __init__(self, client: StageClient, table: Table, num_stages: int, patience_s: float, total_s: float) -> None:
+    def __init__(
+        self, client: StageClient, table: Table, num_stages: int, num_microbatches: int, patience_s: float, total_s: float
+    ) -> None:
         self._client = client
         self._table = table
         self._num_stages = num_stages
+        self._num_microbatches = num_microbatches
         self._patience_s = patience_s
         self._total_s = total_s
         self._routers: dict[tuple[int, bool], Router] = {}
@@ -73,6 +79,8 @@ class Dispatcher:
         path = dict(call.path)
         refused: set[PeerId] = set()
         pause_s = BUSY_PAUSE_S
+        began_s = time.monotonic()
+        attempt = call.attempt
 
         def note(stage: int, peer: PeerId) -> None:
             path[stage] = peer
@@ -83,7 +91,11 @@ class Dispatcher:
             self._check_wanted(call, live)
             prefer = (path[call.stage],) if call.stage in path else ()
             candidates = [r for r in self._candidates(call, live, refused) if self._deaf_until_s.get(r.peer, 0.0) <= time.monotonic()]
-            peer = router.choose(candidates, prefer, elsewhere=live.serving(call.stage))
+            soon = self._soon(call, live, candidates, router, time.monotonic() - began_s)
+            peer = router.choose([*candidates, *soon], point_of(call.index, self._num_microbatches, attempt), prefer)
+            if peer in soon:
+                await self._table.changed(SOON_S)
+                continue
             if peer is None and refused:
                 raise WrongStateError(f"nobody of stage {call.stage} holds the parameters of step {call.step} any more")
             if peer is None:
@@ -98,10 +110,12 @@ class Dispatcher:
                     self._deaf_until_s[peer.peer] = time.monotonic() + error.retry_after_s
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MOST_BUSY_PAUSE_S)
+                attempt += 1
             except WrongStateError:
                 if call.evaluation:
                     refused.add(peer.peer)
                 await self._table.changed(STALE_PAUSE_S)
+                attempt += 1
             except RemoteError as error:
                 self._give_up_on(router, peer, call, error)
             path.pop(call.stage, None)
@@ -125,12 +139,13 @@ class Dispatcher:
         if call.evaluation:
             if result.loss is None or not math.isfinite(result.loss):
                 raise BadMessageError("no loss came back")
-        elif call.stage > 0:
+        elif call.needs_gradient:
             if result.gradient is None:
                 raise BadMessageError("no gradient came back")
             result.gradient.check(call.inputs.dtype, call.inputs.shape)
         self._table.absorb(result.records)
-        router.observe(peer.peer, max(0.0, elapsed_s - max(result.downstream_s, 0.0) - max(result.queued_s, 0.0)))
+        if call.needs_backward or call.evaluation:  # half a microbatch is no measure of a whole one
+            router.observe(peer.peer, max(0.0, elapsed_s - max(result.downstream_s, 0.0) - max(result.queued_s, 0.0)))
         return result
 
     def _give_up_on(self, router: Router, peer: PeerRecord, call: Call, error: RemoteError) -> None:
@@ -156,6 +171,13 @@ class Dispatcher:
             able = [r for r in live.serving(call.stage) if r.step >= call.step and not r.leaving and r.peer not in refused]
             return [r for r in able if r.step == call.step] or able
         return able_to_compute(live, call.stage, call.step)
+
+    def _soon(self, call: Call, live: LiveView, here: Sequence[PeerRecord], router: Router, waited_s: float) -> list[PeerRecord]:
+        """Who is worth waiting for: else the first of a stage to begin a step gets all that is launched at its beginning."""
+        if call.evaluation or not here:
+            return []
+        patience_s = SOON_SHARE * max(router.response_s(record.peer) for record in here)
+        return about_to_compute(live, call.stage, call.step) if waited_s < patience_s else []
 
     def _check_wanted(self, call: Call, live: LiveView) -> None:
         """A microbatch of a step that every stage has left is of no use to anybody."""

@@ -59,15 +59,27 @@ class Call:
     """Forward only, with the parameters of `step`: the reply is the loss."""
     path: dict[int, PeerId] = field(default_factory=dict)
     """Which peer of a later stage has had this microbatch before: a retry prefers it."""
+    attempt: int = 0
+    """How many times its trainer has launched it before: another way is taken each time."""
     gradient_codec: Codec | None = None
     """What the gradient shall come back as, where the run leaves that to each link."""
     trace: bytes = b""
     """OpenTelemetry's trace and the caller's span in it; empty for all but a sample."""
 
+    @property
+    def needs_backward(self) -> bool:
+        """A gradient passes back through this stage: it shall be added here, or at a stage before."""
+        return any(stage <= self.stage for stage in self.accumulate)
+
+    @property
+    def needs_gradient(self) -> bool:
+        """And on to the caller."""
+        return any(stage < self.stage for stage in self.accumulate)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """What comes back: the gradient of the inputs (None from stage 0), or an evaluation's loss; and the records of the path."""
+    """What comes back: the gradient of the inputs (None where nobody needs it), or an evaluation's loss; and the records of the path."""
 
     gradient: TensorBytes | None
     downstream_s: float

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from peerd.policy.admission import able_to_compute, why_refuse_call
-from peerd.policy.launching import Launch, launchable, window
+from peerd.policy.admission import able_to_compute, slots_for, why_refuse_call
+from peerd.policy.launching import Launch, launchable, share, window
 from peerd.policy.ledger import marked, may_accumulate, number_of
-from peerd.policy.wiring import Router
+from peerd.policy.wiring import Router, point_of
 from peerd.table.record import PeerRecord
 from peerd.table.view import LiveView
 from tests.policy.model_theta import Gradient, ThetaId
@@ -31,6 +32,8 @@ class Work:
     launch: Launch
     path: Path
     """Met so far: by its length also the stage that is called."""
+    attempt: int = 0
+    """How many times its trainer has launched it before."""
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +55,7 @@ class Calls:
         self._slots: list[Accepted] = []
         self._busy_until = 0.0
         self._missing_since: dict[tuple[int, int], float] = {}
+        self._launched: Counter[tuple[int, int]] = Counter()
         self._in_flight: dict[tuple[int, int], float] = {}
         """Until when not to launch again: infinity while under way."""
 
@@ -68,14 +72,16 @@ class Calls:
         if not peer.record.trains or peer.record.leaving:
             return
         sizes = (scenario.num_stages, scenario.num_microbatches)
-        found, absent = launchable(live, *sizes, self._missing_since, peer.now, scenario.takeover_s, scenario.last_step, scenario.delayed)
-        self._missing_since = {key: self._missing_since.get(key, peer.now) for key in sorted(absent)}
+        work = launchable(live, *sizes, self._missing_since, peer.now, scenario.takeover_s, scenario.last_step, scenario.delayed)
+        self._missing_since = {key: self._missing_since.get(key, peer.now) for key in sorted(work.absent)}
         self._in_flight = {key: until for key, until in self._in_flight.items() if until > peer.now}
-        room = window(live, scenario.num_stages, SLOTS) - sum(until == float("inf") for until in self._in_flight.values())
-        for launch in found:
-            if room > 0 and (launch.step, launch.index) not in self._in_flight:
-                room -= 1
-                self._start(launch)
+        allowed = share(window(live, scenario.num_stages, SLOTS), work)
+        for launch in work.launches:
+            if (launch.step, launch.index) in self._in_flight:
+                continue
+            if sum(until == float("inf") and step <= launch.step for (step, _), until in self._in_flight.items()) >= allowed:
+                break
+            self._start(launch)
 
     def _start(self, launch: Launch) -> None:
         peer, key = self._peer, (launch.step, launch.index)
@@ -85,7 +91,8 @@ class Calls:
         def ended(_path: Path | str) -> None:
             self._in_flight[key] = peer.now + HOLD_OFF_S
 
-        Attempt(peer, self, Work(launch, ()), ended).go()
+        Attempt(peer, self, Work(launch, (), self._launched[key]), ended).go()
+        self._launched[key] += 1
 
     # the callee
 
@@ -95,7 +102,7 @@ class Calls:
         if refusal or peer.fenced or peer.downloading:
             answer("refused")
             return None
-        if len(self._slots) >= SLOTS + (launch.step == mine.step - 1):
+        if len(self._slots) >= slots_for(launch.step - mine.step, SLOTS):
             answer("busy")
             return None
         call = Accepted(work, (mine.incarnation, number_of(mine, launch.step)), answer)
@@ -119,10 +126,12 @@ class Calls:
         def answered(whole: Path | str) -> None:
             if isinstance(whole, str):
                 self._end(call, whole)
-            else:
+            elif any(stage <= peer.record.stage for stage in call.work.launch.accumulate):
                 self._compute(1.5, lambda: self._backward(call, whole))
+            else:
+                self._end(call, whole)
 
-        Attempt(peer, self, Work(call.work.launch, path), answered).go()
+        Attempt(peer, self, Work(call.work.launch, path, call.work.attempt), answered).go()
 
     def _backward(self, call: Accepted, whole: Path) -> None:
         """The critical section: add, then set the bit, then announce."""
@@ -193,7 +202,8 @@ class Attempt:
         if peer.now > self._deadline_s:
             self._answered("nobody answers")
             return
-        chosen = self._router.choose(able_to_compute(peer.live(), len(self._work.path), self._work.launch.step))
+        point = point_of(self._work.launch.index, peer.world.scenario.num_microbatches, self._work.attempt + number - 1)
+        chosen = self._router.choose(able_to_compute(peer.live(), len(self._work.path), self._work.launch.step), point)
         if chosen is None:
             peer.after(peer.world.rng.uniform(0.1, 0.3), lambda: self._again(number))
             return

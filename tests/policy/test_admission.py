@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.admission import able_to_compute, choose_stage, donors, why_refuse_call
+from peerd.policy.admission import able_to_compute, about_to_compute, choose_stage, donors, slots_for, why_refuse_call
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from tests.strategies import live_views, member, records, view_of
@@ -70,6 +70,19 @@ def test_who_can_add_a_microbatch_computes_it_and_else_who_is_just_past_its_step
     assert bool(found) >= any(r.step in (step, step + 1) for r in staying)
     if any(r.step == step for r in staying):
         assert all(not r.leaving and r.step <= step for r in found)
+
+
+@given(live_views(), st.integers(0, 1), st.integers(0, 4))
+def test_who_will_compute_in_a_moment_cannot_yet_and_needs_nothing_but_to_commit(live: LiveView, stage: int, step: int) -> None:
+    for record in about_to_compute(live, stage, step):
+        assert record.phase is Phase.AVERAGED
+        assert why_refuse_call(record, stage=stage, step=step, holds_previous=True) is not None
+        assert why_refuse_call(replace(record, step=step), stage=stage, step=step, holds_previous=True) is None
+
+
+@given(st.integers(1, 40))
+def test_the_step_before_has_a_slot_more_and_the_next_one_fewer_but_never_none(slots: int) -> None:
+    assert [slots_for(ahead, slots) for ahead in (-1, 0, 1)] == [slots + 1, slots, max(1, slots - 1)]
 
 
 @given(live_views(), st.integers(0, 1), st.frozensets(st.sampled_from([PeerId(f"peer{n}") for n in range(5)])))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from peerd.policy.launching import WayTime, first_step_owned, launchable, on_the_way, owners, trainers_of, window
+from peerd.policy.launching import WayTime, Work, first_step_owned, launchable, on_the_way, owners, share, trainers_of, window
 from peerd.policy.ledger import stages_missing, work_step
 from peerd.table.record import PeerId, Phase
 from peerd.table.view import LiveView
@@ -24,47 +24,49 @@ def as_seen_by(live: LiveView, peer: PeerId) -> LiveView:
 
 @given(trainers, st.integers(0, 9), st.integers(0, 99))
 def test_owners_are_a_permutation_of_the_trainers_in_whatever_order_they_come(found: list[PeerId], step: int, index: int) -> None:
-    assert sorted(owners(found, step, index)) == sorted(found)
-    assert owners(found, step, index) == owners(sorted(found), step, index)
+    assert sorted(owners(tuple(found), step, index)) == sorted(found)
+    assert owners(tuple(found), step, index) == owners(tuple(sorted(found)), step, index)
 
 
 @given(trainers, st.integers(0, 9), st.integers(0, 99), st.data())
 def test_the_others_keep_their_order_when_a_trainer_goes(found: list[PeerId], step: int, index: int, data: st.DataObject) -> None:
     gone = data.draw(st.sampled_from(found))
-    rest = [trainer for trainer in found if trainer != gone]
-    assert owners(rest, step, index) == [trainer for trainer in owners(found, step, index) if trainer != gone]
+    rest = tuple(trainer for trainer in found if trainer != gone)
+    assert owners(rest, step, index) == tuple(trainer for trainer in owners(tuple(found), step, index) if trainer != gone)
 
 
 def test_ownership_is_spread_evenly() -> None:
-    found = [PeerId(f"t{n}") for n in range(4)]
+    found = tuple(PeerId(f"t{n}") for n in range(4))
     first = [owners(found, 3, index)[0] for index in range(400)]
     assert all(60 < first.count(trainer) < 140 for trainer in found)
 
 
 @given(live_views())
 def test_exactly_one_trainer_launches_a_microbatch_that_has_just_gone_missing(live: LiveView) -> None:
-    launches = [launch for peer in trainers_of(live, 0) for launch in launchable(as_seen_by(live, peer), *sizes, {}, 0.0, TAKEOVER_S)[0]]
-    absent = launchable(live, *sizes, {}, 0.0, TAKEOVER_S)[1]
+    launches = [
+        launch for peer in trainers_of(live, 0) for launch in launchable(as_seen_by(live, peer), *sizes, {}, 0.0, TAKEOVER_S).launches
+    ]
+    absent = launchable(live, *sizes, {}, 0.0, TAKEOVER_S).absent
     if trainers_of(live, 0):
         assert sorted((launch.step, launch.index) for launch in launches) == sorted(absent)
 
 
 @given(live_views())
 def test_hole_18_whatever_stays_missing_is_in_the_end_launched_by_every_live_trainer(live: LiveView) -> None:
-    absent = launchable(live, *sizes, {}, 0.0, TAKEOVER_S)[1]
+    absent = launchable(live, *sizes, {}, 0.0, TAKEOVER_S).absent
     since = dict.fromkeys(absent, 0.0)
     for rank in range(len(trainers_of(live, 0))):
         now_s = rank * TAKEOVER_S
         count = dict.fromkeys(absent, 0)
         for peer in trainers_of(live, 0):
-            for launch in launchable(as_seen_by(live, peer), *sizes, since, now_s, TAKEOVER_S)[0]:
+            for launch in launchable(as_seen_by(live, peer), *sizes, since, now_s, TAKEOVER_S).launches:
                 count[launch.step, launch.index] += 1
         assert all(found == rank + 1 for found in count.values())
 
 
 @given(live_views())
 def test_a_launch_is_for_the_work_step_and_for_the_stages_that_miss_it(live: LiveView) -> None:
-    launches, _ = launchable(live, *sizes, {}, 99.0, TAKEOVER_S)
+    launches = launchable(live, *sizes, {}, 99.0, TAKEOVER_S).launches
     step = work_step(live, 2)
     for launch in launches:
         assert launch.step == step
@@ -79,48 +81,49 @@ def test_nothing_is_launched_from_the_last_step_on(live: LiveView, last_step: in
     assume(step is not None)
     endless = launchable(live, *sizes, {}, 0.0, TAKEOVER_S)
     ending = launchable(live, *sizes, {}, 0.0, TAKEOVER_S, last_step)
-    assert ending == (([], frozenset()) if step is not None and step >= last_step else endless)
+    assert ending == (Work() if step is not None and step >= last_step else endless)
 
 
 @given(live_views(), st.integers(0, 5))
 def test_where_steps_overlap_this_step_comes_first_and_the_next_counts_as_missing_only_after_it(live: LiveView, last_step: int) -> None:
-    alone, absent_alone = launchable(live, *sizes, {}, 0.0, TAKEOVER_S, last_step)
-    launches, absent = launchable(live, *sizes, {}, 0.0, TAKEOVER_S, last_step, overlaps=True)
-    assert launches[: len(alone)] == alone
+    alone = launchable(live, *sizes, {}, 0.0, TAKEOVER_S, last_step)
+    work = launchable(live, *sizes, {}, 0.0, TAKEOVER_S, last_step, overlaps=True)
+    assert work.launches[: len(alone.launches)] == alone.launches
+    assert work.missing >= alone.missing
     step = work_step(live, 2)
-    early = launches[len(alone) :]
+    early = work.launches[len(alone.launches) :]
     assert all(step is not None and launch.step == step + 1 and launch.accumulate for launch in early)
-    assert not last_step or all(launch.step < last_step for launch in launches)
-    if absent_alone:
-        assert absent == absent_alone
+    assert not last_step or all(launch.step < last_step for launch in work.launches)
+    if alone.absent:
+        assert work.absent == alone.absent
     else:
-        assert {(launch.step, launch.index) for launch in early} <= absent
+        assert {(launch.step, launch.index) for launch in early} <= work.absent
 
 
 def test_the_next_step_is_launched_for_stages_at_this_one_and_at_the_next() -> None:
     """While stage 0 averages what stage 1 has committed already."""
     averages = member("p1", trains=True, phase=Phase.AVERAGING, done=FULL, next_ledger_no=1, next_done=0b1)
     ahead = member("p2", stage=1, step=1, next_ledger_no=2, done=0b11)
-    launches, absent = launchable(view_of(averages, ahead), *sizes, {}, 0.0, TAKEOVER_S, overlaps=True)
-    assert [(launch.step, launch.index, set(launch.accumulate)) for launch in launches] == [
+    work = launchable(view_of(averages, ahead), *sizes, {}, 0.0, TAKEOVER_S, overlaps=True)
+    assert [(launch.step, launch.index, set(launch.accumulate)) for launch in work.launches] == [
         (1, 1, {0}),
         *((1, index, {0, 1}) for index in range(2, NUM_MICROBATCHES)),
     ]
-    assert absent == {(1, index) for index in range(1, NUM_MICROBATCHES)}
-    assert launchable(view_of(averages, ahead), *sizes, {}, 0.0, TAKEOVER_S) == ([], frozenset())
+    assert work.absent == {(1, index) for index in range(1, NUM_MICROBATCHES)}
+    assert launchable(view_of(averages, ahead), *sizes, {}, 0.0, TAKEOVER_S) == Work()
 
 
 def test_a_stage_left_behind_is_replayed_alone() -> None:
     """Hole 4: stage 0 lost its average after stage 1 had committed."""
     behind, ahead = member("p2", trains=True), member("p3", stage=1, step=1)
-    launches, _ = launchable(view_of(behind, ahead), *sizes, {}, 0.0, TAKEOVER_S)
+    launches = launchable(view_of(behind, ahead), *sizes, {}, 0.0, TAKEOVER_S).launches
     assert [launch.index for launch in launches] == list(range(NUM_MICROBATCHES))
     assert {launch.accumulate for launch in launches} == {frozenset({0})}
     assert {launch.step for launch in launches} == {0}
 
 
 def test_nothing_is_launched_while_a_stage_has_nobody() -> None:
-    assert launchable(view_of(member("p1", trains=True)), *sizes, {}, 0.0, TAKEOVER_S) == ([], frozenset())
+    assert launchable(view_of(member("p1", trains=True)), *sizes, {}, 0.0, TAKEOVER_S) == Work()
 
 
 @given(live_views())
@@ -146,6 +149,15 @@ def test_a_leaving_trainer_owns_its_share_until_it_says_that_it_trains_no_more()
 def test_a_window_is_never_shut_and_never_more_than_the_slots(live: LiveView, slots: int) -> None:
     narrowest = min(len(live.serving(stage)) for stage in range(2))
     assert 1 <= window(live, 2, slots) <= max(1, slots * max(1, narrowest))
+
+
+@given(live_views(), st.integers(1, 200), st.booleans())
+def test_the_trainers_parts_of_a_window_are_as_large_as_what_they_have_to_launch(live: LiveView, total: int, overlaps: bool) -> None:
+    works = [launchable(as_seen_by(live, peer), *sizes, {}, 0.0, TAKEOVER_S, overlaps=overlaps) for peer in trainers_of(live, 0)]
+    for work in works:
+        assert abs(share(total, work) - total * len(work.launches) / max(1, work.missing)) <= 1
+    if works and works[0].missing:
+        assert abs(sum(share(total, work) for work in works if work.launches) - total) <= len(works)
 
 
 @given(live_views(), st.integers(1, 8), st.integers(0, 40), st.integers(0, 40), st.integers(0, 32))

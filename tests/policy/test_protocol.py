@@ -183,7 +183,7 @@ def test_a_step_reopens_while_the_next_one_is_computed_when_a_peer_dies_with_mic
     peers = list(world.peers.values())
 
     def overlaps() -> bool:
-        return any(p.record.step == 1 and p.record.phase is Phase.AVERAGING and p.next_accumulator for p in peers)
+        return any(p.record.step > 0 and p.record.phase is Phase.AVERAGING and p.next_accumulator for p in peers)
 
     world.run(until=overlaps)
     victim = next(p for p in peers if p.record.phase is Phase.AVERAGING and p.next_accumulator)

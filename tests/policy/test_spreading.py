@@ -213,7 +213,7 @@ def test_whether_a_gradient_may_be_added_never_hangs_on_what_somebody_tells_of_o
 
 
 def everybodys(views: Iterable[LiveView]) -> list[int]:
-    return sorted(launch.index for view in views for launch in launchable(view, 4, NUM_MICROBATCHES, {}, 0.0, 4.0)[0])
+    return sorted(launch.index for view in views for launch in launchable(view, 4, NUM_MICROBATCHES, {}, 0.0, 4.0).launches)
 
 
 def test_trainers_who_do_not_know_each_other_do_not_launch_the_same_twice() -> None:

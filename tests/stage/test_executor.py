@@ -57,6 +57,20 @@ async def test_jobs_run_by_priority_and_then_in_order(executor: Executor) -> Non
     assert ran == ["commit", "b1", "b2", "f1", "f2", "log"]
 
 
+async def test_where_steps_overlap_what_an_older_one_lacks_comes_first(executor: Executor) -> None:
+    gate, ran = await held(executor), list[str]()
+    asked = [(Priority.BACKWARD, 8), (Priority.FORWARD, 8), (Priority.FORWARD, 7), (Priority.IDLE, 0), (Priority.BACKWARD, 7)]
+
+    def run(priority: Priority, step: int) -> asyncio.Future[None]:
+        return asyncio.ensure_future(executor.run(priority, lambda: ran.append(f"{priority.name} {step}"), step))
+
+    jobs = [run(*each) for each in asked]
+    await asyncio.sleep(0)
+    await gate.open()
+    await asyncio.gather(*jobs)
+    assert ran == ["BACKWARD 7", "FORWARD 7", "BACKWARD 8", "FORWARD 8", "IDLE 0"]
+
+
 async def test_every_job_runs_on_the_same_thread_and_never_two_at_once(executor: Executor) -> None:
     threads, inside = set[str](), list[int]()
 

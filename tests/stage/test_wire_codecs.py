@@ -18,6 +18,7 @@ from peerd.stage.service import StageService
 from peerd.stage.state import StageState
 from peerd.stage.tensors import encode
 from peerd.table.record import PeerId, PeerRecord
+from peerd.timeline.spans import Kind, SpanRing
 from peerd.wire.values import Bytes, Call, CallResult, TensorBytes
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
@@ -91,6 +92,26 @@ async def test_the_chain_gives_the_references_gradients_to_the_bit(make_chain: C
         expected = torch.cat([parameter.grad.flatten() for parameter in stage.parameters() if parameter.grad is not None])
         assert torch.equal(state.accumulator.flat[:-1], expected)
     assert {str(tensor.codec) for tensor in chain.sent} == {codec}
+
+
+@pytest.mark.parametrize("lacking", [frozenset({0}), frozenset({1}), frozenset({2}), frozenset({0, 2}), frozenset({1, 2})])
+async def test_a_replay_for_some_stages_goes_back_only_as_far_as_one_of_them_and_adds_the_same(
+    make_chain: Callable[[WireConfig], Chain], lacking: frozenset[int]
+) -> None:
+    """Where stages before lack nothing, their backward passes, two thirds of the work, would be in vain."""
+    whole, part = make_chain(WireConfig()), make_chain(WireConfig())
+    for service in part.services:
+        service.spans = SpanRing(100)
+    await whole.send(whole.launch(), lambda _stage, _peer: None)
+    await part.send(replace(part.launch(), accumulate=lacking), lambda _stage, _peer: None)
+    for stage, (state, expected) in enumerate(zip(part.states, whole.states, strict=True)):
+        assert state.record.done == (1 if stage in lacking else 0)
+        assert torch.equal(
+            state.accumulator.flat, expected.accumulator.flat if stage in lacking else torch.zeros_like(state.accumulator.flat)
+        )
+    made = [{span.kind for span in service.spans.of_microbatch(0, 0, 0.0)} for service in part.services]
+    assert [Kind.BACKWARD in kinds for kinds in made] == [stage >= min(lacking) for stage in range(3)]
+    assert all(Kind.FORWARD in kinds for kinds in made)
 
 
 async def test_a_gradient_in_another_codec_is_the_next_stages_fault(make_chain: Callable[[WireConfig], Chain]) -> None:

@@ -98,7 +98,7 @@ class Callee:
             stage=1,
             step=0,
             index=0,
-            accumulate=frozenset({1}),
+            accumulate=frozenset({0, 1}),
             inputs=encode(torch.randn((*ROWS, MANIFEST.decoder.d_model), generator=chance)),
             labels=encode(torch.randint(0, MANIFEST.model.vocab_size, ROWS, generator=chance, dtype=torch.int32)),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -11,12 +12,13 @@ from typing import cast
 import pytest
 
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, UnheardError, WrongStateError
-from peerd.table.record import PeerId, PeerRecord, RawRecord
+from peerd.policy.wiring import UNKNOWN_RESPONSE_S
+from peerd.table.record import PeerId, PeerRecord, Phase, RawRecord
 from peerd.table.view import LiveView
 from peerd.wire.clients import StageClient
-from peerd.wire.dispatch import Dispatcher
+from peerd.wire.dispatch import SOON_SHARE, Dispatcher
 from peerd.wire.values import Call, CallResult, TensorBytes
-from tests.strategies import member, view_of
+from tests.strategies import FULL, member, view_of
 
 A, B = PeerId("a"), PeerId("b")
 TENSOR = TensorBytes("float32", (1,), (bytes(4),))
@@ -41,6 +43,17 @@ class Table:
 
 
 @dataclass
+class Committing(Table):
+    """Who was late is on time once somebody has waited for it."""
+
+    after: tuple[PeerRecord, ...] = ()
+
+    async def changed(self, timeout_s: float) -> bool:
+        self.records = self.after
+        return await super().changed(timeout_s)
+
+
+@dataclass
 class Client:
     """Peers on paper: each has a list of what it answers, and succeeds when the list is used up."""
 
@@ -49,6 +62,7 @@ class Client:
     paths: list[dict[int, PeerId]] = field(default_factory=list)
     cancelled: list[PeerId] = field(default_factory=list)
     losses: dict[PeerId, float] = field(default_factory=dict)
+    gradient: TensorBytes | None = TENSOR
 
     async def backpropagate(
         self, peer: PeerId, call: Call, _records: object, _patience_s: float, on_forwarded: Callable[[int, PeerId], None]
@@ -58,14 +72,14 @@ class Client:
         on_forwarded(2, PeerId("later"))
         if left := self.answers.get(peer):
             raise left.pop(0)
-        return CallResult(gradient=TENSOR, downstream_s=0.0, queued_s=0.0, records=(), loss=self.losses.get(peer))
+        return CallResult(gradient=self.gradient, downstream_s=0.0, queued_s=0.0, records=(), loss=self.losses.get(peer))
 
     async def cancel(self, peer: PeerId, _call_id: bytes, _timeout_s: float) -> None:
         self.cancelled.append(peer)
 
 
 def call(step: int = 3, path: dict[int, PeerId] | None = None) -> Call:
-    return Call(call_id=bytes(16), stage=1, step=step, index=0, accumulate=frozenset({1}), inputs=TENSOR, labels=TENSOR, path=path or {})
+    return Call(call_id=bytes(16), stage=1, step=step, index=0, accumulate=frozenset({0, 1}), inputs=TENSOR, labels=TENSOR, path=path or {})
 
 
 def pair_of_peers(**fields: object) -> tuple[PeerRecord, ...]:
@@ -82,7 +96,7 @@ class Sending:
     dispatcher: Dispatcher = field(init=False)
 
     def __post_init__(self) -> None:
-        self.dispatcher = Dispatcher(cast(StageClient, self.client), self.table, 2, patience_s=1.0, total_s=self.total_s)
+        self.dispatcher = Dispatcher(cast(StageClient, self.client), self.table, 2, 8, patience_s=1.0, total_s=self.total_s)
         self.dispatcher.on_failure = self.failures.append
 
     async def send(self, wanted: Call | None = None) -> CallResult:
@@ -136,6 +150,32 @@ async def test_a_peer_that_only_cannot_just_now_is_neither_banned_nor_re_dialled
     assert sending.dispatcher.counters.replayed == 0
 
 
+async def test_a_microbatch_waits_a_moment_for_its_peer_that_has_yet_to_commit_and_not_for_ever() -> None:
+    late = pair_of_peers(step=2, phase=Phase.AVERAGED, done=FULL)
+    sending = Sending(Client(), Table(late))
+    began_s = time.monotonic()
+    for index in range(8):
+        await sending.send(replace(call(), index=index))
+    assert sending.client.asked == [B] * 8, "whoever would have gone to A waited, and then did not"
+    assert time.monotonic() - began_s >= SOON_SHARE * UNKNOWN_RESPONSE_S
+    committed = Committing(late, after=pair_of_peers())
+    sending = Sending(Client(), committed)
+    for index in range(8):
+        await sending.send(replace(call(), index=index))
+    assert sorted(sending.client.asked) == [A] * 4 + [B] * 4
+    assert committed.waits == 1
+
+
+async def test_no_gradient_need_come_back_where_only_this_stage_or_a_later_one_lacks_the_microbatch() -> None:
+    sending = Sending(Client(gradient=None))
+    for lacking in ({1}, {2}):
+        assert (await sending.send(replace(call(), accumulate=frozenset(lacking)))).gradient is None
+    assert len(sending.client.asked) == 2
+    sending.dispatcher._total_s = 0.2
+    with pytest.raises(PeerGoneError, match="no peer of stage 1"):
+        await sending.send(replace(call(), accumulate=frozenset({0, 2})))
+
+
 async def test_a_peer_that_says_for_how_long_it_will_not_hear_me_is_left_alone_for_so_long() -> None:
     deaf = BusyError("you sent a broken message lately")
     deaf.retry_after_s = 60.0
@@ -163,7 +203,9 @@ async def test_a_peer_that_finds_the_message_broken_is_left_alone_but_lives() ->
 
 async def test_a_gradient_of_another_shape_counts_as_a_failure() -> None:
     sending = Sending(Client())
-    odd = Call(call_id=bytes(16), stage=1, step=3, index=0, accumulate=frozenset(), inputs=TensorBytes("float32", (7,), ()), labels=TENSOR)
+    odd = Call(
+        call_id=bytes(16), stage=1, step=3, index=0, accumulate=frozenset({0}), inputs=TensorBytes("float32", (7,), ()), labels=TENSOR
+    )
     sending.dispatcher._total_s = 0.2
     with pytest.raises(PeerGoneError, match="no peer of stage 1"):
         await sending.send(odd)
