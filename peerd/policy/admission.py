@@ -91,12 +91,18 @@ def _why_not_here(mine: PeerRecord, stage: int) -> str | None:
 
 
 def donors(live: LiveView, stage: int, tried: frozenset[PeerId]) -> list[PeerRecord]:
-    """Peers to download a stage's state from: newest step first, those that stay, best lineage, then by id; those tried already last.
+    """Peers to download a stage's state from: newest step first, those that stay, best lineage; those tried already last.
 
-    A leaving peer still gives: it may be the only one left with the newest step.
+    Of equals each joiner asks another first, so that many at once do not meet at one. A leaving peer still gives: it may be the
+    only one left with the newest step.
     """
     able = [r for r in live.serving(stage) if r.peer != live.me]
-    return sorted(able, key=lambda r: (r.peer in tried, -r.step, r.leaving, r.lineage, r.peer))
+    return sorted(able, key=lambda r: (r.peer in tried, -r.step, r.leaving, r.lineage, turn_of(live.me, r.peer)))
+
+
+def turn_of(joiner: PeerId, donor: PeerId) -> bytes:
+    """When a joiner asks this donor among equals: the least first."""
+    return digest("donor", joiner, donor, size=8)
 
 
 def givers_of_data(live: LiveView) -> list[PeerRecord]:

@@ -15,7 +15,9 @@ import psutil
 import pytest
 
 from peerd.daemon.faults import Point
+from peerd.policy.admission import turn_of
 from peerd.swarm.identity import Identity
+from peerd.table.record import PeerId
 from tests.swarm.daemons import Daemon, Swarm, until
 from tests.swarm.runs import assert_equals_reference, swarm_manifest
 
@@ -152,16 +154,16 @@ def test_who_dies_with_the_average_takes_nothing_along(swarm: Swarm, point: Poin
 
 
 def test_a_donor_that_dies_is_replaced_by_another(swarm: Swarm) -> None:
-    """The donor with the lowest id is asked first; the victim gets one that is lower than the survivor's."""
-    home = swarm.new_home()
-    home.folder.mkdir(parents=True)
-    while Identity.load_or_create(home.identity).peer > survivors(swarm)[1].ready.peer:
-        home.identity.unlink()
-    victim = victim_of(swarm, 1)
-    assert victim.home == home
+    """The joiner is one whose turn with the victim comes before that with the survivor."""
+    survivor, victim = PeerId(survivors(swarm)[1].ready.peer), victim_of(swarm, 1)
     order(victim, "kill", at=Point.DONOR)
     for _ in range(4):  # for once the survivor may be a step ahead, and then it is asked
+        home = swarm.new_home()
+        home.folder.mkdir(parents=True)
+        while turn_of(asks := Identity.load_or_create(home.identity).peer, survivor) < turn_of(asks, PeerId(victim.ready.peer)):
+            home.identity.unlink()
         joiner = swarm.join(1, data="")
+        assert joiner.home == home
         joiner.wait_until_serving(60)
         if victim.process.poll() is not None:
             break
