@@ -1,19 +1,24 @@
-"""Watches p2pd, and rebuilds it, the DHT node and the tunnel when it ends or hangs. Stage and ledger are not touched."""
+"""Watches p2pd, and rebuilds it, the DHT node and the tunnel when it fails. Stage and ledger are not touched."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 
 import structlog
 
 from peerd.daemon.node import MAX_BOOTSTRAP, Node
-from peerd.errors import PeerdError
-from peerd.wire.p2pd import P2pd, watch
+from peerd.errors import PeerdError, PeerGoneError, RemoteError
+from peerd.policy.reaching import all_gone_silent
+from peerd.swarm.membership import clock_s
+from peerd.table.record import PeerId
+from peerd.wire.p2pd import watch
 
 ANSWER_TIMEOUT_S = 3.0
 CHECK_PERIOD_S = 2.0
 PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0)
 """Before each attempt in a row; after the last the daemon gives up."""
+MOST_ASKED = 3
 LOG = structlog.get_logger()
 
 
@@ -22,12 +27,14 @@ class Supervisor:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._rebuilt_at_s = -math.inf
 
     async def run(self) -> None:
         while True:
-            why = await _failure_of(self._node.network.p2pd)
+            why = await self._failure()
             LOG.warning("p2pd is rebuilt", reason=why)
             await self._rebuild()
+            self._rebuilt_at_s = clock_s()
             self._node.p2pd_restarts += 1
 
     async def _rebuild(self) -> None:
@@ -51,17 +58,32 @@ class Supervisor:
         node.reachability.look_again()
         node.announce()
 
+    async def _failure(self) -> str:
+        """Returns when p2pd has ended, does not react twice in a row, or leads twice in a row to nobody."""
+        p2pd = self._node.network.p2pd
+        ended = asyncio.ensure_future(watch(p2pd))
+        try:
+            misses = alone = 0
+            while max(misses, alone) < 2:
+                await asyncio.wait({ended}, timeout=CHECK_PERIOD_S)
+                if ended.done():
+                    return "it has ended"
+                misses = 0 if await p2pd.answers(ANSWER_TIMEOUT_S) else misses + 1
+                alone = 0 if await self._reaches_somebody() else alone + 1
+            return "it hangs" if misses else "it reaches nobody"
+        finally:
+            ended.cancel()
 
-async def _failure_of(p2pd: P2pd) -> str:
-    """Returns when p2pd has ended or does not react twice in a row."""
-    ended = asyncio.ensure_future(watch(p2pd))
-    try:
-        misses = 0
-        while misses < 2:
-            await asyncio.wait({ended}, timeout=CHECK_PERIOD_S)
-            if ended.done():
-                return "it has ended"
-            misses = 0 if await p2pd.answers(ANSWER_TIMEOUT_S) else misses + 1
-        return "it hangs"
-    finally:
-        ended.cancel()
+    async def _reaches_somebody(self) -> bool:
+        """Asked only when all others fell silent at once, and not again before somebody was heard: another p2pd would not help."""
+        silent = all_gone_silent(self._node.membership.view, clock_s(), self._rebuilt_at_s)
+        return not silent or any(await asyncio.gather(*map(self._answers, silent[:MOST_ASKED])))
+
+    async def _answers(self, peer: PeerId) -> bool:
+        try:
+            await self._node.swarm_client.describe(peer, ANSWER_TIMEOUT_S)
+        except PeerGoneError:
+            return False
+        except RemoteError:
+            return True  # whatever its answer is
+        return True

@@ -227,6 +227,24 @@ def test_a_peer_whose_links_are_dead_is_done_without_and_comes_back(swarm: Swarm
     assert_it_goes_on(swarm)
 
 
+@slow
+def test_a_peer_that_hears_nobody_any_more_takes_a_new_p2pd_once_and_goes_on_when_the_others_are_back(swarm: Swarm) -> None:
+    lonely, mate = survivors(swarm)
+    processes = [psutil.Process(daemon.process.pid) for daemon in (mate, victim_of(swarm, 0))]
+    stopped = [each for process in processes for each in (process, *process.children(recursive=True))]
+    before = lonely.log.count("it reaches nobody")
+    for process in stopped:
+        process.suspend()
+    try:
+        until(lambda: lonely.log.count("it reaches nobody") == before + 1, timeout_s=60)
+        until(lambda: "p2pd-restarted" in {item["code"] for item in lonely.status["health"]})
+    finally:
+        for process in stopped:
+            process.resume()
+    assert_it_goes_on(swarm)
+    assert lonely.log.count("it reaches nobody") == before + 1
+
+
 def test_broken_messages_are_refused_and_change_nothing(swarm: Swarm) -> None:
     victim = victim_of(swarm, 0)
     before = total(swarm, "messages_refused")
