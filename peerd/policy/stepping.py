@@ -10,6 +10,7 @@ import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from peerd.policy.admission import turn_of
 from peerd.policy.hashing import peer_rank
 from peerd.policy.ledger import stage_step
 from peerd.policy.norms import norm_of_step, told_by
@@ -141,7 +142,7 @@ def _joining(own: OwnState, live: LiveView, rules: StepRules) -> Decision:
     newest = max((m.step for m in mates), default=None)
     if newest is None or newest < mine.step:
         return Decision(Act.SERVE, "nobody of the stage is further than what I hold")
-    best = max(mates, key=lambda m: (m.step, m.peer))
+    best = min(mates, key=lambda m: (-m.step, turn_of(mine.peer, m.peer)))
     if not own.has_start:
         return Decision(Act.RELOAD, "the run began from a state that I do not hold", peer=best.peer)
     if newest == mine.step:
