@@ -188,6 +188,7 @@ class Dashboard:
         steps, samples, events = await self._archive.read(newer) or ([], [], [])
         table = self._answers.table()
         own = await self._answers.status({}, lambda _text: None)
+        mine = next((peer for stage in table["stages"] for peer in stage["peers"] if peer["id"] == self._node.membership.me), own["peer"])
         return {
             "time_s": time.time(),
             "step": table["work_step"],
@@ -196,8 +197,7 @@ class Dashboard:
             "tokens_per_second": table["tokens_per_second"],
             "num_peers": sum(stage["num_peers"] for stage in table["stages"]),
             "stages": [{**stage, "peers": [_peer(peer) for peer in stage["peers"]]} for stage in table["stages"]],
-            "own": {name: own[name] for name in OWN_FIELDS}
-            | {"peer": {**own["peer"], "addresses": []}, "paused": bool(own["owner"]["paused"])},
+            "own": {name: own[name] for name in OWN_FIELDS} | {"peer": {**mine, "addresses": []}, "paused": bool(own["owner"]["paused"])},
             "steps": [_step(entry) for entry in steps],
             "samples": [_sample(sample) for sample in samples],
             "events": [event_info(event) for event in events],

@@ -22,9 +22,11 @@ class PaperSource:
         self.looks = 0
         self.reaches_s: list[float] = []
         self.num_stages = num_stages
-        self.num_peers = num_peers
         self.num_unknown = 0
         """Peers of each stage of which this daemon has no record."""
+        self.loss: float | None = 4.5
+        self.ids = [ME, *(f"{ME[:-6]}{n:06}" for n in range(1, num_peers))]
+        """Of the peers, which take the stages in turn."""
         self.health: list[dict[str, str]] = []
         self.name = "paper"
 
@@ -45,7 +47,7 @@ class PaperSource:
 
     async def now(self, seen: Mapping[str, int]) -> Mapping[str, Any]:
         self.looks += 1
-        peers = [[ME if n == 0 else f"{ME[:-6]}{n:06}", "accumulating", 20, 7, 2, 12.5, 40960, "CPU", 1] for n in range(self.num_peers)]
+        peers = [[peer, "accumulating", 20, 7, 2, 12.5, 40960, "CPU", 1] for peer in self.ids]
         numbers = {"step": 20, "missing": 9, "queue": 2, "throughput": 12.5}
         by_stage = [peers[stage :: self.num_stages] for stage in range(self.num_stages)]
         stages = [
@@ -65,10 +67,10 @@ class PaperSource:
         moment = {
             "time_s": 1.8e9,
             "step": 20,
-            "loss": 4.5,
+            "loss": self.loss,
             "evaluation": [20, 4.6],
             "tokens_per_second": 5120.0,
-            "num_peers": self.num_peers,
+            "num_peers": len(self.ids),
         }
         return {**moment, "stages": stages, "own": own, "steps": [], "samples": [], "events": [], "seen": {"step": 20, "event": 1}}
 

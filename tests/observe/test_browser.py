@@ -118,6 +118,34 @@ async def test_it_comes_back_by_itself_when_the_daemon_does() -> None:
             await page.wait_for_selector("#run >> text=another")
 
 
+async def test_whoever_joins_takes_nobodys_place_on_the_map() -> None:
+    source = PaperSource(num_stages=1, num_peers=3)
+    joiner = f"{ME[:-6]}000000"
+    async with served(source) as port, opened() as page:
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await wait_until_live(page)
+        before = list(source.ids)
+        source.ids = [joiner, *source.ids[1:], ME]
+        await page.wait_for_selector(f"[data-peer='{joiner}']")
+        heights = {peer: (await place_of(page, peer))["y"] for peer in source.ids}
+        assert sorted(heights, key=lambda peer: heights[peer]) == [*before, joiner]
+
+
+async def place_of(page: Any, peer: str) -> dict[str, float]:
+    found: dict[str, float] = await page.locator(f"[data-peer='{peer}']").bounding_box()
+    return found
+
+
+async def test_a_loss_that_nobody_is_left_to_tell_stays() -> None:
+    source = PaperSource()
+    source.loss = None
+    async with served(source) as port, opened() as page:
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await wait_until_live(page)
+        assert await page.inner_text("#loss") == "4.550"  # of the last step there was
+        assert "in 10 steps" in await page.inner_text("#loss-note")
+
+
 async def test_of_a_large_swarm_all_peers_are_counted_though_few_are_known() -> None:
     source = PaperSource(num_stages=2, num_peers=6)
     source.num_unknown = 497

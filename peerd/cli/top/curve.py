@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 
 _BRAILLE = 0x2800
+ROUNDING = 1e-9
+"""Values that differ by so little, against themselves, are equal: else a mean's last bit is drawn as a tower."""
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
@@ -48,7 +50,7 @@ def levels(values: Sequence[float], count: int, *, from_zero: bool = False) -> l
     low, high = min(values), max(values)
     if from_zero:
         low = min(0.0, low)
-    if not high > low:
+    if not high - low > ROUNDING * max(abs(low), abs(high)):
         return [count // 2] * len(values)
     half = high / 2 - low / 2  # halved, so that it cannot overflow
     return [min(count - 1, max(0, round((value / 2 - low / 2) / half * (count - 1)))) for value in values]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from peerd.cli.top.ink import ELLIPSIS, Ink, Line, amount, fitted, fixed, line_fitted, width_of
+from peerd.cli.top.ink import ELLIPSIS, NONE, Ink, Line, amount, fitted, fixed, line_fitted, width_of
 from peerd.cli.top.picture import Picture
 from peerd.control.protocol import HealthItem
 
@@ -42,7 +42,8 @@ def loss_title(picture: Picture, width: int) -> Line:
 
 
 def speed_title(picture: Picture, width: int) -> Line:
-    return line_fitted((("tokens/s ", Ink.QUIET), (amount(picture.tokens_per_second), Ink.STRONG)), width)
+    speed = amount(picture.tokens_per_second) if picture.tokens_per_second > 0 else NONE  # two steps tell a speed
+    return line_fitted((("tokens/s ", Ink.QUIET), (speed, Ink.STRONG)), width)
 
 
 def notes(picture: Picture, width: int, height: int) -> tuple[Line, ...]:

@@ -60,11 +60,12 @@ class Picture:
     """Of the daemon that told."""
     run: str
     step: int | None
-    """The step that the swarm works on."""
+    """The step that the swarm works on; where a stage has nobody, my own."""
     last_step: int
     """Of the run; 0 where it has no end."""
     num_microbatches: int
     loss: float | None
+    """The last that is known, also where nobody is left who would tell."""
     tokens_per_second: float
     losses: tuple[float, ...]
     speeds: tuple[float, ...]
@@ -97,14 +98,15 @@ def picture_of(reading: Reading, recall: Recall) -> Picture:
     status, peers, run = reading.status, reading.peers, reading.peers["run"]
     me = status["peer"]["id"]
     stages = tuple(_part(stage, run["microbatches_per_step"], me) for stage in peers["stages"])
+    step = peers["work_step"] if peers["work_step"] is not None else status["peer"]["step"] or None
     return Picture(
         pid=status["pid"],
         paused=bool(status["owner"]["paused"]),
         run=plain(run["name"], 64),
-        step=peers["work_step"],
+        step=step,
         last_step=run["steps"],
         num_microbatches=run["microbatches_per_step"],
-        loss=peers["last_loss"],
+        loss=peers["last_loss"] if peers["last_loss"] is not None else next(reversed(recall.losses.values()), None),
         tokens_per_second=peers["tokens_per_second"],
         losses=tuple(recall.losses.values()),
         speeds=tuple(recall.speeds.values()),

@@ -71,7 +71,7 @@ class Recall:
     steps: tuple[StepInfo, ...] = ()
     """What the daemon's own history tells, in order: all of it in the last stage, which knows the losses, little elsewhere."""
     losses: Mapping[int, float] = field(default_factory=_nothing)
-    """By step, in order; from the history, else as seen while the step was at work."""
+    """By step, in order; from the history, else as seen while the step after it was at work."""
     speeds: Mapping[int, float] = field(default_factory=_nothing)
     """Tokens per second, likewise."""
     traffic: tuple[Traffic, ...] = ()
@@ -100,7 +100,7 @@ class Recall:
         by_step = {entry["step"]: entry for entry in (*self.steps, *reading.steps)}
         steps = tuple(by_step[step] for step in sorted(by_step)[-KEPT_STEPS:])
         seen, loss, speed = reading.peers["work_step"], reading.peers["last_loss"], reading.peers["tokens_per_second"]
-        losses = {seen: loss} if seen is not None and loss is not None else {}
+        losses = {seen - 1: loss} if seen and loss is not None else {}
         speeds = {seen: speed} if seen is not None and speed > 0 else {}
         return replace(
             self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from peerd.cli.top.ink import Ink, Line, bar, fitted, line_fitted, width_of
 from peerd.cli.top.notes import entry, heading, loss_title, notes, speed_title
 from peerd.cli.top.picture import StageRow, details_of, picture_of
 from peerd.cli.top.recall import Reading, Recall
+from peerd.control.protocol import PeersReply
 from tests.cli.replies import peer_info, peers_reply, run_info, status_reply
 from tests.cli.top.strategies import readings
 
@@ -119,9 +122,19 @@ def test_speeds_are_drawn_from_zero_so_that_a_steady_one_looks_steady() -> None:
     assert levels([90.0, 100.0], 20) == [0, 19]
 
 
+@given(st.floats(-1e9, 1e9), st.integers(1, 300))
+def test_equal_values_are_one_level_line(value: float, count: int) -> None:
+    rows = drawn([value] * count, 30, 4)
+    assert sorted(len(set(row)) for row in rows if row.strip()) == [1]
+
+
 def picture_from(**fields: object) -> tuple[Reading, Recall]:
     reading = Reading(at_s=1.0, clock="12:00:00", **{"status": status_reply(), "peers": peers_reply(), "steps": (), **fields})  # type: ignore[arg-type]
     return reading, Recall().after(reading)
+
+
+def with_values(reply: PeersReply, **values: object) -> PeersReply:
+    return cast("PeersReply", {**reply, **values})
 
 
 def test_doubtful_peers_and_empty_stages_are_told_in_words_not_by_colour_alone() -> None:
@@ -136,6 +149,20 @@ def test_doubtful_peers_and_empty_stages_are_told_in_words_not_by_colour_alone()
     assert any("stage 2 (0)" in line and "! nobody" in line for line in shown)
     stage = next(row for row in table.rows_of(picture, frozenset({0})) if isinstance(row, StageRow))
     assert "! 1 in doubt" in text_of(table.row_line(stage, picture, 77, folded=True))
+
+
+def test_where_a_stage_has_nobody_the_last_loss_and_my_own_step_stay() -> None:
+    reading, recall = picture_from(peers=with_values(peers_reply(), work_step=4, last_loss=2.5))
+    empty = Reading(
+        at_s=2.0, clock="12:00:01", status=reading.status, peers=with_values(peers_reply(), work_step=None, last_loss=None), steps=()
+    )
+    picture = picture_of(empty, recall.after(empty))
+    assert (picture.step, picture.loss) == (reading.status["peer"]["step"], 2.5)
+
+
+def test_a_speed_that_nobody_knows_yet_is_not_called_zero() -> None:
+    picture = picture_of(*picture_from(peers=with_values(peers_reply(), tokens_per_second=0.0)))
+    assert text_of(speed_title(picture, 30)).startswith("tokens/s - ")
 
 
 def test_my_own_row_comes_first_in_its_stage_and_is_marked() -> None:

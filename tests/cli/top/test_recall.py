@@ -113,9 +113,11 @@ def test_losses_come_from_the_history_and_else_from_what_was_seen() -> None:
     seen = peers_reply()
     seen["work_step"], seen["last_loss"] = 5, 2.5
     recall = Recall().after(reading(peers=seen, steps=(step(3, 4.0), step(4, 3.0))))
-    assert dict(recall.losses) == {3: 4.0, 4: 3.0, 5: 2.5}
-    recall = recall.after(reading(1.0, peers=seen, steps=(step(5, 2.75),)))
-    assert list(recall.losses.items()) == [(3, 4.0), (4, 3.0), (5, 2.75)]
+    assert dict(recall.losses) == {3: 4.0, 4: 3.0}
+    recall = Recall().after(reading(peers=seen, steps=(step(3, 4.0),)))
+    assert dict(recall.losses) == {3: 4.0, 4: 2.5}  # of the step before the one at work
+    recall = recall.after(reading(1.0, peers=seen, steps=(step(4, 2.75),)))
+    assert list(recall.losses.items()) == [(3, 4.0), (4, 2.75)]
 
 
 def test_losses_that_are_no_numbers_are_left_out() -> None:

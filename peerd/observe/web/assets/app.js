@@ -6,12 +6,13 @@ import { SwarmMap, peerOf } from "/assets/map.js";
 import { Events, LANES, markOf, showChosen, showHealth, showOwn, showRows, showShares } from "/assets/panels.js";
 
 const $ = (id) => document.getElementById(id);
-const RETRY_MS = 1000, SILENT_MS = 6000, SHARES_MS = 20000, OBEYED_MS = 3000, MOST_STEPS = 4000, MOST_SAMPLES = 1200, MOST_LINES = 6, MOST_MARKS = 3000;
+const RETRY_MS = 1000, SILENT_MS = 6000, SHARES_MS = 5000, SHARES_TURNS = 4, OBEYED_MS = 3000, MOST_STEPS = 4000, MOST_SAMPLES = 1200, MOST_LINES = 6, MOST_MARKS = 3000, MOST_PLACES = 2000;
 
 const DAY_S = 24 * 3600, SHORT_S = 600, KEPT = "peerd-range";
 
 const past = { run: null, me: "", steps: new Map(), evaluations: new Map(), samples: new Map(), churn: [], reach: null, spacing: 0, began: 0 };
-let latest = null, heardAt = 0, charted = "", stream = null, share = null, waiting = null;
+const places = new Map(); // of each peer in its stage: in the order in which they were first seen
+let latest = null, heardAt = 0, charted = "", stream = null, share = null, waiting = null, turn = 0, arrived = 0;
 
 const map = new SwarmMap($("map"), $("told"), (peer) => showChosen($("chosen"), peer, past.me, past.run.microbatches_per_step));
 const events = new Events($("events"));
@@ -57,9 +58,10 @@ function takeNow(now) {
   const fresh = events.add(now.events, past.me);
   past.churn.push(...fresh.flatMap((event) => (event.peer ? markOf(event.time_s, event.kind, 1) : [])));
   past.churn.splice(0, past.churn.length - MOST_MARKS);
-  const stages = now.stages.map((stage) => ({ ...stage, peers: stage.peers.map((row) => peerOf(row, stage.stage)) }));
+  const stages = now.stages.map((stage) => ({ ...stage, peers: inPlace(stage.peers.map((row) => peerOf(row, stage.stage))) }));
   showFigures(now, stages);
   map.show(stages, past.run.microbatches_per_step, past.me);
+  if (places.size > MOST_PLACES + map.marks.size) for (const id of places.keys()) if (!map.marks.has(id)) places.delete(id);
   showChosen($("chosen"), map.find(map.chosen), past.me, past.run.microbatches_per_step);
   if ($("as-table").open) showRows($("rows"), stages);
   showOwn($("own"), $("own-said"), now.own, share);
@@ -78,6 +80,12 @@ function addSample(row) {
   if (past.reach) for (const time of past.samples.keys()) { if (time >= row[0] - past.reach) break; past.samples.delete(time); }
 }
 
+// This machine first, then as they came: whoever joins takes nobody's place.
+function inPlace(peers) {
+  for (const peer of peers) if (!places.has(peer.id)) places.set(peer.id, peer.id === past.me ? -1 : (arrived += 1));
+  return peers.sort((a, b) => places.get(a.id) - places.get(b.id));
+}
+
 const sum = (values) => values.reduce((all, value) => all + value, 0);
 const spanOf = (samples) => { const times = [...samples.keys()]; return times.length ? times.at(-1) - times[0] : 0; };
 
@@ -92,11 +100,11 @@ function showFigures(now, stages) {
   say($("step"), whole(step));
   say($("step-note"), run.steps ? `of ${whole(run.steps)}${left > 0 ? `, ${duration(left)} left` : ""}` : "");
   $("progress").value = run.steps ? step / run.steps : 0;
-  say($("loss"), now.loss === null ? "\u2013" : now.loss.toFixed(3));
-  const before = losses.at(-11);
-  if (now.loss === null) say($("loss-note"), "known after the first step");
-  const change = before && now.loss !== null ? now.loss - before[1] : null;
-  if (now.loss !== null) say($("loss-note"), change === null ? "" : `${change > 0 ? "up" : "down"} ${Math.abs(change).toFixed(3)} in 10 steps`);
+  const loss = now.loss ?? losses.at(-1)?.[1] ?? null, before = losses.at(-11); // known, though nobody may be left who tells it
+  say($("loss"), loss === null ? "\u2013" : loss.toFixed(3));
+  if (loss === null) say($("loss-note"), "known after the first step");
+  const change = before && loss !== null ? loss - before[1] : null;
+  if (loss !== null) say($("loss-note"), change === null ? "" : `${change > 0 ? "up" : "down"} ${Math.abs(change).toFixed(3)} in 10 steps`);
   say($("rate"), now.tokens_per_second ? amount(now.tokens_per_second) : "\u2013");
   say($("peers"), whole(peers));
   const suspects = sum(stages.map((stage) => stage.peers.filter((peer) => peer.phase === "suspect").length));
@@ -178,7 +186,7 @@ function connect() {
 
 function state(name) {
   if ($("connection").dataset.state === name) return;
-  $("connection").dataset.state = name;
+  $("connection").dataset.state = document.body.dataset.state = name;
   say($("connection-text"), name === "live" ? "live" : latest ? `no connection since ${clock(Date.now() / 1000)}; trying again` : "no connection; trying again");
 }
 
@@ -195,7 +203,7 @@ $("sure").addEventListener("close", async () => {
   const answer = await fetch("/api/leave", { method: "POST" });
   say($("leave"), answer.ok ? "Leaving" : "Refused");
 });
-setInterval(fetchShares, SHARES_MS);
+setInterval(() => { turn += 1; if (share === null || turn % SHARES_TURNS === 0) fetchShares(); }, SHARES_MS);
 setInterval(() => { if (heardAt && Date.now() - heardAt > SILENT_MS) state("lost"); }, 1000);
 try { $("range").value = localStorage.getItem(KEPT) ?? "24h"; } catch { /* as it is */ }
 if (!$("range").value) $("range").value = "24h";

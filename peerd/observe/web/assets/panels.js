@@ -13,7 +13,7 @@ const TELL = {
   moved: ["\u21c6", "", (e, who) => `${who} moved to stage ${e.stage} ${e.text}`],
   rebalancing: ["\u21c6", "", (e, who) => `Rebalancing: ${who} to stage ${e.stage}`, (e) => e.text],
   resumed: ["\u21ba", "good", (e) => `Resumed ${e.text}`],
-  raised: ["!", "warn", (e) => titled(e.text)],
+  raised: ["!", "warn", (e) => `Noted: ${titled(e.text)}`],
   cleared: ["\u2713", "good", (e) => `No longer: ${titled(e.text)}`],
 };
 
@@ -93,7 +93,7 @@ export function showOwn(host, said, own, share) {
 
 export function showHealth(alerts, notes, items) {
   const serious = items.filter((item) => item.severity !== "info"), info = items.filter((item) => item.severity === "info");
-  lines(alerts, serious, (item) => make("li", { "data-severity": item.severity }, make("strong", {}, `${item.severity === "problem" ? "Problem" : "Warning"}: ${item.title}. `), ...typed(item.remedy)));
+  lines(alerts, serious, (item) => make("li", { "data-severity": item.severity }, make("strong", {}, `${item.severity === "problem" ? "Problem" : "Warning"}: ${item.title}`), "; ", ...typed(item.remedy)));
   lines(notes, info, (item) => make("li", {}, ...typed(`${item.title}; ${item.remedy}`)));
 }
 
@@ -124,7 +124,7 @@ export function showShares(host, note, told) {
     const part = total ? sum.tokens / total : 0, bar = make("i");
     bar.style.width = `${(100 * part).toFixed(1)}%`;
     const name = peer === told.me ? "This machine" : shortId(peer), where = `stage\u00a0${sum.stages.join(", ")}`;
-    return make("li", { class: peer === told.me ? "is-me" : undefined }, make("span", {}, `${name} \u00b7 ${where}`), make("span", {}, `${amount(sum.tokens)} tokens, ${(100 * part).toFixed(1)}%`), make("span", { class: "share", "aria-hidden": "true" }, bar));
+    return make("li", { class: peer === told.me ? "is-me" : undefined }, make("span", {}, `${name}, ${where}`), make("span", {}, `${amount(sum.tokens)} tokens, ${(100 * part).toFixed(1)}%`), make("span", { class: "share", "aria-hidden": "true" }, bar));
   }));
   const ranges = told.stages.map((stage) => `${whole(stage.steps)} of stage ${stage.stage}`);
   const more = order.length > shown.length ? `${order.length - shown.length} more: see peerd contributions. ` : "";
