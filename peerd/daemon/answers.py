@@ -240,7 +240,8 @@ class Answers:
             remedy = "`peerd doctor` says which port to forward; a peer that can be dialled may volunteer with --relay"
             items.append(_item("unreachable", f"it reaches others, and they not it: {node.reachability.reason}", "warning", remedy))
         if node.p2pd_restarts:
-            items.append(_item("p2pd-restarted", f"p2pd was rebuilt {node.p2pd_restarts} times", "info", "nothing to do"))
+            often = "once" if node.p2pd_restarts == 1 else f"{node.p2pd_restarts} times"
+            items.append(_item("p2pd-restarted", f"p2pd was rebuilt {often}", "info", "nothing to do"))
         if node.service.pace.stand_in_s or node.service.pace.slow_factor > 1:
             items.append(_item("stand-in", "compute time is simulated or slowed on purpose", "info", "for benchmarks and tests only"))
         return items

@@ -99,6 +99,7 @@ def picture_of(reading: Reading, recall: Recall) -> Picture:
     me = status["peer"]["id"]
     stages = tuple(_part(stage, run["microbatches_per_step"], me) for stage in peers["stages"])
     step = peers["work_step"] if peers["work_step"] is not None else status["peer"]["step"] or None
+    losses = tuple(recall.losses.values())
     return Picture(
         pid=status["pid"],
         paused=bool(status["owner"]["paused"]),
@@ -106,9 +107,9 @@ def picture_of(reading: Reading, recall: Recall) -> Picture:
         step=step,
         last_step=run["steps"],
         num_microbatches=run["microbatches_per_step"],
-        loss=peers["last_loss"] if peers["last_loss"] is not None else next(reversed(recall.losses.values()), None),
+        loss=peers["last_loss"] if peers["last_loss"] is not None else losses[-1] if losses else None,
         tokens_per_second=peers["tokens_per_second"],
-        losses=tuple(recall.losses.values()),
+        losses=losses,
         speeds=tuple(recall.speeds.values()),
         step_span="; ".join(filter(None, (_evaluated(reading), _span_of(recall)))),
         stages=stages,
@@ -161,7 +162,7 @@ def _own(reading: Reading, recall: Recall) -> Iterator[tuple[str, str]]:
     """Name and value of what my daemon did, does and decided."""
     status = reading.status
     peer, counters, rates = status["peer"], status["counters"], recall.bytes_per_second()
-    moves = f", moved {status['moves']} times" if status["moves"] else ""
+    moves = {0: "", 1: ", moved once"}.get(status["moves"], f", moved {status['moves']} times")
     yield "you", f"{short_id(peer['id'])}, stage {peer['stage']}, {phase_of(peer)} at step {peer['step']}{moves}"
     given = f"{amount(peer['tokens'])} tokens{_share(reading)}"
     yield "gave", f"{given}; traffic {amount(rates[0])}B/s out, {amount(rates[1])}B/s in"

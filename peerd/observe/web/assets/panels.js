@@ -133,7 +133,7 @@ export function showShares(host, note, told) {
 }
 
 export function showRows(host, stages) {
-  const rows = stages.flatMap((stage) => stage.peers).map((peer) => [peer.stage, peer.id, peer.step, peer.phase, peer.done, peer.queue, amount(peer.throughput), peer.device]);
+  const rows = stages.flatMap((stage) => stage.peers).map((peer) => [peer.stage, shortId(peer.id), peer.step, peer.phase, peer.done, peer.queue, amount(peer.throughput), peer.device]);
   while (host.childElementCount > rows.length) host.lastChild.remove();
   while (host.childElementCount < rows.length) host.append(make("tr", {}, ...Array.from({ length: 8 }, () => make("td"))));
   rows.forEach((row, index) => row.forEach((value, column) => say(host.children[index].children[column], String(value))));
