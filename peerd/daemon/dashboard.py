@@ -133,6 +133,8 @@ class Dashboard:
         self._scrape: Callable[[], bytes] | None = None
         self._asked: tuple[float, Mapping[str, Any]] = (float("-inf"), {})
         self._asking = asyncio.Lock()
+        self._num_told = -1
+        """So much had been noted when the page last heard what is new."""
 
     def attach(self, node: Node, answers: Answers, past: Past, observer: Observer | None) -> None:
         self._node, self._answers, self._past, self._observer = node, answers, past, observer
@@ -185,7 +187,11 @@ class Dashboard:
             recent = store.steps(max(0, seen.get("step", 0) - 2), RECENT_STEPS), store.samples(time.time() - RECENT_S)
             return (*recent, store.events(seen.get("event", 0), SHOWN_EVENTS))
 
-        steps, samples, events = await self._archive.read(newer) or ([], [], [])
+        found: tuple[list[FinishedStep], list[Sample], list[Event]] | None = None
+        if self._archive.num_noted != self._num_told:
+            self._num_told = self._archive.num_noted
+            found = await self._archive.read(newer)
+        steps, samples, events = found or ([], [], [])
         table = self._answers.table()
         own = await self._answers.status({}, lambda _text: None)
         mine = next((peer for stage in table["stages"] for peer in stage["peers"] if peer["id"] == self._node.membership.me), own["peer"])
@@ -202,7 +208,7 @@ class Dashboard:
             "samples": [_sample(sample) for sample in samples],
             "events": [event_info(event) for event in events],
             "seen": {
-                "step": max((entry.step for entry in steps), default=0),
+                "step": max((entry.step for entry in steps), default=seen.get("step", 0)),
                 "event": max((event.number for event in events), default=seen.get("event", 0)),
             },
         }

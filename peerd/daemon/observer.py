@@ -55,7 +55,7 @@ class Observer:
         self._node, self._answers = node, answers
         self.lag.is_idle = lambda: node.is_idle
         self._known_history = -1
-        node.on_news = self._heard
+        node.on_news = self._news
         node.rounds.on_applied = self._applied
 
     async def run(self) -> None:
@@ -75,7 +75,8 @@ class Observer:
 
     def look(self, now_s: float) -> None:
         """Note what changed since the last look; the first one only says that this daemon is there."""
-        self._heard()
+        self._note_phase()
+        self._note_losses()
         self._note_downloaded_history()
         after = self._snapshot(now_s)
         if self._before is None:
@@ -121,9 +122,15 @@ class Observer:
         )
         self._counters, self._sampled_s = counters, now_s
 
-    def _heard(self) -> None:
-        """My row changed, or it is time to look: which loss the last stage tells, and how long the phase took."""
+    def _news(self) -> None:
+        """My row changed, which it does with every microbatch; every loss is told for longer than one of my phases lasts."""
+        before = self._phase
         self._note_phase()
+        if before is None or self._phase is None or before[0] != self._phase[0]:
+            self._note_losses()
+
+    def _note_losses(self) -> None:
+        """What the last stage tells."""
         last_stage = self._node.place.manifest.train.num_stages - 1
         for seen in self._node.membership.view.sightings.values():
             record = seen.record

@@ -41,15 +41,20 @@ class Archive:
         self._events: list[Event] = []
         self._rosters: list[Roster] = []
         self._evaluations: list[Evaluation] = []
+        self.num_noted = 0
+        """In all; where it has not grown, a query about the newest finds what it found before."""
 
     def note_step(self, step: FinishedStep) -> None:
         self._steps.append(step)
+        self.num_noted += 1
 
     def note_sample(self, sample: Sample) -> None:
         self._samples.append(sample)
+        self.num_noted += 1
 
     def note_event(self, event: Event) -> None:
         self._events.append(event)
+        self.num_noted += 1
 
     def note_average(self, roster: Roster) -> None:
         self._rosters.append(roster)

@@ -19,6 +19,7 @@ LONGEST_PAUSE_S = 3.0
 REST = 4
 """Pause so many times as long as the asking took: watching must cost a busy daemon little."""
 SILENCE_S = 3.0
+HISTORY_PERIOD_S = 3.0
 LEAVE_SILENCE_S = 120.0
 
 
@@ -36,6 +37,9 @@ class Feed:
         self._client = client
         self._recall = Recall()
         self._stopped = threading.Event()
+        self._told: tuple[object, ...] = ()
+        self._asked_s = float("-inf")
+        """When the history was last asked for, and what stood in the table then."""
 
     def ask(self) -> Picture:
         """The daemon's picture now. PeerdError where it does not answer, or not so that it can be understood."""
@@ -96,7 +100,15 @@ class Feed:
     def _reading(self) -> Reading:
         status = cast("StatusReply", self._client.request("status", silence_s=SILENCE_S))
         peers = cast("PeersReply", self._client.request("peers", silence_s=SILENCE_S))
+        clock = time.strftime("%H:%M:%S")
+        return Reading(at_s=time.monotonic(), clock=clock, status=status, peers=peers, steps=self._newer_steps(status, peers))
+
+    def _newer_steps(self, status: StatusReply, peers: PeersReply) -> tuple[StepInfo, ...]:
+        """Asked for where there may be any, and now and then all the same: that is the one question which the daemon looks up on disk."""
+        told = (status["pid"], status["peer"]["step"], peers["work_step"], peers["last_loss"])
+        if told == self._told and time.monotonic() - self._asked_s < HISTORY_PERIOD_S:
+            return ()
         since = max(self._recall.ask_since, status["peer"]["step"] - KEPT_STEPS)
         steps = cast("list[StepInfo]", self._client.request("history", since=since, silence_s=SILENCE_S)["steps"])
-        clock = time.strftime("%H:%M:%S")
-        return Reading(at_s=time.monotonic(), clock=clock, status=status, peers=peers, steps=tuple(steps))
+        self._told, self._asked_s = told, time.monotonic()
+        return tuple(steps)

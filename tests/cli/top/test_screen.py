@@ -147,6 +147,17 @@ async def test_it_follows_the_swarm(home: Home, daemon: Daemon) -> None:
         await until(pilot, app, shows("step 4 of 30", "! suspect", "..xxxxxx10 fell silent in stage 1: suspect"))
 
 
+def test_the_history_is_asked_for_only_where_it_may_have_grown(home: Home, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peerd.cli.top.feed.HISTORY_PERIOD_S", 1e9)
+    feed = Feed(ControlClient(home))
+    first = [feed.ask() for _ in range(3)]
+    assert [request["verb"] for request in daemon.asked].count("history") == 1
+    assert first[0].losses == first[2].losses == (5.0, 4.0, 3.0)
+    daemon.steps.append({"step": 3, "loss": 2.0, "tokens": 8192, "time_s": 1003.0})
+    daemon.peers["work_step"] = 4
+    assert feed.ask().losses == (5.0, 4.0, 3.0, 2.0)
+
+
 async def test_a_daemon_that_ends_is_told_and_shown_again_when_it_comes_back(home: Home) -> None:
     daemon = Daemon()
     with serving(home, daemon.answer):
