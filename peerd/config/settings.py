@@ -56,7 +56,7 @@ class Settings:
     dashboard_public: bool = False
     """Anybody may look, nobody may act."""
     observe: bool = True
-    """Keep a history of the run in the home."""
+    """Keep a history of the run in the home, and the last timelines in memory."""
     otel: bool = False
     """Export OpenTelemetry traces of a sample of microbatches, as the OTEL_* environment says."""
     tensorboard: str = ""

@@ -116,7 +116,7 @@ class Node:
         self.stepper = Stepper(self.state, self.executor, membership, self.rounds, self.downloader, rules)
         swarm_client = SwarmClient(links, run)
         self.liveness = Liveness(membership, swarm_client)
-        self.spans = SpanRing()
+        self.spans = SpanRing() if settings.observe else SpanRing(0)
         self.door = Door(run, patience_s, links.traffic, self.spans)
         if network.direct is not None:
             self.door.proven = network.direct.pins.caller

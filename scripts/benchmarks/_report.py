@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ class Row:
     name: str
     median: float
     ratio: float | None = None
+    interval: tuple[float, float] | None = None
+    """That holds the true median of the ratio with 95 % confidence, where there were enough pairs to say."""
     baseline: str | None = None
     loss: float | None = None
 
@@ -28,6 +31,15 @@ class Row:
 def paired_ratio(baseline: Sequence[float], ours: Sequence[float]) -> float:
     """Median over rounds of the baseline's time by ours: neighbours in time shared the same weather on the machine."""
     return statistics.median(theirs / mine for theirs, mine in zip(baseline, ours, strict=True))
+
+
+def paired_interval(baseline: Sequence[float], ours: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
+    """Between which of the sorted ratios the true median lies (Thompson 1936): no shape of the noise is assumed. None below 6 pairs."""
+    ratios = sorted(theirs / mine for theirs, mine in zip(baseline, ours, strict=True))
+    outside, chance = 0, 0.0
+    while (chance := chance + 2 * math.comb(len(ratios), outside) / 2 ** len(ratios)) <= 1 - confidence:
+        outside += 1
+    return (ratios[outside - 1], ratios[-outside]) if outside else None
 
 
 def interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -46,8 +58,11 @@ def print_json(rows: Sequence[Row], **more: Any) -> None:
 def print_table(title: str, unit: str, rows: Sequence[Row]) -> None:
     width = max(len(row.name) for row in rows)
     print(title)
-    print(f"{'':<{width}}  {unit:>10}  {'ratio':>6}  {'loss':>10}  against")
+    between = any(row.interval for row in rows)
+    head = f"{'95 % of it':>14}  " if between else ""
+    print(f"{'':<{width}}  {unit:>10}  {'ratio':>6}  {head}{'loss':>10}  against")
     for row in rows:
         ratio = f"{row.ratio:.3f}" if row.ratio is not None else ""
         loss = f"{row.loss:.6f}" if row.loss is not None else ""
-        print(f"{row.name:<{width}}  {row.median:>10.3f}  {ratio:>6}  {loss:>10}  {row.baseline or ''}".rstrip())
+        span = (f"{row.interval[0]:.3f} - {row.interval[1]:.3f}" if row.interval else "").rjust(14) + "  " if between else ""
+        print(f"{row.name:<{width}}  {row.median:>10.3f}  {ratio:>6}  {span}{loss:>10}  {row.baseline or ''}".rstrip())

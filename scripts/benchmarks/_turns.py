@@ -183,11 +183,16 @@ class Contender:
 
     def turn(self, num_steps: int) -> float:
         """Do so many steps more; seconds of work per step."""
+        before, last = self.stretch(num_steps)
+        return (self.worked_s(last.time_s) - self.worked_s(before.time_s)) / num_steps
+
+    def stretch(self, num_steps: int) -> tuple[Step, Step]:
+        """Do so many steps more; the step before them and the last of them."""
         self.thaw()
         began = time.time()
         done = len(self.team.steps())
         steps = self._work_until(done + num_steps, began)
-        return (self._clock(steps[done + num_steps - 1].time_s) - self._clock(steps[done - 1].time_s)) / num_steps
+        return steps[done - 1], steps[done + num_steps - 1]
 
     def thaw(self) -> None:
         for pid in self.team.pids():
@@ -210,7 +215,7 @@ class Contender:
         self.steps = tuple(steps)
         return steps
 
-    def _clock(self, wall_s: float) -> float:
+    def worked_s(self, wall_s: float) -> float:
         """How long it had worked at that time; a step never ends while its team is frozen."""
         turn = max(0, bisect.bisect_right(self._begins, wall_s) - 1)
         return self._before[turn] + wall_s - self._begins[turn]

@@ -1,133 +1,256 @@
-"""What being watched costs: the same run with history, metrics, dashboard and somebody who looks, against a run without any of it.
+"""What being watched costs: the same run with all that looks at it, against a run that nothing looks at.
 
-The looker reads /metrics every second and keeps the dashboard's live stream open. Both sides are real daemons that train in turns of a few
+All that looks: history, metrics, dashboard and timelines in every daemon, and of the first daemon a page whose stream stays open, a
+Prometheus that scrapes every second, and what `peerd top` asks twice a second. Both sides are real daemons that train in turns of a few
 steps, each frozen while the other works.
+
+Of a true difference below one percent a few turns of wall clock say nothing: the weather on a machine is ten times that. So there are many
+short turns, processor time is compared beside throughput (whatever the looking does, a machine that is busy throughout has to find the time
+for it), and each ratio comes with the interval that holds the true median with 95 % confidence. With --stand-in the daemons sleep in place
+of most of the computing: what looking adds is then told to a thousandth of a core.
 """
 
 from __future__ import annotations
 
 import argparse
+import bisect
 import contextlib
+import itertools
 import signal
 import statistics
 import sys
 import threading
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
+
+from peerd.cli.top.feed import PERIOD_S as TOP_PERIOD_S
+from peerd.cli.top.feed import Feed
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
+from peerd.control.client import ControlClient
 from peerd.errors import ExitCode, PeerdError
-from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
-from scripts.benchmarks._turns import Contender, Peers, guard, thawed_at_exit
+from scripts.benchmarks._report import Row, interrupt, paired_interval, paired_ratio, print_json, print_table, progress
+from scripts.benchmarks._turns import Contender, Peers, Step, guard, thawed_at_exit
 
 LONG_ENOUGH_S = 300.0
 SCRAPE_PERIOD_S = 1.0
 READ_TIMEOUT_S = 5.0
 LOOKED, ALONE = "watched", "not watched"
+MOST_COST = 0.01
+"""Of throughput; where even the better end of the interval is below, it fails."""
 
 
-def manifest() -> Manifest:
+def manifest(stand_in_ms: float) -> Manifest:
+    """Steps of about two seconds: far shorter than a real run's, so what a step adds to the history weighs more here than there."""
+    width = 64 if stand_in_ms else 256
     return Manifest(
         name="bench",
-        model=ModelConfig(num_layers=4, d_model=512, num_heads=8, d_ff=2048, vocab_size=256),
+        model=ModelConfig(num_layers=4, d_model=width, num_heads=4, d_ff=4 * width, vocab_size=256),
         train=TrainConfig(num_stages=2, microbatches_per_step=16, microbatch_size=4, sequence_length=128, learning_rate=3e-4),
         compute=ComputeConfig(threads=1, recompute="never"),
         swarm=SwarmConfig(announce_period_s=LONG_ENOUGH_S, checkpoint_every_steps=0, rebalance_period_s=0),
     )
 
 
+class MeteredPeers(Peers):
+    """Peers whose processor time is noted whenever their steps are asked for."""
+
+    def __init__(self, manifest: Manifest, observed: bool, stand_in_ms: float) -> None:
+        super().__init__(manifest, observed=observed, stand_in_ms=stand_in_ms)
+        self._noted: list[tuple[float, list[float]]] = []
+
+    def steps(self) -> Sequence[Step]:
+        self._noted.append((time.time(), [sum(psutil.Process(pid).cpu_times()[:2]) for pid in self.pids()]))
+        return super().steps()
+
+    def spent_s(self, wall_s: float) -> list[float]:
+        """Processor time of each until then, in a straight line from note to note."""
+        after = max(1, min(bisect.bisect(self._noted, (wall_s, [])), len(self._noted) - 1))
+        (began_s, before), (ended_s, behind) = self._noted[after - 1], self._noted[after]
+        part = (wall_s - began_s) / (ended_s - began_s)
+        return [old + (new - old) * part for old, new in zip(before, behind, strict=True)]
+
+    @property
+    def first(self) -> ControlClient:
+        return self._swarm.daemons[0].client
+
+
+@dataclass(slots=True)
+class Side:
+    """One contender, and what each of its turns took per step."""
+
+    peers: MeteredPeers
+    contender: Contender
+    seconds: list[float] = field(default_factory=list)
+    processor: list[list[float]] = field(default_factory=list)
+    """Of each daemon."""
+
+    def turn(self, steps: int) -> None:
+        before, last = (step.time_s for step in self.contender.stretch(steps))
+        self.seconds.append((self.contender.worked_s(last) - self.contender.worked_s(before)) / steps)
+        spent = zip(self.peers.spent_s(before), self.peers.spent_s(last), strict=True)
+        self.processor.append([(behind_s - before_s) / steps for before_s, behind_s in spent])
+
+    @property
+    def processor_of_all(self) -> list[float]:
+        return [sum(each) for each in self.processor]
+
+    def told(self) -> str:
+        """The last turn."""
+        return f"{self.contender.name}: {self.seconds[-1]:.3f} s a step, {self.processor_of_all[-1]:.3f} s of processor"
+
+
 def opened(address: str) -> Any:
     return urllib.request.urlopen(address, timeout=READ_TIMEOUT_S)  # noqa: S310 - a daemon of this benchmark
 
 
-@contextlib.contextmanager
-def looking_at(address: str) -> Iterator[list[int]]:
-    """A browser and a Prometheus of sorts; the list grows by the bytes that each look brought."""
-    stopped, brought = threading.Event(), list[int]()
+@dataclass(slots=True)
+class Lookers:
+    """A page, a Prometheus and a `peerd top` of sorts. Those that ask do so only while the daemon is not frozen."""
 
-    def scrape() -> None:
-        while not stopped.wait(SCRAPE_PERIOD_S):
-            with contextlib.suppress(OSError), opened(f"{address}metrics") as reply:
-                brought.append(len(reply.read()))
+    looks: dict[str, int] = field(default_factory=lambda: {"stream": 0, "scrapes": 0, "top": 0})
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _awake: threading.Event = field(default_factory=threading.Event)
 
-    def stream() -> None:
-        while not stopped.is_set():
+    @contextlib.contextmanager
+    def at(self, peers: MeteredPeers) -> Iterator[None]:
+        feed = Feed(peers.first)
+        works: list[Callable[[], None]] = [
+            lambda: self._stream(peers.dashboard),
+            lambda: self._ask("scrapes", SCRAPE_PERIOD_S, lambda: self._scrape(peers.dashboard)),
+            lambda: self._ask("top", TOP_PERIOD_S, feed.ask),
+        ]
+        for work in works:
+            threading.Thread(target=work, daemon=True).start()
+        try:
+            yield
+        finally:
+            self._stopped.set()
+            self._awake.set()
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        self._awake.set()
+        try:
+            yield
+        finally:
+            self._awake.clear()
+
+    def _ask(self, name: str, period_s: float, ask: Callable[[], object]) -> None:
+        while not self._stopped.wait(period_s):
+            self._awake.wait()
+            with contextlib.suppress(OSError, PeerdError):
+                ask()
+                self.looks[name] += 1
+
+    def _scrape(self, address: str) -> None:
+        with opened(f"{address}metrics") as reply:
+            reply.read()
+
+    def _stream(self, address: str) -> None:
+        while not self._stopped.wait(SCRAPE_PERIOD_S):
             with contextlib.suppress(OSError), opened(f"{address}api/live") as reply:
                 for line in reply:
-                    brought.append(len(line))
-                    if stopped.is_set():
-                        return
-            stopped.wait(SCRAPE_PERIOD_S)
-
-    lookers = [threading.Thread(target=work, daemon=True) for work in (scrape, stream)]
-    for looker in lookers:
-        looker.start()
-    try:
-        yield brought
-    finally:
-        stopped.set()
+                    self.looks["stream"] += line.startswith(b"event: now")
 
 
-def measure(rounds: int, steps: int, warmup: int) -> tuple[list[Row], int]:
-    looked, alone = Peers(manifest()), Peers(manifest(), observed=False)
-    sides = [Contender(LOOKED, looked), Contender(ALONE, alone)]
-    seconds: dict[str, list[float]] = {LOOKED: [], ALONE: []}
+def measure(given: argparse.Namespace) -> tuple[Side, Side, dict[str, int]]:
+    sides = []
+    for observed, name in ((True, LOOKED), (False, ALONE)):
+        peers = MeteredPeers(manifest(given.stand_in), observed, given.stand_in)
+        sides.append(Side(peers, Contender(name, peers)))
+    looked, alone = sides
+    lookers = Lookers()
     with contextlib.ExitStack() as stack:
         for side in sides:
-            stack.enter_context(side.team)
-        keeper = stack.enter_context(thawed_at_exit(sides))
-        brought: list[int] = []
+            stack.enter_context(side.peers)
+        keeper = stack.enter_context(thawed_at_exit([side.contender for side in sides]))
         for side in sides:
-            progress(f"warming up {side.name}")
-            side.warm_up(warmup)
-            guard(keeper, side)
-            if side.team is looked:
-                brought = stack.enter_context(looking_at(looked.dashboard))
-        for number in range(rounds):
-            for side in sides if number % 2 == 0 else reversed(sides):
-                seconds[side.name].append(side.turn(steps))
-                progress(f"round {number + 1}  {side.name}: {seconds[side.name][-1]:.3f} s a step")
-        rows = [
+            progress(f"warming up {side.contender.name}")
+            side.contender.warm_up(given.warmup)
+            guard(keeper, side.contender)
+        stack.enter_context(lookers.at(looked.peers))
+        for number in range(given.rounds):
+            for side in (looked, alone) if number % 2 == 0 else (alone, looked):
+                with lookers.looking() if side is looked else contextlib.nullcontext():
+                    side.turn(given.steps)
+                progress(f"round {number + 1}  {side.told()}")
+    return looked, alone, lookers.looks
+
+
+def rows_of(looked: Side, alone: Side, num_steps: int) -> list[Row]:
+    kinds: list[tuple[str, Callable[[Side], list[float]]]] = [
+        ("wall", lambda side: side.seconds),
+        ("processor", lambda side: side.processor_of_all),
+    ]
+    rows = []
+    for (kind, of), side in itertools.product(kinds, (looked, alone)):
+        pairs = (of(alone), of(looked)) if side is looked else None
+        rows.append(
             Row(
-                name=side.name,
-                median=statistics.median(seconds[side.name]),
-                ratio=paired_ratio(seconds[ALONE], seconds[side.name]) if side.name == LOOKED else None,
-                baseline=ALONE if side.name == LOOKED else None,
-                loss=side.steps[warmup + rounds * steps - 1].loss,
+                name=f"{side.contender.name}, {kind}",
+                median=statistics.median(of(side)),
+                ratio=paired_ratio(*pairs) if pairs else None,
+                interval=paired_interval(*pairs) if pairs else None,
+                baseline=f"{ALONE}, {kind}" if pairs else None,
+                loss=side.contender.steps[num_steps - 1].loss,
             )
-            for side in sides
-        ]
-    return rows, sum(brought)
+        )
+    return rows
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/bench watching", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench watching", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="rounds, in each of which both sides have a turn (default 9)")
-    parser.add_argument("--steps", type=int, default=3, metavar="N", help="steps per turn (default 3)")
+    parser.add_argument("--rounds", type=int, default=30, metavar="N", help="rounds, in each of which both sides have a turn (default 30)")
+    parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps per turn (default 2)")
     parser.add_argument("--warmup", type=int, default=3, metavar="N", help="steps before those (default 3)")
+    parser.add_argument(
+        "--stand-in", type=float, default=0.0, metavar="MS", help="sleep so long per microbatch and stage (default 0: compute)"
+    )
     given = parser.parse_args()
-    if min(given.rounds, given.steps, given.warmup) < 1:
-        parser.error("--rounds, --steps and --warmup must be at least 1")
+    if min(given.rounds, given.steps, given.warmup) < 1 or given.stand_in < 0:
+        parser.error("--rounds, --steps and --warmup must be at least 1 and --stand-in not negative")
     for kind in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, interrupt)
     try:
-        rows, brought = measure(given.rounds, given.steps, given.warmup)
+        looked, alone, looks = measure(given)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except PeerdError as error:
         print(f"watching: error: {error}", file=sys.stderr)
         return error.exit_code
+    return report(given, looked, alone, looks)
+
+
+def report(given: argparse.Namespace, looked: Side, alone: Side, looks: dict[str, int]) -> int:
+    rows = rows_of(looked, alone, given.warmup + given.rounds * given.steps)
+    added = [
+        statistics.median(
+            (more[daemon] - less[daemon]) / wall_s
+            for more, less, wall_s in zip(looked.processor, alone.processor, looked.seconds, strict=True)
+        )
+        for daemon in range(len(looked.peers.pids()))
+    ]
     if given.json:
-        print_json(rows, looker_bytes=brought)
+        print_json(rows, looks=looks, added_cores=added)
     else:
-        print_table(f"2 stages of 1 peer and 1 thread; medians of {given.rounds} turns of {given.steps} steps", "s a step", rows)
-        print(f"the looker was brought {brought / 1e6:.1f} MB")
-    if not brought:
-        print("the looker saw nothing: the sides are alike", file=sys.stderr)
+        doing = f"{given.stand_in:g} ms of sleep a microbatch" if given.stand_in else "1 thread each"
+        print_table(f"2 stages of 1 peer, {doing}; medians of {given.rounds} turns of {given.steps} steps", "s a step", rows)
+        shares = " and ".join(f"{100 * share:.2f} %" for share in added)
+        print(f"processor added to the daemon that is looked at, and to the other: {shares} of a core")
+        print(", ".join(f"{count} {name}" for name, count in looks.items()))
+    if not all(looks.values()):
+        print(f"somebody saw nothing ({looks}): the sides are alike", file=sys.stderr)
         return 1
-    return 0
+    highest = rows[0].interval[1] if rows[0].interval else 1.0
+    return 0 if highest > 1 - MOST_COST else 1
 
 
 if __name__ == "__main__":
