@@ -47,7 +47,7 @@ Screen { background: ansi_default; color: ansi_default; overflow: hidden; paddin
 .-wide #loss, .-wide #speed { width: 100%; height: 1fr; margin: 0 0 1 0; }
 .-wide #table { row-span: 2; height: 100%; margin-top: 1; }
 .-wide #notes { height: 100%; margin: 0; }
-ModalScreen { align: center middle; background: transparent; }
+ModalScreen { align: center middle; background: transparent; padding: 0; }
 #box { width: 72; max-width: 100%; height: auto; max-height: 100%; border: round ansi_default; padding: 1 2; background: ansi_default; }
 PeerDetails #box { height: 20; }
 LeaveQuestion #box { height: 10; }

@@ -147,6 +147,15 @@ async def test_it_follows_the_swarm(home: Home, daemon: Daemon) -> None:
         await until(pilot, app, shows("step 4 of 30", "! suspect", "..xxxxxx10 fell silent in stage 1: suspect"))
 
 
+async def test_nothing_behind_a_dialog_moves(home: Home, daemon: Daemon) -> None:
+    app = app_of(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        before = await until(pilot, app, shows("stage 1 (2)"))
+        await pilot.press("l")
+        behind = await until(pilot, app, shows("Shall your daemon leave"))
+        assert behind.splitlines()[:2] == before.splitlines()[:2]
+
+
 def test_the_history_is_asked_for_only_where_it_may_have_grown(home: Home, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peerd.cli.top.feed.HISTORY_PERIOD_S", 1e9)
     feed = Feed(ControlClient(home))
