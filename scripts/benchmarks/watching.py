@@ -174,7 +174,10 @@ def measure(given: argparse.Namespace) -> tuple[Side, Side, dict[str, int]]:
             side.contender.warm_up(given.warmup)
             guard(keeper, side.contender)
         stack.enter_context(lookers.at(looked.peers))
+        until_s = time.monotonic() + 60 * given.minutes
         for number in range(given.rounds):
+            if number and time.monotonic() > until_s:
+                break
             for side in (looked, alone) if number % 2 == 0 else (alone, looked):
                 with lookers.looking() if side is looked else contextlib.nullcontext():
                     side.turn(given.steps)
@@ -209,6 +212,7 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--rounds", type=int, default=30, metavar="N", help="rounds, in each of which both sides have a turn (default 30)")
+    parser.add_argument("--minutes", type=float, default=4.0, metavar="M", help="begin no round after so many minutes of them (default 4)")
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps per turn (default 2)")
     parser.add_argument("--warmup", type=int, default=3, metavar="N", help="steps before those (default 3)")
     parser.add_argument(
@@ -230,7 +234,8 @@ def main() -> int:
 
 
 def report(given: argparse.Namespace, looked: Side, alone: Side, looks: dict[str, int]) -> int:
-    rows = rows_of(looked, alone, given.warmup + given.rounds * given.steps)
+    rounds = len(looked.seconds)
+    rows = rows_of(looked, alone, given.warmup + rounds * given.steps)
     added = [
         statistics.median(
             (more[daemon] - less[daemon]) / wall_s
@@ -242,7 +247,7 @@ def report(given: argparse.Namespace, looked: Side, alone: Side, looks: dict[str
         print_json(rows, looks=looks, added_cores=added)
     else:
         doing = f"{given.stand_in:g} ms of sleep a microbatch" if given.stand_in else "1 thread each"
-        print_table(f"2 stages of 1 peer, {doing}; medians of {given.rounds} turns of {given.steps} steps", "s a step", rows)
+        print_table(f"2 stages of 1 peer, {doing}; medians of {rounds} turns of {given.steps} steps", "s a step", rows)
         shares = " and ".join(f"{100 * share:.2f} %" for share in added)
         print(f"processor added to the daemon that is looked at, and to the other: {shares} of a core")
         print(", ".join(f"{count} {name}" for name, count in looks.items()))
