@@ -13,16 +13,16 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, cast
 
 from peerd.cli.demo_figures import Fault, Observed
 from peerd.cli.demo_plan import DemoPlan, Kill
-from peerd.cli.demo_process import DemoDaemon
+from peerd.cli.demo_process import DemoDaemon, bequeath
 from peerd.cli.launch import DaemonFailedError, Ready, describe_exit, module_command, wait_until_ready
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
@@ -106,12 +106,11 @@ class DemoSwarm:
         peer = len(self.daemons)
         why = " in a dead one's place" if dead is not None else ""
         self.say(f"starting peer {peer} (stage {stage}){why}")
-        self._pool.submit(self._await_or_kill, self._join(peer, stage, address, dead.home if dead is not None else None))
+        self._pool.submit(self._await_or_kill, self._join(peer, stage, address, dead.bequest if dead is not None else {}))
 
-    def _join(self, peer: int, stage: int, address: str, before: Home | None = None) -> DemoDaemon:
+    def _join(self, peer: int, stage: int, address: str, bequest: Mapping[str, bytes] = MappingProxyType({})) -> DemoDaemon:
         home = self._make_home(peer)
-        if before is not None and before.dashboard.exists():
-            hand_over_dashboard(before, home)
+        bequeath(bequest, home)
         return self._spawn(peer, stage, home, {"join": address, "data": self.plan.data_of_joiners})
 
     def _await_or_kill(self, daemon: DemoDaemon) -> None:
@@ -334,13 +333,6 @@ class DemoSwarm:
         for daemon in daemons:
             daemon.process.wait()
             daemon.wake()
-
-
-def hand_over_dashboard(dead: Home, home: Home) -> None:
-    """A page that is open goes on at the dead daemon's successor: the same port and token, the same past."""
-    with contextlib.suppress(OSError):
-        shutil.copytree(dead.folder / "history", home.folder / "history", dirs_exist_ok=True)
-        shutil.copy(dead.dashboard, home.dashboard)
 
 
 def _ask_to_leave(daemon: DemoDaemon) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import IO
 
 from peerd.cli.demo_strikes import Suspended
@@ -38,6 +40,8 @@ class DemoDaemon:
     """Its p2pd, stopped."""
     disturbed_until: float = 0.0
     """Chaos is upon it until then."""
+    bequest: Mapping[str, bytes] = field(default_factory=dict)
+    """What a page that is open goes on with at its successor."""
 
     @property
     def client(self) -> ControlClient:
@@ -70,7 +74,11 @@ class DemoDaemon:
         return self.stands_still or cut_off or time.monotonic() < self.disturbed_until
 
     def kill(self) -> None:
+        """SIGKILL. With it goes its home, so what a successor needs of that is taken before, while it stands still."""
         self.killed = True
+        if self.home.dashboard.exists():
+            self.process.send_signal(signal.SIGSTOP)
+            self.bequest = bequest_of(self.home)
         self.process.kill()
         self.process.wait()
         self.wake()
@@ -97,3 +105,21 @@ class DemoDaemon:
         """Read past the descriptor's own offset, which the daemon writes at."""
         size = os.fstat(self.log.fileno()).st_size
         return tail_of(os.pread(self.log.fileno(), size, max(0, size - 16 * 1024)))
+
+
+def bequest_of(home: Home) -> dict[str, bytes]:
+    """The dashboard's port, token and past: files by their path in the home. Kept in memory, of which a killed demo leaves nothing."""
+    found: dict[str, bytes] = {}
+    with contextlib.suppress(OSError):
+        for path in (home.dashboard, *sorted((home.folder / "history").glob("*"))):
+            found[str(path.relative_to(home.folder))] = path.read_bytes()
+    return found
+
+
+def bequeath(bequest: Mapping[str, bytes], home: Home) -> None:
+    """Put it into a successor's home."""
+    for name, content in bequest.items():
+        path = home.folder / name
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_bytes(content)

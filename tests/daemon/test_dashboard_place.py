@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from peerd.cli.demo_daemons import hand_over_dashboard
+from peerd.cli.demo_process import DemoDaemon, bequeath
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.dashboard import take_place
@@ -33,14 +35,20 @@ def test_the_next_daemon_has_the_same_address_and_token(tmp_path: Path) -> None:
 
 
 def test_in_a_demo_the_successor_of_a_dead_daemon_has_its_address_token_and_past(tmp_path: Path) -> None:
+    """Though the dead one's home goes with it."""
     dead, successor = Home(tmp_path / "0"), Home(tmp_path / "7")
     for home in (dead, successor):
         home.folder.mkdir()
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     first = take_place(settings(dead.folder), dead)
     first.listener.close()
     with contextlib.closing(HistoryStore(dead.history("run"))) as store:
         store.add(events=[Event(time_s=1.0, kind="joined", peer="a", stage=0)])
-    hand_over_dashboard(dead, successor)
+    with (tmp_path / "log").open("wb") as log, process:
+        killed = DemoDaemon(peer=0, stage=0, home=dead, process=process, log=log)
+        killed.kill()
+    shutil.rmtree(dead.folder)
+    bequeath(killed.bequest, successor)
     second = take_place(settings(successor.folder), successor)
     second.listener.close()
     assert second.address_with_token == first.address_with_token
