@@ -125,8 +125,8 @@ def picture_of(reading: Reading, recall: Recall) -> Picture:
 def _span_of(recall: Recall) -> str:
     """From which step to which the losses reach, and from how much to how much."""
     losses = recall.losses
-    if not losses:
-        return ""
+    if len(losses) < 2:
+        return "".join(f"step {step}" for step in losses)
     low, high = min(losses.values()), max(losses.values())
     return f"{fixed(low)} to {fixed(high)}, steps {min(losses)}-{max(losses)}"
 

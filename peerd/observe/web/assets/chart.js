@@ -159,7 +159,7 @@ function pathOf(points, X, Y) {
   let pen = "M", path = "";
   for (const [x, y] of points) {
     if (y === null) { pen = "M"; continue; }
-    path += `${pen}${X(x).toFixed(1)} ${Y(y).toFixed(1)}`;
+    path += `${pen}${X(x).toFixed(1)} ${Y(y).toFixed(1)}${pen === "M" ? "h0" : ""}`; // a point alone is a dot
     pen = "L";
   }
   return path;

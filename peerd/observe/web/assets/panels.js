@@ -128,7 +128,7 @@ export function showShares(host, note, told) {
   }));
   const ranges = told.stages.map((stage) => `${whole(stage.steps)} of stage ${stage.stage}`);
   const more = order.length > shown.length ? `${order.length - shown.length} more: see peerd contributions. ` : "";
-  say(note, order.length ? `${more}${ranges.length <= 4 ? `Averages counted: ${ranges.join("; ")}` : `${ranges.length} stages`}.` : "Nothing is counted before the first average.");
+  say(note, order.length ? `${more}${ranges.length <= 4 ? `Averages counted: ${ranges.join("; ")}` : `${ranges.length} stages`}.` : "Nothing is counted yet.");
   return total && mine >= 0 ? order[mine][1].tokens / total : null;
 }
 
