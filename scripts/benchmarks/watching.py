@@ -1,7 +1,7 @@
 """What being watched costs: the same run with all that looks at it, against a run that nothing looks at.
 
 All that looks: history, metrics, dashboard and timelines in every daemon, and of the first daemon a page whose stream stays open, a
-Prometheus that scrapes every second, and what `peerd top` asks twice a second. Both sides are real daemons that train in turns of a few
+Prometheus that scrapes every second, and what `peerd top` asks every second. Both sides are real daemons that train in turns of a few
 steps, each frozen while the other works.
 
 Of a true difference below one percent a few turns of wall clock say nothing: the weather on a machine is ten times that. So there are many

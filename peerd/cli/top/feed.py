@@ -14,7 +14,7 @@ from peerd.control.client import ControlClient
 from peerd.control.protocol import PeersReply, StatusReply, StepInfo
 from peerd.errors import PeerdError
 
-PERIOD_S = 0.5
+PERIOD_S = 1.0
 LONGEST_PAUSE_S = 3.0
 REST = 4
 """Pause so many times as long as the asking took: watching must cost a busy daemon little."""
