@@ -68,7 +68,7 @@ _FIELDS = {
     "train.optimizer": '"adamw", "lamb" (large batches), or "sgd" with momentum.',
     "train.no_decay": 'Parameters without weight decay, such as ["embedding.weight", "blocks.*"]. Vectors (norms, biases) never have it.',
     "train.max_gradient_norm": "Clip gradients by the norm of the whole model's, over all stages; 0: never.",
-    "train.dropout": "Share of activations left out while training, after embedding, attention and feed-forward.",
+    "train.dropout": "Share of hidden states left out while training, after the embedding and of what the layers add to them.",
     "train.precision": '"bfloat16" or "float16" for the passes; parameters stay float32. All peers\' devices should be good at it.',
     "train.loss_scale": "First scale of float16's gradients, a power of two; it is halved when they overflow.",
     "train.loss_scale_growth_steps": "The scale is doubled after so many steps without overflow.",
