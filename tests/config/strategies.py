@@ -36,13 +36,14 @@ def hugging_face_models(draw: st.DrawFn) -> HuggingFaceConfig:
     told = draw(
         st.dictionaries(names, st.none() | st.booleans() | st.integers() | sources | st.lists(st.integers(), max_size=3), max_size=4)
     )
-    sizes = st.integers(1, 64)
+    sizes, is_masked = st.integers(1, 64), draw(st.booleans())
     return HuggingFaceConfig(
         config=json.dumps(told | {"model_type": draw(names)}, indent=draw(st.none() | st.just(1))),
         num_layers=draw(sizes),
         d_model=draw(sizes),
         vocab_size=draw(sizes),
-        objective=draw(st.sampled_from(["causal", "masked"])),
+        objective="masked" if is_masked else "causal",
+        masked_share=draw(st.floats(0, 0.9)) if is_masked else 0.0,
         tie_word_embeddings=draw(st.booleans()),
     )
 

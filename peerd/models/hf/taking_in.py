@@ -171,8 +171,6 @@ def remarks_on(model: HuggingFaceConfig, weights: Mapping[str, Tensor] | None) -
         remarks.append("its input and output embeddings, tied elsewhere, are trained apart; --tie-word-embeddings keeps them one")
     if any(isinstance(value, float) and value > 0 and ("dropout" in name or "pdrop" in name) for name, value in fields.items()):
         remarks.append("its dropout is left out unless [train] dropout says how much")
-    if model.objective == "masked":
-        remarks.append("each position learns the label that the data has for it: nothing is masked")
     if weights is not None:
         remarks.append("training starts from its weights, with the optimizer's averages at zero")
     return remarks
