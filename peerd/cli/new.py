@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
-from peerd.cli.new_data import data_of, known_tokenizer, vocab_size_of
+from peerd.cli.new_data import data_of, known_tokenizer, mask_token_of, vocab_size_of
 from peerd.cli.new_estimate import estimates, fitted_to, loads_of
 from peerd.cli.options import (
     MEMORY,
@@ -24,10 +24,11 @@ from peerd.cli.options import (
 from peerd.errors import DiskError, UsageError
 
 if TYPE_CHECKING:
-    from peerd.config.manifest import Manifest, ModelConfig
+    from peerd.config.manifest import AnyModel, Manifest, ModelConfig
     from peerd.planner.workload import StageEstimate
 
 START_FILE = "start.safetensors"
+MASKED_SHARE = 0.15
 
 _TRAIN_FIELDS = (
     *("num_stages", "microbatches_per_step", "microbatch_size", "sequence_length", "steps", "learning_rate", "accumulate"),
@@ -182,9 +183,21 @@ def _with_model(folder: Path, manifest: Manifest, fields: dict[str, Any], given:
     document = {"model": reply["model"], "train": {"num_stages": manifest.train.num_stages}}
     try:
         train = dataclasses.replace(manifest.train, evaluate_every_steps=fields["evaluate_every_steps"])
-        return dataclasses.replace(manifest, model=manifests.parse(document, "the model").model, data=data, start=start, train=train)
+        model = _masking(manifests.parse(document, "the model").model, data.tokenizer)
+        return dataclasses.replace(manifest, model=model, data=data, start=start, train=train)
     except ValueError as error:
         raise UsageError(str(error), "correct that flag; `peerd new --help` lists them") from None
+
+
+def _masking(model: AnyModel, tokenizer: str) -> AnyModel:
+    """A masked language model with as many of its tokens hidden as BERT has."""
+    from peerd.config.model_kinds import HuggingFaceConfig
+
+    if not isinstance(model, HuggingFaceConfig) or model.objective != "masked":
+        return model
+    token = mask_token_of(tokenizer, model.vocab_size)
+    click.echo(f"peerd: {MASKED_SHARE:.0%} of the tokens are hidden behind token {token}, and learned; [model] says both", err=True)
+    return dataclasses.replace(model, masked_share=MASKED_SHARE, mask_token=token)
 
 
 def _settings(given: tuple[str, ...]) -> dict[str, Any]:

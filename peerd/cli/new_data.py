@@ -10,6 +10,7 @@ from peerd.errors import UsageError
 
 if TYPE_CHECKING:
     from peerd.config.manifest import DataConfig, Manifest
+    from peerd.data.tokenizer import FileTokenizer
 
 
 def data_of(fields: dict[str, Any]) -> DataConfig:
@@ -44,14 +45,32 @@ def known_tokenizer(earlier: Manifest) -> str:
 
 def vocab_size_of(tokenizer: str) -> int:
     """Of a BPE that is still to be trained, as many tokens as it is asked for."""
-    from peerd.config.paths import cache_folder
-    from peerd.data.download import obtain_tokenizer
-    from peerd.data.progress import silent
-    from peerd.data.tokenizer import BYTE_VOCABULARY, TOKENIZER_FILE, FileTokenizer
+    from peerd.data.tokenizer import BYTE_VOCABULARY
 
     if tokenizer == "bytes":
         return BYTE_VOCABULARY
-    if tokenizer.startswith("bpe:"):
-        return int(tokenizer.removeprefix("bpe:"))
+    return int(tokenizer.removeprefix("bpe:")) if tokenizer.startswith("bpe:") else _opened(tokenizer).vocab_size
+
+
+def mask_token_of(tokenizer: str, vocab_size: int) -> int:
+    """What hides a token from a model of so large a vocabulary: the tokenizer's own, else the model's last, which no text has then."""
+    own = None if tokenizer == "bytes" or tokenizer.startswith("bpe:") else _opened(tokenizer).mask_token
+    if own is not None and own < vocab_size:
+        return own
+    if vocab_size_of(tokenizer) >= vocab_size:
+        raise UsageError(
+            f"all {vocab_size} tokens of the masked model are the tokenizer's: none is left to hide others behind",
+            f"give it one more: --set vocab_size={vocab_size_of(tokenizer) + 1}",
+        )
+    return vocab_size - 1
+
+
+def _opened(tokenizer: str) -> FileTokenizer:
+    """Of a path, or of a hub's name after downloading it."""
+    from peerd.config.paths import cache_folder
+    from peerd.data.download import obtain_tokenizer
+    from peerd.data.progress import silent
+    from peerd.data.tokenizer import TOKENIZER_FILE, FileTokenizer
+
     path = obtain_tokenizer(tokenizer, cache_folder(), silent)
-    return FileTokenizer(path / TOKENIZER_FILE if path.is_dir() else path, "").vocab_size
+    return FileTokenizer(path / TOKENIZER_FILE if path.is_dir() else path, "")

@@ -163,8 +163,8 @@ class Manifest:
         if not (1 <= len(self.name) <= 64 and all(c.isalnum() or c in "-_." for c in self.name)):
             raise ValueError("name must be 1 to 64 letters, digits, '-', '_' or '.'")
         _between("seed", self.seed, 0, 2**63 - 1)
-        if self.train.dropout and not isinstance(self.model, ModelConfig):
-            raise ValueError("train.dropout is for the built-in decoder: other models keep their layers as they are")
+        if self.train.dropout and isinstance(self.model, BlocksConfig):
+            raise ValueError("train.dropout does not go with a list of blocks: what they leave out, they say themselves")
         if self.train.num_stages > self.model.num_layers:
             raise ValueError(f"train.num_stages ({self.train.num_stages}) must not exceed model.num_layers ({self.model.num_layers})")
         reads_text = not isinstance(self.model, BlocksConfig)

@@ -14,6 +14,8 @@ REFUSED_CONFIG_KEYS = frozenset(
 )
 """What would have transformers run code or kernels other than its own."""
 MAX_CONFIG_DEPTH = 32
+NOT_ASKED = -100
+"""The label of a token that a masked model is not asked for; torch leaves it out of a mean loss."""
 MAX_BLOCKS = 4096
 
 
@@ -29,13 +31,21 @@ class HuggingFaceConfig:
     """Width of its hidden states."""
     vocab_size: int
     objective: Literal["causal", "masked"] = "causal"
-    """Which of its language models. Both are trained to give each position the label that the data has for it."""
+    """Which of its language models."""
+    masked_share: float = 0.0
+    """Of each sequence's tokens a masked model is asked for so many, hidden from it; 0: each position gets the token that follows."""
+    mask_token: int = 0
+    """What stands for a hidden token."""
     tie_word_embeddings: bool = False
     """Input and output embeddings are one weight. This field decides, and not the config's own of the same name."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "d_model", "vocab_size"):
             between(f"model.{name}", getattr(self, name), 1, 1_000_000)
+        between("model.masked_share", self.masked_share, 0.0, 0.9)
+        between("model.mask_token", self.mask_token, 0, self.vocab_size - 1)
+        if self.masked_share and self.objective != "masked":
+            raise ValueError('model.masked_share needs model.objective "masked": a causal model is asked for the tokens that follow')
         kind = self.fields.get("model_type")
         if not (isinstance(kind, str) and kind):
             raise ValueError("model.config names no model_type")

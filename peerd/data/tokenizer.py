@@ -29,6 +29,7 @@ BPE_TRAINED_ON_BYTES = 256 << 20
 """Of a larger corpus every n-th piece is taken."""
 # How published tokenizers call the token that ends a document, where their configuration does not say.
 USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")
+USUAL_MASKS = ("[MASK]", "<mask>")
 Tokens = NDArray[np.unsignedinteger[Any]]
 
 
@@ -86,6 +87,12 @@ class FileTokenizer:
     def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
         found = self._tokenizer.encode_batch_fast([text.decode() for text in texts], add_special_tokens=False)
         return [np.asarray(each.ids, dtype=np.uint32) for each in found]
+
+    @property
+    def mask_token(self) -> int | None:
+        """What stands for a hidden token, where it has such a one."""
+        found = (self._tokenizer.token_to_id(name) for name in USUAL_MASKS)
+        return next((token for token in found if token is not None), None)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))

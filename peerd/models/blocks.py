@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import BlocksConfig
 from peerd.errors import ManifestError
+from peerd.models.dropout import dropout_of
 from peerd.models.measure import product_flops, saved_bytes
 from peerd.models.module import StageModule
 from peerd.models.weights import Uninitialised, give_memory, seeded
@@ -33,8 +34,8 @@ SHIPPED = {"resnet": "peerd.models.resnet"}
 class BlockModel:
     """An architecture with its loss and its data.
 
-    Contract: a block maps one float32 tensor [samples, ...] to another and keeps nothing from call to call (no running statistics,
-    no dropout); `samples` depends on its arguments alone; `loss` is a mean over the samples.
+    Contract: a block maps one float32 tensor [samples, ...] to another and keeps nothing from call to call (no running statistics; no
+    dropout but `peerd.models.dropout.Dropout`); `samples` depends on its arguments alone; `loss` is a mean over the samples.
     """
 
     blocks: Mapping[str, Callable[[], nn.Module]]
@@ -126,7 +127,9 @@ class BlocksStage(StageModule):
 
     def graph_bytes(self, num_tokens: int) -> int:
         count = self._manifest.train.microbatch_size
-        return saved_bytes(self._fresh(), lambda: self._microbatch(count)) * num_tokens // count
+        fresh = self._fresh()
+        with dropout_of(fresh, self._manifest, 0, 0):
+            return saved_bytes(fresh, lambda: self._microbatch(count)) * num_tokens // count
 
     def forward_flops(self, microbatch: int, sequence: int) -> int:
         return product_flops(self._fresh(), lambda: self._microbatch(microbatch))

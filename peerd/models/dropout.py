@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from peerd.config.manifest import Manifest
+from peerd.config.model_kinds import BlocksConfig
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0x21F0AAAD, 0x735A2D97)
@@ -30,6 +31,10 @@ class Dropout(nn.Module):
         self._microbatch: str | None = None
         self._calls = 0
 
+    @property
+    def is_drawing(self) -> bool:
+        return self._microbatch is not None and self.probability > 0
+
     def begin(self, microbatch: str) -> None:
         """Draw masks for this microbatch; a module that is applied several times draws another at each."""
         self._microbatch, self._calls = microbatch, 0
@@ -39,7 +44,7 @@ class Dropout(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Any shape; the same shape and type."""
-        if self._microbatch is None or not self.probability:
+        if not self.is_drawing:
             return hidden
         self._calls += 1
         keep = keep_mask(hidden.shape, f"{self._microbatch}/{self._calls}", self.probability, hidden.device)
@@ -49,7 +54,8 @@ class Dropout(nn.Module):
 @contextmanager
 def dropout_of(module: nn.Module, manifest: Manifest, step: int, index: int) -> Iterator[None]:
     """Within, a forward pass of the module is that of microbatch `index` of `step`; outside, nothing is left out."""
-    layers = [(name, child) for name, child in module.named_modules() if isinstance(child, Dropout)] if manifest.train.dropout else []
+    may_draw = manifest.train.dropout > 0 or isinstance(manifest.model, BlocksConfig)  # blocks say themselves how much
+    layers = [(name, child) for name, child in module.named_modules() if isinstance(child, Dropout)] if may_draw else []
     for name, layer in layers:
         layer.begin(f"{manifest.seed}/{step}/{index}/{name}")
     try:

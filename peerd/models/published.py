@@ -139,7 +139,8 @@ def tokenizer_files(manifest: Manifest, own: str = "") -> dict[str, str]:
     """
     if own:
         ends = {"eos_token": manifest.data.end_of_text} if manifest.data.end_of_text else {}
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **ends}
+        special = ends | _mask_of(manifest, own)
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
         return {"tokenizer.json": own, "tokenizer_config.json": json.dumps(settings)}
     if manifest.data.tokenizer != "bytes" or not isinstance(manifest.model, ModelConfig | HuggingFaceConfig):
         return {}
@@ -148,6 +149,16 @@ def tokenizer_files(manifest: Manifest, own: str = "") -> dict[str, str]:
     tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": level, "decoder": level, "model": model}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     return {"tokenizer.json": json.dumps(tokenizer), "tokenizer_config.json": json.dumps(settings)}
+
+
+def _mask_of(manifest: Manifest, own: str) -> dict[str, str]:
+    """What the tokenizer calls the token that a masked model was trained with, where it is the tokenizer's."""
+    model = manifest.model
+    if not isinstance(model, HuggingFaceConfig) or not model.masked_share:
+        return {}
+    added = json.loads(own).get("added_tokens", [])
+    name = next((each["content"] for each in added if each["id"] == model.mask_token), None)
+    return {"mask_token": name} if name else {}
 
 
 def byte_signs() -> list[str]:

@@ -16,9 +16,11 @@ from functools import partial
 from typing import Protocol
 
 import structlog
+from torch import Tensor
 
 from peerd.config.codec import NONE, Allowed, parse_allowed
 from peerd.config.manifest import Manifest
+from peerd.config.model_kinds import NOT_ASKED, HuggingFaceConfig
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
 from peerd.models.stages import input_of, labels_shape
 from peerd.policy.admission import slots_for, why_refuse_call, why_refuse_evaluation
@@ -238,7 +240,7 @@ class StageService:
         inputs, labels = take(chunks, call.inputs, call.labels)
         device, vocabulary = self._state.device, self._manifest.model.vocab_size
         ticket.inputs, ticket.labels = decode(inputs, device), decode(labels, device).long()
-        tokens = [ticket.labels]
+        tokens = [_asked(ticket.labels, self._manifest)]
         if call.inputs.dtype == "int32":
             ticket.inputs = ticket.inputs.long()
             tokens.append(ticket.inputs)
@@ -302,6 +304,16 @@ class StageService:
             self.spans.put(Span(kind, started_s, ended_s, ticket.step, ticket.index))
             started_s = ended_s
         self.spans.add(Kind.BACKWARD, started_s, ticket.step, ticket.index)
+
+
+def _asked(labels: Tensor, manifest: Manifest) -> Tensor:
+    """Those that are tokens. BadMessageError where there are none: their mean loss would be no number."""
+    if not (isinstance(manifest.model, HuggingFaceConfig) and manifest.model.masked_share):
+        return labels
+    found = labels[labels != NOT_ASKED]
+    if not found.numel():
+        raise BadMessageError("labels that ask for no token")
+    return found
 
 
 def _onward(call: Call, inputs: TensorBytes, labels: TensorBytes) -> Call:

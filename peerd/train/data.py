@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from peerd.config.manifest import Manifest
+from peerd.config.model_kinds import HuggingFaceConfig
 from peerd.data.sources import STDLIB
 from peerd.data.tokenizer import BYTE_VOCABULARY
 from peerd.data.tokens import TokenFile, prepare_tokens
 from peerd.errors import DiskError, ManifestError
+from peerd.train.masking import Masking
 
 __all__ = ["STDLIB", "Corpus", "TokenFile", "agree_on_data", "prepare_tokens", "window_start"]
 
@@ -76,14 +78,16 @@ class Corpus:
         self.microbatch_size = train.microbatch_size
         self.sequence_length = train.sequence_length
         self.length_at = manifest.sequence_length_at
+        self._masking = masking_of(manifest)
         try:
             self._tokens = np.memmap(token_file.path, dtype=np.dtype(f"<u{token_file.token_bytes}"), mode="r")
         except OSError as error:
             raise DiskError(f"{token_file.path}: {error.strerror}", "start again: the file is made anew") from error
 
     def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
-        """Tokens and labels (each token's successor) of microbatch (step, index), int64 [microbatch_size, sequence_length].
+        """Tokens and labels of microbatch (step, index), int64 [microbatch_size, sequence_length].
 
+        A label is the token's successor, or of a masked model the token that is hidden there, and NOT_ASKED elsewhere.
         While sequences grow, a window is the beginning of the one that full length would give.
         """
         return self._windows(step, index, 0, self.num_train_tokens, self.length_at(step))
@@ -97,8 +101,20 @@ class Corpus:
         for sample in range(self.microbatch_size):
             start = first + window_start(self.seed, step, index, sample, num_tokens - self.sequence_length)
             rows.append(self._tokens[start : start + length + 1])
+        if self._masking is not None:
+            masked = [self._masking.apply(row[:-1].astype(np.int64), self.seed, step, index, sample) for sample, row in enumerate(rows)]
+            inputs, labels = (torch.from_numpy(np.stack(each)) for each in zip(*masked, strict=True))
+            return inputs, labels
         windows = torch.from_numpy(np.stack(rows).astype(np.int64))
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+
+def masking_of(manifest: Manifest) -> Masking | None:
+    """None where each position gets the token that follows."""
+    model = manifest.model
+    if not isinstance(model, HuggingFaceConfig) or not model.masked_share:
+        return None
+    return Masking(model.masked_share, model.mask_token)
 
 
 def window_start(seed: int, step: int, index: int, sample: int, num_starts: int) -> int:

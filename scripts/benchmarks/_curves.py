@@ -22,7 +22,8 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
         panel.plot(steps, found.reference, color="tab:orange", linewidth=4, alpha=0.45, label="one machine")
         panel.plot(steps, found.swarm, color="tab:blue", linewidth=1.2, linestyle="--", label="the swarm")
         model = " (built-in decoder)" if found.why_decoder else ""
-        panel.set_title(f"{found.option}{model}: at most {found.losses_apart:.0e} apart", fontsize=9)
+        apart = f"at most {found.losses_apart:.0e} apart" if found.losses_apart else "equal to the last bit"
+        panel.set_title(f"{found.option}{model}: {apart}", fontsize=9)
         panel.set_ylabel("loss, nats per token")
         panel.legend(fontsize=8)
     for panel in panels:  # those that are left

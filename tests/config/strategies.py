@@ -36,13 +36,14 @@ def hugging_face_models(draw: st.DrawFn) -> HuggingFaceConfig:
     told = draw(
         st.dictionaries(names, st.none() | st.booleans() | st.integers() | sources | st.lists(st.integers(), max_size=3), max_size=4)
     )
-    sizes = st.integers(1, 64)
+    sizes, is_masked = st.integers(1, 64), draw(st.booleans())
     return HuggingFaceConfig(
         config=json.dumps(told | {"model_type": draw(names)}, indent=draw(st.none() | st.just(1))),
         num_layers=draw(sizes),
         d_model=draw(sizes),
         vocab_size=draw(sizes),
-        objective=draw(st.sampled_from(["causal", "masked"])),
+        objective="masked" if is_masked else "causal",
+        masked_share=draw(st.floats(0, 0.9)) if is_masked else 0.0,
         tie_word_embeddings=draw(st.booleans()),
     )
 
@@ -82,7 +83,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         decay_steps=warmup_steps + draw(st.integers(1, 1000)) if falling else 0,
         optimizer=draw(st.sampled_from(["adamw", "lamb", "sgd"])),
         max_gradient_norm=draw(st.floats(0, 1e9)),
-        dropout=draw(st.floats(0, 0.99)) if isinstance(model, ModelConfig) else 0.0,
+        dropout=0.0 if isinstance(model, BlocksConfig) else draw(st.floats(0, 0.99)),
         average_parameters_every_steps=draw(st.integers(0, 1 << 40)) if not (delayed or lossy or tied) else 0,
         delayed_updates=delayed,
         precision=draw(st.sampled_from(["float32", "bfloat16"] if lossy else ["float32", "bfloat16", "float16"])),

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from peerd.cli.main import run
+from peerd.cli.new_data import mask_token_of
 from peerd.config import manifest
 from peerd.config.organiser import load_key, public_bytes
 from peerd.data.tokenizer import FileTokenizer, train_bpe
+from peerd.errors import UsageError
 
 
 def test_new_writes_the_run_its_flags_describe_and_prints_its_id(tmp_path: Path) -> None:
@@ -128,3 +130,26 @@ def test_a_small_device_gets_small_stages(tmp_path: Path, capsys: pytest.Capture
     assert run(["new", str(tmp_path / "c"), "--layers", "8", "--stages", "2", "--device-memory", "10MB"]) == 3
     assert "no cut of the model fits devices of 0.01 GB" in capsys.readouterr().err
     assert run(["new", str(tmp_path / "d"), "--device-memory", "lots"]) == 2
+
+
+def test_tokens_are_hidden_behind_the_tokenizers_mask_or_one_that_no_text_has(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    assert mask_token_of("bytes", 300) == 299
+    with pytest.raises(UsageError, match=r"none is left to hide others behind; give it one more: --set vocab_size=257"):
+        mask_token_of("bytes", 256)
+    fields = json.loads(train_bpe([b"some text, and some more text"], 270))
+    fields["added_tokens"].append({**fields["added_tokens"][0], "id": 260, "content": "[MASK]"})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
+    own = FileTokenizer(tmp_path / "tokenizer.json", "").mask_token
+    assert own is not None
+    assert mask_token_of(f"{tmp_path}/", 1000) == mask_token_of(str(tmp_path / "tokenizer.json"), 1000) == own
+
+
+@pytest.mark.slow
+def test_a_masked_model_is_asked_for_hidden_tokens(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    bert = ["--model", "hf:bert", "--layers", "2", "--d-model", "32", "--heads", "2", "--set", "vocab_size=300"]
+    assert run(["new", str(tmp_path / "run"), *bert]) == 0
+    model = manifest.load(tmp_path / "run" / "run.toml").model
+    assert (getattr(model, "masked_share", None), getattr(model, "mask_token", None)) == (0.15, 299)
+    assert "15% of the tokens are hidden behind token 299, and learned; [model] says both" in capfd.readouterr().err

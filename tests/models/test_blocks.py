@@ -16,6 +16,7 @@ from peerd.equality import check_split
 from peerd.errors import ManifestError
 from peerd.models import blocks
 from peerd.models.blocks import describe_entry, load_entry
+from peerd.models.dropout import dropout_of
 from peerd.models.resnet import IMAGE_SHAPE, samples
 from peerd.models.stages import build_stage, estimate_forward_flops, estimate_graph_bytes, input_of, labels_shape
 from peerd.reference import train_reference
@@ -120,6 +121,7 @@ PACKAGE = """
 import torch
 from torch import nn
 from peerd.models.blocks import BlockModel
+from peerd.models.dropout import Dropout
 
 def samples(seed, step, index, count):
     return torch.ones(count, 4), torch.zeros(count, dtype=torch.int64)
@@ -134,6 +136,9 @@ def good():
 def noisy():
     return made(lambda: nn.Dropout(0.5))
 
+def repeatable():
+    return made(lambda: Dropout(0.5))
+
 def odd():
     return None
 """
@@ -144,7 +149,7 @@ def test_entries_come_from_installed_packages_and_are_checked(tmp_path: Path, mo
     told = tmp_path / "elsewhere-1.dist-info"
     told.mkdir()
     (told / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1\n")
-    entries = "".join(f"{name} = elsewhere:{name}\n" for name in ("good", "noisy", "odd"))
+    entries = "".join(f"{name} = elsewhere:{name}\n" for name in ("good", "noisy", "repeatable", "odd"))
     (told / "entry_points.txt").write_text("[peerd.blocks]\n" + entries)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "elsewhere", None)
@@ -153,5 +158,18 @@ def test_entries_come_from_installed_packages_and_are_checked(tmp_path: Path, mo
     check_split(dataclasses.replace(resnet_manifest(), model=describe_entry("good")))
     with pytest.raises(ManifestError, match=r"does not split: the gradient of blocks\.\S+ differs"):
         check_split(dataclasses.replace(resnet_manifest(), model=describe_entry("noisy")))
+    repeatable = dataclasses.replace(resnet_manifest(), model=describe_entry("repeatable"))
+    check_split(repeatable)
+    assert_left_out_by_microbatch(repeatable)
     with pytest.raises(ManifestError, match="gives a NoneType and no BlockModel"):
         load_entry("odd")
+
+
+def assert_left_out_by_microbatch(manifest: Manifest) -> None:
+    whole = build_stage(dataclasses.replace(manifest, train=dataclasses.replace(manifest.train, num_stages=1)), 0, "cpu")
+    found = []
+    for step in (0, 0, 1):
+        with torch.no_grad(), dropout_of(whole, manifest, step, 0):
+            found.append(whole(torch.ones(16, 4)))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])

@@ -122,6 +122,15 @@ def test_what_transformers_does_not_know_is_refused_in_one_line() -> None:
         choose_model("t5", {}, {})
 
 
+@pytest.mark.parametrize(("name", "changes"), [("gemma4_assistant", {}), ("dots3_note", {"num_attention_heads": 4})])
+def test_an_architecture_whose_own_defaults_are_refused_or_differ_by_layer_is_refused_in_one_line(name: str, changes: Any) -> None:
+    """As this release of transformers has them; another may have none of the kind."""
+    if name not in pytest.importorskip("transformers").CONFIG_MAPPING:
+        pytest.skip("this transformers does not know it")
+    with pytest.raises(ManifestError, match=f"that is no config of a {name}"):
+        choose_model(name, {}, changes)
+
+
 def test_a_model_whose_layers_are_one_shared_block_is_refused_by_its_module() -> None:
     with pytest.raises(ManifestError, match=r"does not split.*layer"):
         layout_of(choose_model("albert", {}, {}))

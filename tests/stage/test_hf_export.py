@@ -143,6 +143,21 @@ def test_a_masked_model_does_not_go_on_from_a_prompt_in_either_format(tmp_path: 
             open_speaker([tmp_path / name])
 
 
+def test_a_masked_models_tokenizer_says_what_hides_a_token(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from peerd.data.tokenizer import train_bpe
+    from tests.models.hf_models import hf_manifest, hf_model
+
+    tokenizer = json.loads(train_bpe([b"some text"], 264))
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 300, "content": "[MASK]"})
+    model = dataclasses.replace(hf_model("bert", vocab_size=301), masked_share=0.15, mask_token=300)
+    for mask_token, said in ((300, "[MASK]"), (299, None)):
+        manifest = hf_manifest(2, dataclasses.replace(model, mask_token=mask_token))
+        manifest = dataclasses.replace(manifest, data=DataConfig(tokenizer="local", tokenizer_blake3="0" * 64))
+        write_hf_export(tmp_path, manifest, trained_a_little(manifest), step=0, tokenizer=json.dumps(tokenizer))
+        assert transformers.AutoTokenizer.from_pretrained(tmp_path).mask_token == said
+
+
 def test_the_temperature_decides_between_the_likeliest_token_and_chance() -> None:
     logits, chance = torch.tensor([0.0, 2.0, 1.0]), torch.Generator().manual_seed(0)
     assert choose(logits, 0.0, chance) == 1

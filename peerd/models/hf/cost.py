@@ -14,6 +14,7 @@ from torch import Tensor
 
 from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import HuggingFaceConfig
+from peerd.models.dropout import dropout_of
 from peerd.models.hf.layout import blocks_of
 from peerd.models.hf.library import empty_model, library_config
 from peerd.models.measure import product_flops, saved_bytes
@@ -49,7 +50,8 @@ def cost_of(module: StageModule, config: Any, manifest: Manifest, num_layers: in
 
     scratch_bytes = 2 * 4 * manifest.model.vocab_size * manifest.tokens_per_microbatch if module.is_last else 0
     try:
-        graph_bytes = saved_bytes(module, microbatch)
+        with dropout_of(module, manifest, 0, 0):
+            graph_bytes = saved_bytes(module, microbatch)
         config._attn_implementation = "eager"
         flops = product_flops(module, microbatch)
     except Exception:  # shapes that depend on values, kernels without a form for fake tensors: any model may fail in its own way

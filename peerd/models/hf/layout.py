@@ -8,6 +8,7 @@ be split and is refused by name.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,8 +38,14 @@ class Layout:
     """Nothing depends on them; no stage holds them."""
     tuple_length: int
     """Of what a block returns; 0 where it is a tensor."""
+    dropouts: frozenset[str]
+    """Modules of the kind that leave hidden states out, as `of_any_layer` names them."""
     ties: Mapping[str, str]
     """Names above that are one parameter where embeddings are tied: name -> the name that it has in a stage."""
+
+    def of_any_layer(self, name: str) -> str:
+        """A module's name without the number of its layer."""
+        return re.sub(rf"^{re.escape(self.blocks)}\.\d+\.", f"{self.blocks}.*.", name)
 
     def held(self, is_first: bool, is_last: bool) -> frozenset[str]:
         """Names that a stage holds, both of each pair that is one parameter there."""
@@ -120,6 +127,7 @@ def _probe(whole: Any, blocks: str, tiny: HuggingFaceConfig) -> Layout:
     cut, listed = _Cut(), whole.get_submodule(blocks)
     listed[0].register_forward_pre_hook(cut.enter, with_kwargs=True)
     listed[-1].register_forward_hook(cut.leave)
+    dropouts = _noted_dropouts(whole)
     tokens = torch.arange(PROBED_TOKENS[0] * PROBED_TOKENS[1]).view(PROBED_TOKENS) % tiny.vocab_size
     try:
         logits = whole(input_ids=tokens, use_cache=False).logits
@@ -136,7 +144,22 @@ def _probe(whole: Any, blocks: str, tiny: HuggingFaceConfig) -> Layout:
     if before & after:
         raise ManifestError(f"{min(before & after)} of {type(whole).__name__} is used before and after the blocks: it cannot be split")
     unused = frozenset(outside) - before - after
-    return Layout(blocks=blocks, before=before, after=after, unused=unused, tuple_length=cut.tuple_length, ties={})
+    found = Layout(blocks=blocks, before=before, after=after, unused=unused, tuple_length=cut.tuple_length, dropouts=frozenset(), ties={})
+    return replace(found, dropouts=frozenset(map(found.of_any_layer, dropouts)))
+
+
+def _noted_dropouts(whole: nn.Module) -> set[str]:
+    """Filled, as the model computes, with names of dropouts that get hidden states; attention's weights have four dimensions."""
+    names: set[str] = set()
+
+    def note(name: str, arguments: tuple[Any, ...]) -> None:
+        if arguments[0].dim() == 3:
+            names.add(name)
+
+    for name, module in whole.named_modules():
+        if isinstance(module, nn.Dropout):
+            module.register_forward_pre_hook(lambda _module, arguments, name=name: note(name, arguments))
+    return names
 
 
 def _reached(value: Tensor, parameters: dict[str, nn.Parameter]) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 Hidden states enter at the stage's first block and leave after its last, whatever the model does before and after; masks and
 rotary tables are computed by each stage from the shape alone. Names are those of the whole model, so a stage's parameters are a
-part of the model's checkpoint as it is. The model is in evaluation mode: no dropout.
+part of the model's checkpoint as it is. The model is in evaluation mode: what dropout there is, is peerd's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import HuggingFaceConfig
 from peerd.errors import ManifestError
 from peerd.models.hf.cost import Cost, cost_of
+from peerd.models.hf.dropout import place_dropout
 from peerd.models.hf.layout import Layout, blocks_of, hidden_in, layout_of, replaced_hidden
 from peerd.models.hf.library import empty_model, library_config
 from peerd.models.hf.weights import draw_weights
@@ -70,6 +71,8 @@ class HuggingFaceStage(StageModule):
         if blocks_of(whole, model.num_layers) != layout.blocks:
             raise ManifestError(f"{type(whole).__name__} has its blocks elsewhere than a tiny copy of it: it cannot be split")
         self._keep(whole, layout, layers)
+        if manifest.train.dropout:
+            place_dropout(whole, layout, layers, is_first=self.is_first, probability=manifest.train.dropout)
         self._tied_names = layout.tied if self.is_first != self.is_last else ()
         object.__setattr__(self, "whole", whole)
         for name, child in whole.named_children():

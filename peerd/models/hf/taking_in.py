@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from peerd.config.model_kinds import HuggingFaceConfig
-from peerd.errors import ManifestError, UnreachableError, UsageError
+from peerd.errors import ManifestError, PeerdError, UnreachableError, UsageError
 from peerd.models.hf.library import empty_model, first_line, library_config, load_library
 
 _NOT_THE_MODEL = (
@@ -93,12 +93,14 @@ def _of_text(library: Any, kind: str) -> str:
 def _make(library: Any, kind: str, fields: dict[str, Any], changes: Mapping[str, Any]) -> Any:
     """A PreTrainedConfig of language alone."""
     config_class = library.CONFIG_MAPPING[kind]
-    for key, value in changes.items():
-        fields[_own_name(config_class, key, kind)] = value
-    _keep_head_groups(config_class, fields, changes)
     try:
+        for key, value in changes.items():
+            fields[_own_name(config_class, key, kind)] = value
+        _keep_head_groups(config_class, fields, changes)
         made = config_class(**fields)
-    except Exception as error:  # config classes check themselves, each in its own way
+    except PeerdError:
+        raise
+    except Exception as error:  # config classes check themselves, each in its own way, some even their own defaults
         raise ManifestError(f"that is no config of a {kind}: {first_line(error)}", "correct it") from None
     if made.is_encoder_decoder:
         raise ManifestError(f"{kind} is an encoder with a decoder: only models that are one stack of layers can be split")
@@ -110,9 +112,11 @@ def _make(library: Any, kind: str, fields: dict[str, Any], changes: Mapping[str,
 
 def _keep_head_groups(config_class: Any, fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """With another number of heads, as many heads share keys and values as before."""
+    if "num_attention_heads" not in changes:
+        return
     usual = config_class()
     groups = next((name for name in ("num_key_value_heads", "num_kv_heads") if isinstance(getattr(usual, name, None), int)), None)
-    if groups is None or "num_attention_heads" not in changes or groups in changes:
+    if groups is None or groups in changes:
         return
     share = getattr(usual, groups) / usual.num_attention_heads
     fields[groups] = max(1, round(share * changes["num_attention_heads"]))
@@ -170,9 +174,7 @@ def remarks_on(model: HuggingFaceConfig, weights: Mapping[str, Tensor] | None) -
     if fields.get("tie_word_embeddings", False) and not model.tie_word_embeddings:
         remarks.append("its input and output embeddings, tied elsewhere, are trained apart; --tie-word-embeddings keeps them one")
     if any(isinstance(value, float) and value > 0 and ("dropout" in name or "pdrop" in name) for name, value in fields.items()):
-        remarks.append("its dropout is left out")
-    if model.objective == "masked":
-        remarks.append("each position learns the label that the data has for it: nothing is masked")
+        remarks.append("its dropout is left out unless [train] dropout says how much")
     if weights is not None:
         remarks.append("training starts from its weights, with the optimizer's averages at zero")
     return remarks

@@ -97,7 +97,7 @@ def _shrunken(model: HuggingFaceConfig, few: int) -> HuggingFaceConfig:
         if name.endswith("token_id"):
             fields[name] = min(value, vocabulary - 1) if isinstance(value, int) else None
     _shorten_rope(fields)
-    return dataclasses.replace(model, config=json.dumps(fields), num_layers=few, d_model=width, vocab_size=vocabulary)
+    return dataclasses.replace(model, config=json.dumps(fields), num_layers=few, d_model=width, vocab_size=vocabulary, mask_token=0)
 
 
 def _fewer_layers(fields: dict[str, Any], num_layers: int, few: int) -> dict[str, Any]:
