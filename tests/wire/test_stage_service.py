@@ -22,6 +22,7 @@ from peerd.wire.generated import (
     stage_pb2,
     stage_pb2_grpc,
 )
+from peerd.wire.links import Way
 from peerd.wire.values import Call
 from tests.wire.callee import BAD, BUSY, GONE, MANIFEST, PATIENCE_S, ROWS, RUN, STATE, Callee, assert_refused, drain
 
@@ -106,8 +107,8 @@ async def test_tensors_are_counted_by_what_they_are_their_codec_the_peers_role_a
 async def test_a_reply_tells_how_fast_tensors_came_in_how_long_they_were_held_and_how_many_may_be(callee: Callee) -> None:
     links, peer = callee.links(), callee.caller.peer
     result = await StageClient(links, RUN).backpropagate(peer, callee.call(), (), PATIENCE_S, lambda _stage, _peer: None)
-    assert links.traffic.outgoing[peer] > 0
-    assert (links.traffic.incoming[peer].rate or 0) > 0
+    assert all((rate or 0) > 0 for rate in links.traffic.rates(peer))
+    assert links.traffic.rates(peer) == links.traffic.rates(peer, Way.TUNNEL) != links.traffic.rates(peer, Way.DIRECT)
     assert result.held_s >= result.queued_s > 0
     assert result.slots == 2 * MANIFEST.train.num_stages + 2
 
