@@ -14,7 +14,9 @@ from peerd.daemon.sensors import Sensors
 from peerd.policy.governor import Limits
 
 
-@pytest.mark.parametrize("limits", [{"while_used": False}, {"on_battery": False}, {"on_metered": False}, {"max_temperature": 80.0}])
+@pytest.mark.parametrize(
+    "limits", [{"while_used": False}, {"on_battery": False}, {"on_metered": False}, {"max_temperature": 80.0}, {"power": 9.0}]
+)
 def test_only_limits_on_the_machine_itself_have_it_looked_at(limits: dict[str, Any]) -> None:
     assert not Sensors.has_to_look(Limits(upload=1e6, daily=10**9))
     assert Sensors.has_to_look(Limits(**limits))
