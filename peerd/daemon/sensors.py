@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ SMOOTHING = 0.5
 """Weight of the newest look in the share of other programs."""
 POWER_SMOOTHING = 0.2
 """And in what the GPU draws: looks fall into work and into rest."""
+GPU_BUSY_PERCENT = 10.0
+"""What other programs take of the GPU before it counts as in use; a desktop that draws itself takes less."""
 ASK_TIMEOUT_S = 2.0
 SLOW_PERIOD_S = 30.0
 """Between questions that start a process."""
@@ -39,6 +41,8 @@ class Sensors:
     """Clock, busy seconds of all cores, of which mine."""
     _others: float | None = None
     _power: float | None = None
+    _gpu_seen_us: int = 0
+    """Time stamp of NVML's last sample."""
     _slow: dict[str, tuple[float, bool | None]] = field(default_factory=dict)
     _children: list[psutil.Process] = field(default_factory=list)
     _looked_s: float = float("-inf")
@@ -100,10 +104,14 @@ class Sensors:
 
             pynvml.nvmlInit()
             handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}")
-            processes = [*pynvml.nvmlDeviceGetComputeRunningProcesses(handle), *pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)]
-            if any(process.pid != os.getpid() for process in processes):
-                return bool(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu > 0)
-            return False
+            try:
+                samples = pynvml.nvmlDeviceGetProcessUtilization(handle, self._gpu_seen_us)
+            except pynvml.NVMLError as error:
+                if error.value != pynvml.NVML_ERROR_NOT_FOUND:  # this GPU does not tell how much
+                    return any(map(_is_other, (process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))))
+                samples = []
+            self._gpu_seen_us = max((sample.timeStamp for sample in samples), default=self._gpu_seen_us)
+            return taken_by_all((sample.pid, sample.smUtil) for sample in samples if _is_other(sample.pid)) > GPU_BUSY_PERCENT
         return None
 
     def _temperature(self) -> float | None:
@@ -129,6 +137,19 @@ class Sensors:
 def _on_battery() -> bool | None:
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return None if battery is None or battery.power_plugged is None else not battery.power_plugged
+
+
+def taken_by_all(samples: Iterable[tuple[int, float]]) -> float:
+    """Of the GPU, in percent: each process by the mean of its samples."""
+    shares: dict[int, list[float]] = {}
+    for process, share in samples:
+        shares.setdefault(process, []).append(share)
+    return sum(sum(each) / len(each) for each in shares.values())
+
+
+def _is_other(pid: int) -> bool:
+    """Another program's process. In a container this one has another number outside, so a number unknown here is nobody's."""
+    return pid != os.getpid() and psutil.pid_exists(pid)
 
 
 def gpu_power(device: torch.device) -> float | None:
