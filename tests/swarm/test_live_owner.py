@@ -37,6 +37,10 @@ def test_a_pause_costs_no_work_and_ends_with_resume() -> None:
             daemon.wait_until_serving()
         pauses.wait_until_mid_step(1)
 
+        held = pauses.counters["accumulated_microbatches"]
+        assert pauses.request("pause", silence_s=120.0)["resting"] is True
+        # One was under way when they were counted, and another one when it paused.
+        assert pauses.counters["accumulated_microbatches"] <= held + 2
         assert owner(swarm, pauses, "pause")["resting"] is True
         status = pauses.status
         assert [item["title"] for item in status["health"]] == ["paused: its owner paused it"]
