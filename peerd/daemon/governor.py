@@ -90,7 +90,7 @@ class Governor:
             LOG.warning("a sensor failed", error=repr(error))
             found = None
         else:
-            self._keep_duty(duty_within(limits, self._duty, readings.power))
+            self._keep_duty(duty_within(self.limits, self._duty, readings.power))
         self._judge(self._asked() or found)
 
     def _keep_duty(self, duty: float) -> None:

@@ -145,10 +145,10 @@ def test_eight_bits_cost_seven_thousandths_of_normal_values() -> None:
     assert float(error) == pytest.approx(0.0066, rel=0.1)
 
 
-def test_four_bits_cost_a_ninth_of_normal_values_and_come_back_in_their_places() -> None:
+def test_four_bits_cost_an_eighth_of_normal_values_and_come_back_in_their_places() -> None:
     values = normal(1 << 16)
     error = (through(parse_codec("int4"), values) - values).pow(2).mean().sqrt() / values.pow(2).mean().sqrt()
-    assert float(error) == pytest.approx(0.108, rel=0.1)
+    assert float(error) == pytest.approx(0.118, rel=0.1)
     steps = torch.arange(-7.0, 8.0)
     assert torch.equal(through(parse_codec("int4"), steps), steps)
 
