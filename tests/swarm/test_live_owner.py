@@ -111,3 +111,26 @@ def test_an_upload_cap_holds_and_the_run_stays_exact() -> None:
         owner(swarm, first, "limits", "--upload", "none")
         first.wait_for_step(first.status["peer"]["step"] + 2)
         swarm.assert_exact()
+
+
+@pytest.mark.slow
+def test_a_quota_that_is_used_up_stops_a_peer_as_cleanly_as_its_owner_would_and_more_of_it_lets_it_go_on() -> None:
+    with Swarm(swarm_manifest(num_stages=2)) as swarm:
+        swarm.start(stage=0, compute_stand_in_ms=PACE_MS)
+        stays, stops = (swarm.join(1, compute_stand_in_ms=PACE_MS) for _ in range(2))
+        for daemon in swarm.daemons:
+            daemon.wait_until_serving()
+        stops.wait_until_mid_step(1)
+        owner(swarm, stops, "limits", "--daily", "10kB")
+        until(lambda: rests(stops), 60)
+        told = stops.status["owner"]
+        assert (told["paused"], told["until"]) == ("today's data quota is used up", "at midnight")
+        assert told["today"] >= 10_000
+        step = stays.status["peer"]["step"]
+        stays.wait_for_step(step + 2)
+        assert swarm.total("replayed_microbatches") == swarm.total("ledger_resets") == 0
+
+        owner(swarm, stops, "limits", "--daily", "none")
+        until(lambda: not rests(stops), 60)
+        stops.wait_for_step(step + 3)
+        swarm.assert_exact()
