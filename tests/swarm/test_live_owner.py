@@ -97,13 +97,13 @@ def test_a_paused_daemon_leaves_when_told_and_its_pause_and_limits_outlive_it() 
 
 @pytest.mark.slow
 def test_an_upload_cap_holds_and_the_run_stays_exact() -> None:
-    """Activations of 128 KiB at 1.6 Mbit/s: the cap is what the step's time is made of."""
-    cap = 200_000
+    """80 kB a step at 480 kbit/s: the cap is what the step's time is made of, on a busy machine too."""
+    cap = 60_000
     with Swarm(swarm_manifest(num_stages=2)) as swarm:
         first = swarm.start(stage=0)
         swarm.join(1).wait_until_serving()
         first.wait_for_step(1)
-        owner(swarm, first, "limits", "--upload", "1600kbit")
+        owner(swarm, first, "limits", "--upload", "480kbit")
         began_s, sent = time.monotonic(), first.counters["bytes_sent"]
         first.wait_for_step(first.status["peer"]["step"] + 3, 120)
         rate = (first.counters["bytes_sent"] - sent) / (time.monotonic() - began_s)
