@@ -122,11 +122,11 @@ def count(plan: Plan, codec: str) -> list[Counted]:
     """Of a run in which nothing was done twice: what travelled for nothing is no figure of the algorithm's."""
     for _ in range(TRIES):
         counted = run_once(plan, codec)
-        again = sum(dict(each.counters)[name] for each in counted for name in HITCHES)  # type: ignore[misc]
-        if not again:
+        again = {name: sum(dict(each.counters)[name] for each in counted) for name in HITCHES}  # type: ignore[misc]
+        if not any(again.values()):
             progress(f"{codec}: counted")
             return counted
-        progress(f"{codec}: {again} microbatches or ledgers were done again, so once more")
+        progress(f"{codec}: once more, for {', '.join(f'{number} {name}' for name, number in again.items() if number)}")
     raise TimedOutError(f"something was done twice in each of {TRIES} runs: the machine is too busy", "try again when it has less to do")
 
 
