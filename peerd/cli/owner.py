@@ -69,6 +69,7 @@ def resume(context: click.Context, as_json: bool) -> None:
 @click.option("--monthly", metavar="SIZE", help="Data quota per month.")
 @click.option("--memory", metavar="SIZE", help="Most memory for a stage, on the device that computes; counts from the next join or resume.")
 @click.option("--duty", metavar="SHARE", help="Share of the time to compute, like 50%.")
+@click.option("--power", metavar="WATTS", help="Most that the GPU may draw on average, like 200W: it rests as much as that takes.")
 @click.option("--hours", metavar="FROM-TO", help="Work only within these hours of the day, like 22:00-07:00.")
 @click.option("--max-temperature", metavar="DEGREES", help="Pause while the hottest sensor is above, in degrees Celsius.")
 @click.option("--while-used", type=_RUN_OR_PAUSE, help="While somebody works at this machine, or other programs keep it or its GPU busy.")
@@ -134,7 +135,7 @@ def _changed(wishes: Any, change: Mapping[str, Any]) -> Any:
 
 def _change(given: Mapping[str, str | None]) -> dict[str, Any]:
     """The limits that were named on the command line, as plain values."""
-    from peerd.config.limits import hours_text, parse_hours, parse_rate, parse_share, parse_size
+    from peerd.config.limits import hours_text, parse_hours, parse_power, parse_rate, parse_share, parse_size
 
     readers: dict[str, tuple[str, Callable[[str], Any]]] = {
         "upload": ("upload", parse_rate),
@@ -143,6 +144,7 @@ def _change(given: Mapping[str, str | None]) -> dict[str, Any]:
         "monthly": ("monthly", parse_size),
         "memory": ("memory", parse_size),
         "duty": ("duty", parse_share),
+        "power": ("power", parse_power),
         "hours": ("hours", lambda text: hours_text(parse_hours(text))),
         "max_temperature": ("max_temperature", _degrees),
         "while_used": ("while_used", lambda text: text == "run"),

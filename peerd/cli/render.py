@@ -155,6 +155,7 @@ def print_limits(reply: Mapping[str, Any]) -> None:
         ("data used", used),
         ("memory", _size(limits["memory"])),
         ("duty", f"{limits['duty']:.0%} of the time"),
+        ("power", f"{limits['power']:g} W on average" if limits["power"] else "no limit"),
         ("hours", limits["hours"] or "all day"),
         ("max temperature", f"{limits['max_temperature']:g} degrees" if limits["max_temperature"] else "no limit"),
         ("while used", _run_or_pause(limits["while_used"])),

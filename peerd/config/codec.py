@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-INT8_BLOCK = 256
+INT8_BLOCK, INT4_BLOCK = 256, 128
 """Values that share one scale."""
 TOPK_CHUNK = 4096
 """Values among which the largest are chosen; a position inside fits 2 bytes."""
@@ -25,7 +25,7 @@ MOST_RANK = 64
 _TOPK = re.compile(r"topk:(0\.\d{1,6}|1)", re.ASCII)
 _POWERSGD = re.compile(r"powersgd:([1-9]\d?)", re.ASCII)
 _AUTO = re.compile(r"auto(?::(.+))?", re.ASCII)
-KNOWN = '"none", "bfloat16", "float16", "int8" or "topk:RATIO" with a ratio such as 0.1'
+KNOWN = '"none", "bfloat16", "float16", "int8", "int4" or "topk:RATIO" with a ratio such as 0.1'
 KNOWN_WITH_AUTO = f'{KNOWN}, or "auto", or "auto:CODEC" with the smallest of them that may be used'
 
 
@@ -70,6 +70,8 @@ class Codec:
             return 2 * length
         if self.name == "int8":
             return length + SCALE_BYTES * -(-length // INT8_BLOCK)
+        if self.name == "int4":
+            return -(-length // 2) + SCALE_BYTES * -(-length // INT4_BLOCK)
         if self.name == "topk" and not self.is_dense(length):
             return KEPT_BYTES * self.num_kept(length)
         return 4 * length
@@ -83,7 +85,7 @@ def _known(text: str) -> Codec:
     match = _TOPK.fullmatch(text)
     if match is not None and float(match[1]) > 0:
         return Codec("topk", float(match[1]))
-    if text in _HALF or text in ("none", "int8"):
+    if text in _HALF or text in ("none", "int8", "int4"):
         return Codec(text)
     raise ValueError(f"{text[:20]!r} is no codec; known are {KNOWN}")
 
@@ -95,8 +97,8 @@ def parse_codec(text: str) -> Codec:
     return _known(text)
 
 
-LADDER = (NONE, Codec("bfloat16"), Codec("int8"), *(Codec("topk", ratio) for ratio in (0.15, 0.12, 0.1, 0.08, 0.06, 0.05)))
-"""What `auto` chooses from, each smaller than the one before and losing more."""
+LADDER = (NONE, Codec("bfloat16"), Codec("int8"), Codec("int4"), *(Codec("topk", ratio) for ratio in (0.08, 0.06, 0.05)))
+"""What `auto` chooses from, each smaller than the one before and losing more: of activations top-k loses far more than 4 bits do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +135,8 @@ def parse_allowed(text: str) -> Allowed:
         except ValueError:
             raise ValueError(f"{text[:20]!r} is no codec; known are {KNOWN_WITH_AUTO}") from None
     smallest = LADDER[-1] if match[1] is None else parse_codec(match[1])
-    if smallest.name not in ("bfloat16", "int8") and smallest.num_bytes(TOPK_CHUNK) >= Codec("int8").num_bytes(TOPK_CHUNK):
-        raise ValueError(f"{text[:20]!r}: auto may go down to bfloat16, int8, or topk:RATIO with a ratio of at most 0.16")
+    if smallest.name not in ("bfloat16", "int8", "int4") and smallest.num_bytes(TOPK_CHUNK) >= Codec("int8").num_bytes(TOPK_CHUNK):
+        raise ValueError(f"{text[:20]!r}: auto may go down to bfloat16, int8, int4, or topk:RATIO with a ratio of at most 0.16")
     above = [codec for codec in LADDER if codec.num_bytes(TOPK_CHUNK) > smallest.num_bytes(TOPK_CHUNK)]
     return Allowed((*above, smallest))
 

@@ -18,6 +18,8 @@ from peerd.policy.governor import MINUTES_A_DAY, Hours, Limits, Pause, clock
 NONE = "none"
 _POWERS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtKMGT]?)(bit(?:/s)?|bps|B(?:/s)?)", re.ASCII)
+_POWER = re.compile(r"(\d+(?:\.\d+)?)\s*([kK]?)[wW]?", re.ASCII)
+MOST_WATTS = 10_000
 _TIME = re.compile(r"(\d{1,2}):(\d{2})", re.ASCII)
 
 
@@ -44,6 +46,17 @@ def parse_share(text: str) -> float:
         return float(text.removesuffix("%")) / 100
     except ValueError:
         raise ValueError(f"{text}: not a share like 50%") from None
+
+
+def parse_power(text: str) -> float:
+    """Watts of `200W`; ValueError says what is wrong."""
+    if text.lower() == NONE:
+        return 0.0
+    found = _POWER.fullmatch(text.strip())
+    watts = 1000 ** bool(found[2]) * float(found[1]) if found else 0.0
+    if not 1 <= watts <= MOST_WATTS:
+        raise ValueError(f"{text}: not a power like 200W")
+    return watts
 
 
 def parse_hours(text: str) -> Hours | None:

@@ -120,6 +120,20 @@ def checkpoints(home: Home) -> Iterator[Finding]:
         yield warning("checkpoints", f"{path} is damaged", "delete it: the daemon passes it over, and resumes from another or from peers")
 
 
+def gpu_tells(limits: Limits, device: str) -> Iterator[Finding]:
+    """A limit on the GPU's power is kept by what it tells."""
+    from peerd.daemon.device import choose_device
+    from peerd.daemon.sensors import gpu_power
+
+    try:
+        silent = bool(limits.power) and gpu_power(choose_device(device)) is None
+    except PeerdError:
+        return  # told with the device
+    if silent:
+        remedy = "for NVIDIA: pip install 'peerd[gpu]'; else limit the time that it computes: `peerd limits --power none --duty 50%`"
+        yield warning("limits", "a limit on power is set, and nothing here tells what the device draws", remedy)
+
+
 def owners_limits(home: Home, status: Mapping[str, Any] | None) -> tuple[Limits, list[Finding]]:
     """What the owner allows, and what is to be said about it. A running daemon knows best why it pauses."""
     from peerd.daemon.usage import Usage

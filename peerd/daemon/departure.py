@@ -150,8 +150,12 @@ class Departure:
         return drain in done
 
     async def _drain(self) -> None:
-        """Take nothing new, finish the queue, take part in the average, then go: nothing is replayed because of it."""
+        """Take nothing new, finish the queue, take part in the average, then go: nothing is replayed because of it.
+
+        A pause hands back what has not begun where others can do it, so no more is computed than what is under way.
+        """
         node = self._node
+        node.service.handing_back = self._pausing and self._has_successors()
         node.leaving = True
         node.announce()
         trainer = node.trainer

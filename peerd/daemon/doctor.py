@@ -61,6 +61,7 @@ def examine(order: Order) -> list[Finding]:
         *attempt("home", here.home_files(home)),
         *([] if runs else attempt("checkpoints", here.checkpoints(home))),
         *set_by_owner,
+        *attempt("limits", here.gpu_tells(limits, order.device)),
         *([] if runs else attempt("port", here.port(order.host, order.port, home))),
         *([] if runs else attempt("direct", here.direct_port(order.host, order.direct_port))),
         *attempt("leftovers", here.leftovers(home, runs=runs)),

@@ -41,7 +41,7 @@ from peerd.table.view import TTL_PERIODS
 from peerd.wire.clients import SwarmClient
 from peerd.wire.p2pd import check_port_free
 
-FIRST_LOOK_TIMEOUT_S = 5.0
+FIRST_LOOK_TIMEOUT_S = 10.0
 MAX_BOOTSTRAP_PEERS = 4
 LOG = structlog.get_logger()
 Result = TypeVar("Result")

@@ -21,7 +21,7 @@ from peerd.control.server import Say
 from peerd.daemon.sensors import Sensors
 from peerd.daemon.usage import Usage
 from peerd.errors import UsageError
-from peerd.policy.governor import Limits, Pause, Verdict, judge, why_pause
+from peerd.policy.governor import Limits, Pause, Verdict, duty_within, judge, why_pause
 from peerd.wire.throttle import Throttles
 
 LOOK_PERIOD_S = 2.0
@@ -43,6 +43,7 @@ class Governor:
         self._changed = asyncio.Event()
         self.throttles = Throttles()
         self._resting = False
+        self._duty = self.limits.duty
         self.on_limits: Callable[[Limits], None] = lambda _limits: None
         """Limits that the stage served now has to keep."""
         self._apply()
@@ -50,6 +51,11 @@ class Governor:
     @property
     def limits(self) -> Limits:
         return self._wishes.limits
+
+    @property
+    def in_force(self) -> Limits:
+        """With the share of the time that keeps the GPU within its power."""
+        return replace(self.limits, duty=self._duty)
 
     @property
     def pause(self) -> Pause | None:
@@ -83,7 +89,14 @@ class Governor:
         except Exception as error:  # the edge of what the platform tells: a broken sensor pauses nobody
             LOG.warning("a sensor failed", error=repr(error))
             found = None
+        else:
+            self._keep_duty(duty_within(self.limits, self._duty, readings.power))
         self._judge(self._asked() or found)
+
+    def _keep_duty(self, duty: float) -> None:
+        if duty != self._duty:
+            self._duty = duty
+            self.on_limits(self.in_force)
 
     def _asked(self) -> Pause | None:
         """The owner's own word, which may have run out."""
@@ -165,4 +178,5 @@ class Governor:
     def _apply(self) -> None:
         self.throttles.upload.rate = self.limits.upload
         self.throttles.download.rate = self.limits.download
-        self.on_limits(self.limits)
+        self._duty = min(self._duty, self.limits.duty) if self.limits.power else self.limits.duty
+        self.on_limits(self.in_force)

@@ -174,7 +174,7 @@ class ControlService:
         self._departure = departure
         first, self._answers = self._answers is None, Answers(node, departure, self.governor, self._answers)
         self.governor.on_limits = node.keep_limits
-        node.keep_limits(self.governor.limits)
+        node.keep_limits(self.governor.in_force)
         if first:
             self._open(node)
         self._verbs.update(_verbs(node, self._answers))

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,10 @@ from peerd.policy.governor import Limits, Readings
 
 SMOOTHING = 0.5
 """Weight of the newest look in the share of other programs."""
+POWER_SMOOTHING = 0.2
+"""And in what the GPU draws: looks fall into work and into rest."""
+GPU_BUSY_PERCENT = 10.0
+"""What other programs take of the GPU before it counts as in use; a desktop that draws itself takes less."""
 ASK_TIMEOUT_S = 2.0
 SLOW_PERIOD_S = 30.0
 """Between questions that start a process."""
@@ -35,6 +40,9 @@ class Sensors:
     _shares: tuple[float, float, float] | None = None
     """Clock, busy seconds of all cores, of which mine."""
     _others: float | None = None
+    _power: float | None = None
+    _gpu_seen_us: int = 0
+    """Time stamp of NVML's last sample."""
     _slow: dict[str, tuple[float, bool | None]] = field(default_factory=dict)
     _children: list[psutil.Process] = field(default_factory=list)
     _looked_s: float = float("-inf")
@@ -42,7 +50,7 @@ class Sensors:
     @staticmethod
     def has_to_look(limits: Limits) -> bool:
         """Whether these limits need more than the time and what was moved."""
-        return not (limits.while_used and limits.on_battery and limits.on_metered) or limits.max_temperature > 0
+        return not (limits.while_used and limits.on_battery and limits.on_metered) or limits.max_temperature > 0 or limits.power > 0
 
     def read(self, limits: Limits, today: int, this_month: int) -> Readings:
         now = datetime.datetime.now()  # noqa: DTZ005 - the owner's own day
@@ -56,7 +64,8 @@ class Sensors:
             input_idle=self._now_and_then("idle", _input_idle) if watches else None,
             on_battery=None if limits.on_battery else _on_battery(),
             on_metered=None if limits.on_metered else self._now_and_then("metered", _metered),
-            temperature=_temperature() if limits.max_temperature else None,
+            temperature=self._temperature() if limits.max_temperature else None,
+            power=self._power_draw() if limits.power else None,
         )
 
     def _others_share(self) -> float | None:
@@ -94,12 +103,28 @@ class Sensors:
             import pynvml
 
             pynvml.nvmlInit()
-            handle = pynvml.nvmlDeviceGetHandleByIndex(self.device.index or 0)
-            processes = [*pynvml.nvmlDeviceGetComputeRunningProcesses(handle), *pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)]
-            if any(process.pid != os.getpid() for process in processes):
-                return bool(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu > 0)
-            return False
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}")
+            try:
+                samples = pynvml.nvmlDeviceGetProcessUtilization(handle, self._gpu_seen_us)
+            except pynvml.NVMLError as error:
+                if error.value != pynvml.NVML_ERROR_NOT_FOUND:  # this GPU does not tell how much
+                    return any(map(_is_other, (process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))))
+                samples = []
+            self._gpu_seen_us = max((sample.timeStamp for sample in samples), default=self._gpu_seen_us)
+            return taken_by_all((sample.pid, sample.smUtil) for sample in samples if _is_other(sample.pid)) > GPU_BUSY_PERCENT
         return None
+
+    def _temperature(self) -> float | None:
+        """Of the hottest sensor, the GPU's among them."""
+        return max((found for found in (_temperature(), gpu_temperature(self.device)) if found), default=None)
+
+    def _power_draw(self) -> float | None:
+        now = gpu_power(self.device)
+        if now is None or self._power is None:
+            self._power = now
+        else:
+            self._power += POWER_SMOOTHING * (now - self._power)
+        return self._power
 
     def _now_and_then(self, name: str, ask: Any) -> bool | None:
         asked_s, told = self._slow.get(name, (float("-inf"), None))
@@ -112,6 +137,37 @@ class Sensors:
 def _on_battery() -> bool | None:
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return None if battery is None or battery.power_plugged is None else not battery.power_plugged
+
+
+def taken_by_all(samples: Iterable[tuple[int, float]]) -> float:
+    """Of the GPU, in percent: each process by the mean of its samples."""
+    shares: dict[int, list[float]] = {}
+    for process, share in samples:
+        shares.setdefault(process, []).append(share)
+    return sum(sum(each) / len(each) for each in shares.values())
+
+
+def _is_other(pid: int) -> bool:
+    """Another program's process. In a container this one has another number outside, so a number unknown here is nobody's."""
+    return pid != os.getpid() and psutil.pid_exists(pid)
+
+
+def gpu_power(device: torch.device) -> float | None:
+    """Watts that it draws."""
+    return _told_by_gpu(device, lambda: torch.cuda.power_draw(device) / 1000)
+
+
+def gpu_temperature(device: torch.device) -> float | None:
+    """Degrees Celsius."""
+    return _told_by_gpu(device, lambda: torch.cuda.temperature(device))
+
+
+def _told_by_gpu(device: torch.device, ask: Callable[[], float]) -> float | None:
+    """By NVML, which the extra `gpu` brings, or by AMD's library."""
+    if device.type == "cuda":
+        with contextlib.suppress(Exception):  # no driver, no library, no permission: then it does not tell
+            return float(ask())
+    return None
 
 
 def _temperature() -> float | None:

@@ -11,6 +11,9 @@ BUSY_SHARE = 0.25
 QUIET_SHARE = 0.6
 """A paused peer goes on only below this share of the threshold that paused it, so that it does not come and go."""
 COOL_DOWN_C = 8.0
+POWER_GAIN = 0.1
+"""How much of what is asked for, on a logarithmic scale, one look changes: readings are averages and lag behind."""
+LEAST_DUTY = 0.01
 QUIET_S = 60.0
 """For how long nothing may speak against it before a paused peer goes on."""
 
@@ -46,6 +49,8 @@ class Limits:
     """Bytes a stage may take on the device."""
     duty: float = 1.0
     """Share of the time that the device computes, above 0 and up to 1."""
+    power: float = 0.0
+    """Watts that the GPU may draw on average; it computes a smaller share of the time where it would draw more."""
     hours: Hours | None = None
     max_temperature: float = 0.0
     """Of the hottest sensor, degrees Celsius."""
@@ -55,11 +60,11 @@ class Limits:
     on_metered: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("upload", "download", "daily", "monthly", "memory", "max_temperature"):
+        for name in ("upload", "download", "daily", "monthly", "memory", "power", "max_temperature"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must not be negative")
-        if not 0.01 <= self.duty <= 1.0:
+        if not LEAST_DUTY <= self.duty <= 1.0:
             raise ValueError("duty must be between 1% and 100%")
 
 
@@ -81,6 +86,8 @@ class Readings:
     on_battery: bool | None = None
     on_metered: bool | None = None
     temperature: float | None = None
+    power: float | None = None
+    """Watts that the GPU drew lately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +129,16 @@ def why_pause(limits: Limits, readings: Readings, paused: bool = False) -> Pause
     if not limits.on_metered and readings.on_metered:
         return Pause("the network connection is metered", "on another connection")
     return _too_hot(limits, readings, paused) or _in_use(limits, readings, paused)
+
+
+def duty_within(limits: Limits, duty: float, power: float | None) -> float:
+    """The share of the time to compute from now on, after `power` watts were drawn with a share of `duty`.
+
+    What the GPU draws at rest is not known, so this is no more than a step in the right direction; looks that follow take the others.
+    """
+    if not limits.power or not power:
+        return limits.duty
+    return min(limits.duty, max(LEAST_DUTY, duty * math.pow(limits.power / power, POWER_GAIN)))
 
 
 def _too_hot(limits: Limits, readings: Readings, paused: bool) -> Pause | None:

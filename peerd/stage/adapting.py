@@ -73,7 +73,7 @@ class LinkCodecs:
 
     def _choose(self, live: LiveView, peer: PeerId, tensor: str, num_values: int) -> Codec:
         codecs = self._allowed[tensor].codecs
-        rate = self._traffic.outgoing.get(peer) if tensor == FORTH else self._traffic.incoming[peer].rate
+        rate = self._traffic.rates(peer)[tensor == BACK]
         between_s = pace_s(live, self._train.num_stages, live.me, peer, self._train.microbatch_size)
         known = self._chosen.get((peer, tensor))
         chosen = choose_rung([codec.num_bytes(num_values) for codec in codecs], rate, between_s, known[0].rung if known else 0)

@@ -82,6 +82,8 @@ class StageService:
         self._computed_s: deque[float] = deque(maxlen=MEASURED_MICROBATCHES)
         """What the last microbatches took, forward and backward."""
         self.leaving = False
+        self.handing_back = False
+        """What has not begun goes back to its callers, who send it to others: the owner wants the machine."""
         self.counters = StageCounters()
         self.spans = SpanRing(0)
         self.tracing: Callable[[Call], AbstractContextManager[Call]] = nullcontext
@@ -129,7 +131,7 @@ class StageService:
     def _check(self, call: Call) -> None:
         """Refuse before any tensor is received."""
         record, train = self._state.record, self._manifest.train
-        if self.leaving:
+        if self.leaving or self.handing_back:
             raise WrongStateError("I am leaving")  # not gone: the caller has done nothing in vain and need not re-dial
         if call.evaluation:
             reason = why_refuse_evaluation(record, stage=call.stage, step=call.step, kept=self._state.evaluated.step)
@@ -200,6 +202,8 @@ class StageService:
         asked_s = time.monotonic()
 
         def timed() -> Result:
+            if self.handing_back and priority is Priority.FORWARD:
+                raise WrongStateError("I am leaving")
             began_s = time.monotonic()
             ticket.queued_s += began_s - asked_s
             self.spans.add(Kind.QUEUED, asked_s, ticket.step, ticket.index)

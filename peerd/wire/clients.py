@@ -110,10 +110,11 @@ class StageClient:
         self, peer: PeerId, call: Call, records: Sequence[RawRecord], patience_s: float, on_forwarded: Callable[[int, PeerId], None]
     ) -> CallResult:
         """Hand over activations and wait for their gradient. `patience_s` bounds the silence between two messages."""
-        channel = await self._links.channel_for_tensors(peer)
+        channel, way = await self._links.way_for_tensors(peer)
         method = channel.stream_stream(BACKPROPAGATE, request_serializer=CALLS.serialize, response_deserializer=REPLIES.deserialize)
         header = convert.call_to(call, self._run, records)
         traffic = self._links.traffic
+        traffic.taken[peer] = way
 
         async def messages() -> AsyncIterator[stage_pb2.CallMessage | Bytes]:
             began_s = time.monotonic()
@@ -136,7 +137,7 @@ class StageClient:
             if done.HasField("gradient"):
                 began_s = time.monotonic()
                 expected = convert.tensor_from(done.gradient)
-                with traffic.receiving(peer, expected.num_bytes):
+                with traffic.receiving((peer, way), expected.num_bytes):
                     chunks = await _read_chunks(rpc, expected.num_bytes, patience_s)
                 gradient = expected.with_chunks(chunks)
                 self.spans.add(Kind.RECEIVE_GRADIENT, began_s, call.step, call.index, peer, expected.num_bytes)
@@ -144,7 +145,7 @@ class StageClient:
                 traffic.received("activation_gradients", PeerRole.NEXT_STAGE, expected.num_bytes, expected.codec)
             if await read_within(rpc.__aiter__(), patience_s) is not None:
                 raise BadMessageError("more bytes than the gradient has")
-            traffic.told(peer, done.receive_rate)
+            traffic.told((peer, way), done.receive_rate)
             return CallResult(
                 gradient=gradient,
                 downstream_s=done.downstream_s,

@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from peerd.config.codec import INT8_BLOCK, SCALE_BYTES, TOPK_CHUNK, Codec
+from peerd.config.codec import INT4_BLOCK, INT8_BLOCK, SCALE_BYTES, TOPK_CHUNK, Codec
 from peerd.errors import BadMessageError
 
 _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_LARGEST_CODE = 127
+_LARGEST_INT8, _LARGEST_INT4 = 127, 7
 _SMALLEST_PEAK = 1e-30
 """A block whose values are all smaller is sent as zeros: its scale could not be divided by."""
 _POSITION = torch.int16
@@ -24,7 +24,9 @@ def encode(codec: Codec, values: Tensor) -> Tensor:
     if codec.is_half:
         return _to_half(values, _HALVES[codec.name]).view(torch.uint8)
     if codec.name == "int8":
-        return _quantise(values)
+        return _quantise(values, INT8_BLOCK, _LARGEST_INT8)
+    if codec.name == "int4":
+        return _paired(_quantise(values, INT4_BLOCK, _LARGEST_INT4), values.numel())
     if codec.name == "topk" and not codec.is_dense(values.numel()):
         return _keep_largest(codec, values)
     return values.contiguous().view(torch.uint8)
@@ -37,7 +39,9 @@ def decode(codec: Codec, data: Tensor, length: int) -> Tensor:
     if codec.is_half:
         return data.view(_HALVES[codec.name]).float()
     if codec.name == "int8":
-        return _dequantise(data, length)
+        return _dequantise(data, length, INT8_BLOCK)
+    if codec.name == "int4":
+        return _dequantise(_unpaired(data, length), length, INT4_BLOCK)
     if codec.name == "topk" and not codec.is_dense(length):
         return _spread(codec, data, length)
     return data.view(torch.float32)
@@ -59,36 +63,51 @@ def _to_half(values: Tensor, kind: torch.dtype) -> Tensor:
     return halves
 
 
-def _quantise(values: Tensor) -> Tensor:
-    """Per block of 256 its largest magnitude / 127 as scale, and each value as the nearest multiple (Dettmers, arXiv 1511.04561)."""
-    length, full = values.numel(), values.numel() // INT8_BLOCK
-    num_blocks = -(-length // INT8_BLOCK)
+def _quantise(values: Tensor, block: int, largest: int) -> Tensor:
+    """Per block its largest magnitude / `largest` as scale, and each value as the nearest multiple (Dettmers, arXiv 1511.04561)."""
+    length, full = values.numel(), values.numel() // block
+    num_blocks = -(-length // block)
     packed = torch.empty(SCALE_BYTES * num_blocks + length, dtype=torch.uint8, device=values.device)
     scales, codes = packed[: SCALE_BYTES * num_blocks].view(torch.float32), packed[SCALE_BYTES * num_blocks :].view(torch.int8)
-    border = full * INT8_BLOCK
+    border = full * block
     if full:
-        _quantise_rows(values[:border].view(full, INT8_BLOCK), scales[:full], codes[:border].view(full, INT8_BLOCK))
+        _quantise_rows(values[:border].view(full, block), scales[:full], codes[:border].view(full, block), largest)
     if border < length:
-        _quantise_rows(values[border:].view(1, -1), scales[full:], codes[border:].view(1, -1))
+        _quantise_rows(values[border:].view(1, -1), scales[full:], codes[border:].view(1, -1), largest)
     return packed
 
 
-def _quantise_rows(rows: Tensor, scales: Tensor, codes: Tensor) -> None:
+def _quantise_rows(rows: Tensor, scales: Tensor, codes: Tensor, largest: int) -> None:
     peaks = torch.maximum(rows.amax(dim=1), -rows.amin(dim=1))
     tiny = peaks < _SMALLEST_PEAK  # false for a block with NaN, whose scale is to be NaN and whose codes do not matter
-    scales.copy_(torch.where(tiny, 0.0, peaks / _LARGEST_CODE))
-    factors = torch.where(tiny | ~peaks.isfinite(), 0.0, _LARGEST_CODE / peaks)
+    scales.copy_(torch.where(tiny, 0.0, peaks / largest))
+    factors = torch.where(tiny | ~peaks.isfinite(), 0.0, largest / peaks)
     codes.copy_((rows * factors[:, None]).round_())
 
 
-def _dequantise(data: Tensor, length: int) -> Tensor:
-    num_blocks, full = -(-length // INT8_BLOCK), length // INT8_BLOCK
+def _dequantise(data: Tensor, length: int, block: int) -> Tensor:
+    num_blocks, full = -(-length // block), length // block
     scales, codes = data[: SCALE_BYTES * num_blocks].view(torch.float32), data[SCALE_BYTES * num_blocks :].view(torch.int8)
     values = codes.float()
-    border = full * INT8_BLOCK
-    values[:border].view(full, INT8_BLOCK).mul_(scales[:full, None])
+    border = full * block
+    values[:border].view(full, block).mul_(scales[:full, None])
     values[border:].mul_(scales[full:])
     return values
+
+
+def _paired(packed: Tensor, length: int) -> Tensor:
+    """The codes behind the scales, -7 to 7, as 8 more in 4 bits each: two to a byte, the first in its lower half."""
+    border = packed.numel() - length
+    codes = (packed[border:].view(torch.int8) + 8).view(torch.uint8) & 15
+    if length % 2:
+        codes = torch.cat([codes, codes.new_full((1,), 8)])
+    return torch.cat([packed[:border], codes[::2] | (codes[1::2] << 4)])
+
+
+def _unpaired(data: Tensor, length: int) -> Tensor:
+    border = data.numel() - -(-length // 2)
+    codes = torch.stack([data[border:] & 15, data[border:] >> 4], dim=1).view(-1)[:length]
+    return torch.cat([data[:border], (codes.view(torch.int8) - 8).view(torch.uint8)])
 
 
 def _keep_largest(codec: Codec, values: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 Who is who is settled in the tunnel, where libp2p proves both ends: there a caller shows its certificate and is shown the
 callee's, and each checks that the other's peer key vouches for it. From then on TLS takes exactly these two certificates. A path
 is tried beside the calls that the tunnel carries meanwhile, so one that leads nowhere costs nobody any time, and a broken one
-leads back into the tunnel. Gossip, liveness and checkups always take the tunnel.
+leads back into the tunnel, as does one over which tensors travel much more slowly (policy/paths.py). Gossip, liveness and checkups
+always take the tunnel.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import grpc
 import structlog
 
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError
+from peerd.policy.paths import tunnel_is_faster
 from peerd.table.record import PeerId
 from peerd.wire.certificate import MAX_CERTIFICATE_BYTES, SERVER_NAME, Certificate, checked_pem
 from peerd.wire.checkup import host_in
 from peerd.wire.counted import CountedChannel
 from peerd.wire.generated import direct_pb2, direct_pb2_grpc
-from peerd.wire.links import CHANNEL_OPTIONS, Links, as_remote_error, raise_if_ours
+from peerd.wire.links import CHANNEL_OPTIONS, Links, Way, as_remote_error, raise_if_ours
 from peerd.wire.services import Door
 from peerd.wire.throttle import Throttles
 
@@ -177,10 +179,10 @@ class DirectPaths:
         try:
             offer = await self._show(peer)
             channel = await self._open(peer, offer)
-            path.channel, path.failures = CountedChannel(channel, self._throttles), 0
+            path.channel = CountedChannel(channel, self._throttles)
             LOG.debug("direct path", to=peer)
             try:
-                await self._hold(peer, channel, offer)
+                path.failures = path.failures + 1 if await self._hold(peer, channel, offer) else 0
             finally:
                 path.channel = None
                 self._close_soon(channel)
@@ -191,18 +193,31 @@ class DirectPaths:
             path.retry_s = time.monotonic() + _pause_s(path.failures)
             path.work = None
 
-    async def _hold(self, peer: PeerId, channel: grpc.aio.Channel, offer: direct_pb2.ShowReply) -> None:
-        """Until it breaks, or the callee takes no direct connections any more."""
+    async def _hold(self, peer: PeerId, channel: grpc.aio.Channel, offer: direct_pb2.ShowReply) -> bool:
+        """Until it breaks, the callee takes no direct connections any more, or the tunnel is the faster way: then True."""
         broken = asyncio.ensure_future(_broken(channel))
         try:
             while not broken.done():
                 await asyncio.wait({broken}, timeout=SHOW_AGAIN_S)
                 if not broken.done():
+                    if self._is_outrun(peer):
+                        return True
                     with contextlib.suppress(RemoteError):  # the tunnel's trouble is not this path's
                         if await self._show(peer) != offer:
-                            return
+                            return False
+            return False
         finally:
             broken.cancel()
+
+    def _is_outrun(self, peer: PeerId) -> bool:
+        """By the tunnel, when it was last used. What was measured here is forgotten then: the next try counts afresh."""
+        traffic = self._links.traffic
+        rates = traffic.rates(peer, Way.DIRECT), traffic.rates(peer, Way.TUNNEL)
+        outrun = tunnel_is_faster(*rates)
+        if outrun:
+            LOG.info("the tunnel is faster than the direct path", to=peer, direct=rates[0], tunnel=rates[1])
+            traffic.forget_way(peer, Way.DIRECT)
+        return outrun
 
     async def _open(self, peer: PeerId, offer: direct_pb2.ShowReply) -> grpc.aio.Channel:
         """RemoteError says why there is none."""

@@ -62,6 +62,17 @@ class PeerRole(enum.StrEnum):
     """Downloads what is here."""
 
 
+class Way(enum.StrEnum):
+    """How tensors come to a peer."""
+
+    DIRECT = "direct"
+    TUNNEL = "tunnel"
+
+
+Link = tuple[PeerId, Way]
+"""What has a rate: each way to a peer its own."""
+
+
 @dataclass(slots=True)
 class Traffic:
     """Bytes of RPC payload this daemon has sent and received, tensors and messages alike."""
@@ -72,10 +83,12 @@ class Traffic:
     boundary_crossings: int = 0
     tensors: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
     """Bytes of tensors and files by what they are, their codec, the role of the peer at the other end, and sent or received."""
-    incoming: defaultdict[PeerId, RateMeter] = field(default_factory=lambda: defaultdict(RateMeter))
-    """How fast tensors come in, by the peer that sends them."""
-    outgoing: dict[PeerId, float] = field(default_factory=dict)
-    """Bytes per second at which mine arrive, by the peer that measured and told it."""
+    incoming: defaultdict[Link, RateMeter] = field(default_factory=lambda: defaultdict(RateMeter))
+    """How fast tensors come in, by the peer that sends them and the way they take."""
+    outgoing: dict[Link, float] = field(default_factory=dict)
+    """Bytes per second at which mine arrive, by the peer that measured and told it and the way they took."""
+    taken: dict[PeerId, Way] = field(default_factory=dict)
+    """By which way the last microbatch went to each peer."""
 
     def sent(self, what: str, role: PeerRole, num_bytes: int, codec: Codec = NONE) -> None:
         self.tensors[what, str(codec), role, "sent"] += num_bytes
@@ -104,9 +117,9 @@ class Traffic:
         return reply
 
     @contextmanager
-    def receiving(self, peer: PeerId, num_bytes: int) -> Iterator[None]:
-        """So many bytes of tensors are on their way from `peer`, whose first word of them has come."""
-        meter = self.incoming[peer]
+    def receiving(self, link: Link, num_bytes: int) -> Iterator[None]:
+        """So many bytes of tensors are on their way over `link`; the first word of them has come."""
+        meter = self.incoming[link]
         meter.begin(time.monotonic())
         arrived = 0
         try:
@@ -115,14 +128,25 @@ class Traffic:
         finally:
             meter.end(arrived, time.monotonic())
 
-    def told(self, peer: PeerId, rate: float) -> None:
-        """`peer` says how fast my tensors come in; 0 where it does not know yet."""
+    def told(self, link: Link, rate: float) -> None:
+        """The peer says how fast my tensors come in over it; 0 where it does not know yet."""
         if math.isfinite(rate) and rate > 0:
-            self.outgoing[peer] = rate
+            self.outgoing[link] = rate
+
+    def rates(self, peer: PeerId, way: Way | None = None) -> tuple[float | None, float | None]:
+        """Bytes per second to the peer and from it, by this way or that of the last microbatch; None: not known."""
+        link = peer, way or self.taken.get(peer, Way.TUNNEL)
+        meter = self.incoming.get(link)
+        return self.outgoing.get(link), meter.rate if meter is not None else None
 
     def forget(self, peer: PeerId) -> None:
-        self.outgoing.pop(peer, None)
-        self.incoming.pop(peer, None)
+        self.taken.pop(peer, None)
+        for way in Way:
+            self.forget_way(peer, way)
+
+    def forget_way(self, peer: PeerId, way: Way) -> None:
+        self.outgoing.pop((peer, way), None)
+        self.incoming.pop((peer, way), None)
 
 
 class Paths(Protocol):
@@ -149,8 +173,12 @@ class Links:
 
     async def channel_for_tensors(self, peer: PeerId) -> Any:
         """A `grpc.aio.Channel` as far as stubs can tell."""
+        return (await self.way_for_tensors(peer))[0]
+
+    async def way_for_tensors(self, peer: PeerId) -> tuple[Any, Way]:
+        """The same, and where it leads through."""
         direct = self.direct.channel(peer) if self.direct is not None else None
-        return direct or await self.channel(peer)
+        return (direct, Way.DIRECT) if direct else (await self.channel(peer), Way.TUNNEL)
 
     async def channel(self, peer: PeerId) -> grpc.aio.Channel:
         async with self._opening.setdefault(peer, asyncio.Lock()):

@@ -34,7 +34,7 @@ from peerd.wire.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
-from peerd.wire.links import RETRY_AFTER_MS, PeerRole, Traffic
+from peerd.wire.links import RETRY_AFTER_MS, Link, PeerRole, Traffic, Way
 from peerd.wire.tunnel import caller_of
 from peerd.wire.values import Average, Bytes, Call, CallResult, Description, Part, Snapshot
 
@@ -212,8 +212,9 @@ class StageServicer(stage_pb2_grpc.StageServicer):
     async def Backpropagate(self, messages: AsyncIterator[stage_pb2.CallMessage | Chunk], context: Any) -> AsyncIterator[Any]:
         """Takes and yields chunks as they lie in memory (`ChunkCoder`)."""
         caller = await self._door.caller(context)
+        link = caller, Way.TUNNEL if caller_of(context.peer()) else Way.DIRECT
         replies: asyncio.Queue[stage_pb2.ReplyMessage | None] = asyncio.Queue()
-        work = asyncio.ensure_future(self._work(caller, messages, replies))
+        work = asyncio.ensure_future(self._work(link, messages, replies))
         work.add_done_callback(lambda _task: replies.put_nowait(None))
         try:
             while True:
@@ -233,15 +234,16 @@ class StageServicer(stage_pb2_grpc.StageServicer):
             with contextlib.suppress(asyncio.CancelledError, PeerdError):
                 await work
         began_s = time.monotonic()
-        for each in convert.result_to(result, self._door.traffic.incoming[caller].rate):
+        for each in convert.result_to(result, self._door.traffic.incoming[link].rate):
             yield each
         if result.gradient is not None:
             self._door.spans.add(Kind.SEND_GRADIENT, began_s, call.step, call.index, caller, result.gradient.num_bytes)
         self._count(result)
 
     async def _work(
-        self, caller: PeerId, messages: AsyncIterator[Any], replies: asyncio.Queue[stage_pb2.ReplyMessage | None]
+        self, link: Link, messages: AsyncIterator[Any], replies: asyncio.Queue[stage_pb2.ReplyMessage | None]
     ) -> tuple[Call, CallResult]:
+        caller, _ = link
         first = await self._door.read(messages)
         if not isinstance(first, stage_pb2.CallMessage) or first.WhichOneof("kind") != "header":
             raise BadMessageError("a call without a header")
@@ -252,7 +254,7 @@ class StageServicer(stage_pb2_grpc.StageServicer):
         async def receive() -> tuple[memoryview, ...]:
             replies.put_nowait(stage_pb2.ReplyMessage(accepted=stage_pb2.Accepted()))
             num_bytes = call.inputs.num_bytes + call.labels.num_bytes
-            with self._door.traffic.receiving(caller, num_bytes):
+            with self._door.traffic.receiving(link, num_bytes):
                 chunks = await self._door.read_chunks(messages, num_bytes)
             self._door.traffic.received_inputs(call)
             return chunks

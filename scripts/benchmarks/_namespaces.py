@@ -57,8 +57,10 @@ class Network:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._switch is not None:
             assert self._switch.stdin is not None
+            assert self._switch.stdout is not None
             self._switch.stdin.close()
             self._switch.wait(10)
+            self._switch.stdout.close()
         for name in self._made:
             _ip("netns", "del", name)
         self._made.clear()

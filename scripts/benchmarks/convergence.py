@@ -62,8 +62,10 @@ METHODS = {
     "8-bit": Method(boundary="int8", weights="int8", within_noise=True),
     "auto, home link": Method(boundary=chosen(HOME_LOAD), weights="int8", within_noise=True),
     "auto, slow link": Method(boundary=chosen(SLOW_LOAD), weights="int8"),
-    "top-k of gradients": Method(weights="topk:0.01"),
-    "the same, naive": Method(weights="topk:0.01", feedback=False),
+    "top-k, a tenth": Method(weights="topk:0.1"),
+    "a tenth, naive": Method(weights="topk:0.1", feedback=False),
+    "top-k, a hundredth": Method(weights="topk:0.01"),
+    "a hundredth, naive": Method(weights="topk:0.01", feedback=False),
     "PowerSGD, rank 1": Method(weights="powersgd:1"),
     "PowerSGD, rank 4": Method(weights="powersgd:4"),
 }

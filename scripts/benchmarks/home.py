@@ -41,7 +41,7 @@ WITHIN = 0.95
 """Of the best codec's throughput, `auto` has at least so much."""
 MICROBATCHES = {"link": 64, "codecs": 24}
 """Of a step: raw activations take five times as long as the work where codecs are compared."""
-CODECS = ("none", "bfloat16", "int8", "topk:0.1", "auto")
+CODECS = ("none", "bfloat16", "int8", "int4", "topk:0.1", "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

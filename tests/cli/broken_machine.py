@@ -178,6 +178,11 @@ def cap_that_starves_others(machine: Machine) -> Sequence[str]:
     return ()
 
 
+def power_that_nothing_tells(machine: Machine) -> Sequence[str]:
+    save_wishes(machine.home, Wishes(limits=Limits(power=200)))
+    return ("--device", "cpu")
+
+
 # What a crash left
 
 

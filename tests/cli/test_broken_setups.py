@@ -89,6 +89,7 @@ def without_network(monkeypatch: pytest.MonkeyPatch) -> None:
         (broken.paused_by_its_owner, warning("limits", "its owner paused it", "by `peerd resume`")),
         (broken.outside_the_hours, warning("limits", "outside the hours allowed", "it goes on at ")),
         (broken.quota_used_up, warning("limits", "today's data quota is used up", "at midnight")),
+        (broken.power_that_nothing_tells, warning("limits", "a limit on power is set", "`peerd limits --power none --duty 50%`")),
         (broken.cap_that_starves_others, warning("limits", "only 1 Mbit/s of upload allowed", "peerd limits --upload 5Mbit")),
         (broken.sockets_left_in_the_home, warning("leftovers", "sockets of daemons that are gone", "the next start removes them")),
         (broken.sockets_left_outside, warning("leftovers", "sockets of daemons that are gone", "the next start removes them")),

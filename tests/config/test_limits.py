@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.config.limits import Wishes, from_fields, load_wishes, parse_hours, parse_rate, parse_share, parse_size, save_wishes, to_fields
+from peerd.config.limits import (
+    Wishes,
+    from_fields,
+    load_wishes,
+    parse_hours,
+    parse_power,
+    parse_rate,
+    parse_share,
+    parse_size,
+    save_wishes,
+    to_fields,
+)
 from peerd.config.paths import Home
 from peerd.errors import DiskError, UsageError
 from peerd.policy.governor import Hours, Limits
@@ -24,6 +35,7 @@ limits = st.builds(
     monthly=st.integers(0, 10**15),
     memory=st.integers(0, 10**12),
     duty=st.floats(0.01, 1),
+    power=st.floats(0, 10_000),
     hours=st.none() | st.tuples(minutes, minutes).filter(lambda both: both[0] != both[1]).map(lambda both: Hours(*both)),
     max_temperature=st.floats(0, 150),
     while_used=st.booleans(),
@@ -67,6 +79,17 @@ def test_sizes_shares_and_hours() -> None:
 def test_what_is_no_span_of_hours_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="22:00-07:00"):
         parse_hours(text)
+
+
+def test_watts_with_and_without_their_letter() -> None:
+    assert parse_power("200W") == parse_power("200") == parse_power("0.2 kW") == 200
+    assert parse_power("none") == 0
+
+
+@pytest.mark.parametrize("text", ["", "-5W", "0W", "much", "200V", "2MW", "11kW", "\u0663W"])
+def test_what_is_no_power_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="200W"):
+        parse_power(text)
 
 
 @given(limits)

@@ -104,7 +104,7 @@ def test_any_value_of_any_field_is_taken_or_refused_and_nothing_else(path: tuple
         ("compute", "threads", -1),
         ("swarm", "announce_period_s", 0.0),
         ("data", "tokenizer", "words"),
-        ("wire", "activations", "int4"),
+        ("wire", "activations", "int3"),
         ("wire", "weight_gradients", "topk:2"),
         ("wire", "weight_gradients", "powersgd:0"),
         ("wire", "weight_gradients", "powersgd:65"),

@@ -10,14 +10,23 @@ import psutil
 import pytest
 import torch
 
-from peerd.daemon.sensors import Sensors
+from peerd.daemon.sensors import Sensors, taken_by_all
 from peerd.policy.governor import Limits
 
 
-@pytest.mark.parametrize("limits", [{"while_used": False}, {"on_battery": False}, {"on_metered": False}, {"max_temperature": 80.0}])
+@pytest.mark.parametrize(
+    "limits", [{"while_used": False}, {"on_battery": False}, {"on_metered": False}, {"max_temperature": 80.0}, {"power": 9.0}]
+)
 def test_only_limits_on_the_machine_itself_have_it_looked_at(limits: dict[str, Any]) -> None:
     assert not Sensors.has_to_look(Limits(upload=1e6, daily=10**9))
     assert Sensors.has_to_look(Limits(**limits))
+
+
+@pytest.mark.parametrize(
+    ("samples", "percent"), [([], 0), ([(7, 4)], 4), ([(7, 90), (7, 0), (7, 0)], 30), ([(7, 4), (8, 6), (7, 8), (8, 8)], 13)]
+)
+def test_a_gpu_is_taken_by_all_that_use_it_and_not_by_their_shortest_bursts(samples: list[tuple[int, float]], percent: float) -> None:
+    assert taken_by_all(samples) == pytest.approx(percent)
 
 
 def test_children_are_looked_for_where_none_is_known_and_where_one_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.governor import BUSY_SHARE, COOL_DOWN_C, QUIET_S, QUIET_SHARE, Hours, Limits, Pause, Readings, Verdict, judge, why_pause
+from peerd.policy.governor import (
+    BUSY_SHARE,
+    COOL_DOWN_C,
+    LEAST_DUTY,
+    QUIET_S,
+    QUIET_SHARE,
+    Hours,
+    Limits,
+    Pause,
+    Readings,
+    Verdict,
+    duty_within,
+    judge,
+    why_pause,
+)
 
 minutes = st.integers(0, 24 * 60 - 1)
 yes_no_unknown = st.sampled_from([True, False, None])
@@ -121,11 +135,30 @@ def test_hours_and_the_hours_between_them_make_the_day(start: int, end: int, min
         assert not Hours(start, end).holds(end)
 
 
-@pytest.mark.parametrize("field", ["upload", "download", "daily", "monthly", "memory", "max_temperature"])
+@pytest.mark.parametrize("field", ["upload", "download", "daily", "monthly", "memory", "power", "max_temperature"])
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
 def test_impossible_limits_are_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         Limits(**{field: value})  # type: ignore[arg-type]
+
+
+@given(st.floats(1, 100), st.floats(110, 1000), st.floats(0.1, 1), st.floats(0.01, 1))
+def test_a_gpu_is_kept_within_its_power_and_works_as_much_as_that_allows(idle: float, busy: float, duty: float, start: float) -> None:
+    """One that draws in proportion to its work, and whose readings lag as those of the sensors do."""
+    limits, share, shown = Limits(power=100.0, duty=duty), min(start, duty), idle
+    for _ in range(600):
+        shown += 0.2 * (idle + share * (busy - idle) - shown)
+        share = duty_within(limits, share, shown)
+    drawn, allowed = idle + share * (busy - idle), idle + duty * (busy - idle)
+    assert LEAST_DUTY <= share <= duty
+    assert drawn <= 102 or share == LEAST_DUTY
+    assert drawn >= min(98, allowed * (1 - 1e-9))
+
+
+@given(st.floats(0.01, 1), st.none() | st.floats(0, 1000))
+def test_a_duty_is_kept_as_it_is_where_no_power_is_limited_or_known(duty: float, power: float | None) -> None:
+    assert duty_within(Limits(duty=duty), 0.5, power) == duty
+    assert duty_within(Limits(duty=duty, power=100), 0.5, None) == duty
 
 
 @pytest.mark.parametrize("duty", [0.0, -0.5, 1.01, float("nan")])

@@ -12,7 +12,7 @@ from peerd.stage.adapting import LinkCodecs
 from peerd.stage.tensors import decode, encode
 from peerd.table.record import PeerId
 from peerd.wire.codecs import through
-from peerd.wire.links import Traffic
+from peerd.wire.links import Traffic, Way
 from peerd.wire.values import Call
 from tests.strategies import member, view_of
 from tests.tiny_run import tiny_manifest
@@ -47,10 +47,10 @@ def call(stage: int = 1, evaluation: bool = False) -> Call:
 
 async def test_a_slow_link_is_compressed_and_a_fast_one_beside_it_is_not() -> None:
     traffic = Traffic()
-    traffic.told(NEAR, 100.0 * RAW_BYTES)
-    traffic.told(FAR, 0.2 * RAW_BYTES)
-    traffic.incoming[FAR].begin(0.0)
-    traffic.incoming[FAR].end(RAW_BYTES, 3.0)
+    traffic.told((NEAR, Way.TUNNEL), 100.0 * RAW_BYTES)
+    traffic.told((FAR, Way.TUNNEL), 0.2 * RAW_BYTES)
+    traffic.incoming[FAR, Way.TUNNEL].begin(0.0)
+    traffic.incoming[FAR, Way.TUNNEL].end(RAW_BYTES, 3.0)
     found = codecs(traffic)
     near, far = await found.adapt(call(), NEAR), await found.adapt(call(), FAR)
     assert near == replace(call(), gradient_codec=parse_codec("none"))
@@ -66,7 +66,7 @@ async def test_a_slow_link_is_compressed_and_a_fast_one_beside_it_is_not() -> No
 
 async def test_tokens_evaluations_and_runs_that_name_their_codecs_are_left_alone() -> None:
     traffic = Traffic()
-    traffic.told(FAR, 1.0)
+    traffic.told((FAR, Way.TUNNEL), 1.0)
     assert await codecs(traffic).adapt(call(stage=0), FAR) == call(stage=0)
     assert await codecs(traffic).adapt(call(evaluation=True), FAR) == call(evaluation=True)
     plain = codecs(traffic, replace(MANIFEST, wire=WireConfig(activations="int8")))
@@ -77,5 +77,17 @@ async def test_tokens_evaluations_and_runs_that_name_their_codecs_are_left_alone
 def test_only_a_number_that_can_be_a_rate_is_believed() -> None:
     traffic = Traffic()
     for told in (0.0, -1.0, float("nan"), float("inf")):
-        traffic.told(FAR, told)
+        traffic.told((FAR, Way.TUNNEL), told)
     assert not traffic.outgoing
+
+
+async def test_each_way_to_a_peer_is_judged_by_its_own_rate() -> None:
+    traffic = Traffic()
+    traffic.told((FAR, Way.TUNNEL), 0.2 * RAW_BYTES)
+    traffic.told((FAR, Way.DIRECT), 100.0 * RAW_BYTES)
+    found = codecs(traffic)
+    assert (await found.adapt(call(), FAR)).inputs.codec == parse_codec("int8")
+    traffic.taken[FAR] = Way.DIRECT
+    assert (await found.adapt(call(), FAR)).inputs.codec == parse_codec("none")
+    traffic.forget(FAR)
+    assert traffic.rates(FAR) == traffic.rates(FAR, Way.DIRECT) == (None, None)

@@ -23,7 +23,7 @@ from peerd.wire.values import Bytes, Call, CallResult, TensorBytes
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
-CODECS = ["none", "bfloat16", "float16", "int8", "topk:0.25"]
+CODECS = ["none", "bfloat16", "float16", "int8", "int4", "topk:0.25"]
 TOKENS, LABELS = torch.randint(0, 256, (2, 2, 16), generator=torch.Generator().manual_seed(3)).unbind(0)
 
 
@@ -136,13 +136,13 @@ async def test_activations_that_decode_to_nothing_are_refused(make_chain: Callab
 async def test_where_links_choose_what_the_caller_asks_for_comes_back(make_chain: Callable[[WireConfig], Chain]) -> None:
     """Any codec that the run allows, for activations and for their gradients; no other."""
     chain = make_chain(WireConfig(activations="auto", activation_gradients="auto:int8"))
-    sound, half = encode(torch.ones(2, 16, 32), parse_codec("topk:0.1")), parse_codec("bfloat16")
+    sound, half = encode(torch.ones(2, 16, 32), parse_codec("topk:0.08")), parse_codec("bfloat16")
     call = replace(chain.launch(), stage=1, inputs=sound, gradient_codec=half)
     result = await chain.send(call, lambda _stage, _peer: None)
     assert result.gradient is not None
     assert result.gradient.codec == half
     assert chain.sent[0].codec == parse_codec("none"), "what comes in compressed goes on as the next link needs it"
-    with pytest.raises(BadMessageError, match=r"asked for as topk:0\.1"):
-        await chain.send(replace(call, gradient_codec=parse_codec("topk:0.1")), lambda _stage, _peer: None)
+    with pytest.raises(BadMessageError, match=r"asked for as topk:0\.08"):
+        await chain.send(replace(call, gradient_codec=parse_codec("topk:0.08")), lambda _stage, _peer: None)
     with pytest.raises(BadMessageError, match=r"encoded as topk:0\.9 where auto:topk:0\.05 is due"):
         await chain.send(replace(call, inputs=encode(torch.ones(2, 16, 32), parse_codec("topk:0.9"))), lambda _stage, _peer: None)

@@ -11,14 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from peerd.config.codec import INT8_BLOCK, LADDER, TOPK_CHUNK, Codec, parse_allowed, parse_codec
+from peerd.config.codec import INT4_BLOCK, INT8_BLOCK, LADDER, TOPK_CHUNK, Codec, parse_allowed, parse_codec
 from peerd.errors import BadMessageError
 from peerd.stage.tensors import decode as decode_tensor
 from peerd.stage.tensors import encode as encode_tensor
 from peerd.stage.tensors import take
 from peerd.wire.codecs import decode, encode, through
 
-NAMES = ["none", "bfloat16", "float16", "int8", "topk:0.01", "topk:0.25", "topk:0.9", "topk:1"]
+NAMES = ["none", "bfloat16", "float16", "int8", "int4", "topk:0.01", "topk:0.25", "topk:0.9", "topk:1"]
 codecs = st.sampled_from(NAMES).map(parse_codec)
 CPU = torch.device("cpu")
 
@@ -54,9 +54,10 @@ def test_a_vector_comes_back_as_near_as_promised_in_as_many_bytes_as_told(codec:
     elif codec.name == "float16":
         assert bool((error <= 2.0**-11 * values.abs() + 2.0**-25)[values.abs() < 65504].all())
         assert bool((back.abs() <= 65504).all())
-    elif codec.name == "int8":
-        peaks = [block.abs().max() for block in values.split(INT8_BLOCK)] if values.numel() else []  # type: ignore[no-untyped-call]
-        allowed = torch.cat([peak.expand(INT8_BLOCK) for peak in peaks])[: values.numel()] / 253 if peaks else values
+    elif codec.name in ("int8", "int4"):
+        size, parts = (INT8_BLOCK, 253) if codec.name == "int8" else (INT4_BLOCK, 13.9)
+        peaks = [block.abs().max() for block in values.split(size)] if values.numel() else []  # type: ignore[no-untyped-call]
+        allowed = torch.cat([peak.expand(size) for peak in peaks])[: values.numel()] / parts if peaks else values
         assert bool((error <= allowed.clamp_min(1e-30)).all())
     else:
         assert bool(((back == values) | (back == 0)).all())
@@ -123,7 +124,17 @@ def test_each_codec_takes_its_share_of_the_bytes() -> None:
     length = 1 << 20
     shares = {name: parse_codec(name).num_bytes(length) / (4 * length) for name in NAMES}
     assert shares == pytest.approx(
-        {"none": 1, "bfloat16": 0.5, "float16": 0.5, "int8": 65 / 256, "topk:0.01": 0.015, "topk:0.25": 0.375, "topk:0.9": 1, "topk:1": 1},
+        {
+            "none": 1,
+            "bfloat16": 0.5,
+            "float16": 0.5,
+            "int8": 65 / 256,
+            "int4": 17 / 128,
+            "topk:0.01": 0.015,
+            "topk:0.25": 0.375,
+            "topk:0.9": 1,
+            "topk:1": 1,
+        },
         rel=0.01,
     )
 
@@ -134,13 +145,21 @@ def test_eight_bits_cost_seven_thousandths_of_normal_values() -> None:
     assert float(error) == pytest.approx(0.0066, rel=0.1)
 
 
+def test_four_bits_cost_an_eighth_of_normal_values_and_come_back_in_their_places() -> None:
+    values = normal(1 << 16)
+    error = (through(parse_codec("int4"), values) - values).pow(2).mean().sqrt() / values.pow(2).mean().sqrt()
+    assert float(error) == pytest.approx(0.118, rel=0.1)
+    steps = torch.arange(-7.0, 8.0)
+    assert torch.equal(through(parse_codec("int4"), steps), steps)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_codec_is_called_what_it_was_parsed_from(name: str) -> None:
     assert str(parse_codec(name)) == name
 
 
 @pytest.mark.parametrize(
-    "text", ["", "int4", "topk", "topk:0", "topk:0.0", "topk:2", "topk:-0.1", "topk:nan", "topk:1e-3", "INT8", 99 * "x"]
+    "text", ["", "int3", "topk", "topk:0", "topk:0.0", "topk:2", "topk:-0.1", "topk:nan", "topk:1e-3", "INT8", 99 * "x"]
 )
 def test_other_names_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no codec; known are"):
@@ -162,7 +181,8 @@ def test_a_gpu_decodes_to_the_same_bits(name: str) -> None:
         ("int8", ["int8"]),
         ("auto:bfloat16", ["none", "bfloat16"]),
         ("auto:int8", ["none", "bfloat16", "int8"]),
-        ("auto:topk:0.1", ["none", "bfloat16", "int8", "topk:0.15", "topk:0.12", "topk:0.1"]),
+        ("auto:topk:0.1", ["none", "bfloat16", "int8", "topk:0.1"]),
+        ("auto:int4", ["none", "bfloat16", "int8", "int4"]),
         ("auto:topk:0.01", [str(codec) for codec in LADDER] + ["topk:0.01"]),
         ("auto", [str(codec) for codec in LADDER]),
     ],

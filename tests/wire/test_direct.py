@@ -19,7 +19,7 @@ from peerd.wire.certificate import SERVER_NAME, Certificate, make_certificate
 from peerd.wire.checkup import CheckupServicer
 from peerd.wire.direct import DirectPaths, DirectServicer, Pins, Showing, hosts_in
 from peerd.wire.generated import checkup_pb2, checkup_pb2_grpc, direct_pb2, direct_pb2_grpc
-from peerd.wire.links import Links, Traffic
+from peerd.wire.links import Links, Traffic, Way
 from peerd.wire.server import DirectEndpoint
 from peerd.wire.services import Door
 from peerd.wire.throttle import Throttles
@@ -226,6 +226,26 @@ async def test_a_broken_path_leads_back_into_the_tunnel() -> None:
         await asyncio.wait_for(work, WITHIN_S)
         assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
         assert not paths.leads_to(there.peer)
+
+
+async def test_a_path_that_is_much_slower_than_the_tunnel_was_is_left_for_ever_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_direct, "SHOW_AGAIN_S", 0.05)
+    async with endpoint() as there:
+        links, paths = there.paths_of(new_identity())
+        links.traffic.told((there.peer, Way.TUNNEL), 1e6)
+        for failures in (1, 2):
+            assert await tried(paths, there.peer) is not None
+            links.traffic.told((there.peer, Way.DIRECT), 0.9e6)
+            path = paths._paths[there.peer]
+            work = path.work
+            assert work is not None
+            assert not (await asyncio.wait({work}, timeout=0.2))[0], "noise"
+            links.traffic.told((there.peer, Way.DIRECT), 0.1e6)
+            await asyncio.wait_for(work, WITHIN_S)
+            assert await links.way_for_tensors(there.peer) == (await links.channel(there.peer), Way.TUNNEL)
+            assert links.traffic.rates(there.peer, Way.DIRECT) == (None, None)
+            assert path.failures == failures
+            path.retry_s = 0.0
 
 
 async def test_while_a_cap_is_set_the_tunnel_carries_everything_both_ways() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from peerd.config.codec import parse_codec
 from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BusyError, WrongStateError
 from peerd.stage.tensors import decode, encode
+from peerd.stage.values import Outcome, Ticket
 from peerd.table.record import RawRecord
 from peerd.wire import convert
 from peerd.wire.clients import StageClient, SwarmClient
@@ -22,6 +24,7 @@ from peerd.wire.generated import (
     stage_pb2,
     stage_pb2_grpc,
 )
+from peerd.wire.links import Way
 from peerd.wire.values import Call
 from tests.wire.callee import BAD, BUSY, GONE, MANIFEST, PATIENCE_S, ROWS, RUN, STATE, Callee, assert_refused, drain
 
@@ -37,6 +40,10 @@ def header_of(call: Call, records: Sequence[RawRecord] = (), **changes: Any) -> 
 
 def tensor_messages(call: Call) -> list[stage_pb2.CallMessage]:
     return [stage_pb2.CallMessage(chunk=bytes(chunk)) for chunk in (*call.inputs.chunks, *call.labels.chunks)]
+
+
+def sent(call: Call) -> list[stage_pb2.CallMessage]:
+    return [header_of(call), *tensor_messages(call)]
 
 
 def chunk_of(num_bytes: int) -> stage_pb2.CallMessage:
@@ -106,8 +113,8 @@ async def test_tensors_are_counted_by_what_they_are_their_codec_the_peers_role_a
 async def test_a_reply_tells_how_fast_tensors_came_in_how_long_they_were_held_and_how_many_may_be(callee: Callee) -> None:
     links, peer = callee.links(), callee.caller.peer
     result = await StageClient(links, RUN).backpropagate(peer, callee.call(), (), PATIENCE_S, lambda _stage, _peer: None)
-    assert links.traffic.outgoing[peer] > 0
-    assert (links.traffic.incoming[peer].rate or 0) > 0
+    assert all((rate or 0) > 0 for rate in links.traffic.rates(peer))
+    assert links.traffic.rates(peer) == links.traffic.rates(peer, Way.TUNNEL) != links.traffic.rates(peer, Way.DIRECT)
     assert result.held_s >= result.queued_s > 0
     assert result.slots == 2 * MANIFEST.train.num_stages + 2
 
@@ -175,6 +182,28 @@ async def test_one_that_is_leaving_takes_nothing_new_and_is_not_taken_for_dead(c
     call = callee.call()
     with pytest.raises((WrongStateError, BusyError), match=r"I am leaving|refused the call"):  # the reply may be cut short
         await StageClient(callee.links(), RUN).backpropagate(callee.caller.peer, call, (), PATIENCE_S, lambda _stage, _peer: None)
+
+
+async def test_one_that_pauses_gives_back_what_it_has_not_begun_and_finishes_what_it_has(callee: Callee) -> None:
+    begun, go_on, jobs = threading.Event(), threading.Event(), callee.state.forward_backward
+
+    def slowly(ticket: Ticket) -> Outcome:
+        begun.set()
+        go_on.wait(20)
+        return jobs(ticket)
+
+    callee.state.forward_backward = slowly  # type: ignore[method-assign]
+    stub = await callee.served.stub(stage_pb2_grpc.StageStub, callee.caller.peer)
+    first = stub.Backpropagate(iter(sent(callee.call(index=0))))
+    assert await asyncio.to_thread(begun.wait, 20)
+    second = stub.Backpropagate(iter(sent(callee.call(index=1))))
+    assert (await second.read()).WhichOneof("kind") == "accepted"
+    callee.service.handing_back = True
+    go_on.set()
+    assert (await second.code(), await second.details()) == (STATE, "I am leaving")
+    await drain(first)
+    assert callee.service.counters.accumulated == 1
+    assert callee.service.queue == callee.door.refused == 0
 
 
 async def test_a_call_twice_at_once_is_refused_and_the_first_is_served(callee: Callee) -> None:
