@@ -1,7 +1,8 @@
 """The folder of a daemon's sockets: claimed by one daemon at a time, and swept away where its daemon is gone.
 
 A claim is a lock on the folder itself, which the system gives up with the daemon, however it ends. A folder is stale
-where nobody holds that lock and no socket in it takes a connection; its age says nothing.
+where nobody holds that lock and no socket in it takes a connection; its age says nothing, and whether its home is
+still there does not matter: to a home it is of no use either.
 """
 
 from __future__ import annotations
