@@ -64,11 +64,16 @@ def claim(folder: Path, keep: Path) -> RunFolder:
 
 def _claimed(folder: Path) -> int | None:
     """Its descriptor, locked; None while another process holds it or has just removed it."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    info = folder.lstat()
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-        raise DiskError(f"{folder} belongs to another user", "remove it or choose another --home")
     try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except FileExistsError:
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise
+        return None
+    try:
+        info = folder.lstat()
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+            raise DiskError(f"{folder} belongs to another user", "remove it or choose another --home")
         descriptor = os.open(folder, _OPEN)
     except FileNotFoundError:
         return None
