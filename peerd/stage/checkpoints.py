@@ -15,13 +15,13 @@ from pathlib import Path
 import structlog
 from blake3 import blake3
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from peerd.config.atomic import commit, draft
 from peerd.errors import DiskError
 from peerd.stage.export import HistoryEntry
 from peerd.stage.snapshots import Downloaded
+from peerd.stage.tensors import file_of
 from peerd.table.record import Lineage
 
 KEPT = 4
@@ -62,9 +62,10 @@ class CheckpointStore:
         }
         try:
             with draft(self._folder) as path:
-                save_file({name: tensor.contiguous() for name, tensor in state.tensors.items()}, path, metadata)
+                with path.open("wb") as file:
+                    file.writelines(file_of(state.tensors, metadata))
                 commit(path, self._folder / f"{stage}of{self._num_stages}-{state.step}-{_digest(path)}.safetensors")
-        except (DiskError, SafetensorError) as error:
+        except DiskError as error:
             LOG.warning("no checkpoint could be written", step=state.step, error=str(error))
             return
         place = (stage, self._num_stages)
