@@ -68,6 +68,7 @@ def resume(context: click.Context, as_json: bool) -> None:
 @click.option("--daily", metavar="SIZE", help="Data quota per day, both ways, like 20GB; the peer pauses when it is used up.")
 @click.option("--monthly", metavar="SIZE", help="Data quota per month.")
 @click.option("--memory", metavar="SIZE", help="Most memory for a stage, on the device that computes; counts from the next join or resume.")
+@click.option("--disk", metavar="SIZE", help="Most disk for a run's checkpoints: the oldest go first, the newest stays.")
 @click.option("--duty", metavar="SHARE", help="Share of the time to compute, like 50%.")
 @click.option("--hours", metavar="FROM-TO", help="Work only within these hours of the day, like 22:00-07:00.")
 @click.option("--max-temperature", metavar="DEGREES", help="Pause while the hottest sensor is above, in degrees Celsius.")
@@ -142,6 +143,7 @@ def _change(given: Mapping[str, str | None]) -> dict[str, Any]:
         "daily": ("daily", parse_size),
         "monthly": ("monthly", parse_size),
         "memory": ("memory", parse_size),
+        "disk": ("disk", parse_size),
         "duty": ("duty", parse_share),
         "hours": ("hours", lambda text: hours_text(parse_hours(text))),
         "max_temperature": ("max_temperature", _degrees),

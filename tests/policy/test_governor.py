@@ -121,7 +121,7 @@ def test_hours_and_the_hours_between_them_make_the_day(start: int, end: int, min
         assert not Hours(start, end).holds(end)
 
 
-@pytest.mark.parametrize("field", ["upload", "download", "daily", "monthly", "memory", "max_temperature"])
+@pytest.mark.parametrize("field", ["upload", "download", "daily", "monthly", "memory", "disk", "max_temperature"])
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
 def test_impossible_limits_are_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
