@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +18,10 @@ from peerd.daemon.past import Past
 from peerd.observe.archive import Archive
 from peerd.observe.thinning import DAY_S, HOUR_S
 from peerd.observe.values import Event, FinishedStep, Sample
+from peerd.policy.roster import Roster, RosterEntry
 from peerd.stage.export import HistoryEntry
+from peerd.table.record import PeerId
+from tests.strategies import member, view_of
 from tests.tiny_run import tiny_manifest
 
 
@@ -57,6 +61,20 @@ async def test_a_step_that_the_compute_thread_is_just_finishing_is_not_told_with
 async def test_steps_from_before_the_daemon_was_there_have_no_time(archive: Archive) -> None:
     past = Past(node_of([entry(0), entry(1)], {}), archive)
     assert [(told["step"], told["time_s"]) for told in await past.steps(0)] == [(0, 0.0), (1, 0.0)]
+
+
+async def test_while_sequences_grow_a_peer_has_given_the_tokens_that_its_microbatches_had(archive: Archive) -> None:
+    tiny = tiny_manifest()
+    manifest = replace(tiny, train=replace(tiny.train, microbatches_per_step=4, first_sequence_length=8, sequence_length_steps=4))
+    node = node_of([], {})
+    node.place.manifest, node.membership.live = manifest, lambda: view_of(member("a"))  # type: ignore[misc, method-assign]
+    entries = (RosterEntry(PeerId("a"), 1, 1, 0b111), RosterEntry(PeerId("b"), 1, 1, 0b1000))
+    for step in range(8):
+        archive.note_average(Roster(0, step, 1, PeerId("a"), entries), manifest.tokens_per_microbatch_at(step))
+    (stage,) = (await Past(node, archive).contributions({}, lambda _text: None))["stages"]
+    real = sum(manifest.tokens_per_microbatch_at(step) for step in range(8))
+    assert real < 8 * manifest.tokens_per_microbatch
+    assert {row["peer"]: (row["microbatches"], row["tokens"]) for row in stage["peers"]} == {"a": (24, 3 * real), "b": (8, real)}
 
 
 async def reached(archive: Archive, reach_s: float) -> dict[str, Any]:
