@@ -145,6 +145,9 @@ class Stepper:
         newest_seen = max((record.step for record in seen), default=0)
         beginning = replace(self.beginning, needs_state=self.load_start is not None)
         found = plan(self._state.record, live, self._rules.num_stages, beginning=beginning, newest_seen=newest_seen)
+        if found.anew:
+            LOG.warning("beginning anew", reason=found.reason, remedy="if a peer has one: `peerd leave`, and `peerd join` once it is back")
+            self.beginning = replace(self.beginning, reached=self.beginning.step)  # said once
         if found.begin:
             return Decision(Act.SERVE if self.load_start is None else Act.LOAD_START, found.reason)
         if found.load is None:

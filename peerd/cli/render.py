@@ -154,6 +154,7 @@ def print_limits(reply: Mapping[str, Any]) -> None:
         ("monthly", _size(limits["monthly"])),
         ("data used", used),
         ("memory", _size(limits["memory"])),
+        ("disk", _size(limits["disk"])),
         ("duty", f"{limits['duty']:.0%} of the time"),
         ("power", f"{limits['power']:g} W on average" if limits["power"] else "no limit"),
         ("hours", limits["hours"] or "all day"),

@@ -118,13 +118,14 @@ def dashboard(context: click.Context, opens: bool | None, as_json: bool) -> None
     """
     from peerd.control.client import ControlClient
 
-    reply = ControlClient(chosen_home(context)).request("dashboard")
-    click.echo(json.dumps(reply) if as_json else reply["address"])
     wanted = sys.stdout.isatty() and not as_json and is_on_a_desktop(sys.platform, os.environ) if opens is None else opens
+    reply = ControlClient(chosen_home(context)).request("dashboard", open=wanted)
+    click.echo(json.dumps(reply) if as_json else reply["address"])
     if wanted:
         import webbrowser
 
-        if not webbrowser.open(reply["address"]) and opens:
+        # All users of this machine see a browser's command line: never the token. A daemon that gives no code shows the page without.
+        if not webbrowser.open(reply.get("open") or reply["address"].partition("?")[0]) and opens:
             raise UsageError("no browser can be opened here", "open the address yourself")
 
 

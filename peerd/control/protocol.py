@@ -13,7 +13,8 @@ leave     now (bool)                           {"schema"}; drains first unless `
 pause     for_s (0: until resume), wait        {"schema", OwnerInfo's fields}; returns when what it held is handed on
 resume    -                                    {"schema", OwnerInfo's fields}
 limits    change (some of the limits)          {"schema", OwnerInfo's fields}
-dashboard -                                    {"schema", "address"}: with the token
+dashboard open (bool)                          {"schema", "address"}: with the token; `open` adds "open", which holds once, for a
+                                               minute, and is no secret after that
 export    folder (absolute path)               {"schema", "step", "folder", "files", "num_parameters"}; with progress lines
 reach     -                                    {"schema", "port", "answers", "direct"}: per peer asked, its "peer", "observed" and
                                                "reached"; `direct` is DirectInfo with "answers" of its own

@@ -176,31 +176,38 @@ def running_daemon(home: Home) -> tuple[dict[str, Any] | None, list[Finding]]:
 def port(host: str, wanted: int, home: Home) -> Iterator[Finding]:
     """Whether the port that a daemon would listen on is free."""
     from peerd.swarm.identity import LocalState
-    from peerd.wire.p2pd import check_port_free
 
     try:
         chosen = wanted or LocalState(home).port
     except PeerdError:
         chosen = 0  # told with the home
-    try:
-        check_port_free(host or "0.0.0.0", chosen)  # noqa: S104 - where a daemon listens that others shall reach
-    except PeerdError as error:
-        if wanted:
-            yield problem("port", error.message, error.remedy)
-        else:
-            yield warning("port", f"{error.message}: that of last time", "the next start takes another; forward that, or choose --port")
-        return
-    yield ok("port", f"TCP port {chosen} is free" if chosen else "a daemon takes any free TCP port; a router needs a fixed one (--port)")
+    refused = _refused(host, chosen)
+    if refused and wanted:
+        yield problem("port", refused.message, refused.remedy)
+    elif refused:
+        yield warning("port", f"{refused.message}: that of last time", "the next start takes another; forward that, or choose --port")
+    elif chosen:
+        yield ok("port", f"TCP port {chosen} is free")
+    else:
+        yield ok("port", "a daemon takes any free TCP port; a router needs a fixed one (--port)")
 
 
 def direct_port(host: str, wanted: int) -> Iterator[Finding]:
     """Only what stands in its way: whether others get there, they tell."""
+    refused = _refused(host, wanted)
+    if refused:
+        yield problem("direct", refused.message, "choose another one with --direct-port, or leave it out")
+
+
+def _refused(host: str, port: int) -> PeerdError | None:
+    """Why a daemon could not listen there."""
     from peerd.wire.p2pd import check_port_free
 
     try:
-        check_port_free(host or "0.0.0.0", wanted)  # noqa: S104 - as above
+        check_port_free(host or "0.0.0.0", port)  # noqa: S104 - where a daemon listens that others shall reach
     except PeerdError as error:
-        yield problem("direct", error.message, "choose another one with --direct-port, or leave it out")
+        return error
+    return None
 
 
 def leftovers(home: Home, *, runs: bool) -> Iterator[Finding]:

@@ -36,6 +36,7 @@ from peerd.observe.archive import Archive
 from peerd.observe.store import HistoryStore
 from peerd.observe.thinning import at_most, every_so_many
 from peerd.observe.values import Event, FinishedStep, Sample
+from peerd.observe.web.guard import OPENS, Access, Codes
 from peerd.table.record import Evaluation
 
 POINTS = 600
@@ -70,6 +71,10 @@ class Spot:
     @property
     def address_with_token(self) -> str:
         return f"{self.address}?token={self.token}"
+
+    def address_with(self, code: str) -> str:
+        """For a browser's command line."""
+        return f"{self.address}{OPENS.removeprefix('/')}{code}"
 
 
 def take_place(settings: Settings, home: Home) -> Spot:
@@ -130,6 +135,7 @@ class Dashboard:
         self.place = place
         self._archive = archive
         self._public = public
+        self._codes = Codes()
         self._scrape: Callable[[], bytes] | None = None
         self._asked: tuple[float, Mapping[str, Any]] = (float("-inf"), {})
         self._asking = asyncio.Lock()
@@ -144,8 +150,7 @@ class Dashboard:
         """Serves until cancelled. Whatever goes wrong with the dashboard costs the dashboard only."""
         try:
             server = await asyncio.to_thread(importlib.import_module, "peerd.observe.web.server")
-            guard = await asyncio.to_thread(importlib.import_module, "peerd.observe.web.guard")
-            access = guard.Access(host=self.place.host, port=self.place.port, token=self.place.token, public=self._public)
+            access = Access(host=self.place.host, port=self.place.port, token=self.place.token, public=self._public)
             async with server.dashboard(self.place.listener, self, access):
                 LOG.info("dashboard", address=self.place.address)
                 await asyncio.Event().wait()
@@ -154,9 +159,16 @@ class Dashboard:
         finally:
             self.place.listener.close()
 
-    async def tell(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+    async def tell(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         """The control verb."""
-        return {"schema": SCHEMA, "address": self.place.address if self._public else self.place.address_with_token}
+        if self._public:
+            return {"schema": SCHEMA, "address": self.place.address}
+        told = {"schema": SCHEMA, "address": self.place.address_with_token}
+        if request.get("open") is not True:
+            return told
+        code = secrets.token_urlsafe(24)
+        self._codes.add(code, time.monotonic())
+        return told | {"open": self.place.address_with(code)}
 
     # What the page asks for
 
@@ -226,6 +238,9 @@ class Dashboard:
 
     async def pause(self, yes: bool) -> None:
         await self._answers.ask_to_pause(yes)
+
+    def take_code(self, code: str) -> bool:
+        return self._codes.take(code, time.monotonic())
 
     def metrics(self) -> bytes:
         if self._scrape is None:

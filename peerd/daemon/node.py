@@ -295,6 +295,7 @@ class Node:
     def keep_limits(self, limits: Limits) -> None:
         """Those of the owner's limits that the stage has to do with."""
         self.service.pace = replace(self.service.pace, duty=limits.duty)
+        self.store.quota_bytes = limits.disk
         if self.network.direct is not None:
             self.network.direct.endpoint.look_again()
 

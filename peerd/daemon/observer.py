@@ -160,9 +160,10 @@ class Observer:
 
     def _applied(self, roster: Roster) -> None:
         """An average was applied: the step is finished here, and its roster says who computed it."""
-        self.archive.note_average(roster)
+        manifest = self._node.place.manifest
+        self.archive.note_average(roster, manifest.tokens_per_microbatch_at(roster.step))
         loss = self._losses.get(roster.step)
-        tokens = self._node.place.manifest.tokens_per_step_at(roster.step)
+        tokens = manifest.tokens_per_step_at(roster.step)
         self.archive.note_step(FinishedStep(step=roster.step, loss=loss, tokens=tokens, time_s=time.time()))
         if loss is not None:
             self._tell(roster.step, loss)

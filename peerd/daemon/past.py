@@ -14,7 +14,7 @@ from peerd.daemon.node import Node
 from peerd.errors import RemoteError, UsageError
 from peerd.observe.archive import Archive
 from peerd.observe.values import Event
-from peerd.policy.contributions import Report, StageTally, merge, why_impossible
+from peerd.policy.contributions import Contribution, Report, StageTally, merge, why_impossible
 from peerd.stage.export import HistoryEntry
 from peerd.swarm.membership import clock_s
 from peerd.table.record import Evaluation, PeerId
@@ -100,7 +100,7 @@ class Past:
             Report(reporter=reporter, tally=tally)
             for reporter, tallies in told
             for tally in tallies
-            if why_impossible(tally, num_stages, per_step) is None
+            if why_impossible(tally, num_stages, per_step, manifest.tokens_per_microbatch_at) is None
         ]
         stages: list[StageContributionsInfo] = [
             {
@@ -108,7 +108,7 @@ class Past:
                 "first_step": found.first_step,
                 "last_step": found.last_step,
                 "steps": found.steps,
-                "peers": [self._row(row.peer, row.steps, row.microbatches, row.reporter) for row in found.rows],
+                "peers": [_row(row, manifest.tokens_per_microbatch_at(found.last_step)) for row in found.rows],
             }
             for found in merge(reports)
         ]
@@ -128,9 +128,11 @@ class Past:
         except RemoteError:
             return ()
 
-    def _row(self, peer: str, steps: int, microbatches: int, reporter: str) -> ContributionInfo:
-        tokens = microbatches * self._node.place.manifest.tokens_per_microbatch
-        return {"peer": peer, "steps": steps, "microbatches": microbatches, "tokens": tokens, "reporter": reporter}
+
+def _row(row: Contribution, tokens: int) -> ContributionInfo:
+    """`tokens` are a microbatch's, for what was counted in microbatches alone: then they are the most that it can be."""
+    told = row.tokens or row.microbatches * tokens
+    return {"peer": row.peer, "steps": row.steps, "microbatches": row.microbatches, "tokens": told, "reporter": row.reporter}
 
 
 def _whom_to_ask(live: LiveView, num_stages: int) -> list[PeerId]:

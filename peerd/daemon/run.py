@@ -177,6 +177,7 @@ class ControlService:
         node.keep_limits(self.governor.in_force)
         if first:
             self._open(node)
+            await self._recall(node)
         self._verbs.update(_verbs(node, self._answers))
         await self._watch(node, self._answers, first)
         self.data_source = node.place.data_source if node.place.data_source != STDLIB else ""
@@ -209,6 +210,13 @@ class ControlService:
             self._verbs["dashboard"] = self._dashboard.tell
         else:
             self._verbs["dashboard"] = no_dashboard
+
+    async def _recall(self, node: Node) -> None:
+        """How far the run had come before, for a founder without a checkpoint, who may begin it anew."""
+        assert self._archive is not None
+        if node.settings.run_file and not node.state.record.checkpoints:
+            for newest in await self._archive.read(lambda store: store.steps(most=1)) or ():
+                node.stepper.beginning = replace(node.stepper.beginning, reached=newest.step + 1)
 
     async def _watch(self, node: Node, answers: Answers, first: bool) -> None:
         """What looks on looks at this stage from here on."""

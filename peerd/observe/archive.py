@@ -39,7 +39,7 @@ class Archive:
         self._steps: list[FinishedStep] = []
         self._samples: list[Sample] = []
         self._events: list[Event] = []
-        self._rosters: list[Roster] = []
+        self._averages: list[tuple[Roster, int]] = []
         self._evaluations: list[Evaluation] = []
         self.num_noted = 0
         """In all; where it has not grown, a query about the newest finds what it found before."""
@@ -56,8 +56,9 @@ class Archive:
         self._events.append(event)
         self.num_noted += 1
 
-    def note_average(self, roster: Roster) -> None:
-        self._rosters.append(roster)
+    def note_average(self, roster: Roster, tokens: int) -> None:
+        """One that was applied, and the tokens of one of its microbatches."""
+        self._averages.append((roster, tokens))
 
     def note_evaluation(self, evaluation: Evaluation) -> None:
         self._evaluations.append(evaluation)
@@ -65,7 +66,7 @@ class Archive:
     @property
     def has_news(self) -> bool:
         """Whether more than samples was noted that is not on disk."""
-        return bool(self._steps or self._events or self._rosters or self._evaluations)
+        return bool(self._steps or self._events or self._averages or self._evaluations)
 
     async def write(self) -> None:
         """Put what was noted on disk; returns when it is there, or could not be."""
@@ -81,8 +82,8 @@ class Archive:
         self._pool.shutdown(wait=False)
 
     async def _run(self, query: Callable[[HistoryStore], Found]) -> Found | None:
-        pending = (self._steps, self._samples, self._events, self._rosters)
-        self._steps, self._samples, self._events, self._rosters = [], [], [], []
+        pending = (self._steps, self._samples, self._events, self._averages)
+        self._steps, self._samples, self._events, self._averages = [], [], [], []
         evaluations, self._evaluations = self._evaluations, []
 
         def work() -> Found | None:
@@ -120,8 +121,10 @@ class Archive:
                 store.close()
 
 
-def _put(store: HistoryStore, steps: list[FinishedStep], samples: list[Sample], events: list[Event], rosters: list[Roster]) -> None:
+def _put(
+    store: HistoryStore, steps: list[FinishedStep], samples: list[Sample], events: list[Event], averages: list[tuple[Roster, int]]
+) -> None:
     if steps or samples or events:
         store.add(steps, samples, events)
-    if rosters:
-        store.count(rosters)
+    if averages:
+        store.count(averages)

@@ -33,7 +33,8 @@ CREATE TABLE IF NOT EXISTS events
     (number INTEGER PRIMARY KEY AUTOINCREMENT, time_s REAL NOT NULL, kind TEXT NOT NULL, peer TEXT NOT NULL, stage INTEGER,
     text TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS tallies
-    (stage INTEGER, peer TEXT, steps INTEGER NOT NULL, microbatches INTEGER NOT NULL, PRIMARY KEY (stage, peer)) WITHOUT ROWID;
+    (stage INTEGER, peer TEXT, steps INTEGER NOT NULL, microbatches INTEGER NOT NULL, tokens INTEGER, PRIMARY KEY (stage, peer))
+    WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counted
     (stage INTEGER PRIMARY KEY, first_step INTEGER NOT NULL, last_step INTEGER NOT NULL, steps INTEGER NOT NULL);
 """
@@ -64,6 +65,8 @@ class HistoryStore:
                 raise sqlite3.DatabaseError(f"{verdict}; of version {version}")
             with db:
                 db.executescript(_SCHEMA)
+                if not any(name == "tokens" for _, name, *_ in db.execute("PRAGMA table_info(tallies)")):
+                    db.execute("ALTER TABLE tallies ADD COLUMN tokens INTEGER")  # NULL, and stays so: nobody counted those before
                 db.execute(f"PRAGMA user_version={VERSION}")
         except BaseException:
             db.close()
@@ -100,10 +103,10 @@ class HistoryStore:
         with self._db:
             self._db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?)", [(each.step, each.loss) for each in evaluations])
 
-    def count(self, rosters: Iterable[Roster]) -> None:
-        """Credit the members of applied averages with the microbatches they brought."""
+    def count(self, averages: Iterable[tuple[Roster, int]]) -> None:
+        """Credit the members of applied averages with the microbatches they brought, each of so many tokens."""
         with self._db:
-            for roster in rosters:
+            for roster, tokens in averages:
                 known = self._db.execute("SELECT last_step FROM counted WHERE stage = ?", (roster.stage,)).fetchone()
                 if known is not None and roster.step <= known[0]:
                     continue
@@ -113,9 +116,10 @@ class HistoryStore:
                     (roster.stage, roster.step, roster.step),
                 )
                 self._db.executemany(
-                    "INSERT INTO tallies VALUES (?, ?, 1, ?) ON CONFLICT (stage, peer) DO UPDATE SET"
-                    " steps = steps + 1, microbatches = microbatches + excluded.microbatches",
-                    [(roster.stage, entry.peer, entry.done.bit_count()) for entry in roster.entries if entry.done],
+                    "INSERT INTO tallies (stage, peer, steps, microbatches, tokens) VALUES (?, ?, 1, ?, ?) ON CONFLICT (stage, peer)"
+                    " DO UPDATE SET steps = steps + 1, microbatches = microbatches + excluded.microbatches,"
+                    " tokens = tokens + excluded.tokens",
+                    [(roster.stage, e.peer, e.done.bit_count(), e.done.bit_count() * tokens) for e in roster.entries if e.done],
                 )
 
     def prune(self, now_s: float) -> None:
@@ -182,9 +186,12 @@ class HistoryStore:
         found = []
         for stage, first, last, steps in self._db.execute("SELECT * FROM counted ORDER BY stage").fetchall():
             rows = self._db.execute(
-                "SELECT peer, steps, microbatches FROM tallies WHERE stage = ? ORDER BY microbatches DESC, peer", (stage,)
+                "SELECT peer, steps, microbatches, coalesce(tokens, 0) FROM tallies WHERE stage = ? ORDER BY microbatches DESC, peer",
+                (stage,),
             )
-            tallies = tuple(Tally(peer=peer, steps=took_part, microbatches=brought) for peer, took_part, brought in rows)
+            tallies = tuple(
+                Tally(peer=peer, steps=took_part, microbatches=brought, tokens=tokens) for peer, took_part, brought, tokens in rows
+            )
             found.append(StageTally(stage=stage, first_step=first, last_step=last, steps=steps, tallies=tallies))
         return found
 

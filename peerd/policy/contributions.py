@@ -6,7 +6,7 @@ says of itself. Where a peer's own row is told by others too, who counted about 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 ABOUT_AS_LONG = 0.75
@@ -19,6 +19,8 @@ class Tally:
     peer: str
     steps: int
     microbatches: int
+    tokens: int = 0
+    """In those; 0: not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,7 @@ class Contribution:
     stage: int
     steps: int
     microbatches: int
+    tokens: int
     reporter: str
 
 
@@ -62,8 +65,8 @@ class StageContributions:
     rows: tuple[Contribution, ...]
 
 
-def why_impossible(tally: StageTally, num_stages: int, microbatches_per_step: int) -> str | None:
-    """None where a report may be true, else what is wrong with it."""
+def why_impossible(tally: StageTally, num_stages: int, microbatches_per_step: int, tokens_at: Callable[[int], int]) -> str | None:
+    """None where a report may be true, else what is wrong with it. `tokens_at` gives a microbatch's tokens at a step, which never fall."""
     if not 0 <= tally.stage < num_stages:
         return "there is no such stage"
     if not 0 < tally.steps <= tally.last_step - tally.first_step + 1 or tally.first_step < 0:
@@ -74,6 +77,9 @@ def why_impossible(tally: StageTally, num_stages: int, microbatches_per_step: in
         return "it names a peer twice"
     if sum(row.microbatches for row in tally.tallies) > tally.steps * microbatches_per_step:
         return "it counts more microbatches than the steps had"
+    least, most = tokens_at(tally.first_step), tokens_at(tally.last_step)
+    if any(row.tokens and not row.microbatches * least <= row.tokens <= row.microbatches * most for row in tally.tallies):
+        return "it counts more or fewer tokens than its microbatches had"
     return None
 
 
@@ -90,7 +96,12 @@ def merge(reports: Sequence[Report]) -> list[StageContributions]:
                 if known is None or (known.reporter == tally.peer and report.tally.steps >= ABOUT_AS_LONG * counted[tally.peer]):
                     counted.setdefault(tally.peer, report.tally.steps)
                     rows[tally.peer] = Contribution(
-                        peer=tally.peer, stage=stage, steps=tally.steps, microbatches=tally.microbatches, reporter=report.reporter
+                        peer=tally.peer,
+                        stage=stage,
+                        steps=tally.steps,
+                        microbatches=tally.microbatches,
+                        tokens=tally.tokens,
+                        reporter=report.reporter,
                     )
         widest = told[0].tally
         ordered = tuple(sorted(rows.values(), key=lambda row: (-row.microbatches, row.peer)))

@@ -47,6 +47,8 @@ class Limits:
     monthly: int = 0
     memory: int = 0
     """Bytes a stage may take on the device."""
+    disk: int = 0
+    """Bytes that a run's checkpoints may take; the newest stays even so."""
     duty: float = 1.0
     """Share of the time that the device computes, above 0 and up to 1."""
     power: float = 0.0
@@ -60,7 +62,7 @@ class Limits:
     on_metered: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("upload", "download", "daily", "monthly", "memory", "power", "max_temperature"):
+        for name in ("upload", "download", "daily", "monthly", "memory", "disk", "power", "max_temperature"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must not be negative")

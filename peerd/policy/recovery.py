@@ -21,6 +21,8 @@ class Recovery:
     reason: str
     load: int | None = None
     begin: bool = False
+    anew: bool = False
+    """It begins though it had come further: what was computed is lost, which is worth a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,8 @@ class Beginning:
     """It begins from a state that some peers give (`gives_start`) and that I do not hold yet; not from first weights."""
     founder: bool = True
     """I may begin the run; anyone else follows somebody who serves its first step. That only joiners are in sight may mean a blackout."""
+    reached: int = 0
+    """The step that the run had come to, as far as this home knows."""
 
 
 def plan(mine: PeerRecord, live: LiveView, num_stages: int, *, beginning: Beginning = Beginning(), newest_seen: int = 0) -> Recovery:
@@ -48,6 +52,9 @@ def plan(mine: PeerRecord, live: LiveView, num_stages: int, *, beginning: Beginn
         return Recovery("nobody who serves the run is in sight yet")
     if not begun and beginning.needs_state and not any(record.gives_start for record in live.records):
         return Recovery("nobody who has the state that the run begins from is in sight")
+    if not begun and beginning.reached > beginning.step:
+        lost = f"it was at step {beginning.reached}, of which no checkpoint is in sight"
+        return Recovery(f"the run begins anew at step {beginning.step}: {lost}", begin=True, anew=True)
     if not begun:
         return Recovery("the run begins", begin=True)
     for stage, steps in enumerate(offers):

@@ -10,7 +10,7 @@ knows many announces itself less often, and says so in its record, so that each 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from peerd.policy.hashing import digest
@@ -37,6 +37,10 @@ KEEPERS = 16
 PARTNERS = 16
 MOST_PAUSE = 12
 """Periods between two reads of the directory that are to bring nobody new."""
+STORED_EVERY = 2
+"""Periods; what the directory has of me lives for three of my announcements, and some seconds."""
+EARLY = 0.5
+"""In periods: what is due before the next look at the clock is due now."""
 ANNOUNCED_TO = 3
 """Peers who are told at once of an announcement, so that it does not begin its way with one."""
 TAG_BYTES = 7
@@ -52,16 +56,42 @@ def periods(num_known: int) -> int:
     return 1 + num_known // KNOWN_PER_PERIOD
 
 
-def pause_before_reading(pause: int, before: LiveView, live: LiveView, num_stages: int) -> int:
-    """Periods between two reads of the directory, given those before the last one and the view at it.
+def is_to_announce(every: int, since: float) -> bool:
+    """Whether one who announces itself at least once in `every` periods does so now, so many periods after it last did."""
+    return every == 1 or since >= every - EARLY
+
+
+def is_to_store(mine: PeerRecord, live: LiveView, since: float) -> bool:
+    """Whether the directory gets my announcement, so many periods after the last one it got. It keeps a few of a large swarm's stage."""
+    return since >= STORED_EVERY - EARLY and (len(live.records) <= KNOWN_PER_PERIOD or is_among_first(mine, live, KEEPERS))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """When the directory is read, told period by period.
 
     Gossip brings what is new to those who have heard of one another; the directory is for those who have not. So it is read
     every period while a stage has nobody or somebody comes or goes, and ever more seldom while all stay who they were.
     """
-    stays = {record.peer for record in before.records} == {record.peer for record in live.records}
-    if not stays or any(not live.num_serving(stage) for stage in range(num_stages)):
-        return 1
-    return min(2 * pause, MOST_PAUSE)
+
+    before: LiveView
+    """The view at the last read."""
+    pause: int = 1
+    """Periods from that read to the next."""
+    waited: int = 0
+
+    @property
+    def is_now(self) -> bool:
+        return not self.waited
+
+    def after(self, live: LiveView, num_stages: int) -> Reading:
+        """A period later, or at the start."""
+        stays = {record.peer for record in self.before.records} == {record.peer for record in live.records}
+        if not stays or any(not live.num_serving(stage) for stage in range(num_stages)):
+            return Reading(live)
+        if self.waited + 1 >= self.pause:
+            return Reading(live, min(2 * self.pause, MOST_PAUSE))
+        return replace(self, waited=self.waited + 1)
 
 
 def num_peers(live: LiveView) -> int:

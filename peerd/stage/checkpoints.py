@@ -1,27 +1,29 @@
 """The last few steps of this peer's stage on disk, so that a swarm that was switched off entirely resumes.
 
 A file is a safetensors file whose name tells stage, number of stages, step and the BLAKE3 hash of its content. A file
-that does not match its name is damaged and passed over. The newest `KEPT` are kept.
+that does not match its name is damaged and passed over. The newest `KEPT` are kept, or as many as the owner has room for.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import structlog
 from blake3 import blake3
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from peerd.config.atomic import commit, draft
 from peerd.errors import DiskError
 from peerd.stage.export import HistoryEntry
 from peerd.stage.snapshots import Downloaded
+from peerd.stage.tensors import file_of
 from peerd.table.record import Lineage
 
 KEPT = 4
@@ -48,13 +50,15 @@ class CheckpointStore:
     def __init__(self, folder: Path, num_stages: int) -> None:
         self._folder = folder
         self._num_stages = num_stages
+        self.quota_bytes = 0
+        """What the owner lets the files take; 0: as much as they need. Counts from the next one."""
 
     def scan(self) -> list[Checkpoint]:
         """Sound checkpoints of this many stages, oldest first; damaged ones are named in the log and left alone."""
         return [found for found in scan_folder(self._folder) if found.num_stages == self._num_stages]
 
     def save(self, stage: int, state: Downloaded) -> None:
-        """Write one step and forget the oldest. A full disk costs the checkpoint, not the run."""
+        """Write one step, which stays, and forget the oldest. A full disk costs the checkpoint, not the run."""
         metadata = {
             "inexact": str(state.lineage.inexact),
             "lineage": state.lineage.chain.hex(),
@@ -62,16 +66,20 @@ class CheckpointStore:
         }
         try:
             with draft(self._folder) as path:
-                save_file({name: tensor.contiguous() for name, tensor in state.tensors.items()}, path, metadata)
-                commit(path, self._folder / f"{stage}of{self._num_stages}-{state.step}-{_digest(path)}.safetensors")
-        except (DiskError, SafetensorError) as error:
+                with path.open("wb") as file:
+                    file.writelines(file_of(state.tensors, metadata))
+                written = self._folder / f"{stage}of{self._num_stages}-{state.step}-{_digest(path)}.safetensors"
+                commit(path, written)
+        except DiskError as error:
             LOG.warning("no checkpoint could be written", step=state.step, error=str(error))
             return
-        place = (stage, self._num_stages)
-        found = _names(self._folder)
-        mine = [c for c in found if (c.stage, c.num_stages) == place]
-        for old in [c for c in found if (c.stage, c.num_stages) != place] + mine[:-KEPT]:
-            old.path.unlink(missing_ok=True)
+        others = [found for found in _names(self._folder) if found.path != written]
+        mine = [found for found in others if (found.stage, found.num_stages) == (stage, self._num_stages)]
+        sizes = [_size(found.path) for found in mine]
+        stays = mine[len(mine) - num_kept(sizes, self.quota_bytes, _size(written)) :]
+        for old in others:
+            if old not in stays:
+                old.path.unlink(missing_ok=True)
 
     def load(self, stage: int, step: int) -> Downloaded | None:
         """A step that `scan` found; None when it cannot be read any more."""
@@ -81,6 +89,12 @@ class CheckpointStore:
                 if found is not None:
                     return found
         return None
+
+
+def num_kept(sizes: Sequence[int], quota: int, newest: int) -> int:
+    """How many of the files, the oldest first, stay beside the newest one of this size. All in bytes; quota 0: no limit."""
+    room = quota - newest if quota else math.inf
+    return sum(total <= room for total in accumulate(reversed(sizes[1 - KEPT :])))
 
 
 def scan_folder(folder: Path) -> list[Checkpoint]:
@@ -108,6 +122,13 @@ def read_checkpoint(checkpoint: Checkpoint) -> Downloaded | None:
 def _names(folder: Path) -> list[Checkpoint]:
     parts = [(path, _NAME.fullmatch(path.stem)) for path in folder.glob("*.safetensors")]
     return sorted(Checkpoint(int(name[3]), int(name[1]), int(name[2]), path) for path, name in parts if name)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0  # somebody made room
 
 
 def _history_json(history: Sequence[HistoryEntry]) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from blake3 import blake3
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
@@ -18,18 +19,21 @@ from peerd.policy.admission import donors, givers_of_start
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.export import HistoryEntry
 from peerd.stage.state import StageState
+from peerd.stage.tensors import file_of
 from peerd.swarm.membership import Membership
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from peerd.wire.clients import SnapshotHeader, StateClient, StateRequest
 from peerd.wire.links import chunks_of
-from peerd.wire.values import CHUNK_BYTES, Snapshot
+from peerd.wire.values import CHUNK_BYTES, Bytes, Snapshot
 
 MAX_OVERHEAD_BYTES = 1 << 20
 SENT_HISTORY = 10_000
+Made = tuple[Snapshot, tuple[Bytes, ...]]
+"""A snapshot, and its file in pieces."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Downloaded:
     """A stage's state off the wire, hashes checked."""
 
@@ -40,17 +44,19 @@ class Downloaded:
 
 
 class SnapshotServer:
-    """Answers GET_STATE. Joiners of one step share one snapshot."""
+    """Answers GET_STATE. Joiners of one step share one snapshot, and with a checkpoint or an export of it one copy of the state."""
 
     def __init__(self, state: StageState, executor: Executor, start: Callable[[int], Downloaded] | None = None) -> None:
         """`start` reads a stage's part of the state that the run begins from, where this peer holds it."""
         self._state = state
         self._executor = executor
         self._start = start
-        self._kept: tuple[tuple[Lineage, int, bool, bool], Snapshot, tuple[bytes, ...]] | None = None
+        self._kept: tuple[tuple[Lineage, int, bool, bool], Downloaded, Made] | None = None
+        self._whole: Callable[[], Downloaded | None] = lambda: None
+        """The last copy of all of my state, while anybody uses it. Of the executor's thread."""
         self._making = asyncio.Lock()
 
-    async def snapshot(self, stage: int, wanted: bytes, parameters_only: bool, tied_only: bool = False) -> tuple[Snapshot, Sequence[bytes]]:
+    async def snapshot(self, stage: int, wanted: bytes, parameters_only: bool, tied_only: bool = False) -> Made:
         record = self._state.record
         if record.stage != stage or record.phase is Phase.JOINING:
             if self._start is None:
@@ -60,13 +66,14 @@ class SnapshotServer:
                 return await asyncio.to_thread(_as_snapshot, found)
         async with self._making:
             kept = self._kept
-            if kept is not None and wanted and identity_of(kept[1].chunk_hashes) == wanted:
-                return kept[1], kept[2]
+            if kept is not None and wanted and identity_of(kept[2][0].chunk_hashes) == wanted:
+                return kept[2]
             key = (record.lineage, record.step, parameters_only, tied_only)
             if kept is None or kept[0] != key:
-                kept = await self._make(parameters_only, tied_only)
+                found = await self._own(parameters_only, tied_only)
+                kept = (found.lineage, found.step, parameters_only, tied_only), found, await asyncio.to_thread(_as_snapshot, found)
                 self._kept = kept
-            return kept[1], kept[2]
+            return kept[2]
 
     async def own(self) -> Downloaded:
         """My own stage's state, as a joiner would get it."""
@@ -76,16 +83,17 @@ class SnapshotServer:
         """Called after a commit: the next joiner gets the new step."""
         self._kept = None
 
-    async def _make(self, parameters_only: bool, tied_only: bool) -> tuple[tuple[Lineage, int, bool, bool], Snapshot, tuple[bytes, ...]]:
-        found = await self._own(parameters_only, tied_only)
-        snapshot, chunks = await asyncio.to_thread(_as_snapshot, found)
-        return (found.lineage, found.step, parameters_only, tied_only), snapshot, chunks
-
     async def _own(self, parameters_only: bool, tied_only: bool = False) -> Downloaded:
         def take() -> Downloaded:
-            state = self._state
+            state, is_whole, whole = self._state, not parameters_only and not tied_only, self._whole()
+            step, lineage = state.record.step, state.record.lineage
+            if is_whole and whole is not None and (whole.step, whole.lineage) == (step, lineage):
+                return whole
             tensors = state.tied_tensors() if tied_only else state.tensors(parameters_only)
-            return Downloaded(state.record.step, state.record.lineage, tensors, tuple(state.history))
+            found = Downloaded(step, lineage, tensors, tuple(state.history))
+            if is_whole:
+                self._whole = weakref.ref(found)
+            return found
 
         return await self._executor.run(Priority.CONTROL, take)
 
@@ -198,12 +206,12 @@ def _digest(chunk: bytes) -> bytes:
     return blake3(chunk).digest()
 
 
-def _as_snapshot(state: Downloaded) -> tuple[Snapshot, tuple[bytes, ...]]:
-    data = save({name: tensor.contiguous() for name, tensor in sorted(state.tensors.items())})
-    chunks = chunks_of(data)
-    hashes = tuple(_digest(chunk) for chunk in chunks)
+def _as_snapshot(state: Downloaded) -> Made:
+    pieces = file_of(state.tensors)
+    hashes = tuple(_digest(chunk) for chunk in chunks_of(pieces))
+    num_bytes = sum(map(len, pieces))
     metadata = json.dumps([[entry.step, entry.loss, entry.tokens] for entry in state.history[-SENT_HISTORY:]])
-    return Snapshot(step=state.step, lineage=state.lineage, data=data, chunk_hashes=hashes, metadata=metadata), chunks
+    return Snapshot(step=state.step, lineage=state.lineage, num_bytes=num_bytes, chunk_hashes=hashes, metadata=metadata), pieces
 
 
 def _deserialise(header: SnapshotHeader, chunks: Sequence[bytes]) -> Downloaded:

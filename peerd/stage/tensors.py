@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -58,6 +59,24 @@ def decode_flat(chunks: Sequence[Bytes], dtype: torch.dtype) -> Tensor:
     if total == 0:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(bytearray().join(chunks), dtype=dtype)
+
+
+def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[Bytes, ...]:
+    """A safetensors file in pieces: its header, then float32 tensors on the CPU in their own memory, which must not change any more.
+
+    https://huggingface.co/docs/safetensors: 8 bytes of length, JSON padded to a multiple of 8, the tensors one after another.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    pieces, start = list[Bytes](), 0
+    for name, tensor in sorted(tensors.items()):
+        assert tensor.dtype == torch.float32
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, start + tensor.nbytes]}
+        start += tensor.nbytes
+        if tensor.numel():
+            pieces.append(memoryview(tensor.detach().contiguous().view(-1).numpy().data).cast("B"))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return (len(text).to_bytes(8, "little") + text, *pieces)
 
 
 def take(chunks: Sequence[Bytes], *values: TensorBytes) -> list[TensorBytes]:

@@ -8,7 +8,6 @@ to tell all asks around for what is new (policy/spreading.py), and only changes 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import random
 from collections.abc import Callable, Collection, Sequence
@@ -17,14 +16,13 @@ from peerd.errors import BadMessageError, RemoteError
 from peerd.policy.roster import leader_of
 from peerd.policy.spreading import (
     ANNOUNCED_TO,
-    KEEPERS,
-    KNOWN_PER_PERIOD,
     TELLS_ALL,
     TURNS_PER_PERIOD,
     News,
-    is_among_first,
+    Reading,
+    is_to_announce,
+    is_to_store,
     partners,
-    pause_before_reading,
     whom_to_ask,
 )
 from peerd.swarm.directory import Directory
@@ -44,10 +42,6 @@ MOST_ON_THEIR_WAY = 3
 PUSH_TIMEOUT_S = 3.0
 FENCE_SHARE = 0.8
 QUIET_PERIODS = 1.5
-EARLY = 0.5
-"""In periods: an announcement due before the next look at the clock goes out now."""
-STORED_EVERY = 2
-"""Periods; what the directory has of me lives for three, and some seconds."""
 
 
 class Gossip:
@@ -99,7 +93,6 @@ class Gossip:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._announce())
                 group.create_task(self._read_directory())
-                group.create_task(self._look_around())
                 group.create_task(self._ask_around())
         finally:
             self._quiet_until_s = math.inf
@@ -142,47 +135,51 @@ class Gossip:
 
     async def _read_directory(self) -> None:
         """Peers that gossip has not brought yet; the DHT may take seconds to answer. Seldom where nobody comes or goes."""
-        pause, waited, before = 1, 1, self._membership.live()
+        reading = Reading(self._membership.live())
         while True:
-            live = self._membership.live()
-            next_pause = pause_before_reading(pause, before, live, len(self._stages))
-            if waited >= pause or next_pause == 1:
-                pause, waited, before = next_pause, 0, live
+            reading = reading.after(self._membership.live(), len(self._stages))
+            if reading.is_now:
                 stages = [self._random.choice(self._stages)] if self._periods > 1 else self._stages
                 await self._membership.absorb_quietly(await self._directory.read_records(self._membership.run, stages))
             await asyncio.sleep(self._period_s * self._periods)
-            waited += 1
-
-    async def _look_around(self) -> None:
-        """Every period somebody's whole table, in a swarm where each tells all: two that have only friends in common learn
-        of one another, also while the DHT is full of the dead."""
-        while True:
-            await asyncio.sleep(self._period_s)
-            others = self._targets(self._membership.live(), everybody=True)
-            if not others or self._is_large:
-                continue
-            try:
-                table = await self._client.gossip(self._random.choice(others), [], PUSH_TIMEOUT_S, want_all=True)
-            except RemoteError:
-                continue  # the next push finds out what is the matter with it
-            await self._membership.absorb_quietly(table)
 
     async def _ask_around(self) -> None:
-        """In a larger swarm somebody's news, some times a period. Whoever does not answer is looked after like any other that failed."""
-        for turn in itertools.count():
+        """Where each tells all, every period for somebody's whole table; in a larger swarm some times a period for somebody's news."""
+        turn = 0
+        while True:
             await asyncio.sleep(self._period_s / (TURNS_PER_PERIOD if self._is_large else 1))
-            if turn % TURNS_PER_PERIOD == 0 or not self._is_large:
+            if not self._is_large:
+                turn = 0
+                await self._ask_for_table()
+                continue
+            if turn % TURNS_PER_PERIOD == 0:
                 self._partners = partners(self._membership.me, self._near(self._membership.live()))
-            peer = self._whom_to_ask() if self._is_large and clock_s() >= self._quiet_until_s else None
-            if peer is None:
-                continue
-            try:
-                known = self._news.tags(clock_s())
-                await self._membership.absorb_quietly(await self._client.ask_for_news(peer, known, PUSH_TIMEOUT_S))
-            except BadMessageError:
-                continue
-            except RemoteError:
-                self._liveness.report_failure(peer)
+            turn += 1
+            await self._ask_for_news()
+
+    async def _ask_for_table(self) -> None:
+        """Two that have only friends in common learn of one another, also while the DHT is full of the dead."""
+        others = self._targets(self._membership.live(), everybody=True)
+        if not others:
+            return
+        try:
+            table = await self._client.gossip(self._random.choice(others), [], PUSH_TIMEOUT_S, want_all=True)
+        except RemoteError:
+            return  # the next push finds out what is the matter with it
+        await self._membership.absorb_quietly(table)
+
+    async def _ask_for_news(self) -> None:
+        """Whoever does not answer is looked after like any other that failed."""
+        peer = self._whom_to_ask() if clock_s() >= self._quiet_until_s else None
+        if peer is None:
+            return
+        try:
+            known = self._news.tags(clock_s())
+            await self._membership.absorb_quietly(await self._client.ask_for_news(peer, known, PUSH_TIMEOUT_S))
+        except BadMessageError:
+            return
+        except RemoteError:
+            self._liveness.report_failure(peer)
 
     def _whom_to_ask(self) -> PeerId | None:
         live = self._membership.live()
@@ -207,18 +204,17 @@ class Gossip:
     def _publish_and_store(self) -> None:
         """In a large swarm only when it is due, and those who ask around take it on."""
         live = self._membership.live()
-        waits_s = (self._periods - EARLY) * self._period_s if self._periods > 1 else 0.0
-        if clock_s() - self._announced_s < waits_s:
+        now_s = clock_s()
+        if not is_to_announce(self._periods, (now_s - self._announced_s) / self._period_s):
             return
         signed = self._membership.publish()
         if signed is None:
             return
-        is_due = clock_s() - self._stored_s >= (STORED_EVERY - EARLY) * self._period_s
-        if is_due and (len(live.records) <= KNOWN_PER_PERIOD or is_among_first(signed.record, live, KEEPERS)):
-            self._stored_s = clock_s()
+        if is_to_store(signed.record, live, (now_s - self._stored_s) / self._period_s):
+            self._stored_s = now_s
             self._directory.store_soon(self._membership.run, signed)
         if self._is_large:
-            self._announced_s = clock_s()
+            self._announced_s = now_s
             for peer in self._random.sample(self._partners, min(ANNOUNCED_TO, len(self._partners))):
                 self._send_to(peer, 1)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -57,6 +58,8 @@ class Trainer:
         self._missing_since_s: dict[tuple[int, int], float] = {}
         self._launched: dict[tuple[int, int], int] = {}
         """How many times, of this step and the last."""
+        self._again: Counter[tuple[int, int]] = Counter()
+        """Launches by step and stage that came after a first one, and that the log has not told of."""
         self._step = -1
         self._step_began_s = 0.0
         self._step_time_s = 0.0
@@ -72,10 +75,13 @@ class Trainer:
         return len(self._in_flight)
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            while True:
-                self._launch_missing(group)
-                await self._membership.changed(TICK_S if self._missing_since_s else IDLE_TICK_S)
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    self._launch_missing(group)
+                    await self._membership.changed(TICK_S if self._missing_since_s else IDLE_TICK_S)
+        finally:
+            self._tell_again()
 
     def stop_after_this_step(self) -> None:
         """What I own of the step under way I still launch, for nobody else will for a while."""
@@ -140,9 +146,16 @@ class Trainer:
             took_s = now_s - self._step_began_s
             self._step_time_s += STEP_TIME_SMOOTHING * (took_s - self._step_time_s) if self._step_time_s else took_s
             self._takeover_s = max(TAKEOVER_S, 2 * self._step_time_s)
+        self._tell_again()
         self._step, self._step_began_s = step, now_s
         self._way.next_step()
         self._launched = {key: count for key, count in self._launched.items() if key[0] >= step - 1}
+
+    def _tell_again(self) -> None:
+        """One line for each step and stage: where a peer dies, all that it held is launched again at once."""
+        for (step, stage), count in sorted(self._again.items()):
+            LOG.info("microbatches launched again", step=step, stage=stage, count=count)
+        self._again.clear()
 
     async def _train(self, launch: Launch) -> None:
         key = (launch.step, launch.index)
@@ -151,7 +164,7 @@ class Trainer:
             self.counters.launched += 1
             if call.attempt:
                 self.counters.replayed += 1
-                LOG.info("microbatch launched again", step=launch.step, index=launch.index, stages=sorted(launch.accumulate))
+                self._again.update((launch.step, stage) for stage in launch.accumulate)
             self._launched[key] = call.attempt + 1
             with self.tracing(call) as traced:
                 began_s = clock_s()

@@ -178,7 +178,7 @@ def tallies_to(stages: Iterable[StageTally]) -> list[swarm_pb2.StageTally]:
             first_step=s.first_step,
             last_step=s.last_step,
             steps=s.steps,
-            tallies=[swarm_pb2.Tally(peer=t.peer, steps=t.steps, microbatches=t.microbatches) for t in s.tallies],
+            tallies=[swarm_pb2.Tally(peer=t.peer, steps=t.steps, microbatches=t.microbatches, tokens=t.tokens) for t in s.tallies],
         )
         for s in stages
     ]
@@ -192,7 +192,7 @@ def tallies_from(messages: Iterable[swarm_pb2.StageTally]) -> tuple[StageTally, 
             first_step=m.first_step,
             last_step=m.last_step,
             steps=m.steps,
-            tallies=tuple(Tally(peer=t.peer, steps=t.steps, microbatches=t.microbatches) for t in m.tallies),
+            tallies=tuple(Tally(peer=t.peer, steps=t.steps, microbatches=t.microbatches, tokens=t.tokens) for t in m.tallies),
         )
         for m in messages
     )
@@ -201,6 +201,8 @@ def tallies_from(messages: Iterable[swarm_pb2.StageTally]) -> tuple[StageTally, 
         raise BadMessageError(f"{len(rows)} tallies of {len(stages)} stages")
     if any(max(s.stage, s.first_step, s.last_step, s.steps) > MAX_COUNT for s in stages):
         raise BadMessageError("a tally's step out of range")
-    if any(max(row.steps, row.microbatches) > MAX_COUNT or len(row.peer) > MAX_PEER_CHARS or not row.peer.isalnum() for row in rows):
+    if any(
+        max(row.steps, row.microbatches, row.tokens) > MAX_COUNT or len(row.peer) > MAX_PEER_CHARS or not row.peer.isalnum() for row in rows
+    ):
         raise BadMessageError("a tally out of range")
     return stages

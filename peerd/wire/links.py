@@ -21,7 +21,7 @@ from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError,
 from peerd.policy.compressing import RateMeter
 from peerd.table.record import PeerId
 from peerd.wire.tunnel import Tunnel
-from peerd.wire.values import CHUNK_BYTES, Call
+from peerd.wire.values import CHUNK_BYTES, Bytes, Call
 
 MAX_MESSAGE_BYTES = 4 * CHUNK_BYTES
 CHANNEL_OPTIONS = (
@@ -257,9 +257,18 @@ def digest_of(chunks: Iterable[bytes]) -> bytes:
     return hasher.digest()
 
 
-def chunks_of(data: bytes) -> tuple[bytes, ...]:
-    """Cut into chunks of at most 1 MB; copies (gRPC takes only `bytes`), so not for the event loop when large."""
-    if len(data) <= CHUNK_BYTES:
-        return (data,) if data else ()
-    view = memoryview(data)
-    return tuple(bytes(view[start : start + CHUNK_BYTES]) for start in range(0, len(data), CHUNK_BYTES))
+def chunks_of(pieces: Iterable[Bytes], first: int = 0) -> Iterator[bytes]:
+    """Bytes that lie in pieces as chunks of 1 MB, from this one on; each is copied when it is asked for (gRPC takes only `bytes`)."""
+    skipped, held, size = first * CHUNK_BYTES, list[memoryview](), 0
+    for piece in pieces:
+        left = memoryview(piece)[skipped:]
+        skipped -= min(skipped, len(piece))
+        while left:
+            held.append(left[: CHUNK_BYTES - size])
+            size += len(held[-1])
+            left = left[len(held[-1]) :]
+            if size == CHUNK_BYTES:
+                yield b"".join(held)
+                held, size = [], 0
+    if held:
+        yield b"".join(held)

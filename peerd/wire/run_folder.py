@@ -1,7 +1,8 @@
 """The folder of a daemon's sockets: claimed by one daemon at a time, and swept away where its daemon is gone.
 
 A claim is a lock on the folder itself, which the system gives up with the daemon, however it ends. A folder is stale
-where nobody holds that lock and no socket in it takes a connection; its age says nothing.
+where nobody holds that lock and no socket in it takes a connection; its age says nothing, and whether its home is
+still there does not matter: to a home it is of no use either.
 """
 
 from __future__ import annotations
@@ -63,11 +64,16 @@ def claim(folder: Path, keep: Path) -> RunFolder:
 
 def _claimed(folder: Path) -> int | None:
     """Its descriptor, locked; None while another process holds it or has just removed it."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    info = folder.lstat()
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-        raise DiskError(f"{folder} belongs to another user", "remove it or choose another --home")
     try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except FileExistsError:
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise
+        return None
+    try:
+        info = folder.lstat()
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+            raise DiskError(f"{folder} belongs to another user", "remove it or choose another --home")
         descriptor = os.open(folder, _OPEN)
     except FileNotFoundError:
         return None

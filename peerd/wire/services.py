@@ -34,7 +34,7 @@ from peerd.wire.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
-from peerd.wire.links import RETRY_AFTER_MS, Link, PeerRole, Traffic, Way
+from peerd.wire.links import RETRY_AFTER_MS, Link, PeerRole, Traffic, Way, chunks_of
 from peerd.wire.tunnel import caller_of
 from peerd.wire.values import Average, Bytes, Call, CallResult, Description, Part, Snapshot
 
@@ -85,9 +85,8 @@ class AveragingHandler(Protocol):
 
 
 class StateHandler(Protocol):
-    async def snapshot(
-        self, stage: int, wanted: bytes, parameters_only: bool, tied_only: bool = False
-    ) -> tuple[Snapshot, Sequence[bytes]]: ...
+    async def snapshot(self, stage: int, wanted: bytes, parameters_only: bool, tied_only: bool = False) -> tuple[Snapshot, Sequence[Bytes]]:
+        """A snapshot, and in pieces of any size its file, which lies in memory once for all who download it."""
 
 
 @dataclass(slots=True)
@@ -349,18 +348,18 @@ class StateServicer(state_pb2_grpc.StateServicer):
         try:
             self._door.check_run(request.run)
             wanted = (request.snapshot, request.parameters_only, request.tied_only)
-            snapshot, chunks = await self._handler.snapshot(request.stage, *wanted)
+            snapshot, pieces = await self._handler.snapshot(request.stage, *wanted)
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
         header = state_pb2.StateHeader(
             step=snapshot.step,
             inexact=snapshot.lineage.inexact,
             lineage=snapshot.lineage.chain,
-            num_bytes=len(snapshot.data),
+            num_bytes=snapshot.num_bytes,
             chunk_blake3=snapshot.chunk_hashes,
             metadata=snapshot.metadata,
         )
         yield state_pb2.StateMessage(header=header)
-        for chunk in chunks[request.first_chunk :]:
+        for chunk in chunks_of(pieces, request.first_chunk):
             yield state_pb2.StateMessage(chunk=chunk)
             self._door.traffic.gave("state", PeerRole.RECIPIENT, len(chunk))

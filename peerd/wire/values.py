@@ -118,11 +118,11 @@ class Average:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """An immutable copy of a stage's state as one safetensors file."""
+    """What describes an immutable copy of a stage's state as one safetensors file."""
 
     step: int
     lineage: Lineage
-    data: bytes
+    num_bytes: int
     chunk_hashes: tuple[bytes, ...]
     metadata: str
 

@@ -148,7 +148,7 @@ class Peerd:
 
         self._daemon.use(direct)
         data = os.urandom(num_bytes)
-        inputs = TensorBytes("float32", (1, num_bytes // 4, 1), chunks_of(data))
+        inputs = TensorBytes("float32", (1, num_bytes // 4, 1), tuple(chunks_of([data])))
         client, channel = StageClient(self._daemon.links, RUN), await self._daemon.links.channel_for_tensors(self._other)
         method = channel.unary_unary(COUNT, request_serializer=bytes, response_deserializer=bytes)
 

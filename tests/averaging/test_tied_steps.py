@@ -33,6 +33,7 @@ from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, Ra
 from peerd.table.view import LiveView
 from peerd.train.data import Corpus
 from peerd.wire.clients import AveragingClient, PartHeader, ReceivedAverage, SnapshotHeader, StateClient, StateRequest
+from peerd.wire.links import chunks_of
 from peerd.wire.values import Part
 from tests.tiny_run import corpus_of, tiny_manifest
 
@@ -184,13 +185,13 @@ class Peer:
 
     async def get_state(self, peer: PeerId, request: StateRequest, _patience_s: float) -> tuple[SnapshotHeader, AsyncIterator[bytes]]:
         asked = (request.stage, request.snapshot, request.parameters_only, request.tied_only)
-        found, chunks = await self._at(peer).snapshots.snapshot(*asked)
+        found, pieces = await self._at(peer).snapshots.snapshot(*asked)
         header = SnapshotHeader(
-            step=found.step, lineage=found.lineage, num_bytes=len(found.data), chunk_hashes=found.chunk_hashes, metadata=found.metadata
+            step=found.step, lineage=found.lineage, num_bytes=found.num_bytes, chunk_hashes=found.chunk_hashes, metadata=found.metadata
         )
 
         async def stream() -> AsyncIterator[bytes]:
-            for chunk in chunks:
+            for chunk in chunks_of(pieces):
                 yield chunk
 
         return header, stream()

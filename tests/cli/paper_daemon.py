@@ -20,6 +20,7 @@ from typing import Any
 
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
+from peerd.wire.run_folder import RunFolder, claim
 from tests.cli.replies import counters, peer_info, peers_reply, run_info, status_reply
 
 STEP_S = 0.1
@@ -35,6 +36,8 @@ class PaperDaemon:
         self.peer = f"12D3KooW{'p' * 40}{os.getpid():08}"
         self.total = self._total_steps()
         self.began = time.time()
+        self.folder: RunFolder | None = None
+        """Its lock, held until this process ends, however it does: the next daemon sweeps the folder then, and no sooner."""
 
     def _total_steps(self) -> int:
         if self.settings.run_file:
@@ -88,6 +91,7 @@ class PaperDaemon:
         return {"step": step, "loss": 5.0 / (1 + step), "tokens": 8192, "time_s": self.began + (step + 1) * STEP_S}
 
     def end(self) -> None:
+        shutil.rmtree(Home(Path(self.settings.home)).run_folder, ignore_errors=True)
         if self.settings.ephemeral:
             shutil.rmtree(self.settings.home, ignore_errors=True)
         os._exit(0)
@@ -95,7 +99,7 @@ class PaperDaemon:
 
 def serve(daemon: PaperDaemon) -> None:
     home = Home(Path(daemon.settings.home))
-    home.run_folder.mkdir(parents=True, exist_ok=True)
+    daemon.folder = claim(home.run_folder, home.control_socket)
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:

@@ -54,9 +54,8 @@ VERBS = {
     "pause": {"--for", "--home", "--json"},
     "resume": {"--home", "--json"},
     "limits": {
-        *("--upload", "--download", "--daily", "--monthly", "--memory", "--duty", "--power", "--hours"),
-        *("--max-temperature", "--while-used"),
-        *("--on-battery", "--metered", "--home", "--json"),
+        *("--upload", "--download", "--daily", "--monthly", "--memory", "--disk", "--duty", "--power", "--hours"),
+        *("--max-temperature", "--while-used", "--on-battery", "--metered", "--home", "--json"),
     },
     "service": {"--home"},
     "service install": {"--print", "--home"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import webbrowser
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,25 @@ def test_it_prints_the_address_and_nothing_else(peerd: Command, short_home: Path
         assert peerd("dashboard").out == ADDRESS + "\n"
     with answering(Home(short_home), line({"ok": {"schema": 1, "address": ADDRESS}})):
         assert json.loads(peerd("dashboard", "--json").out)["address"] == ADDRESS
+
+
+@pytest.mark.parametrize(
+    ("told", "opened"),
+    [({"open": "http://127.0.0.1:8642/open/once"}, "http://127.0.0.1:8642/open/once"), ({}, "http://127.0.0.1:8642/")],
+)
+def test_the_token_is_not_on_the_browsers_command_line(
+    peerd: Command, short_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, str], opened: str
+) -> None:
+    """A browser that writes down how it was started; a daemon of an earlier version gives no code."""
+    browser, seen = tmp_path / "browser", tmp_path / "seen"
+    browser.write_text(f'#!/bin/sh\necho "$@" > {seen}\n')
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    monkeypatch.setattr(webbrowser, "_tryorder", None)  # it is read once a process
+    with answering(Home(short_home), line({"ok": {"schema": 1, "address": ADDRESS, **told}})) as requests:
+        assert peerd("dashboard", "--open").out == ADDRESS + "\n"
+    assert requests[0]["open"] is True
+    assert seen.read_text() == opened + "\n"
 
 
 @pytest.mark.parametrize(

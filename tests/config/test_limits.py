@@ -34,6 +34,7 @@ limits = st.builds(
     daily=st.integers(0, 10**15),
     monthly=st.integers(0, 10**15),
     memory=st.integers(0, 10**12),
+    disk=st.integers(0, 10**15),
     duty=st.floats(0.01, 1),
     power=st.floats(0, 10_000),
     hours=st.none() | st.tuples(minutes, minutes).filter(lambda both: both[0] != both[1]).map(lambda both: Hours(*both)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
 import socketserver
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from peerd.config.paths import Home
+from peerd.wire.run_folder import claim
 
 
 def line(message: object) -> bytes:
@@ -18,12 +20,22 @@ def line(message: object) -> bytes:
 
 
 @contextlib.contextmanager
+def run_folder_of(home: Home) -> Iterator[None]:
+    """The folder of its sockets: claimed as by a daemon, removed as by its keeper, and swept by the next daemon where it stays."""
+    claimed = claim(home.run_folder, home.control_socket)
+    try:
+        yield
+    finally:
+        shutil.rmtree(home.run_folder, ignore_errors=True)
+        claimed.release()
+
+
+@contextlib.contextmanager
 def answering(home: Home, *chunks: bytes, then_hang: bool = False) -> Iterator[list[dict[str, Any]]]:
     """Serve one connection; yields the list that its request will be put into."""
-    home.run_folder.mkdir(parents=True, exist_ok=True)
     requests: list[dict[str, Any]] = []
     ended = threading.Event()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+    with run_folder_of(home), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(home.control_socket))
         listener.listen(1)
 
@@ -44,20 +56,18 @@ def answering(home: Home, *chunks: bytes, then_hang: bool = False) -> Iterator[l
         finally:
             ended.set()
             thread.join(5)
-            home.control_socket.unlink()
 
 
 @contextlib.contextmanager
 def serving(home: Home, answer: Callable[[dict[str, Any]], object]) -> Iterator[None]:
     """Serve any number of connections until the block ends; `answer` makes each request's message."""
-    home.run_folder.mkdir(parents=True, exist_ok=True)
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             with contextlib.suppress(OSError):
                 self.wfile.write(line(answer(json.loads(self.rfile.readline()))))
 
-    with socketserver.ThreadingUnixStreamServer(str(home.control_socket), Handler) as server:
+    with run_folder_of(home), socketserver.ThreadingUnixStreamServer(str(home.control_socket), Handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()

@@ -63,7 +63,7 @@ def test_no_socket_means_no_daemon_and_says_what_to_run(home: Home) -> None:
 
 
 def test_a_socket_left_behind_means_that_the_daemon_is_gone(home: Home) -> None:
-    home.run_folder.mkdir(parents=True)
+    home.run_folder.mkdir(parents=True, mode=0o700)  # as a daemon makes it: the next one sweeps it away
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(home.control_socket))
     with pytest.raises(NoDaemonError, match="left its socket behind"):

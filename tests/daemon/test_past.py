@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from peerd.config.paths import Home
 from peerd.daemon.answers import Answers
 from peerd.daemon.dashboard import POINTS, SHOWN_STEPS, Dashboard, Spot
+from peerd.daemon.governor import Governor
 from peerd.daemon.node import Node
 from peerd.daemon.past import Past
+from peerd.daemon.run import ControlService
 from peerd.observe.archive import Archive
 from peerd.observe.thinning import DAY_S, HOUR_S
 from peerd.observe.values import Event, FinishedStep, Sample
+from peerd.policy.recovery import Beginning
+from peerd.policy.roster import Roster, RosterEntry
 from peerd.stage.export import HistoryEntry
+from peerd.table.record import PeerId, PeerRecord
+from tests.strategies import member, view_of
 from tests.tiny_run import tiny_manifest
 
 
@@ -57,6 +65,33 @@ async def test_a_step_that_the_compute_thread_is_just_finishing_is_not_told_with
 async def test_steps_from_before_the_daemon_was_there_have_no_time(archive: Archive) -> None:
     past = Past(node_of([entry(0), entry(1)], {}), archive)
     assert [(told["step"], told["time_s"]) for told in await past.steps(0)] == [(0, 0.0), (1, 0.0)]
+
+
+async def test_while_sequences_grow_a_peer_has_given_the_tokens_that_its_microbatches_had(archive: Archive) -> None:
+    tiny = tiny_manifest()
+    manifest = replace(tiny, train=replace(tiny.train, microbatches_per_step=4, first_sequence_length=8, sequence_length_steps=4))
+    node = node_of([], {})
+    node.place.manifest, node.membership.live = manifest, lambda: view_of(member("a"))  # type: ignore[misc, method-assign]
+    entries = (RosterEntry(PeerId("a"), 1, 1, 0b111), RosterEntry(PeerId("b"), 1, 1, 0b1000))
+    for step in range(8):
+        archive.note_average(Roster(0, step, 1, PeerId("a"), entries), manifest.tokens_per_microbatch_at(step))
+    (stage,) = (await Past(node, archive).contributions({}, lambda _text: None))["stages"]
+    real = sum(manifest.tokens_per_microbatch_at(step) for step in range(8))
+    assert real < 8 * manifest.tokens_per_microbatch
+    assert {row["peer"]: (row["microbatches"], row["tokens"]) for row in stage["peers"]} == {"a": (24, 3 * real), "b": (8, real)}
+
+
+@pytest.mark.parametrize(("run_file", "checkpoints", "known"), [("run.toml", (), 7), ("", (), 0), ("run.toml", (5,), 0)])
+async def test_a_founder_without_a_checkpoint_knows_from_its_history_how_far_the_run_had_come(
+    archive: Archive, run_file: str, checkpoints: tuple[int, ...], known: int
+) -> None:
+    for step in (5, 6):
+        archive.note_step(FinishedStep(step=step, loss=None, tokens=1, time_s=1.0))
+    service = ControlService(cast(Home, None), cast(Governor, None))
+    service._archive = archive
+    state, stepper = SimpleNamespace(record=PeerRecord(peer=PeerId("a"), checkpoints=checkpoints)), SimpleNamespace(beginning=Beginning())
+    await service._recall(cast(Node, SimpleNamespace(settings=SimpleNamespace(run_file=run_file), state=state, stepper=stepper)))
+    assert stepper.beginning == Beginning(reached=known)
 
 
 async def reached(archive: Archive, reach_s: float) -> dict[str, Any]:

@@ -19,6 +19,7 @@ class PaperSource:
     def __init__(self, num_stages: int = 2, num_peers: int = 3) -> None:
         self.acts: list[str] = []
         self.paused = False
+        self.codes: set[str] = set()
         self.looks = 0
         self.reaches_s: list[float] = []
         self.num_stages = num_stages
@@ -85,6 +86,11 @@ class PaperSource:
     async def pause(self, yes: bool) -> None:
         self.paused = yes
         self.acts.append("pause" if yes else "resume")
+
+    def take_code(self, code: str) -> bool:
+        holds = code in self.codes
+        self.codes.discard(code)
+        return holds
 
     def metrics(self) -> bytes:
         return scraper(lambda: {"peerd_step": 20})()

@@ -129,6 +129,23 @@ async def test_the_token_goes_from_the_address_into_a_cookie_that_scripts_cannot
         assert json.loads((await ask(port, "/api/session")).body)["may_act"] is False
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", EVERYWHERE])
+async def test_a_code_gets_the_cookie_once_and_only_by_being_opened(host: str) -> None:
+    source = PaperSource()
+    source.codes.add("one-time")
+    async with served(source, host=host) as port:
+        for path, method in (("/open/guess", "GET"), ("/open/one-time", "HEAD")):
+            answer = await ask(port, path, method)
+            assert (answer.status, answer.headers["location"]) == (303, "/")
+            assert "set-cookie" not in answer.headers
+        assert (await ask(port, "/open/one-time", host="evil.example")).status == 421
+        right, again = await ask(port, "/open/one-time"), await ask(port, "/open/one-time")
+        assert (right.status, right.headers["location"]) == (303, "/")
+        assert right.headers["set-cookie"].startswith(f"peerd-token-{port}={TOKEN};")
+        assert {"HttpOnly", "SameSite=strict"} <= set(right.headers["set-cookie"].split("; "))
+        assert (again.status, "set-cookie" in again.headers) == (303, False)
+
+
 async def test_a_public_dashboard_shows_everybody_and_obeys_nobody() -> None:
     source = PaperSource()
     async with served(source, host=EVERYWHERE, public=True) as port:

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.observe.web.guard import Access, Asked, RateLimit, who_asks, why_refuse
+from peerd.observe.web.guard import CODE_LIFE_S, MAX_CODES, Access, Asked, Codes, RateLimit, who_asks, why_refuse
 
 TOKEN = "t" * 48
 NAMES = st.text(st.characters(codec="ascii", categories=("L", "N", "P")), max_size=30)
 REQUESTS = st.builds(
     Asked,
     method=st.sampled_from(["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"]),
-    path=st.sampled_from(["/", "/api/leave", "/api/live", "/metrics", "/assets/app.js"]),
+    path=st.sampled_from(["/", "/open/guess", "/api/leave", "/api/live", "/metrics", "/assets/app.js"]),
     host=st.sampled_from(["localhost:5", "127.0.0.1", "evil.example", "[::1]:5"]) | NAMES,
     origin=st.sampled_from(["", "http://localhost:5", "https://evil.example", "null"]),
     tokens=st.sampled_from([(), ("guess",), (TOKEN,), ("guess", TOKEN)]),
@@ -77,3 +77,24 @@ def test_the_rate_limit_forgets_the_oldest_and_stays_small() -> None:
     for number in range(10_000):
         limit.allows(str(number), 0.0)
     assert len(limit._left) <= 4096
+
+
+TIMES = st.integers(0, 3 * int(CODE_LIFE_S))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from("abc"), TIMES), max_size=20))
+def test_a_code_holds_once_and_for_a_minute(moves: list[tuple[bool, str, int]]) -> None:
+    codes, given_s = Codes(), dict[str, int]()
+    for gives, code, at_s in sorted(moves, key=lambda move: move[2]):
+        if gives:
+            codes.add(code, at_s)
+            given_s[code] = at_s
+        else:
+            assert codes.take(code, at_s) is (at_s < given_s.pop(code, -1_000) + CODE_LIFE_S)
+
+
+def test_there_are_never_many_codes() -> None:
+    codes = Codes()
+    for number in range(MAX_CODES + 1):
+        codes.add(str(number), 0.0)
+    assert [codes.take(str(number), 1.0) for number in (0, 1, MAX_CODES)] == [False, True, True]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -118,7 +120,7 @@ async def test_a_folder_that_cannot_be_written_costs_the_history_and_nothing_els
 async def test_a_query_sees_what_was_noted_before_it(tmp_path: Path) -> None:
     archive = Archive(tmp_path / "run.sqlite")
     archive.note_step(finished(3))
-    archive.note_average(roster(3, a=1))
+    archive.note_average(roster(3, a=1), 8)
     assert await archive.read(lambda store: store.steps()[0].step) == 3
     assert await archive.read(lambda store: len(store.tallies())) == 1
     await archive.close()
@@ -134,13 +136,28 @@ def test_a_later_report_fills_in_what_was_unknown(tmp_path: Path) -> None:
 
 def test_each_average_is_counted_once_however_often_it_is_reported(tmp_path: Path) -> None:
     store = HistoryStore(tmp_path / "run.sqlite")
-    store.count([roster(0, a=0b0111, b=0b1000), roster(1, a=0b1111, b=0)])
-    store.count([roster(1, a=0b1111), roster(0, stage=1, c=0b1111)])
+    store.count([(roster(0, a=0b0111, b=0b1000), 8), (roster(1, a=0b1111, b=0), 16)])
+    store.count([(roster(1, a=0b1111), 16), (roster(0, stage=1, c=0b1111), 8)])
     own, other = store.tallies()
     assert (own.stage, own.first_step, own.last_step, own.steps) == (0, 0, 1, 2)
-    assert [(t.peer, t.steps, t.microbatches) for t in own.tallies] == [("a", 2, 7), ("b", 1, 1)]
+    assert [(t.peer, t.steps, t.microbatches, t.tokens) for t in own.tallies] == [("a", 2, 7, 3 * 8 + 4 * 16), ("b", 1, 1, 8)]
     assert [(t.peer, t.microbatches) for t in other.tallies] == [("c", 4)]
     store.close()
+
+
+def test_what_was_counted_before_tokens_were_stays_uncounted_and_the_rest_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    HistoryStore(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as old, old:
+        old.execute("ALTER TABLE tallies DROP COLUMN tokens")
+        old.execute("INSERT INTO tallies VALUES (0, 'a', 5, 20)")
+        old.execute("INSERT INTO counted VALUES (0, 0, 4, 5)")
+    for _ in range(2):
+        store = HistoryStore(path)
+        store.count([(roster(5, a=0b11, b=0b1100), 8)])
+        (stage,) = store.tallies()
+        assert [(t.peer, t.microbatches, t.tokens) for t in stage.tallies] == [("a", 22, 0), ("b", 2, 16)]
+        store.close()
 
 
 def test_a_long_run_stays_small(tmp_path: Path) -> None:

@@ -67,6 +67,11 @@ def test_everybody_who_is_told_of_has_one_row_by_whoever_counted_longest(reports
                 assert all(steps < ABOUT_AS_LONG * longest for steps in others.values())
 
 
+def rising(step: int) -> int:
+    """Tokens of a microbatch while sequences grow."""
+    return 16 if step >= 20 else 8
+
+
 SOUND = report("a", a=40, b=40).tally
 
 
@@ -79,8 +84,21 @@ SOUND = report("a", a=40, b=40).tally
         replace(SOUND, tallies=(*SOUND.tallies, Tally(peer="c", steps=11, microbatches=0))),
         replace(SOUND, tallies=(*SOUND.tallies, Tally(peer="a", steps=1, microbatches=0))),
         replace(SOUND, tallies=(*SOUND.tallies, Tally(peer="c", steps=1, microbatches=1))),
+        replace(SOUND, tallies=(replace(SOUND.tallies[0], tokens=40 * 16 + 1),)),
+        replace(SOUND, tallies=(replace(SOUND.tallies[0], tokens=40 * 8 - 1),)),
+        replace(SOUND, last_step=10, steps=10, tallies=(replace(SOUND.tallies[0], tokens=40 * 16),)),
     ],
 )
 def test_a_tally_that_cannot_be_true_is_refused(broken: StageTally) -> None:
-    assert why_impossible(SOUND, num_stages=2, microbatches_per_step=8) is None
-    assert why_impossible(broken, num_stages=2, microbatches_per_step=8) is not None
+    assert why_impossible(SOUND, 2, 8, rising) is None
+    assert why_impossible(broken, 2, 8, rising) is not None
+
+
+@given(st.integers(0, 30), st.lists(st.integers(0, 8), min_size=1, max_size=30))
+def test_tokens_counted_step_by_step_are_never_refused(first: int, counts: list[int]) -> None:
+    tokens = sum(count * rising(first + number) for number, count in enumerate(counts))
+    row = Tally(peer="a", steps=len(counts), microbatches=sum(counts), tokens=tokens)
+    told = StageTally(stage=0, first_step=first, last_step=first + len(counts) - 1, steps=len(counts), tallies=(row,))
+    assert why_impossible(told, 1, 8, rising) is None
+    (stage,) = merge([Report(reporter="b", tally=told)])
+    assert stage.rows[0].tokens == tokens

@@ -135,7 +135,7 @@ def test_hours_and_the_hours_between_them_make_the_day(start: int, end: int, min
         assert not Hours(start, end).holds(end)
 
 
-@pytest.mark.parametrize("field", ["upload", "download", "daily", "monthly", "memory", "power", "max_temperature"])
+@pytest.mark.parametrize("field", ["upload", "download", "daily", "monthly", "memory", "disk", "power", "max_temperature"])
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
 def test_impossible_limits_are_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):

@@ -55,6 +55,16 @@ def test_a_run_once_seen_at_a_later_step_is_never_begun_again() -> None:
         assert "step 16" in found.reason
 
 
+@given(st.integers(0, 9), st.integers(0, 9), st.booleans())
+def test_a_run_that_begins_though_it_had_come_further_says_so(first: int, reached: int, has_checkpoint: bool) -> None:
+    mine = joiner("a", 0)
+    others = [joiner("b", 1, *([first + 1] if has_checkpoint else []))]
+    found = plan(mine, view(mine, *others), 2, beginning=Beginning(step=first, reached=reached))
+    assert found.begin is not has_checkpoint
+    assert found.anew is (found.begin and reached > first)
+    assert (f"anew at step {first}: it was at step {reached}," in found.reason) is found.anew
+
+
 def test_the_newest_step_that_every_stage_holds_is_resumed() -> None:
     mine = joiner("a", 0, 5, 10, 15)
     found = plan(mine, view(mine, joiner("b", 1, 5, 10), joiner("c", 1, 5)), 2)

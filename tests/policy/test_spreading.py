@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,24 +15,29 @@ from peerd.policy.launching import launchable, trainers_of, window
 from peerd.policy.ledger import may_accumulate, missing
 from peerd.policy.rebalance import Rebalancing, plan
 from peerd.policy.spreading import (
+    KEEPERS,
     KEPT_TURNS,
+    KNOWN_PER_PERIOD,
     MOST_NEWS,
     MOST_PAUSE,
     PARTNERS,
     SPEAKERS,
+    STORED_EVERY,
     SUMMARISED,
     TURNS_PER_PERIOD,
     News,
+    Reading,
     concerns,
+    is_to_announce,
+    is_to_store,
     partners,
-    pause_before_reading,
     periods,
     summarise,
     tag_of,
     whom_to_ask,
 )
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, RawRecord, Reach, StageSummary
-from peerd.table.view import LiveView
+from peerd.table.view import TTL_PERIODS, LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, member, view_of
 
 PERIOD_S = 5.0
@@ -252,15 +257,58 @@ def test_nobody_moves_to_a_stage_that_is_strong_by_what_its_speaker_tells() -> N
     assert not plan(served, 4, 0, Rebalancing()).moves
 
 
+# How often the directory is read and written
+
+
+def reads(lives: Sequence[LiveView], num_stages: int) -> list[int]:
+    """The periods, from 0, in which who sees these views one after another reads the directory."""
+    reading, found = Reading(lives[0]), []
+    for period, live in enumerate(lives):
+        reading = reading.after(live, num_stages)
+        found += [period] if reading.is_now else []
+    return found
+
+
+SETTLED = view_of(*stage_of(0, 2), *stage_of(1, 2))
+
+
 def test_the_directory_is_read_ever_more_seldom_until_somebody_comes_or_goes_or_a_stage_has_nobody() -> None:
-    settled = view_of(*stage_of(0, 2), *stage_of(1, 2))
-    pauses = [1]
-    for _ in range(6):
-        pauses.append(pause_before_reading(pauses[-1], settled, settled, 2))
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == MOST_PAUSE
+    assert reads([SETTLED] * 60, 2) == [0, 2, 6, 14, 26, 38, 50]
     for other in (view_of(*stage_of(0, 3), *stage_of(1, 2)), view_of(*stage_of(0, 2), *stage_of(1, 1))):
-        assert pause_before_reading(MOST_PAUSE, settled, other, 2) == 1
-    assert pause_before_reading(MOST_PAUSE, settled, settled, 3) == 1
+        assert reads([SETTLED] * 40 + [other] * 5, 2) == [0, 2, 6, 14, 26, 38, 40, 41, 43]
+    assert reads([SETTLED] * 5, 3) == [0, 1, 2, 3, 4]
     newer = view_of(*stage_of(0, 2, version=9), *stage_of(1, 2, step=4))
-    assert pause_before_reading(MOST_PAUSE, settled, newer, 2) == MOST_PAUSE
+    assert reads([SETTLED] * 30 + [newer] * 10, 2) == reads([SETTLED] * 40, 2)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=80))
+def test_the_directory_is_read_as_soon_as_anybody_comes_or_goes_and_never_long_not(sizes: list[int]) -> None:
+    lives = [view_of(*stage_of(0, 1 + size), *stage_of(1, 1)) for size in sizes]
+    found = reads(lives, 2)
+    assert found[0] == 0
+    assert all(later - earlier <= MOST_PAUSE for earlier, later in zip(found, [*found[1:], len(lives)], strict=True))
+    assert {period for period in range(1, len(lives)) if sizes[period] != sizes[period - 1]} <= set(found)
+
+
+@given(st.integers(0, 5_000), st.lists(st.floats(-0.2, 0.2), min_size=60, max_size=60))
+def test_what_the_directory_has_of_a_peer_never_ends_before_it_is_stored_anew(num_known: int, late: list[float]) -> None:
+    live, every = view_of(*stage_of(0, 3)), periods(num_known)
+    announced = stored = float("-inf")
+    for period, by in enumerate(late):
+        now = period + by
+        if not is_to_announce(every, now - announced):
+            continue
+        announced = now
+        if is_to_store(live.records[0], live, now - stored):
+            assert stored < 0 or now - stored < TTL_PERIODS * every
+            assert now - stored > STORED_EVERY - 1
+            stored = now
+    assert len(late) - stored < TTL_PERIODS * every
+
+
+@pytest.mark.parametrize("num_peers", [KEEPERS, KNOWN_PER_PERIOD, KNOWN_PER_PERIOD + 1, 4 * KNOWN_PER_PERIOD])
+def test_the_directory_keeps_all_of_a_small_swarm_and_of_a_large_one_a_few_of_each_stage(num_peers: int) -> None:
+    live = view_of(*stage_of(0, num_peers))
+    kept = [record for record in live.records if is_to_store(record, live, STORED_EVERY)]
+    assert len(kept) == (num_peers if num_peers <= KNOWN_PER_PERIOD else KEEPERS)
+    assert not any(is_to_store(record, live, STORED_EVERY - 1) for record in live.records)

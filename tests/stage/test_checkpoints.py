@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from peerd.stage.checkpoints import KEPT, CheckpointStore, scan_folder
+from peerd.stage.checkpoints import KEPT, CheckpointStore, num_kept, scan_folder
 from peerd.stage.export import HistoryEntry
 from peerd.stage.snapshots import Downloaded
 from peerd.table.record import Lineage
@@ -35,6 +37,37 @@ def test_only_the_newest_are_kept_and_those_of_another_stage_go(tmp_path: Path) 
     for step in range(2, 9):
         store.save(1, state(step))
     assert [(found.stage, found.step) for found in store.scan()] == [(1, step) for step in range(9 - KEPT, 9)]
+
+
+def test_where_the_owner_has_room_for_two_the_oldest_go_and_the_newest_stays_whatever_it_takes(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 2)
+    for step in range(1, 5):
+        store.save(1, state(step))
+    one = store.scan()[0].path.stat().st_size
+    for quota, left in ((2 * one, [4, 5]), (2 * one - 1, [6]), (1, [7]), (0, [7, 8])):
+        store.quota_bytes = quota
+        store.save(1, state(left[-1]))
+        assert [found.step for found in store.scan()] == left
+
+
+def test_a_step_that_was_gone_back_to_stays_beside_later_ones_that_may_be_damaged(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 2)
+    for step in range(10, 10 + KEPT):
+        store.save(1, state(step))
+    store.scan()[-1].path.write_bytes(b"cut")
+    store.quota_bytes = 1
+    store.save(1, state(5))
+    assert [found.step for found in store.scan()] == [5]
+
+
+@given(st.lists(st.integers(0, 100), max_size=8), st.integers(0, 400), st.integers(1, 100))
+def test_as_many_of_the_newest_stay_as_there_is_room_for(sizes: list[int], quota: int, newest: int) -> None:
+    number = num_kept(sizes, quota, newest)
+    kept = sizes[len(sizes) - number :]
+    assert number <= min(len(sizes), KEPT - 1)
+    assert not quota or not kept or newest + sum(kept) <= quota
+    one_more = sizes[len(sizes) - number - 1 :] if number < len(sizes) else []
+    assert number == min(len(sizes), KEPT - 1) or (quota and newest + sum(one_more) > quota)
 
 
 def test_a_damaged_or_cut_file_is_passed_over(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from blake3 import blake3
@@ -45,14 +46,14 @@ class Donor:
 
     @property
     def header(self) -> SnapshotHeader:
-        hashes = tuple(blake3(chunk).digest() for chunk in chunks_of(self.data))
+        hashes = tuple(blake3(chunk).digest() for chunk in chunks_of([self.data]))
         sound = SnapshotHeader(
             step=self.step, lineage=Lineage(0, b"x"), num_bytes=len(self.data), chunk_hashes=hashes, metadata=json.dumps([[0, 5.5, 100]])
         )
         return replace(sound, **self.header_changes)
 
     async def chunks(self, first: int) -> AsyncIterator[bytes]:
-        for number, chunk in enumerate(chunks_of(self.data)):
+        for number, chunk in enumerate(chunks_of([self.data])):
             if number == self.breaks_at:
                 raise PeerGoneError("gone in the middle")
             if number >= first:
@@ -196,14 +197,16 @@ async def test_joiners_of_one_step_share_one_snapshot_which_no_update_changes(
 ) -> None:
     snapshots, state, executor = server
     state.serve()
-    (first, chunks), (second, _) = await asyncio.gather(*(snapshots.snapshot(0, b"", False) for _ in range(2)))
+    (first, pieces), (second, _) = await asyncio.gather(*(snapshots.snapshot(0, b"", False) for _ in range(2)))
     assert first is second
+    chunks = list(chunks_of(pieces))
     assert len(chunks) > 1
     assert tuple(blake3(chunk).digest() for chunk in chunks) == first.chunk_hashes
     await executor.run(Priority.CONTROL, state.skip_step)
-    again, _ = await snapshots.snapshot(0, identity_of(first.chunk_hashes), False)
+    again, same = await snapshots.snapshot(0, identity_of(first.chunk_hashes), False)
     assert again is first
-    assert again.data == b"".join(chunks)
+    assert b"".join(same) == b"".join(chunks)
+    assert list(chunks_of(same, 1)) == chunks[1:]
     newest, _ = await snapshots.snapshot(0, b"", False)
     assert newest.step == 1
 
@@ -211,10 +214,25 @@ async def test_joiners_of_one_step_share_one_snapshot_which_no_update_changes(
 async def test_parameters_alone_are_the_smaller_snapshot(server: tuple[SnapshotServer, StageState, Executor]) -> None:
     snapshots, state, _ = server
     state.serve()
-    whole, _ = await snapshots.snapshot(0, b"", False)
-    part, _ = await snapshots.snapshot(0, b"", True)
-    assert {name.partition("/")[0] for name in load(part.data)} == {"parameters"}
-    assert {name.partition("/")[0] for name in load(whole.data)} == {"parameters", "optimizer"}
+    _, whole = await snapshots.snapshot(0, b"", False)
+    _, part = await snapshots.snapshot(0, b"", True)
+    assert {name.partition("/")[0] for name in load(b"".join(part))} == {"parameters"}
+    assert {name.partition("/")[0] for name in load(b"".join(whole))} == {"parameters", "optimizer"}
+
+
+async def test_a_snapshot_and_a_checkpoint_of_one_step_are_one_copy_of_the_state_and_the_next_step_another(
+    server: tuple[SnapshotServer, StageState, Executor],
+) -> None:
+    snapshots, state, executor = server
+    state.serve()
+    _, pieces = await snapshots.snapshot(0, b"", False)
+    checkpoint = await snapshots.own()
+    addresses = {tensor.data_ptr() for tensor in checkpoint.tensors.values()}
+    assert {np.frombuffer(piece, np.uint8).ctypes.data for piece in pieces[1:]} == addresses
+    assert addresses.isdisjoint({parameter.data_ptr() for parameter in state.module.parameters()})
+    assert await snapshots.own() is checkpoint
+    await executor.run(Priority.CONTROL, state.skip_step)
+    assert (await snapshots.own()).step == checkpoint.step + 1
 
 
 async def test_what_is_served_can_be_loaded_and_is_equal_to_the_bit(
@@ -223,9 +241,9 @@ async def test_what_is_served_can_be_loaded_and_is_equal_to_the_bit(
     snapshots, state, _ = server
     state.serve()
     state.skip_step()  # so that there are previous parameters, too
-    snapshot, _ = await snapshots.snapshot(0, b"", False)
+    snapshot, pieces = await snapshots.snapshot(0, b"", False)
     other = StageState(replace(manifest, seed=9), PeerRecord(peer=PeerId("other")), torch.device("cpu"), lambda: view_of(state.record))
-    other.load(load(snapshot.data), snapshot.step, snapshot.lineage, ())
+    other.load(load(b"".join(pieces)), snapshot.step, snapshot.lineage, ())
     theirs, mine = other.tensors(False), state.tensors(False)
     assert theirs.keys() == mine.keys()
     assert all(torch.equal(theirs[name], mine[name]) for name in mine)

@@ -33,12 +33,15 @@ class Client:
     told: list[tuple[PeerId, RawRecord]] = field(default_factory=list)
     asked: list[tuple[PeerId, Sequence[bytes]]] = field(default_factory=list)
     answers: list[RawRecord] = field(default_factory=list)
+    table: list[RawRecord] = field(default_factory=list)
     gone: bool = False
     answering: asyncio.Event = field(default_factory=asyncio.Event)
     was_asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def gossip(self, peer: PeerId, records: Sequence[RawRecord], _timeout_s: float, want_all: bool = False) -> tuple[RawRecord, ...]:
-        assert not want_all
+        if want_all:
+            self.was_asked.set()
+            return tuple(self.table)
         self.told.append((peer, records[0]))
         await self.answering.wait()
         return ()
@@ -181,6 +184,19 @@ async def test_in_a_larger_swarm_i_ask_around_and_look_after_who_does_not_answer
     await swarm.stores.was_told.wait()
     assert swarm.stores.failed[0] in {other.peer for other in swarm.others}
     asking.cancel()
+
+
+async def test_in_a_small_swarm_i_ask_for_a_whole_table_and_keep_no_partners() -> None:
+    swarm = Swarm(TELLS_ALL - 1)
+    swarm.gossip._period_s = 0.001
+    swarm.client.table = [swarm.row(0, version=2, step=7)]
+    asking = asyncio.ensure_future(swarm.gossip._ask_around())
+    await swarm.client.was_asked.wait()
+    await swarm.settle()
+    asking.cancel()
+    assert swarm.membership.find(swarm.others[0].peer).step == 7  # type: ignore[union-attr]
+    assert swarm.client.asked == []
+    assert swarm.gossip._partners == []
 
 
 async def test_who_knows_many_announces_itself_when_it_is_due_and_no_sooner() -> None:

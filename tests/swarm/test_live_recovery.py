@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +40,20 @@ def test_a_run_resumes_exactly_after_everybody_was_killed() -> None:
         shutil.rmtree(first.home.folder)
 
 
+def test_a_founder_that_begins_anew_for_want_of_a_checkpoint_says_how_far_the_run_had_come() -> None:
+    manifest = swarm_manifest(num_stages=1, steps=STEPS)
+    with Swarm(replace(manifest, swarm=replace(manifest.swarm, checkpoint_every_steps=0))) as swarm:
+        first = swarm.start(stage=0, ephemeral=False, compute_stand_in_ms=60)
+        until(lambda: _steps_on_disk(first))
+        first.kill()
+        again = swarm.start(stage=0, home=str(first.home.folder))
+        again.wait_until_serving()
+        (said,) = [line for line in again.log.splitlines() if "begins anew" in line]
+        assert "it was at step" in said
+        assert "peerd join" in said
+        assert "begins anew" not in first.log
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_p2pd_is_rebuilt_when_it_dies_or_hangs_and_no_work_is_lost(number: signal.Signals) -> None:
     with Swarm(swarm_manifest(num_stages=2, steps=STEPS)) as swarm:
@@ -67,6 +83,14 @@ def test_a_peer_moves_to_the_stage_that_lacks_one_and_nothing_is_replayed() -> N
         assert swarm.total("replayed_microbatches") == 0
         swarm.wait_for_step(first.status["peer"]["step"] + 2)
         swarm.assert_exact()
+
+
+def _steps_on_disk(daemon: Daemon) -> int:
+    path = daemon.home.history(daemon.ready.run)
+    if not path.exists():
+        return 0
+    with contextlib.closing(sqlite3.connect(path)) as history:
+        return int(history.execute("SELECT count(*) FROM steps").fetchone()[0])
 
 
 def _p2pd_of(daemon: Daemon) -> int:

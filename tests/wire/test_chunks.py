@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk, ChunkCoder
 from peerd.wire.generated.averaging_pb2 import PartHeader, PartMessage, SliceMessage
 from peerd.wire.generated.stage_pb2 import CallMessage, ReplyMessage
+from peerd.wire.links import chunks_of
+from peerd.wire.values import CHUNK_BYTES
 
 SIZES = st.sampled_from([1, 127, 128, 300, 16383, 16384, 1 << 20])
 CODERS = st.sampled_from([(PARTS, PartMessage), (SLICES, SliceMessage), (CALLS, CallMessage), (REPLIES, ReplyMessage)])
@@ -43,3 +45,15 @@ def test_no_bytes_are_too_odd_to_be_read(data: bytes, tagged: bool) -> None:
         return
     read = PARTS.deserialize(data)
     assert (bytes(read.chunk) == expected.chunk) if isinstance(read, Chunk) else (read == expected)
+
+
+LENGTHS = st.sampled_from([0, 1, 7, CHUNK_BYTES // 2, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES])
+
+
+@given(st.lists(LENGTHS, max_size=5), st.integers(0, 4) | st.just((1 << 64) - 1))
+@settings(max_examples=40)
+def test_however_bytes_lie_in_pieces_their_chunks_are_those_of_the_whole(lengths: list[int], first: int) -> None:
+    pieces = [bytes([number + 1]) * length for number, length in enumerate(lengths)]
+    whole = b"".join(pieces)
+    expected = [whole[start : start + CHUNK_BYTES] for start in range(0, len(whole), CHUNK_BYTES)][first:]
+    assert list(chunks_of(pieces, first)) == expected

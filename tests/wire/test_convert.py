@@ -126,7 +126,7 @@ def tally_message(**changes: object) -> swarm_pb2.StageTally:
 
 
 def test_tallies_come_back_as_they_were() -> None:
-    tally = StageTally(stage=1, first_step=2, last_step=9, steps=5, tallies=(Tally(peer="abc", steps=3, microbatches=7),))
+    tally = StageTally(stage=1, first_step=2, last_step=9, steps=5, tallies=(Tally(peer="abc", steps=3, microbatches=7, tokens=56),))
     assert convert.tallies_from(convert.tallies_to([tally])) == (tally,)
 
 
@@ -138,6 +138,7 @@ def test_tallies_come_back_as_they_were() -> None:
         [tally_message(tallies=[swarm_pb2.Tally(peer="a/../b")])],
         [tally_message(tallies=[swarm_pb2.Tally(peer="")])],
         [tally_message(tallies=[swarm_pb2.Tally(peer="a", microbatches=1 << 63)])],
+        [tally_message(tallies=[swarm_pb2.Tally(peer="a", tokens=1 << 63)])],
         [tally_message(tallies=[swarm_pb2.Tally(peer="a")] * 20_001)],
         [tally_message()] * 4097,
     ],

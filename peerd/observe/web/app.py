@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peerd.observe.metrics import CONTENT_TYPE
-from peerd.observe.web.guard import SECURITY_HEADERS, Access, Asked, RateLimit, has_token, who_asks, why_refuse
+from peerd.observe.web.guard import OPENS, SECURITY_HEADERS, Access, Asked, RateLimit, has_token, who_asks, why_refuse
 from peerd.observe.web.stream import Source, Stream
 
 ASSETS = Path(__file__).with_name("assets")
@@ -92,11 +92,18 @@ class Pages:
     async def page(self, request: Request) -> Response:
         """With the token in its address: keep it in a cookie that no script can read, and take it out of the address."""
         if "token" in request.query_params:
-            answer = RedirectResponse("/", HTTPStatus.SEE_OTHER)
-            if has_token(_asked(request, self._access), self._access):
-                answer.set_cookie(self._access.cookie, self._access.token, max_age=COOKIE_AGE_S, httponly=True, samesite="strict")
-            return answer
+            return self._welcome(has_token(_asked(request, self._access), self._access))
         return self._asset("index.html")
+
+    async def open(self, request: Request) -> Response:
+        """With a code in its address, which stands for the token once."""
+        return self._welcome(request.method == "GET" and self._source.take_code(request.path_params["code"]))
+
+    def _welcome(self, knows_token: bool) -> Response:
+        answer = RedirectResponse("/", HTTPStatus.SEE_OTHER)
+        if knows_token:
+            answer.set_cookie(self._access.cookie, self._access.token, max_age=COOKIE_AGE_S, httponly=True, samesite="strict")
+        return answer
 
     async def asset(self, request: Request) -> Response:
         return self._asset(request.path_params["name"])
@@ -146,6 +153,7 @@ def build(source: Source, stream: Stream, access: Access) -> ASGIApp:
     pages = Pages(source, stream, access)
     routes = [
         Route("/", pages.page),
+        Route(OPENS + "{code}", pages.open),
         Route("/assets/{name}", pages.asset),
         Route("/api/session", pages.session),
         Route("/api/live", pages.live),

@@ -25,6 +25,10 @@ SECURITY_HEADERS = {
 REQUESTS_PER_S = 10.0
 BURST = 60.0
 MAX_ADDRESSES = 4096
+CODE_LIFE_S = 60.0
+MAX_CODES = 16
+OPENS = "/open/"
+"""Where a code is shown; all that can be had there is the token's cookie."""
 LOOPBACK_NAMES = frozenset({"localhost"})
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(?::\d+)?")
 
@@ -73,7 +77,7 @@ def why_refuse(asked: Asked, access: Access) -> tuple[HTTPStatus, str] | None:
         if not asked.origin or not has_token(asked, access):
             return HTTPStatus.FORBIDDEN, "this needs the token: open the address that `peerd dashboard` prints"
         return None
-    open_to_all = access.public or access.on_loopback or asked.path in ("/metrics", "/healthz")
+    open_to_all = access.public or access.on_loopback or asked.path in ("/metrics", "/healthz") or asked.path.startswith(OPENS)
     if not open_to_all and not has_token(asked, access):
         return HTTPStatus.UNAUTHORIZED, "this needs the token: open the address that `peerd dashboard` prints"
     return None
@@ -111,6 +115,23 @@ def _as_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
         return ipaddress.ip_address(text)
     except ValueError:
         return None
+
+
+@dataclass(slots=True)
+class Codes:
+    """Codes that stand for the token, each once and for a minute: a browser's command line, where one goes, is for all users to see."""
+
+    _until_s: dict[str, float] = field(default_factory=dict)
+
+    def add(self, code: str, now_s: float) -> None:
+        """The oldest goes where there are many."""
+        self._until_s[code] = now_s + CODE_LIFE_S
+        if len(self._until_s) > MAX_CODES:
+            del self._until_s[next(iter(self._until_s))]
+
+    def take(self, code: str, now_s: float) -> bool:
+        """Whether it holds; from now on it does not."""
+        return now_s < self._until_s.pop(code, now_s)
 
 
 @dataclass(slots=True)

@@ -37,6 +37,10 @@ class Source(Protocol):
 
     def metrics(self) -> bytes: ...
 
+    def take_code(self, code: str) -> bool:
+        """Whether it stands for the token; from now on it does not."""
+        ...
+
 
 class Stream:
     """One for all viewers. Contract: nothing is computed while nobody looks; a slow viewer misses messages, and delays nobody."""

@@ -199,20 +199,24 @@ class Tally(_message.Message):
     PEER_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     MICROBATCHES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     steps: _builtins.int
     """averages the peer took part in"""
     microbatches: _builtins.int
+    tokens: _builtins.int
+    """in those, at the sequence length of each step; 0: not counted"""
     def __init__(
         self,
         *,
         peer: _builtins.str = ...,
         steps: _builtins.int = ...,
         microbatches: _builtins.int = ...,
+        tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["microbatches", b"microbatches", "peer", b"peer", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["microbatches", b"microbatches", "peer", b"peer", "steps", b"steps", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

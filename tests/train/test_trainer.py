@@ -1,0 +1,78 @@
+"""The trainer: what fails is launched again, and the log says so once for each step and stage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch import Tensor
+
+from peerd.errors import PeerGoneError
+from peerd.swarm.membership import Membership
+from peerd.table.record import PeerId, PeerRecord
+from peerd.table.view import LiveView
+from peerd.train import trainer
+from peerd.train.samples import Microbatches
+from peerd.train.trainer import Trainer
+from peerd.wire.dispatch import Dispatcher
+from peerd.wire.values import Call, CallResult
+from tests.strategies import member, view_of
+from tests.tiny_run import tiny_manifest
+
+MANIFEST = tiny_manifest(2)
+STEPS = 2
+
+
+class Noise:
+    def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(2, 16, dtype=torch.int64), torch.zeros(2, 16, dtype=torch.int64)
+
+
+@dataclass
+class Swarm:
+    """Two stages of one peer each; the first launch of each microbatch comes to nothing, the second is held by the stages it asks for."""
+
+    records: list[PeerRecord] = field(default_factory=lambda: [member("me", trains=True), member("b", stage=1)])
+    seen: Counter[tuple[int, int]] = field(default_factory=Counter)
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def live(self) -> LiveView:
+        return view_of(*self.records)
+
+    async def changed(self, _timeout_s: float) -> bool:
+        await asyncio.sleep(0.001)
+        return True
+
+    def wake(self) -> None: ...
+
+    async def send(self, call: Call, _on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
+        self.seen[call.step, call.index] += 1
+        if self.seen[call.step, call.index] == 1:
+            raise PeerGoneError("gone")
+        self.records = [replace(record, done=record.done | (1 << call.index)) for record in self.records]
+        if all(record.done == (1 << MANIFEST.train.microbatches_per_step) - 1 for record in self.records):
+            self.records = [replace(record, step=record.step + 1, done=0) for record in self.records]
+            if self.records[0].step == STEPS:
+                self.is_over.set()
+        return CallResult(gradient=None, downstream_s=0.0, queued_s=0.0, records=())
+
+
+async def test_what_is_launched_again_is_told_once_for_each_step_and_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "FAILURE_PAUSE_S", 0.0)
+    swarm, number = Swarm(), MANIFEST.train.microbatches_per_step
+    made = Trainer(MANIFEST, cast(Microbatches, Noise()), cast(Membership, swarm), cast(Dispatcher, swarm))
+    with capture_logs() as logs:
+        running = asyncio.ensure_future(made.run())
+        async with asyncio.timeout(20):
+            await swarm.is_over.wait()
+        running.cancel()
+        await asyncio.wait({running})
+    told = [(log["step"], log["stage"], log["count"]) for log in logs if log["event"] == "microbatches launched again"]
+    assert told[: 2 * STEPS] == [(step, stage, number) for step in range(STEPS) for stage in (0, 1)]
+    assert made.counters.replayed == sum(count for _, stage, count in told if stage == 0)
