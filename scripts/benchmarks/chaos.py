@@ -4,6 +4,9 @@ A stand-in sleeps in place of work, so that nine peers share two cores; steps ov
 What is allowed at a moment is the number of serving peers of the slowest stage, each at its full rate; a joiner that still starts
 or downloads counts for nothing. A side's ratio is what it did by the time integral of that. With deaths it should be 0.80 or more;
 without, it shows what the step's ends cost alone.
+
+What a peer has added to a step dies with it, on average half of its share: a death costs as much as steps are long. Where steps overlap,
+short ones cost little else.
 """
 
 from __future__ import annotations
@@ -152,8 +155,8 @@ def parse() -> Plan:
     parser = argparse.ArgumentParser(prog="scripts/bench chaos", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds, in each of which both sides run (default 3)")
-    parser.add_argument("--steps", type=int, default=24, metavar="N", help="steps timed per round and side (default 24)")
-    parser.add_argument("--microbatches", type=int, default=30, metavar="B", help="microbatches a step (default 30)")
+    parser.add_argument("--steps", type=int, default=36, metavar="N", help="steps timed per round and side (default 36)")
+    parser.add_argument("--microbatches", type=int, default=16, metavar="B", help="microbatches a step (default 16)")
     parser.add_argument("--compute-stand-in", type=float, default=400.0, metavar="MS", help="sleep per microbatch (default 400)")
     parser.add_argument("--every", type=float, default=10.0, metavar="S", help="seconds between deaths (default 10)")
     parser.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True, help="delayed updates (default)")
