@@ -4,7 +4,8 @@ Interleaved weighted round-robin, as there: shares are in inverse proportion to 
 There, every caller goes its own round, and the rounds of many callers meet at one peer while another waits. Here all callers go one
 round together: a step's microbatches lie on a line at equal distances, the peers of a stage part the line by their shares, and each
 microbatch goes to the peer on whose part it lies. Whoever sends it, each peer so gets its share of every step, to within one
-microbatch, and neighbours in the order of launching lie far apart. Lanes through the stages follow by themselves.
+microbatch, and neighbours in the order of launching lie far apart. Lanes through the stages follow by themselves; who is in a lane with
+whom changes with every step, else a caller would never measure the peers of other lanes.
 
 A response time is forward plus backward at that peer, network included and its queue not. With the queue in it, as many
 requests wait at a slow peer as at a fast one, and a step ends when the slow peer's queue does: of two peers, one three times
@@ -28,6 +29,7 @@ from functools import lru_cache
 from itertools import accumulate
 from statistics import fmean, median_low
 
+from peerd.policy.hashing import digest
 from peerd.table.record import PeerId, PeerRecord
 
 SMOOTHING = 0.1
@@ -38,6 +40,7 @@ STANDARD_ERRORS = 2.0
 """By so much may like peers' estimates differ."""
 LEAST_NOISE = 0.2
 """Of a response time, as a part of it, however alike the few were that have come."""
+REMEMBERED = 1 << 12
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -73,15 +76,15 @@ class Router:
         self._measured: dict[PeerId, Measured] = {}
         self._banned_at: dict[PeerId, tuple[int, int]] = {}
 
-    def choose(self, candidates: Sequence[PeerRecord], point: float, prefer: Collection[PeerId] = ()) -> PeerRecord | None:
+    def choose(self, candidates: Sequence[PeerRecord], point: float, prefer: Collection[PeerId] = (), step: int = 0) -> PeerRecord | None:
         """The peer on whose part of the line the microbatch's `point` lies (`point_of`), or None when all are banned.
 
-        `prefer` wins where one of it may be chosen.
+        `prefer` wins where one of it may be chosen. The order of the parts is the step's.
         """
         allowed = [record for record in candidates if not self._is_banned(record)]
         if not allowed:
             return None
-        pool = sorted([record for record in allowed if record.peer in prefer] or allowed, key=lambda record: record.peer)
+        pool = sorted([record for record in allowed if record.peer in prefer] or allowed, key=lambda record: _place(record.peer, step))
         ends = list(accumulate(1 / max(each_s, LEAST_RESPONSE_S) for each_s in self._responses_s([record.peer for record in pool])))
         return pool[min(bisect_right(ends, point * ends[-1]), len(pool) - 1)]
 
@@ -131,6 +134,12 @@ def point_of(index: int, num_microbatches: int, attempt: int = 0) -> float:
     """
     place = (index * _stride(num_microbatches) % num_microbatches + 0.5) / num_microbatches
     return (place + _halvings(attempt)) % 1.0
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _place(peer: PeerId, step: int) -> bytes:
+    """In the order in which the peers of a stage part the line at one step."""
+    return digest("lane", peer, step, size=8)
 
 
 @lru_cache

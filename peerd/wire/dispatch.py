@@ -92,7 +92,7 @@ class Dispatcher:
             prefer = (path[call.stage],) if call.stage in path else ()
             candidates = [r for r in self._candidates(call, live, refused) if self._deaf_until_s.get(r.peer, 0.0) <= time.monotonic()]
             soon = self._soon(call, live, candidates, router, time.monotonic() - began_s)
-            peer = router.choose([*candidates, *soon], point_of(call.index, self._num_microbatches, attempt), prefer)
+            peer = router.choose([*candidates, *soon], point_of(call.index, self._num_microbatches, attempt), prefer, call.step)
             if peer in soon:
                 await self._table.changed(SOON_S)
                 continue

@@ -203,7 +203,9 @@ class Attempt:
             self._answered("nobody answers")
             return
         point = point_of(self._work.launch.index, peer.world.scenario.num_microbatches, self._work.attempt + number - 1)
-        chosen = self._router.choose(able_to_compute(peer.live(), len(self._work.path), self._work.launch.step), point)
+        chosen = self._router.choose(
+            able_to_compute(peer.live(), len(self._work.path), self._work.launch.step), point, step=self._work.launch.step
+        )
         if chosen is None:
             peer.after(peer.world.rng.uniform(0.1, 0.3), lambda: self._again(number))
             return

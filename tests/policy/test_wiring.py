@@ -61,6 +61,22 @@ def test_what_is_in_flight_at_a_moment_is_spread_as_evenly(size: int, num_peers:
     assert abs(point_of(1, size) - point_of(0, size) - GOLDEN) < 3 / size
 
 
+def test_lanes_are_made_anew_at_every_step_so_that_each_caller_meets_everybody() -> None:
+    """Two stages of two: who sends on what came to it, to whom, by step. Within a step always to the same."""
+    first, second = (measured({f"{stage}{number}": 1.0 for number in range(2)}) for stage in "ab")
+    met: set[tuple[str, str]] = set()
+    for step in range(12):
+        lanes = set()
+        for index in range(8):
+            sender, receiver = (router.choose(peers, point_of(index, 8), step=step) for router, peers in (first, second))
+            assert sender is not None
+            assert receiver is not None
+            lanes.add((sender.peer, receiver.peer))
+        assert len(lanes) == 2
+        met |= lanes
+    assert len(met) == 4
+
+
 @given(st.integers(0, 299), st.integers(1, 5))
 def test_another_attempt_goes_to_another_peer(index: int, attempt: int) -> None:
     router, peers = measured({"a": 1.0, "b": 1.0})

@@ -42,7 +42,7 @@ class Visitor:
         return await StageClient(self.network.links, self.run).backpropagate(peer, call, (), PATIENCE_S, lambda _stage, _peer: None)
 
     def call(self, stage: int, step: int) -> Call:
-        """A microbatch for a later stage that nobody shall accumulate."""
+        """A microbatch for a later stage that only the first lacks: it gives the gradient and adds nothing."""
         train, model = self.manifest.train, self.manifest.decoder
         rows = (train.microbatch_size, train.sequence_length)
         chance = torch.Generator().manual_seed(0)
@@ -51,7 +51,7 @@ class Visitor:
             stage=stage,
             step=step,
             index=0,
-            accumulate=frozenset(),
+            accumulate=frozenset({0}),
             inputs=encode(torch.randn((*rows, model.d_model), generator=chance)),
             labels=encode(torch.randint(0, model.vocab_size, rows, generator=chance, dtype=torch.int32)),
         )
