@@ -57,10 +57,10 @@ def why_refuse_call(mine: PeerRecord, *, stage: int, step: int, holds_previous: 
 def slots_for(steps_ahead: int, slots: int) -> int:
     """How many of my slots may be taken when a microbatch of a step so many ahead of mine comes in.
 
-    One more than I have is for a step that others have still to end, and one is kept from the next: else what is launched
-    ahead would keep out what the step under way lacks.
+    One more than I have is for the step before, which others have still to end, and one is kept from the next: else what is
+    launched ahead would keep out what the step under way lacks. An evaluation may be of any step, and has what there is.
     """
-    return max(1, slots - steps_ahead)
+    return {-1: slots + 1, 1: max(1, slots - 1)}.get(steps_ahead, slots)
 
 
 def able_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
@@ -72,7 +72,10 @@ def able_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
 
 
 def about_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
-    """Who holds the average that leads to `step` and will be there in a moment."""
+    """Who holds the average that leads to `step` and will be there in a moment: worth waiting for (`Router.patience_s`).
+
+    Else the first of a stage to begin a step gets all that is launched at its beginning.
+    """
     return [r for r in live.serving(stage) if r.step == step - 1 and r.phase is Phase.AVERAGED and not r.next_ledger_no and not r.leaving]
 
 

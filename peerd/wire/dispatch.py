@@ -28,8 +28,6 @@ MOST_BUSY_PAUSE_S = 0.16
 """Each time in a row that nobody has a slot the pause doubles, up to here."""
 STALE_PAUSE_S = 0.05
 SOON_S = 0.05
-SOON_SHARE = 0.5
-"""Of a response time a microbatch waits at most for a peer that has yet to begin the step."""
 CANCEL_TIMEOUT_S = 2.0
 LOG = structlog.get_logger()
 
@@ -91,7 +89,8 @@ class Dispatcher:
             self._check_wanted(call, live)
             prefer = (path[call.stage],) if call.stage in path else ()
             candidates = [r for r in self._candidates(call, live, refused) if self._deaf_until_s.get(r.peer, 0.0) <= time.monotonic()]
-            soon = self._soon(call, live, candidates, router, time.monotonic() - began_s)
+            waits = not call.evaluation and time.monotonic() - began_s < router.patience_s(candidates)
+            soon = about_to_compute(live, call.stage, call.step) if waits else []
             peer = router.choose([*candidates, *soon], point_of(call.index, self._num_microbatches, attempt), prefer, call.step)
             if peer in soon:
                 await self._table.changed(SOON_S)
@@ -171,13 +170,6 @@ class Dispatcher:
             able = [r for r in live.serving(call.stage) if r.step >= call.step and not r.leaving and r.peer not in refused]
             return [r for r in able if r.step == call.step] or able
         return able_to_compute(live, call.stage, call.step)
-
-    def _soon(self, call: Call, live: LiveView, here: Sequence[PeerRecord], router: Router, waited_s: float) -> list[PeerRecord]:
-        """Who is worth waiting for: else the first of a stage to begin a step gets all that is launched at its beginning."""
-        if call.evaluation or not here:
-            return []
-        patience_s = SOON_SHARE * max(router.response_s(record.peer) for record in here)
-        return about_to_compute(live, call.stage, call.step) if waited_s < patience_s else []
 
     def _check_wanted(self, call: Call, live: LiveView) -> None:
         """A microbatch of a step that every stage has left is of no use to anybody."""

@@ -5,8 +5,7 @@ What is allowed at a moment is the number of serving peers of the slowest stage,
 or downloads counts for nothing. A side's ratio is what it did by the time integral of that. With deaths it should be 0.80 or more;
 without, it shows what the step's ends cost alone.
 
-What a peer has added to a step dies with it, on average half of its share: a death costs as much as steps are long. Where steps overlap,
-short ones cost little else.
+What a peer has added to a step dies with it, on average half of its share: the longer steps are, the more a death costs.
 """
 
 from __future__ import annotations

@@ -42,6 +42,17 @@ def quickest(*arguments: str, code: str = COMMAND) -> float:
     return best
 
 
+def processor_time_s(home: Path, reply: bytes, code: str, *arguments: str) -> tuple[float, subprocess.CompletedProcess[str]]:
+    """What the command costs where a daemon answers so, the least of three: the machine's other work is not its fault."""
+    best_s = float("inf")
+    for _ in range(3):
+        with answering(Home(home), reply):
+            began_s = _cpu_time_of_children_s()
+            done = subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True)
+            best_s = min(best_s, _cpu_time_of_children_s() - began_s)
+    return best_s, done
+
+
 def _cpu_time_of_children_s() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
@@ -53,20 +64,15 @@ def test_help_answers_within_a_fifth_of_a_second() -> None:
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_status_answers_within_a_third_of_a_second_and_loads_nothing_heavy(short_home: Path, form: list[str]) -> None:
-    with answering(Home(short_home), line({"ok": status_reply()})):
-        began_s = _cpu_time_of_children_s()
-        done = subprocess.run([sys.executable, "-c", SPY, "status", *form], check=True, capture_output=True, text=True)
-        took_s = _cpu_time_of_children_s() - began_s  # what it costs; the machine's other work is not its fault
+    took_s, done = processor_time_s(short_home, line({"ok": status_reply()}), SPY, "status", *form)
     assert done.stderr == "LOADED []\n"
     assert took_s < 0.3 * slowness()
 
 
 def test_peers_prints_a_thousand_within_two_seconds(short_home: Path) -> None:
     """In processor time, the interpreter's start and the reply's way through the socket included."""
-    with answering(Home(short_home), line({"ok": peers_reply(num_stages=8, peers_per_stage=125)})):
-        began_s = _cpu_time_of_children_s()
-        done = subprocess.run([sys.executable, "-c", COMMAND, "peers"], check=True, capture_output=True, text=True)
-        took_s = _cpu_time_of_children_s() - began_s
+    reply = line({"ok": peers_reply(num_stages=8, peers_per_stage=125)})
+    took_s, done = processor_time_s(short_home, reply, COMMAND, "peers")
     assert done.stdout.count("\n") > 1000
     assert took_s < 2
 

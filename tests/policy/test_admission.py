@@ -80,9 +80,10 @@ def test_who_will_compute_in_a_moment_cannot_yet_and_needs_nothing_but_to_commit
         assert why_refuse_call(replace(record, step=step), stage=stage, step=step, holds_previous=True) is None
 
 
-@given(st.integers(1, 40))
-def test_the_step_before_has_a_slot_more_and_the_next_one_fewer_but_never_none(slots: int) -> None:
+@given(st.integers(1, 40), st.integers(2, 1000))
+def test_the_step_before_has_a_slot_more_and_the_next_one_fewer_but_never_none(slots: int, far: int) -> None:
     assert [slots_for(ahead, slots) for ahead in (-1, 0, 1)] == [slots + 1, slots, max(1, slots - 1)]
+    assert slots_for(-far, slots) == slots_for(far, slots) == slots, "an evaluation of long ago takes no more memory than others"
 
 
 @given(live_views(), st.integers(0, 1), st.frozensets(st.sampled_from([PeerId(f"peer{n}") for n in range(5)])))

@@ -37,6 +37,7 @@ def calls(draw: st.DrawFn) -> Call:
         inputs=draw(tensors()),
         labels=draw(tensors()),
         path=draw(st.dictionaries(st.integers(0, 4095), peers, max_size=4)),
+        attempt=draw(st.integers(0, (1 << 32) - 1)),
         gradient_codec=draw(st.none() | st.sampled_from(["none", "bfloat16", "topk:0.1"]).map(parse_codec)),
     )
 

@@ -12,11 +12,11 @@ from typing import cast
 import pytest
 
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, UnheardError, WrongStateError
-from peerd.policy.wiring import UNKNOWN_RESPONSE_S
+from peerd.policy.wiring import PATIENT_SHARE, UNKNOWN_RESPONSE_S
 from peerd.table.record import PeerId, PeerRecord, Phase, RawRecord
 from peerd.table.view import LiveView
 from peerd.wire.clients import StageClient
-from peerd.wire.dispatch import SOON_SHARE, Dispatcher
+from peerd.wire.dispatch import Dispatcher
 from peerd.wire.values import Call, CallResult, TensorBytes
 from tests.strategies import FULL, member, view_of
 
@@ -157,7 +157,7 @@ async def test_a_microbatch_waits_a_moment_for_its_peer_that_has_yet_to_commit_a
     for index in range(8):
         await sending.send(replace(call(), index=index))
     assert sending.client.asked == [B] * 8, "whoever would have gone to A waited, and then did not"
-    assert time.monotonic() - began_s >= SOON_SHARE * UNKNOWN_RESPONSE_S
+    assert time.monotonic() - began_s >= PATIENT_SHARE * UNKNOWN_RESPONSE_S
     committed = Committing(late, after=pair_of_peers())
     sending = Sending(Client(), committed)
     for index in range(8):
