@@ -12,7 +12,7 @@ from peerd.errors import AddressError, ExitCode
 from peerd.swarm.identity import peer_id_of
 from peerd.table.record import RunId
 
-PEER = peer_id_of(Ed25519PrivateKey.generate().public_key().public_bytes_raw())
+PEER = peer_id_of(Ed25519PrivateKey.from_private_bytes(bytes(range(32))).public_key().public_bytes_raw())
 RUN = RunId("0123456789abcdef" * 2)
 hosts = st.ip_addresses(v=4).map(str)
 ports = st.integers(1, 65535)
