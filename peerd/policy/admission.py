@@ -72,11 +72,12 @@ def able_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
 
 
 def about_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
-    """Who holds the average that leads to `step` and will be there in a moment: worth waiting for (`Router.patience_s`).
+    """Who holds an average, and with it will be able in a moment: worth waiting for (`Router.patience_s`).
 
-    Else the first of a stage to begin a step gets all that is launched at its beginning.
+    Else the first of a stage to begin a step gets all that is launched at its beginning; of the step after, where steps overlap.
     """
-    return [r for r in live.serving(stage) if r.step == step - 1 and r.phase is Phase.AVERAGED and not r.next_ledger_no and not r.leaving]
+    averaged = [r for r in live.serving(stage) if r.phase is Phase.AVERAGED and not r.leaving]
+    return [r for r in averaged if step == r.step + (2 if r.next_ledger_no else 1)]
 
 
 def why_refuse_evaluation(mine: PeerRecord, *, stage: int, step: int, kept: int | None) -> str | None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.policy.admission import able_to_compute, about_to_compute, choose_stage, donors, slots_for, why_refuse_call
+from peerd.policy.ledger import at_next_step
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from tests.strategies import live_views, member, records, view_of
@@ -74,10 +75,13 @@ def test_who_can_add_a_microbatch_computes_it_and_else_who_is_just_past_its_step
 
 @given(live_views(), st.integers(0, 1), st.integers(0, 4))
 def test_who_will_compute_in_a_moment_cannot_yet_and_needs_nothing_but_to_commit(live: LiveView, stage: int, step: int) -> None:
-    for record in about_to_compute(live, stage, step):
+    found = about_to_compute(live, stage, step)
+    for record in found:
         assert record.phase is Phase.AVERAGED
         assert why_refuse_call(record, stage=stage, step=step, holds_previous=True) is not None
-        assert why_refuse_call(replace(record, step=step), stage=stage, step=step, holds_previous=True) is None
+        assert why_refuse_call(at_next_step(record), stage=stage, step=step, holds_previous=True) is None
+    averaged = [r for r in live.serving(stage) if r.phase is Phase.AVERAGED and not r.leaving]
+    assert found == [r for r in averaged if r.step + 1 + (r.next_ledger_no > 0) == step], "whether steps overlap or not"
 
 
 @given(st.integers(1, 40), st.integers(2, 1000))

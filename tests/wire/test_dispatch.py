@@ -150,18 +150,22 @@ async def test_a_peer_that_only_cannot_just_now_is_neither_banned_nor_re_dialled
     assert sending.dispatcher.counters.replayed == 0
 
 
-async def test_a_microbatch_waits_a_moment_for_its_peer_that_has_yet_to_commit_and_not_for_ever() -> None:
-    late = pair_of_peers(step=2, phase=Phase.AVERAGED, done=FULL)
+@pytest.mark.parametrize(("step", "next_ledger_no"), [(3, 0), (4, 2)], ids=["of the step begun", "of the step after, where they overlap"])
+async def test_a_microbatch_waits_a_moment_for_its_peer_that_has_yet_to_commit_and_not_for_ever(step: int, next_ledger_no: int) -> None:
+    def with_ledgers(peers: Sequence[PeerRecord]) -> tuple[PeerRecord, ...]:
+        return tuple(replace(record, next_ledger_no=next_ledger_no) for record in peers)
+
+    late = with_ledgers(pair_of_peers(step=2, phase=Phase.AVERAGED, done=FULL))
     sending = Sending(Client(), Table(late))
     began_s = time.monotonic()
     for index in range(8):
-        await sending.send(replace(call(), index=index))
+        await sending.send(replace(call(step), index=index))
     assert sending.client.asked == [B] * 8, "whoever would have gone to A waited, and then did not"
     assert time.monotonic() - began_s >= PATIENT_SHARE * UNKNOWN_RESPONSE_S
-    committed = Committing(late, after=pair_of_peers())
+    committed = Committing(late, after=with_ledgers(pair_of_peers()))
     sending = Sending(Client(), committed)
     for index in range(8):
-        await sending.send(replace(call(), index=index))
+        await sending.send(replace(call(step), index=index))
     assert sorted(sending.client.asked) == [A] * 4 + [B] * 4
     assert committed.waits == 1
 
