@@ -59,6 +59,16 @@ def _held_by(live: LiveView, stage: int, step: int, but: PeerId | None = None) -
     return bitmap
 
 
+def holders(live: LiveView, stage: int, step: int, index: int) -> frozenset[PeerId]:
+    """Whose ledger has this microbatch, and who may therefore know its gradient still."""
+    found = (
+        record.peer
+        for record in live.serving(stage)
+        if (record.step == step and record.done >> index & 1) or (record.step == step - 1 and record.next_done >> index & 1)
+    )
+    return frozenset(found)
+
+
 def missing(live: LiveView, stage: int, step: int, num_microbatches: int) -> int:
     return full(num_microbatches) & ~held(live, stage, step)
 

@@ -51,6 +51,11 @@ class Holdings:
         self._generation = 0
 
     @property
+    def generation(self) -> int:
+        """Rises when others' parameters take the place of mine."""
+        return self._generation
+
+    @property
     def newest(self) -> StageModule:
         """The parameters that all updates lead to; with delayed updates those of the next step."""
         return self.module if self.ahead is None else self.ahead.wait()

@@ -18,7 +18,7 @@ from typing import Protocol
 import structlog
 from torch import Tensor
 
-from peerd.config.codec import NONE, Allowed, parse_allowed
+from peerd.config.codec import NONE, Allowed, Codec, parse_allowed
 from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import NOT_ASKED, HuggingFaceConfig
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
@@ -27,6 +27,7 @@ from peerd.policy.admission import slots_for, why_refuse_call, why_refuse_evalua
 from peerd.policy.ledger import number_of
 from peerd.stage.accumulator import all_finite
 from peerd.stage.executor import Executor, Pace, Priority, Result
+from peerd.stage.finished import FinishedGradients
 from peerd.stage.state import Outcome, StageState, Ticket
 from peerd.stage.tensors import decode, encode, take
 from peerd.table.record import PeerId, RawRecord
@@ -79,6 +80,7 @@ class StageService:
         self._held: dict[bytes, Ticket] = {}
         self.slots = slots_of(manifest)
         """Microbatches held at once."""
+        self.finished = FinishedGradients()
         self._computed_s: deque[float] = deque(maxlen=MEASURED_MICROBATCHES)
         """What the last microbatches took, forward and backward."""
         self.leaving = False
@@ -156,6 +158,10 @@ class StageService:
     async def _serve(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], progress: Progress) -> CallResult:
         if call.evaluation:
             return await self._evaluate(call, ticket, chunks, progress)
+        given = self.finished.find(call, self._codec_of(call), self._state.generation)
+        if given is not None:
+            self.counters.suppressed += 1
+            return CallResult(gradient=given, downstream_s=0.0, queued_s=0.0, records=tuple(self.records()), slots=self.slots)
         if self._state.ahead is not None and call.step > self._state.record.step:
             await self._state.ahead.made()
         if self._state.module.is_last:
@@ -300,7 +306,12 @@ class StageService:
     def _given_back(self, call: Call, outcome: Outcome) -> TensorBytes | None:
         if outcome.gradient is None or not call.needs_gradient:
             return None
-        return encode(outcome.gradient, call.gradient_codec or self._gradients.most_exact)
+        gradient = encode(outcome.gradient, self._codec_of(call))
+        self.finished.put(call.step, call.index, gradient, self._state.generation, oldest_step=self._state.record.step - 1)
+        return gradient
+
+    def _codec_of(self, call: Call) -> Codec:
+        return call.gradient_codec or self._gradients.most_exact
 
     def _note_backward(self, ticket: Ticket, started_s: float) -> None:
         """A backward pass, and the pass that the job made before it."""

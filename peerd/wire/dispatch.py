@@ -16,7 +16,7 @@ import structlog
 
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, UnheardError, WrongStateError
 from peerd.policy.admission import able_to_compute, about_to_compute
-from peerd.policy.ledger import work_step
+from peerd.policy.ledger import holders, work_step
 from peerd.policy.wiring import Router, point_of
 from peerd.table.record import PeerId, PeerRecord, RawRecord
 from peerd.table.view import LiveView
@@ -87,7 +87,9 @@ class Dispatcher:
         while time.monotonic() < deadline_s:
             live = self._table.live()
             self._check_wanted(call, live)
-            prefer = (path[call.stage],) if call.stage in path else ()
+            prefer = holders(live, call.stage, call.step, call.index) if call.asks_gradient_only else frozenset()
+            if not prefer and call.stage in path:
+                prefer = frozenset({path[call.stage]})
             candidates = [r for r in self._candidates(call, live, refused) if self._deaf_until_s.get(r.peer, 0.0) <= time.monotonic()]
             waits = not call.evaluation and time.monotonic() - began_s < router.patience_s(candidates)
             soon = about_to_compute(live, call.stage, call.step) if waits else []
@@ -143,7 +145,7 @@ class Dispatcher:
                 raise BadMessageError("no gradient came back")
             result.gradient.check(call.inputs.dtype, call.inputs.shape)
         self._table.absorb(result.records)
-        if call.needs_backward or call.evaluation:  # half a microbatch is no measure of a whole one
+        if call.stage in call.accumulate or call.evaluation:  # half a microbatch is no measure of a whole one, nor is one done before
             router.observe(peer.peer, max(0.0, elapsed_s - max(result.downstream_s, 0.0) - max(result.queued_s, 0.0)))
         return result
 

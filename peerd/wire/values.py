@@ -76,6 +76,11 @@ class Call:
         """And on to the caller."""
         return any(stage < self.stage for stage in self.accumulate)
 
+    @property
+    def asks_gradient_only(self) -> bool:
+        """All stages that shall add it lie before this one: whoever has done it knows the answer."""
+        return bool(self.accumulate) and max(self.accumulate) < self.stage
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:

@@ -5,7 +5,8 @@ What is allowed at a moment is the number of serving peers of the slowest stage,
 or downloads counts for nothing. A side's ratio is what it did by the time integral of that. With deaths it should be 0.80 or more;
 without, it shows what the step's ends cost alone.
 
-What a peer has added to a step dies with it, on average half of its share: the longer steps are, the more a death costs.
+What a peer has added to a step dies with it, on average half of its share: the longer steps are, the more a death costs. A step
+of 18 microbatches parts evenly among three peers of a stage and among two.
 """
 
 from __future__ import annotations
@@ -155,8 +156,8 @@ def parse() -> Plan:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds, in each of which both sides run (default 3)")
     parser.add_argument("--steps", type=int, default=36, metavar="N", help="steps timed per round and side (default 36)")
-    parser.add_argument("--microbatches", type=int, default=16, metavar="B", help="microbatches a step (default 16)")
-    parser.add_argument("--compute-stand-in", type=float, default=400.0, metavar="MS", help="sleep per microbatch (default 400)")
+    parser.add_argument("--microbatches", type=int, default=18, metavar="B", help="microbatches a step (default 18)")
+    parser.add_argument("--compute-stand-in", type=float, default=300.0, metavar="MS", help="sleep per microbatch (default 300)")
     parser.add_argument("--every", type=float, default=10.0, metavar="S", help="seconds between deaths (default 10)")
     parser.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True, help="delayed updates (default)")
     given = parser.parse_args()

@@ -16,6 +16,7 @@ from peerd.policy.ledger import (
     both_dropped,
     full,
     held,
+    holders,
     indices,
     marked,
     may_accumulate,
@@ -40,6 +41,17 @@ def test_every_microbatch_is_either_held_or_missing(live: LiveView, stage: int, 
     have, lack = held(live, stage, step), missing(live, stage, step, NUM_MICROBATCHES)
     assert have | lack == full(NUM_MICROBATCHES)
     assert have & lack == 0
+
+
+@given(live_views(), stages, steps, st.integers(0, NUM_MICROBATCHES - 1))
+def test_who_holds_a_microbatch_is_asked_for_it_and_where_nobody_does_it_is_missing(
+    live: LiveView, stage: int, step: int, index: int
+) -> None:
+    found = holders(live, stage, step, index)
+    assert found <= {record.peer for record in live.serving(stage)}
+    if not found and not any(record.summary for record in live.records):
+        assert missing(live, stage, step, NUM_MICROBATCHES) >> index & 1
+    assert all(index in indices(live.find(peer).done | live.find(peer).next_done) for peer in found)  # type: ignore[union-attr]
 
 
 @given(live_views(), records(), steps)

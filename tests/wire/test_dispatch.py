@@ -170,6 +170,22 @@ async def test_a_microbatch_waits_a_moment_for_its_peer_that_has_yet_to_commit_a
     assert committed.waits == 1
 
 
+async def test_for_a_gradient_alone_whoever_holds_the_microbatch_is_asked_and_else_anybody() -> None:
+    for lacking, holder, expected in (({0}, A, [A] * 8), ({0}, B, [B] * 8), ({0, 1}, A, [A, B])):
+        records = tuple(replace(record, done=0b11111111 if record.peer == holder else 0) for record in pair_of_peers())
+        sending = Sending(Client(), Table(records))
+        for index in range(8):
+            await sending.send(replace(call(), index=index, accumulate=frozenset(lacking)))
+        assert sorted(set(sending.client.asked)) == sorted(set(expected))
+
+
+async def test_a_holder_that_does_not_answer_is_passed_by() -> None:
+    records = tuple(replace(record, done=1 if record.peer == A else 0) for record in pair_of_peers())
+    sending = Sending(Client({A: [PeerGoneError("gone")]}), Table(records))
+    await sending.send(replace(call(), accumulate=frozenset({0})))
+    assert sending.client.asked == [A, B]
+
+
 async def test_no_gradient_need_come_back_where_only_this_stage_or_a_later_one_lacks_the_microbatch() -> None:
     sending = Sending(Client(gradient=None))
     for lacking in ({1}, {2}):

@@ -25,7 +25,7 @@ from peerd.wire.generated import (
     stage_pb2_grpc,
 )
 from peerd.wire.links import Way
-from peerd.wire.values import Call
+from peerd.wire.values import Call, CallResult
 from tests.wire.callee import BAD, BUSY, GONE, MANIFEST, PATIENCE_S, ROWS, RUN, STATE, Callee, assert_refused, drain
 
 CPU = torch.device("cpu")
@@ -242,6 +242,37 @@ async def test_a_refusal_while_tensors_are_still_being_sent_is_not_taken_for_a_d
         with pytest.raises((WrongStateError, BusyError)):
             await client.backpropagate(callee.caller.peer, large, (), PATIENCE_S, lambda _stage, _peer: None)
     await callee.assert_lives()
+
+
+async def test_a_gradient_asked_for_again_is_given_again_and_not_computed(callee: Callee) -> None:
+    """What a replay for an earlier stage asks of those that hold their part still."""
+    client, computed = StageClient(callee.links(), RUN), []
+    forward_backward = callee.state.forward_backward
+
+    def counted(ticket: Ticket) -> Outcome:
+        computed.append(ticket.index)
+        return forward_backward(ticket)
+
+    callee.state.forward_backward = counted  # type: ignore[method-assign]
+
+    async def sent_again(accumulate: set[int], **changes: Any) -> CallResult:
+        call = callee.call(accumulate=frozenset(accumulate), **changes)
+        return await client.backpropagate(callee.caller.peer, call, (), PATIENCE_S, lambda _stage, _peer: None)
+
+    def bytes_of(result: CallResult) -> bytes:
+        assert result.gradient is not None
+        return b"".join(bytes(chunk) for chunk in result.gradient.chunks)
+
+    first = bytes_of(await sent_again({0, 1}))
+    again = await sent_again({0})
+    assert bytes_of(again) == first
+    assert again.records == tuple(callee.service.records())
+    assert computed == [0]
+    assert (callee.service.counters.accumulated, callee.service.counters.suppressed) == (1, 1)
+    await sent_again({0}, index=1)
+    assert computed == [0, 1], "of another microbatch nothing is known"
+    await sent_again({0, 1})
+    assert computed == [0, 1, 0], "this stage is asked to add it, too: that is for its ledger to refuse"
 
 
 async def test_an_evaluation_gives_the_loss_and_leaves_ledger_and_accumulator_alone(callee: Callee) -> None:

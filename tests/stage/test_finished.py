@@ -1,0 +1,57 @@
+"""Gradients kept for whoever does an earlier stage's part again: bounded, and never another's."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.config.codec import NONE, parse_codec
+from peerd.stage.finished import FinishedGradients
+from peerd.wire.values import Call, TensorBytes
+
+BFLOAT16 = parse_codec("bfloat16")
+
+
+def gradient_of(num_values: int, fill: int = 0) -> TensorBytes:
+    return TensorBytes("float32", (num_values,), (bytes([fill]) * 4 * num_values,))
+
+
+def call(step: int = 0, index: int = 0, accumulate: frozenset[int] = frozenset({0}), evaluation: bool = False) -> Call:
+    none = TensorBytes("float32", (0,), ())
+    return Call(call_id=bytes(16), stage=1, step=step, index=index, accumulate=accumulate, inputs=none, labels=none, evaluation=evaluation)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 7), st.integers(1, 40))))
+def test_no_more_is_kept_than_there_is_room_for_and_of_each_the_last(puts: list[tuple[int, int, int]]) -> None:
+    finished = FinishedGradients(most_bytes=400)
+    for step, index, num_values in puts:
+        finished.put(step, index, gradient_of(num_values), 0, oldest_step=0)
+        assert finished.find(call(step, index), NONE, 0) == gradient_of(num_values), "the last always has room: it is no larger"
+        found = [finished.find(call(step, index), NONE, 0) for step in range(4) for index in range(8)]
+        assert sum(gradient.num_bytes for gradient in found if gradient) == finished.num_bytes <= 400
+
+
+def test_one_that_is_larger_than_all_room_is_not_kept() -> None:
+    finished = FinishedGradients(most_bytes=400)
+    finished.put(0, 0, gradient_of(101), 0, oldest_step=0)
+    assert (len(finished), finished.num_bytes) == (0, 0)
+
+
+def test_only_what_the_call_asks_for_is_given() -> None:
+    finished = FinishedGradients()
+    finished.put(3, 5, gradient_of(2, fill=7), 1, oldest_step=2)
+    assert finished.find(call(3, 5), NONE, 1) == gradient_of(2, fill=7)
+    assert finished.find(call(3, 4), NONE, 1) is None
+    assert finished.find(call(2, 5), NONE, 1) is None
+    assert finished.find(call(3, 5), BFLOAT16, 1) is None, "it was sent in another form"
+    assert finished.find(call(3, 5), NONE, 2) is None, "the parameters are another's since"
+    assert finished.find(call(3, 5, evaluation=True), NONE, 1) is None
+    for lacking in (frozenset({0, 1}), frozenset({1}), frozenset({2}), frozenset[int]()):
+        assert finished.find(call(3, 5, lacking), NONE, 1) is None, "there is more to do than to give a gradient"
+
+
+def test_what_is_of_steps_that_are_over_goes() -> None:
+    finished = FinishedGradients()
+    for step in range(5):
+        finished.put(step, 0, gradient_of(1), 0, oldest_step=step - 1)
+    assert [step for step in range(5) if finished.find(call(step, 0), NONE, 0)] == [3, 4]
