@@ -8,7 +8,7 @@ that lack the update of step t, and so need not wait for it. A commit makes the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from peerd.table.record import PeerId, PeerRecord, Phase
@@ -59,11 +59,11 @@ def _held_by(live: LiveView, stage: int, step: int, but: PeerId | None = None) -
     return bitmap
 
 
-def holders(live: LiveView, stage: int, step: int, index: int) -> frozenset[PeerId]:
+def holders(candidates: Iterable[PeerRecord], step: int, index: int) -> frozenset[PeerId]:
     """Whose ledger has this microbatch, and who may therefore know its gradient still."""
     found = (
         record.peer
-        for record in live.serving(stage)
+        for record in candidates
         if (record.step == step and record.done >> index & 1) or (record.step == step - 1 and record.next_done >> index & 1)
     )
     return frozenset(found)

@@ -1,16 +1,19 @@
 """Gradients that went back to callers, kept for whoever has to do an earlier stage's part of a microbatch again.
 
 What a peer had added to a step dies with it, and other peers of its stage compute that anew. Later stages hold their part still,
-and need not: for the same step and microbatch the gradient is the same.
+and need not, where the activations are the same to the bit: then the gradient is that of what they have added. Peers whose
+processors round otherwise send others, which are computed with.
 """
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from blake3 import blake3
+
 from peerd.config.codec import Codec
-from peerd.wire.values import Call, TensorBytes
+from peerd.wire.values import Bytes, Call, TensorBytes
 
 MOST_BYTES = 1 << 28
 """Of main memory, for the gradients of the steps under way; where they are more, the oldest are not kept."""
@@ -19,38 +22,44 @@ MOST_BYTES = 1 << 28
 @dataclass(frozen=True, slots=True)
 class Finished:
     gradient: TensorBytes
+    inputs: bytes
+    """Digest of what it was computed from."""
     generation: int
     """Of the parameters that it was computed with."""
 
 
 class FinishedGradients:
-    """Those of the last steps by (step, index), as they were sent. Put in by the executor's thread, looked for on the event loop."""
+    """Those of the last steps by (step, index), as they were sent. Only the executor's thread puts them in; looking takes no lock."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self._kept: dict[tuple[int, int], Finished] = {}
-        self._lock = threading.Lock()
         self.num_bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def put(self, step: int, index: int, gradient: TensorBytes, generation: int, oldest_step: int) -> None:
-        """Of a microbatch done here. What is of steps before `oldest_step` goes."""
-        with self._lock:
-            for key in [key for key in self._kept if key[0] < oldest_step or key == (step, index)]:
+    def put(self, step: int, index: int, finished: Finished, oldest_step: int) -> None:
+        """Of a microbatch done here. What is of steps before `oldest_step` or of other parameters goes."""
+        for key, each in list(self._kept.items()):
+            if key[0] < oldest_step or each.generation != finished.generation or key == (step, index):
                 self._drop(key)
-            self._kept[step, index] = Finished(gradient, generation)
-            self.num_bytes += gradient.num_bytes
-            while self.num_bytes > self._most_bytes:
-                self._drop(next(iter(self._kept)))
+        self._kept[step, index] = finished
+        self.num_bytes += finished.gradient.num_bytes
+        while self.num_bytes > self._most_bytes:
+            self._drop(next(iter(self._kept)))
 
-    def find(self, call: Call, codec: Codec, generation: int) -> TensorBytes | None:
-        """What the call asks for, where nothing else need be done for it, or None."""
+    def find(self, call: Call, codec: Codec, generation: int) -> Finished | None:
+        """What the call asks for, if its inputs are the same, where nothing else need be done for it; or None."""
         found = self._kept.get((call.step, call.index)) if call.asks_gradient_only and not call.evaluation else None
         if found is None or found.generation != generation or found.gradient.codec != codec:
             return None
-        return found.gradient
+        return found
 
     def _drop(self, key: tuple[int, int]) -> None:
         self.num_bytes -= self._kept.pop(key).gradient.num_bytes
+
+
+def digest_of(chunks: Sequence[Bytes]) -> bytes:
+    """Of the bytes of a microbatch's inputs and labels, however they are cut."""
+    hasher = blake3()
+    for chunk in chunks:
+        hasher.update(chunk)
+    return hasher.digest()

@@ -6,6 +6,7 @@ always finish (hole 17).
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
 from collections import deque
@@ -27,7 +28,7 @@ from peerd.policy.admission import slots_for, why_refuse_call, why_refuse_evalua
 from peerd.policy.ledger import number_of
 from peerd.stage.accumulator import all_finite
 from peerd.stage.executor import Executor, Pace, Priority, Result
-from peerd.stage.finished import FinishedGradients
+from peerd.stage.finished import Finished, FinishedGradients, digest_of
 from peerd.stage.state import Outcome, StageState, Ticket
 from peerd.stage.tensors import decode, encode, take
 from peerd.table.record import PeerId, RawRecord
@@ -80,7 +81,7 @@ class StageService:
         self._held: dict[bytes, Ticket] = {}
         self.slots = slots_of(manifest)
         """Microbatches held at once."""
-        self.finished = FinishedGradients()
+        self._finished = FinishedGradients()
         self._computed_s: deque[float] = deque(maxlen=MEASURED_MICROBATCHES)
         """What the last microbatches took, forward and backward."""
         self.leaving = False
@@ -152,16 +153,25 @@ class StageService:
         call.labels.check("int32", labels_shape(self._manifest, length), _RAW)
         if call.gradient_codec is not None and not self._gradients.permits(call.gradient_codec):
             raise BadMessageError(f"a gradient asked for as {call.gradient_codec} where {self._gradients} is due")
-        if len(self._held) >= slots_for(call.step - record.step, self.slots):
+        if self._find(call) is None:  # else it takes no memory for long
+            self._check_slots(call, len(self._held))
+
+    def _check_slots(self, call: Call, others: int) -> None:
+        ahead = 0 if call.evaluation else call.step - self._state.record.step
+        if others >= slots_for(ahead, self.slots):
             raise BusyError(f"all {self.slots} slots are taken")
+
+    def _find(self, call: Call) -> Finished | None:
+        return self._finished.find(call, self._codec_of(call), self._state.generation)
 
     async def _serve(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], progress: Progress) -> CallResult:
         if call.evaluation:
             return await self._evaluate(call, ticket, chunks, progress)
-        given = self.finished.find(call, self._codec_of(call), self._state.generation)
-        if given is not None:
-            self.counters.suppressed += 1
-            return CallResult(gradient=given, downstream_s=0.0, queued_s=0.0, records=tuple(self.records()), slots=self.slots)
+        if finished := self._find(call):
+            if finished.inputs == await asyncio.to_thread(digest_of, chunks):
+                self.counters.suppressed += 1
+                return CallResult(gradient=finished.gradient, downstream_s=0.0, queued_s=0.0, records=tuple(self.records()))
+            self._check_slots(call, len(self._held) - 1)
         if self._state.ahead is not None and call.step > self._state.record.step:
             await self._state.ahead.made()
         if self._state.module.is_last:
@@ -247,6 +257,7 @@ class StageService:
 
     def _take_inputs(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> TensorBytes:
         """Decode and check the tensors; returns the labels' bytes to pass on, apart from those of the inputs, which are done with."""
+        ticket.digest = digest_of(chunks) if call.needs_gradient else b""
         inputs, labels = take(chunks, call.inputs, call.labels)
         device, vocabulary = self._state.device, self._manifest.model.vocab_size
         ticket.inputs, ticket.labels = decode(inputs, device), decode(labels, device).long()
@@ -290,7 +301,7 @@ class StageService:
             raise BadMessageError("the next stage gave a gradient that is not finite")
         outcome = self._state.backward(ticket, gradient)
         self.pace.hold(started_s, BACKWARD_SHARE)
-        gradient_out = self._given_back(call, outcome)
+        gradient_out = self._given_back(call, ticket, outcome)
         self._note_backward(ticket, started_s)
         return outcome, gradient_out
 
@@ -299,15 +310,17 @@ class StageService:
         self._take_inputs(call, ticket, chunks)
         outcome = self._state.forward_backward(ticket)
         self.pace.hold(started_s, FORWARD_SHARE + BACKWARD_SHARE)
-        gradient_out = self._given_back(call, outcome)
+        gradient_out = self._given_back(call, ticket, outcome)
         self._note_backward(ticket, started_s)
         return outcome, gradient_out
 
-    def _given_back(self, call: Call, outcome: Outcome) -> TensorBytes | None:
+    def _given_back(self, call: Call, ticket: Ticket, outcome: Outcome) -> TensorBytes | None:
         if outcome.gradient is None or not call.needs_gradient:
             return None
         gradient = encode(outcome.gradient, self._codec_of(call))
-        self.finished.put(call.step, call.index, gradient, self._state.generation, oldest_step=self._state.record.step - 1)
+        if self._state.passes.may_overflow or all_finite([outcome.gradient]):
+            finished = Finished(gradient, ticket.digest, self._state.generation)
+            self._finished.put(call.step, call.index, finished, oldest_step=self._state.record.step - 1)
         return gradient
 
     def _codec_of(self, call: Call) -> Codec:

@@ -24,6 +24,8 @@ class Ticket:
     backward: bool = True
     """Whether a backward pass will follow."""
     cancelled: bool = False
+    digest: bytes = b""
+    """Of the inputs' and labels' bytes."""
     inputs: Tensor | None = None
     labels: Tensor | None = None
     output: Tensor | None = None

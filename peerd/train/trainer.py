@@ -169,8 +169,9 @@ class Trainer:
             with self.tracing(call) as traced:
                 began_s = clock_s()
                 result = await self._dispatcher.send(traced, lambda _stage, _peer: None)
-                self._way.note(clock_s() - began_s - max(result.held_s, 0.0))
-                self._most_slots = min(result.slots, MAX_SLOTS)
+                if self._manifest.train.num_stages - 1 in call.accumulate:  # else it may have ended at a stage that had done it before
+                    self._way.note(clock_s() - began_s - max(result.held_s, 0.0))
+                    self._most_slots = min(result.slots, MAX_SLOTS)
         except RemoteError as error:
             LOG.debug("microbatch failed", step=launch.step, index=launch.index, error=str(error))
             await asyncio.sleep(FAILURE_PAUSE_S)

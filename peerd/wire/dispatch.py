@@ -87,10 +87,11 @@ class Dispatcher:
         while time.monotonic() < deadline_s:
             live = self._table.live()
             self._check_wanted(call, live)
-            prefer = holders(live, call.stage, call.step, call.index) if call.asks_gradient_only else frozenset()
+            asks_holders = call.asks_gradient_only and attempt == call.attempt  # else anybody can compute it
+            candidates = [r for r in self._candidates(call, live, refused) if self._deaf_until_s.get(r.peer, 0.0) <= time.monotonic()]
+            prefer = holders(candidates, call.step, call.index) if asks_holders else frozenset()
             if not prefer and call.stage in path:
                 prefer = frozenset({path[call.stage]})
-            candidates = [r for r in self._candidates(call, live, refused) if self._deaf_until_s.get(r.peer, 0.0) <= time.monotonic()]
             waits = not call.evaluation and time.monotonic() - began_s < router.patience_s(candidates)
             soon = about_to_compute(live, call.stage, call.step) if waits else []
             peer = router.choose([*candidates, *soon], point_of(call.index, self._num_microbatches, attempt), prefer, call.step)

@@ -24,6 +24,7 @@ from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
 CODECS = ["none", "bfloat16", "float16", "int8", "int4", "topk:0.25"]
+PASSES = {Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD}
 TOKENS, LABELS = torch.randint(0, 256, (2, 2, 16), generator=torch.Generator().manual_seed(3)).unbind(0)
 
 
@@ -112,6 +113,34 @@ async def test_a_replay_for_some_stages_goes_back_only_as_far_as_one_of_them_and
     made = [{span.kind for span in service.spans.of_microbatch(0, 0, 0.0)} for service in part.services]
     assert [Kind.BACKWARD in kinds for kinds in made] == [stage >= min(lacking) for stage in range(3)]
     assert all(Kind.FORWARD in kinds for kinds in made)
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+async def test_stages_that_have_done_a_microbatch_give_its_gradient_again_until_their_parameters_change(
+    make_chain: Callable[[WireConfig], Chain], lacking: int
+) -> None:
+    """Stage `lacking` has another peer now; the earlier ones make their forward pass, and of the later ones only the next is asked."""
+    chain = make_chain(WireConfig(activation_gradients="bfloat16"))
+    await chain.send(chain.launch(), lambda _stage, _peer: None)
+    sums = [state.accumulator.flat.clone() for state in chain.states]
+    replay = replace(chain.launch(), accumulate=frozenset({lacking}))
+
+    async def made_anew() -> list[set[Kind]]:
+        chain.states[lacking].reset_ledger()
+        for service in chain.services:
+            service.spans = SpanRing(100)
+        await chain.send(replay, lambda _stage, _peer: None)
+        for state, expected in zip(chain.states, sums, strict=True):
+            assert torch.equal(state.accumulator.flat, expected)
+        return [{span.kind for span in service.spans.of_microbatch(0, 0, 0.0)} & PASSES for service in chain.services]
+
+    passes = await made_anew()
+    assert [bool(kinds) for kinds in passes] == [stage <= lacking for stage in range(3)]
+    assert [Kind.BACKWARD in kinds for kinds in passes] == [stage == lacking for stage in range(3)]
+    asked = chain.states[lacking + 1]
+    asked.load(asked.tensors(parameters_only=False), 0, asked.record.lineage, ())
+    sums[lacking + 1].zero_()
+    assert Kind.BACKWARD in (await made_anew())[lacking + 1]
 
 
 async def test_a_gradient_in_another_codec_is_the_next_stages_fault(make_chain: Callable[[WireConfig], Chain]) -> None:

@@ -11,11 +11,14 @@ import pytest
 from peerd.cli.launch import stop_process
 from peerd.errors import ExitCode
 from tests.swarm.daemons import Daemon, Swarm, run_peerd, until
+from tests.swarm.machine import slowdown
 from tests.swarm.runs import swarm_manifest
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 
 PACE_MS = 40
+RESUMES_WITHIN_S = 5.0
+"""From the owner's word until the next microbatch is done."""
 
 
 def rests(daemon: Daemon) -> bool:
@@ -53,11 +56,12 @@ def test_a_pause_costs_no_work_and_ends_with_resume() -> None:
             "ledger_resets": 0,
         }
 
+        done, resumed_s = pauses.counters["accumulated_microbatches"], time.monotonic()
         assert owner(swarm, pauses, "resume")["paused"] == ""
-        until(lambda: not rests(pauses), 60)
-        pauses.wait_for_step(step + 3)
-        done = pauses.counters["accumulated_microbatches"]
         until(lambda: pauses.counters["accumulated_microbatches"] > done)
+        assert time.monotonic() - resumed_s < RESUMES_WITHIN_S * slowdown()
+        assert not rests(pauses)
+        pauses.wait_for_step(step + 3)
         swarm.assert_exact()
         assert first.status["moves"] == 0
 

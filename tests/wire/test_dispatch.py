@@ -179,11 +179,18 @@ async def test_for_a_gradient_alone_whoever_holds_the_microbatch_is_asked_and_el
         assert sorted(set(sending.client.asked)) == sorted(set(expected))
 
 
-async def test_a_holder_that_does_not_answer_is_passed_by() -> None:
-    records = tuple(replace(record, done=1 if record.peer == A else 0) for record in pair_of_peers())
-    sending = Sending(Client({A: [PeerGoneError("gone")]}), Table(records))
-    await sending.send(replace(call(), accumulate=frozenset({0})))
-    assert sending.client.asked == [A, B]
+@pytest.mark.parametrize("error", [PeerGoneError("gone"), BusyError("all slots are taken"), WrongStateError("I am leaving")])
+async def test_a_holder_that_does_not_take_it_is_passed_by(error: RemoteError) -> None:
+    """Anybody else can compute it."""
+    asked_next = []
+    for index in range(8):
+        records = tuple(replace(record, done=0b11111111 if record.peer == A else 0) for record in pair_of_peers())
+        sending = Sending(Client({A: [error]}), Table(records))
+        await sending.send(replace(call(), index=index, accumulate=frozenset({0})))
+        assert sending.client.asked[0] == A
+        asked_next.append(sending.client.asked[1])
+        assert len(sending.client.asked) <= 3
+    assert asked_next.count(B) >= 4
 
 
 async def test_no_gradient_need_come_back_where_only_this_stage_or_a_later_one_lacks_the_microbatch() -> None:

@@ -271,6 +271,10 @@ async def test_a_gradient_asked_for_again_is_given_again_and_not_computed(callee
     assert (callee.service.counters.accumulated, callee.service.counters.suppressed) == (1, 1)
     await sent_again({0}, index=1)
     assert computed == [0, 1], "of another microbatch nothing is known"
+    other = encode(torch.zeros((*ROWS, MANIFEST.decoder.d_model)))
+    assert bytes_of(await sent_again({0}, index=1, inputs=other)) != first
+    assert computed == [0, 1, 1], "from other activations another gradient comes"
+    computed.pop()
     await sent_again({0, 1})
     assert computed == [0, 1, 0], "this stage is asked to add it, too: that is for its ledger to refuse"
 
