@@ -111,7 +111,7 @@ class Network:
         """It is gone for good."""
         await self.links.drop(peer)
         if self.direct is not None:
-            self.direct.pins.forget(peer)
+            self.direct.pins.release(peer)
 
     async def revive(self, bootstrap: tuple[str, ...]) -> None:
         """A new p2pd under the same identity and port; gRPC's channels and server stay as they are."""

@@ -60,10 +60,15 @@ LOG = structlog.get_logger()
 
 
 class Pins:
-    """The certificates under which peers call: one each, the last that it has shown."""
+    """The certificates under which peers call: one each, the last that it has shown.
+
+    Those of peers that are gone stay as long as there is room: a daemon that slept takes all others for gone, and they call it
+    over connections that have outlived its sleep.
+    """
 
     def __init__(self) -> None:
         self._pems: dict[PeerId, bytes] = {}
+        self._gone: dict[PeerId, None] = {}
         self._peers: dict[bytes, PeerId] = {}
         self.pems = b""
         """All of them; read on gRPC's threads."""
@@ -71,16 +76,25 @@ class Pins:
     def show(self, peer: PeerId, certificate: bytes) -> bool:
         """From now on TLS takes this one as `peer`'s. False where there is no room; BadMessageError where it is not its own."""
         pem = checked_pem(certificate, peer)
+        self._gone.pop(peer, None)
         if self._pems.get(peer) == pem:
             return True
         if peer not in self._pems and len(self._pems) >= MAX_PINS:
-            return False
+            if not self._gone:
+                return False
+            self.forget(next(iter(self._gone)))
         self.forget(peer)
         self._pems[peer], self._peers[pem] = pem, peer
         self.pems = b"".join(self._pems.values())
         return True
 
+    def release(self, peer: PeerId) -> None:
+        """It is gone: another may have its place."""
+        if peer in self._pems:
+            self._gone[peer] = None
+
     def forget(self, peer: PeerId) -> None:
+        self._gone.pop(peer, None)
         pem = self._pems.pop(peer, None)
         if pem is not None:
             self._peers.pop(pem, None)

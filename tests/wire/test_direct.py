@@ -279,8 +279,21 @@ async def test_there_is_room_for_so_many_and_who_is_gone_makes_room(monkeypatch:
     assert pins.show(first.peer, certificate_of(first).der)
     assert not pins.show(second.peer, certificate_of(second).der)
     assert pins.show(first.peer, certificate_of(first).der)
-    pins.forget(first.peer)
+    pins.release(first.peer)
+    assert pins.pems, "nobody needs its place yet"
+    assert pins.show(first.peer, certificate_of(first).der)
+    assert not pins.show(second.peer, certificate_of(second).der), "it is back"
+    pins.release(first.peer)
     assert pins.show(second.peer, certificate_of(second).der)
+    assert pins.pems.count(b"BEGIN") == 1
+
+
+async def test_who_takes_a_caller_for_gone_still_serves_it_over_the_connection_there_is() -> None:
+    async with endpoint() as there:
+        caller = new_identity()
+        channel = await tried(there.paths_of(caller)[1], there.peer)
+        there.pins.release(caller.peer)
+        assert await caller_through(channel) == caller.peer
 
 
 @pytest.mark.parametrize(
