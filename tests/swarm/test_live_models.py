@@ -24,6 +24,11 @@ SMALL_LLAMA = (
     *("--model", "hf:llama", "--layers", 3, "--d-model", 32, "--heads", 2, "--d-ff", 48, "--set", "vocab_size=256"),
     *("--sequence-length", 32),
 )
+SMALL_BERT = (
+    *("--model", "hf:bert", "--layers", 3, "--d-model", 32, "--heads", 2, "--d-ff", 48, "--set", "vocab_size=260"),
+    *("--sequence-length", 32),
+)
+"""Learns tokens that are hidden from it: one more than the tokenizer has hides them."""
 
 
 @pytest.fixture
@@ -33,11 +38,18 @@ def place() -> Iterator[Swarm]:
         yield swarm
 
 
-@pytest.mark.parametrize(("peers", "model"), [(6, ("--model", "blocks:resnet")), (3, SMALL_LLAMA)], ids=["resnet", "llama"])
-def test_a_swarm_trains_another_model_as_one_machine_would(place: Swarm, peers: int, model: tuple[object, ...]) -> None:
+@pytest.mark.parametrize(
+    ("peers", "model", "dropout"),
+    [(6, ("--model", "blocks:resnet"), 0.0), (3, SMALL_LLAMA, 0.0), (6, SMALL_BERT, 0.1)],
+    ids=["resnet", "llama", "bert, masked, with dropout"],
+)
+def test_a_swarm_trains_another_model_as_one_machine_would(place: Swarm, peers: int, model: tuple[object, ...], dropout: float) -> None:
     folder, out, expected = place.run_file.parent, place.folder / "A", place.folder / "B"
     made = run_peerd(place.environment, "new", folder, *FEW, *model, timeout_s=300)
     assert made.returncode == 0, made.stderr
+    written = place.run_file.read_text()
+    assert "\ndropout = 0.0\n" in written
+    place.run_file.write_text(written.replace("\ndropout = 0.0\n", f"\ndropout = {dropout}\n"))
     demo = run_peerd(place.environment, "demo", "--run", place.run_file, "--peers", peers, "--out", out, "--json", timeout_s=300)
     assert demo.returncode == 0, demo.stderr
     reference = run_peerd(place.environment, "reference", out / "run.toml", "--steps", STEPS, "--out", expected, timeout_s=300)
