@@ -7,13 +7,10 @@ processors round otherwise send others, which are computed with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from blake3 import blake3
-
 from peerd.config.codec import Codec
-from peerd.wire.values import Bytes, Call, TensorBytes
+from peerd.wire.values import Call, TensorBytes
 
 MOST_BYTES = 1 << 28
 """Of main memory, for the gradients of the steps under way; where they are more, the oldest are not kept."""
@@ -55,11 +52,3 @@ class FinishedGradients:
 
     def _drop(self, key: tuple[int, int]) -> None:
         self.num_bytes -= self._kept.pop(key).gradient.num_bytes
-
-
-def digest_of(chunks: Sequence[Bytes]) -> bytes:
-    """Of the bytes of a microbatch's inputs and labels, however they are cut."""
-    hasher = blake3()
-    for chunk in chunks:
-        hasher.update(chunk)
-    return hasher.digest()

@@ -28,11 +28,12 @@ from peerd.policy.admission import slots_for, why_refuse_call, why_refuse_evalua
 from peerd.policy.ledger import number_of
 from peerd.stage.accumulator import all_finite
 from peerd.stage.executor import Executor, Pace, Priority, Result
-from peerd.stage.finished import Finished, FinishedGradients, digest_of
+from peerd.stage.finished import Finished, FinishedGradients
 from peerd.stage.state import Outcome, StageState, Ticket
 from peerd.stage.tensors import decode, encode, take
 from peerd.table.record import PeerId, RawRecord
 from peerd.timeline.spans import Kind, Span, SpanRing
+from peerd.wire.links import digest_of
 from peerd.wire.services import Progress, Receive
 from peerd.wire.values import Bytes, Call, CallResult, TensorBytes
 

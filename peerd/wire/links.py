@@ -249,8 +249,8 @@ def raise_if_ours() -> None:
         raise
 
 
-def digest_of(chunks: Iterable[bytes]) -> bytes:
-    """The BLAKE3 hash of bytes that travel in chunks."""
+def digest_of(chunks: Iterable[Bytes]) -> bytes:
+    """The BLAKE3 hash of bytes that travel in chunks, however they are cut."""
     hasher = blake3()
     for chunk in chunks:
         hasher.update(chunk)

@@ -179,6 +179,15 @@ async def test_for_a_gradient_alone_whoever_holds_the_microbatch_is_asked_and_el
         assert sorted(set(sending.client.asked)) == sorted(set(expected))
 
 
+@pytest.mark.parametrize(("lacking", "measures"), [({0, 1}, True), ({1}, True), ({0}, False), ({2}, False)])
+async def test_only_a_whole_microbatch_tells_how_fast_a_peer_is(lacking: set[int], measures: bool) -> None:
+    """Not a forward pass alone, nor a gradient that may have been known."""
+    sending = Sending(Client())
+    wanted = replace(call(), accumulate=frozenset(lacking))
+    await sending.send(wanted)
+    assert bool(sending.dispatcher._router(wanted)._measured) == measures
+
+
 @pytest.mark.parametrize("error", [PeerGoneError("gone"), BusyError("all slots are taken"), WrongStateError("I am leaving")])
 async def test_a_holder_that_does_not_take_it_is_passed_by(error: RemoteError) -> None:
     """Anybody else can compute it."""

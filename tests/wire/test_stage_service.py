@@ -275,6 +275,12 @@ async def test_a_gradient_asked_for_again_is_given_again_and_not_computed(callee
     assert bytes_of(await sent_again({0}, index=1, inputs=other)) != first
     assert computed == [0, 1, 1], "from other activations another gradient comes"
     computed.pop()
+    slots, callee.service.slots = callee.service.slots, 0
+    assert bytes_of(await sent_again({0})) == first, "what is known takes no slot"
+    for changes in ({"inputs": other}, {"index": 2}):
+        with pytest.raises(BusyError):
+            await sent_again({0}, **changes)
+    callee.service.slots = slots
     await sent_again({0, 1})
     assert computed == [0, 1, 0], "this stage is asked to add it, too: that is for its ledger to refuse"
 
