@@ -30,6 +30,7 @@ from peerd.wire.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
+from peerd.wire.lanes import Lanes
 from peerd.wire.links import Links, PeerRole, as_remote_error, digest_of, raise_if_ours, read_within
 from peerd.wire.values import Bytes, Call, CallResult, Description, RawManifest
 
@@ -104,6 +105,7 @@ class StageClient:
     def __init__(self, links: Links, run: RunId) -> None:
         self._links = links
         self._run = run
+        self._lanes = Lanes()
         self.spans = SpanRing(0)
 
     async def backpropagate(
@@ -115,6 +117,7 @@ class StageClient:
         header = convert.call_to(call, self._run, records)
         traffic = self._links.traffic
         traffic.taken[peer] = way
+        turn = self._lanes.turn((peer, way))
 
         async def messages() -> AsyncIterator[stage_pb2.CallMessage | Bytes]:
             began_s = time.monotonic()
@@ -123,6 +126,7 @@ class StageClient:
             for chunk in (*call.inputs.chunks, *call.labels.chunks):
                 sent += len(chunk)
                 yield chunk
+            turn.end()
             self.spans.add(Kind.SEND, began_s, call.step, call.index, peer, sent)
             traffic.sent_bytes += sent
             if call.stage > 0:
@@ -130,6 +134,7 @@ class StageClient:
                 traffic.boundary_bytes += sent
             traffic.sent_inputs(call)
 
+        await turn.begin()
         rpc = method(messages())
         try:
             done = await _wait_for_done(rpc, patience_s, on_forwarded)
@@ -155,7 +160,11 @@ class StageClient:
                 held_s=done.held_s,
                 slots=done.slots,
             )
+        except PeerGoneError:
+            turn.end(broken=True)
+            raise
         finally:
+            turn.end()
             rpc.cancel()
 
     async def cancel(self, peer: PeerId, call_id: bytes, timeout_s: float) -> None:

@@ -34,6 +34,7 @@ from peerd.wire.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
+from peerd.wire.lanes import Lanes, Turn
 from peerd.wire.links import RETRY_AFTER_MS, Link, PeerRole, Traffic, Way, chunks_of
 from peerd.wire.tunnel import caller_of
 from peerd.wire.values import Average, Bytes, Call, CallResult, Description, Part, Snapshot
@@ -207,13 +208,15 @@ class StageServicer(stage_pb2_grpc.StageServicer):
     def __init__(self, door: Door, handler: StageHandler) -> None:
         self._door = door
         self._handler = handler
+        self._lanes = Lanes()
 
     async def Backpropagate(self, messages: AsyncIterator[stage_pb2.CallMessage | Chunk], context: Any) -> AsyncIterator[Any]:
         """Takes and yields chunks as they lie in memory (`ChunkCoder`)."""
         caller = await self._door.caller(context)
         link = caller, Way.TUNNEL if caller_of(context.peer()) else Way.DIRECT
         replies: asyncio.Queue[stage_pb2.ReplyMessage | None] = asyncio.Queue()
-        work = asyncio.ensure_future(self._work(link, messages, replies))
+        turn = self._lanes.turn(link)
+        work = asyncio.ensure_future(self._work(link, messages, replies, turn))
         work.add_done_callback(lambda _task: replies.put_nowait(None))
         try:
             while True:
@@ -226,29 +229,28 @@ class StageServicer(stage_pb2_grpc.StageServicer):
                     break
                 yield reply
             call, result = await work
+            began_s = time.monotonic()
+            for each in convert.result_to(result, self._door.traffic.incoming[link].rate):
+                yield each
+            if result.gradient is not None:
+                self._door.spans.add(Kind.SEND_GRADIENT, began_s, call.step, call.index, caller, result.gradient.num_bytes)
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
         finally:
             work.cancel()
             with contextlib.suppress(asyncio.CancelledError, PeerdError):
                 await work
-        began_s = time.monotonic()
-        for each in convert.result_to(result, self._door.traffic.incoming[link].rate):
-            yield each
-        if result.gradient is not None:
-            self._door.spans.add(Kind.SEND_GRADIENT, began_s, call.step, call.index, caller, result.gradient.num_bytes)
+            turn.end()
         self._count(result)
 
-    async def _work(
-        self, link: Link, messages: AsyncIterator[Any], replies: asyncio.Queue[stage_pb2.ReplyMessage | None]
-    ) -> tuple[Call, CallResult]:
-        caller, _ = link
+    async def _work(self, link: Link, messages: AsyncIterator[Any], replies: asyncio.Queue[Any], turn: Turn) -> tuple[Call, CallResult]:
+        """The result of a call, and the turn to send it: until then the caller hears that this peer works."""
         first = await self._door.read(messages)
         if not isinstance(first, stage_pb2.CallMessage) or first.WhichOneof("kind") != "header":
             raise BadMessageError("a call without a header")
         self._door.check_run(first.header.run)
         call = convert.call_from(first.header)
-        self._handler.absorb(caller, convert.records_from(first.header.records))
+        self._handler.absorb(link[0], convert.records_from(first.header.records))
 
         async def receive() -> tuple[memoryview, ...]:
             replies.put_nowait(stage_pb2.ReplyMessage(accepted=stage_pb2.Accepted()))
@@ -261,7 +263,9 @@ class StageServicer(stage_pb2_grpc.StageServicer):
         def progress(stage: int, peer: PeerId) -> None:
             replies.put_nowait(stage_pb2.ReplyMessage(forwarded=stage_pb2.Forwarded(stage=stage, peer=peer)))
 
-        return call, await self._handler.backpropagate(caller, call, receive, progress)
+        result = await self._handler.backpropagate(link[0], call, receive, progress)
+        await turn.begin()
+        return call, result
 
     def _count(self, result: CallResult) -> None:
         if result.gradient is not None:
