@@ -112,60 +112,55 @@ class StageClient:
         self, peer: PeerId, call: Call, records: Sequence[RawRecord], patience_s: float, on_forwarded: Callable[[int, PeerId], None]
     ) -> CallResult:
         """Hand over activations and wait for their gradient. `patience_s` bounds the silence between two messages."""
-        channel, way = await self._links.way_for_tensors(peer)
-        method = channel.stream_stream(BACKPROPAGATE, request_serializer=CALLS.serialize, response_deserializer=REPLIES.deserialize)
-        header = convert.call_to(call, self._run, records)
-        traffic = self._links.traffic
-        traffic.taken[peer] = way
-        turn = self._lanes.turn((peer, way))
+        async with self._lanes.turn(peer) as turn:
+            channel, way = await self._links.way_for_tensors(peer)
+            method = channel.stream_stream(BACKPROPAGATE, request_serializer=CALLS.serialize, response_deserializer=REPLIES.deserialize)
+            header = convert.call_to(call, self._run, records)
+            traffic = self._links.traffic
+            traffic.taken[peer] = way
 
-        async def messages() -> AsyncIterator[stage_pb2.CallMessage | Bytes]:
-            began_s = time.monotonic()
-            yield stage_pb2.CallMessage(header=header)
-            sent = header.ByteSize()
-            for chunk in (*call.inputs.chunks, *call.labels.chunks):
-                sent += len(chunk)
-                yield chunk
-            turn.end()
-            self.spans.add(Kind.SEND, began_s, call.step, call.index, peer, sent)
-            traffic.sent_bytes += sent
-            if call.stage > 0:
-                traffic.boundary_crossings += 1
-                traffic.boundary_bytes += sent
-            traffic.sent_inputs(call)
-
-        await turn.begin()
-        rpc = method(messages())
-        try:
-            done = await _wait_for_done(rpc, patience_s, on_forwarded)
-            gradient = None
-            if done.HasField("gradient"):
+            async def messages() -> AsyncIterator[stage_pb2.CallMessage | Bytes]:
                 began_s = time.monotonic()
-                expected = convert.tensor_from(done.gradient)
-                with traffic.receiving((peer, way), expected.num_bytes):
-                    chunks = await _read_chunks(rpc, expected.num_bytes, patience_s)
-                gradient = expected.with_chunks(chunks)
-                self.spans.add(Kind.RECEIVE_GRADIENT, began_s, call.step, call.index, peer, expected.num_bytes)
-                traffic.received_bytes += expected.num_bytes
-                traffic.received("activation_gradients", PeerRole.NEXT_STAGE, expected.num_bytes, expected.codec)
-            if await read_within(rpc.__aiter__(), patience_s) is not None:
-                raise BadMessageError("more bytes than the gradient has")
-            traffic.told((peer, way), done.receive_rate)
-            return CallResult(
-                gradient=gradient,
-                downstream_s=done.downstream_s,
-                queued_s=done.queued_s,
-                records=convert.records_from(done.records),
-                loss=done.loss if done.HasField("loss") else None,
-                held_s=done.held_s,
-                slots=done.slots,
-            )
-        except PeerGoneError:
-            turn.end(broken=True)
-            raise
-        finally:
-            turn.end()
-            rpc.cancel()
+                yield stage_pb2.CallMessage(header=header)
+                sent = header.ByteSize()
+                for chunk in (*call.inputs.chunks, *call.labels.chunks):
+                    sent += len(chunk)
+                    yield chunk
+                turn.end()
+                self.spans.add(Kind.SEND, began_s, call.step, call.index, peer, sent)
+                traffic.sent_bytes += sent
+                if call.stage > 0:
+                    traffic.boundary_crossings += 1
+                    traffic.boundary_bytes += sent
+                traffic.sent_inputs(call)
+
+            rpc = method(messages())
+            try:
+                done = await _wait_for_done(rpc, patience_s, on_forwarded)
+                gradient = None
+                if done.HasField("gradient"):
+                    began_s = time.monotonic()
+                    expected = convert.tensor_from(done.gradient)
+                    with traffic.receiving((peer, way), expected.num_bytes):
+                        chunks = await _read_chunks(rpc, expected.num_bytes, patience_s)
+                    gradient = expected.with_chunks(chunks)
+                    self.spans.add(Kind.RECEIVE_GRADIENT, began_s, call.step, call.index, peer, expected.num_bytes)
+                    traffic.received_bytes += expected.num_bytes
+                    traffic.received("activation_gradients", PeerRole.NEXT_STAGE, expected.num_bytes, expected.codec)
+                if await read_within(rpc.__aiter__(), patience_s) is not None:
+                    raise BadMessageError("more bytes than the gradient has")
+                traffic.told((peer, way), done.receive_rate)
+                return CallResult(
+                    gradient=gradient,
+                    downstream_s=done.downstream_s,
+                    queued_s=done.queued_s,
+                    records=convert.records_from(done.records),
+                    loss=done.loss if done.HasField("loss") else None,
+                    held_s=done.held_s,
+                    slots=done.slots,
+                )
+            finally:
+                rpc.cancel()
 
     async def cancel(self, peer: PeerId, call_id: bytes, timeout_s: float) -> None:
         stub: Any = stage_pb2_grpc.StageStub(await self._links.channel_for_tensors(peer))

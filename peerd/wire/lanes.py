@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from types import TracebackType
 
-from peerd.errors import UnheardError
+from peerd.errors import PeerGoneError, UnheardError
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class Lanes:
 
 
 class Turn:
-    """The right to send to one end, from `begin` to `end`."""
+    """The right to send to one end, from `begin` to `end`; as a context it ends at the latest with the context."""
 
     def __init__(self, lanes: dict[object, _Lane], end: object) -> None:
         self._lanes = lanes
@@ -65,6 +66,13 @@ class Turn:
             lane.breaks += broken
             lane.lock.release()
             self._leave(lane)
+
+    async def __aenter__(self) -> Turn:
+        await self.begin()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end(broken=isinstance(error, PeerGoneError))
 
     def _leave(self, lane: _Lane) -> None:
         lane.users -= 1

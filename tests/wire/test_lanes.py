@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from peerd.errors import UnheardError
+from peerd.errors import PeerGoneError, UnheardError
 from peerd.stage.tensors import decode, encode
 from peerd.table.record import PeerId, RawRecord
 from peerd.wire.clients import StageClient
@@ -66,6 +66,18 @@ def test_behind_one_that_broke_nobody_waits_for_the_same() -> None:
         afresh = lanes.turn("a")
         await afresh.begin()
         afresh.end()
+
+    asyncio.run(scenario())
+
+
+def test_a_turn_ends_with_whatever_happens_in_it() -> None:
+    async def scenario() -> None:
+        lanes = Lanes()
+        for error in (ValueError(), PeerGoneError("gone")):
+            with pytest.raises(type(error)):
+                async with lanes.turn("a"):
+                    raise error
+        assert len(lanes) == 0
 
     asyncio.run(scenario())
 
@@ -142,3 +154,22 @@ async def test_a_microbatch_leaves_when_the_one_before_is_out_or_given_up() -> N
             gradient = (await each).gradient
             assert gradient is not None
             assert decode(gradient, torch.device("cpu"))[-1] == index
+
+
+async def test_a_connection_closed_while_some_wait_for_their_turn_is_opened_anew() -> None:
+    handler = SlowReader()
+    async with serving([StageServicer(Door(RUN, PATIENCE_S, Traffic()), handler)]) as served:
+        links, callee = served.links_of("caller"), PeerId("callee")
+        client = StageClient(links, RUN)
+        calls = [
+            asyncio.ensure_future(client.backpropagate(callee, large_call(index), (), PATIENCE_S, lambda _stage, _peer: None))
+            for index in (0, 1)
+        ]
+        await handler.until(0)
+        await links.drop(callee)
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(error, PeerGoneError)
+        again = asyncio.ensure_future(client.backpropagate(callee, large_call(2), (), PATIENCE_S, lambda _stage, _peer: None))
+        await handler.until(0, 2)
+        handler.reads[2].set()
+        assert (await again).gradient is not None
