@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,3 +237,10 @@ def test_the_clients_side_of_the_control_room_stays_light() -> None:
         and not (entry.imported.startswith("peerd.") and room_of(entry.imported) in light)
     ]
     assert told(found) == []
+
+
+def test_a_baseline_of_a_benchmark_loads_nothing_that_a_fork_would_break() -> None:
+    """hivemind's servers fork; gRPC does not bear it, and the wire puts an empty package in hivemind's place."""
+    code = "import sys, scripts.benchmarks._workers; print(sorted({'grpc', 'hivemind', 'peerd.wire'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

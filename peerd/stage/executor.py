@@ -31,6 +31,10 @@ class Priority(enum.IntEnum):
     IDLE = 3
 
 
+FORWARD_SHARE, BACKWARD_SHARE = 1 / 3, 2 / 3
+"""Of the work on a microbatch."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pace:
     """Makes this peer slower on purpose, for its owner's sake, benchmarks and tests. Never reaches the arithmetic."""

@@ -27,7 +27,7 @@ from peerd.models.stages import input_of, labels_shape
 from peerd.policy.admission import slots_for, why_refuse_call, why_refuse_evaluation
 from peerd.policy.ledger import number_of
 from peerd.stage.accumulator import all_finite
-from peerd.stage.executor import Executor, Pace, Priority, Result
+from peerd.stage.executor import BACKWARD_SHARE, FORWARD_SHARE, Executor, Pace, Priority, Result
 from peerd.stage.finished import Finished, FinishedGradients
 from peerd.stage.state import Outcome, StageState, Ticket
 from peerd.stage.tensors import decode, encode, take
@@ -37,8 +37,6 @@ from peerd.wire.links import digest_of
 from peerd.wire.services import Progress, Receive
 from peerd.wire.values import Bytes, Call, CallResult, TensorBytes
 
-FORWARD_SHARE = 1 / 3
-BACKWARD_SHARE = 2 / 3
 _RAW = Allowed((NONE,))
 MEASURED_MICROBATCHES = 15
 """Throughput goes by the median of the last so many."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from peerd.config.manifest import Manifest, ModelConfig
 from peerd.models.stages import StageModule, build_stage
+from peerd.stage.executor import BACKWARD_SHARE, FORWARD_SHARE, Pace
 from peerd.stage.optimizer import Optimizer
 from peerd.train.data import Corpus
 
@@ -50,14 +51,28 @@ class Expert(nn.Module):
 
 
 class Backend(ModuleBackend):  # type: ignore[misc]
-    """Updates once in a step."""
+    """Updates once in a step, and takes as long for its passes as a peer with the same stand-in."""
 
-    def __init__(self, manifest: Manifest, expert: Expert, **schemas: object) -> None:
+    def __init__(self, manifest: Manifest, expert: Expert, pace: Pace, **schemas: object) -> None:
         super().__init__("stage", expert, **schemas)
         self._train = manifest.train
+        self._pace = pace
         self._parameters = dict(expert.module.named_parameters())
         self._optimizer = Optimizer(manifest, self._parameters)
         self._sequences = self._step = 0
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return self._held(super().forward, FORWARD_SHARE, inputs)
+
+    def backward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return self._held(super().backward, BACKWARD_SHARE, inputs)
+
+    def _held(self, passes: Callable[..., tuple[Tensor, ...]], share: float, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Microbatches that came together are computed as one, which takes as long as all of them."""
+        began_s = time.monotonic()
+        outputs = passes(*inputs)
+        self._pace.hold(began_s, share * len(inputs[0]) / self._train.microbatch_size)
+        return outputs
 
     def on_backward(self, batch_size: int) -> None:
         self._sequences += batch_size
@@ -69,24 +84,24 @@ class Backend(ModuleBackend):  # type: ignore[misc]
         self._sequences, self._step = 0, self._step + 1
 
 
-def serve(manifest: Manifest, stage: int, folder: Path) -> None:
-    """Host one stage until ended from outside."""
+def serve(manifest: Manifest, stage: int, folder: Path, pace: Pace, host: str) -> None:
+    """Host one stage on an address of this machine until ended from outside."""
     train, module = manifest.train, build_stage(manifest, stage, "cpu")
     tokens = BatchTensorDescriptor.from_tensor(torch.zeros(3, train.sequence_length, dtype=torch.int64))
     assert isinstance(manifest.model, ModelConfig)
     hidden = BatchTensorDescriptor.from_tensor(torch.zeros(3, train.sequence_length, manifest.model.d_model))
     arguments = (tokens if module.is_first else hidden, *([tokens] if module.is_last else []))
-    dht = hivemind.DHT(start=True)
-    backend = Backend(manifest, Expert(module), args_schema=arguments, max_batch_size=4096)
+    dht = hivemind.DHT(start=True, host_maddrs=[_listening(host)])
+    backend = Backend(manifest, Expert(module), pace, args_schema=arguments, max_batch_size=4096)
     server = Server(dht, {f"stage.{stage}": backend}, num_connection_handlers=HANDLERS, device="cpu")
     _write(folder / f"server-{stage}", json.dumps([str(address) for address in dht.get_visible_maddrs()]))
     server.run()
 
 
-def steps_of_trainer(manifest: Manifest, corpus: Corpus, folder: Path) -> Iterator[float]:
+def steps_of_trainer(manifest: Manifest, corpus: Corpus, folder: Path, host: str) -> Iterator[float]:
     """Each step's loss; every activation and every gradient comes here and goes out again."""
     train = manifest.train
-    stages = _find_stages(train.num_stages, folder)
+    stages = _find_stages(train.num_stages, folder, host)
 
     def microbatch(step: int, index: int) -> float:
         tokens, labels = corpus.microbatch(step, index)
@@ -103,14 +118,18 @@ def steps_of_trainer(manifest: Manifest, corpus: Corpus, folder: Path) -> Iterat
             yield sum(losses) / train.microbatches_per_step
 
 
-def _find_stages(num_stages: int, folder: Path) -> list[RemoteExpert]:
+def _find_stages(num_stages: int, folder: Path, host: str) -> list[RemoteExpert]:
     addresses = [address for stage in range(num_stages) for address in json.loads(_read(folder / f"server-{stage}"))]
-    dht = hivemind.DHT(initial_peers=addresses, start=True)
+    dht = hivemind.DHT(initial_peers=addresses, start=True, host_maddrs=[_listening(host)])
     while True:
         found = get_experts(dht, [f"stage.{stage}" for stage in range(num_stages)])
         if all(info is not None for info in found):
             return list(create_remote_experts(found, dht))
         time.sleep(POLL_S)
+
+
+def _listening(host: str) -> str:
+    return f"/ip4/{host}/tcp/0"
 
 
 def _write(file: Path, text: str) -> None:

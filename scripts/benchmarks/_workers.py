@@ -29,10 +29,8 @@ from peerd.config import manifest as manifest_files
 from peerd.config.manifest import Manifest
 from peerd.config.paths import cache_folder
 from peerd.models.stages import StageModule, build_stage
-from peerd.reference import mean_gradients
-from peerd.stage.executor import Pace
+from peerd.stage.executor import BACKWARD_SHARE, FORWARD_SHARE, Pace
 from peerd.stage.optimizer import Optimizer
-from peerd.stage.service import BACKWARD_SHARE, FORWARD_SHARE
 from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
 
 Kind = Literal["alone", "gpipe", "1f1b", "mediated"]
@@ -51,6 +49,8 @@ class Job:
     """Where the ranks find one another."""
     stand_in_ms: float = 0.0
     """Sleep so that a microbatch takes at least so long in a stage, as a peer does; 0: off."""
+    host: str = "127.0.0.1"
+    """Where hivemind listens."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -117,6 +117,8 @@ def pipeline_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[flo
 
 def alone_steps(_job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]:
     """The reference: all stages in this process, graphs kept."""
+    from peerd.reference import mean_gradients  # it loads gRPC, which does not bear that hivemind forks
+
     stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
     optimizers = [Optimizer(manifest, dict(stage.named_parameters())) for stage in stages]
     for step in itertools.count():
@@ -130,9 +132,9 @@ def mediated_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[flo
     from scripts.benchmarks import _mediated  # hivemind's processes are forked from this one, which nobody else shall have to bear
 
     if job.rank < manifest.train.num_stages:
-        _mediated.serve(manifest, job.rank, Path(job.folder))
+        _mediated.serve(manifest, job.rank, Path(job.folder), Pace(job.stand_in_ms / 1000), job.host)
         return iter(())
-    return _mediated.steps_of_trainer(manifest, corpus, Path(job.folder))
+    return _mediated.steps_of_trainer(manifest, corpus, Path(job.folder), job.host)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

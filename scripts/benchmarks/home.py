@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig, dump
@@ -26,7 +26,7 @@ from scripts.benchmarks._namespaces import Network, require_root
 from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
 from scripts.benchmarks._switch import Links
 from scripts.benchmarks._turns import Contender, Peers, Workers, guard, thawed_at_exit
-from scripts.benchmarks._workers import Job
+from scripts.benchmarks._workers import Job, Kind
 
 HOME, SLOW = Links(mbit_per_s=100, round_trip_ms=50), Links(mbit_per_s=20, round_trip_ms=100)
 HEADERS = 1.05
@@ -37,10 +37,12 @@ LOSS_TOLERANCE = 1e-4
 KEPT = {"none": 0.9, "int8": 0.95}
 """Of the loopback throughput, at least."""
 OVER_1F1B = {"none": 1.6, "int8": 1.75}
+OVER_MEDIATED = 2.5
 WITHIN = 0.95
 """Of the best codec's throughput, `auto` has at least so much."""
-MICROBATCHES = {"link": 64, "codecs": 24}
-"""Of a step: raw activations take five times as long as the work where codecs are compared."""
+MICROBATCHES = {"link": 64, "codecs": 24, "mediated": 24}
+"""Of a step: raw activations take five times as long as the work where codecs are compared, and more through a trainer."""
+STAGES = {"link": 2, "codecs": 2, "mediated": 4}
 CODECS = ("none", "bfloat16", "int8", "int4", "topk:0.1", "auto")
 
 
@@ -56,12 +58,16 @@ class Plan:
         """A boundary of 1 MiB and next to no work."""
         return Manifest(
             name="bench",
-            model=ModelConfig(num_layers=2, d_model=64, num_heads=1, d_ff=64),
-            train=TrainConfig(num_stages=2, microbatches_per_step=self.microbatches, microbatch_size=128, sequence_length=32),
-            compute=ComputeConfig(threads=1, recompute="never"),
+            model=ModelConfig(num_layers=self.num_stages, d_model=64, num_heads=1, d_ff=64),
+            train=TrainConfig(num_stages=self.num_stages, microbatches_per_step=self.microbatches, microbatch_size=128, sequence_length=32),
+            compute=ComputeConfig(threads=1, recompute="always" if self.part == "mediated" else "never"),
             wire=WireConfig(activations=codec, activation_gradients=codec),
             swarm=SwarmConfig(announce_period_s=LONG_ENOUGH_S, checkpoint_every_steps=0),
         )
+
+    @property
+    def num_stages(self) -> int:
+        return STAGES[self.part]
 
     @property
     def stand_in_ms(self) -> float:
@@ -92,13 +98,14 @@ def peers(plan: Plan, codec: str, network: Network | None, where: str) -> Side:
     return Side(Contender(f"peerd, {codec}, {where}", team))
 
 
-def one_forward_one_backward(plan: Plan, folder: Path, network: Network) -> Side:
+def workers(plan: Plan, folder: Path, network: Network, kind: Kind, name: str) -> Side:
+    """A trainer-mediated pipeline has a machine more, its trainer's."""
     run_file = folder / "run.toml"
     run_file.write_text(dump(plan.manifest("none")), encoding="utf-8")
-    jobs = [
-        Job(run_file=str(run_file), threads=1, rank=rank, folder=str(folder), kind="1f1b", stand_in_ms=plan.stand_in_ms) for rank in (0, 1)
-    ]
-    return Side(Contender("1F1B over gloo, link", Workers(jobs, folder / "report", network)))
+    of_all = Job(run_file=str(run_file), threads=1, folder=str(folder), kind=kind, stand_in_ms=plan.stand_in_ms)
+    ranks = range(plan.num_stages + (kind == "mediated"))
+    jobs = [replace(of_all, rank=rank, host=network.address(rank)) for rank in ranks]
+    return Side(Contender(name, Workers(jobs, folder / "report", network)))
 
 
 def take_turns(plan: Plan, sides: list[Side]) -> None:
@@ -132,7 +139,7 @@ def over_the_link(plan: Plan, folder: Path) -> tuple[list[Row], list[str]]:
     with Network(2, HOME) as network:
         there = {codec: peers(plan, codec, network, "link") for codec in KEPT}
         here = {codec: peers(plan, codec, None, "loopback") for codec in KEPT}
-        torch = one_forward_one_backward(plan, folder, network)
+        torch = workers(plan, folder, network, "1f1b", "1F1B over gloo, link")
         take_turns(plan, [*there.values(), torch, *here.values()])
     kept = {codec: row(there[codec], here[codec]) for codec in KEPT}
     over = {codec: row(there[codec], torch) for codec in KEPT}
@@ -146,12 +153,29 @@ def over_the_link(plan: Plan, folder: Path) -> tuple[list[Row], list[str]]:
         for codec, found in over.items()
         if (found.ratio or 0) < OVER_1F1B[codec]
     ]
-    apart = abs(there["none"].contender.steps[2].loss - torch.contender.steps[2].loss)
-    missed += [f"the losses differ by {apart:.1e}: the sides did not do the same work"] if apart > LOSS_TOLERANCE else []
+    missed += other_work(there["none"], torch)
     return [*kept.values(), *over.values(), row(torch), *(row(side) for side in here.values())], missed
 
 
-def codec_by_codec(plan: Plan) -> tuple[list[Row], list[str]]:
+def through_the_trainer(plan: Plan, folder: Path) -> tuple[list[Row], list[str]]:
+    with Network(plan.num_stages + 1, HOME) as network:
+        ours = peers(plan, "none", network, "link")
+        mediated = workers(plan, folder, network, "mediated", "through the trainer, link")
+        take_turns(plan, [ours, mediated])
+    found = row(ours, mediated)
+    missed = other_work(ours, mediated)
+    if (found.ratio or 0) < OVER_MEDIATED:
+        missed.append(f"{found.name}: {found.ratio:.3f} times {found.baseline}, not {OVER_MEDIATED}")
+    return [found, row(mediated)], missed
+
+
+def other_work(one: Side, other: Side) -> list[str]:
+    """What to say where they did not do the same."""
+    apart = abs(one.contender.steps[2].loss - other.contender.steps[2].loss)
+    return [f"the losses differ by {apart:.1e}: the sides did not do the same work"] if apart > LOSS_TOLERANCE else []
+
+
+def codec_by_codec(plan: Plan, _folder: Path) -> tuple[list[Row], list[str]]:
     with Network(2, SLOW) as network:
         sides = [peers(plan, codec, network, "link") for codec in CODECS]
         take_turns(plan, sides)
@@ -164,7 +188,7 @@ def codec_by_codec(plan: Plan) -> tuple[list[Row], list[str]]:
 def parse() -> Plan:
     parser = argparse.ArgumentParser(prog="scripts/bench home", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("--part", choices=["link", "codecs"], default="link", help="what to measure (default link)")
+    parser.add_argument("--part", choices=[*STAGES], default="link", help="what to measure (default link)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds, in each of which every side has one turn (default 3)")
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps that count in a turn (default 2)")
     parser.add_argument("--microbatches", type=int, metavar="N", help=f"microbatches of a step (default {MICROBATCHES})")
@@ -182,15 +206,16 @@ def main() -> int:
     try:
         require_root()
         with tempfile.TemporaryDirectory(prefix="peerd-bench-") as folder:
-            rows, missed = over_the_link(plan, Path(folder)) if plan.part == "link" else codec_by_codec(plan)
+            measure = {"link": over_the_link, "codecs": codec_by_codec, "mediated": through_the_trainer}[plan.part]
+            rows, missed = measure(plan, Path(folder))
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except PeerdError as error:
         print(f"home: error: {error}", file=sys.stderr)
         return error.exit_code
-    links = HOME if plan.part == "link" else SLOW
+    links = SLOW if plan.part == "codecs" else HOME
     work = f"{plan.microbatches} microbatches of {plan.stand_in_ms:.0f} ms stand-in"
-    title = f"2 stages, {links.mbit_per_s:g} Mbit/s, {links.round_trip_ms:g} ms round trip, {work}"
+    title = f"{plan.num_stages} stages, {links.mbit_per_s:g} Mbit/s, {links.round_trip_ms:g} ms round trip, {work}"
     if plan.as_json:
         print_json(rows, compute_stand_in_ms=plan.stand_in_ms, note="a stand-in sleeps in place of work", missed=missed)
     else:
