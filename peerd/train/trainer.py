@@ -29,6 +29,8 @@ FIRST_TAKEOVER_S = 12.0
 STEP_TIME_SMOOTHING = 0.3
 TICK_S, IDLE_TICK_S = 0.2, 1.0
 """Between two looks that nothing asks for: while something is missing, which becomes mine to launch in time, and otherwise."""
+SLEPT_S = 2.0
+"""Later than that no busy machine wakes a task."""
 FAILURE_PAUSE_S = 0.1
 MAX_SLOTS = 4096
 """Whatever a peer says."""
@@ -79,9 +81,18 @@ class Trainer:
             async with asyncio.TaskGroup() as group:
                 while True:
                     self._launch_missing(group)
-                    await self._membership.changed(TICK_S if self._missing_since_s else IDLE_TICK_S)
+                    await self._rest()
         finally:
             self._tell_again()
+
+    async def _rest(self) -> None:
+        """Until there are news or it is time to look. Where this machine slept meanwhile, nobody else was slow: clocks begin anew."""
+        began_s, most_s = clock_s(), TICK_S if self._missing_since_s else IDLE_TICK_S
+        await self._membership.changed(most_s)
+        slept_s = clock_s() - began_s - most_s
+        if slept_s > SLEPT_S:
+            self._missing_since_s.clear()
+            self._step_began_s += slept_s
 
     def stop_after_this_step(self) -> None:
         """What I own of the step under way I still launch, for nobody else will for a while."""
@@ -142,7 +153,7 @@ class Trainer:
 
     def _begin(self, step: int, now_s: float) -> None:
         """A new work step: how long the last one took says when an owner counts as slow."""
-        if step == self._step + 1:
+        if 0 <= self._step == step - 1:
             took_s = now_s - self._step_began_s
             self._step_time_s += STEP_TIME_SMOOTHING * (took_s - self._step_time_s) if self._step_time_s else took_s
             self._takeover_s = max(TAKEOVER_S, 2 * self._step_time_s)

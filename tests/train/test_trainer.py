@@ -1,4 +1,4 @@
-"""The trainer: what fails is launched again, and the log says so once for each step and stage."""
+"""The trainer: what fails is launched again, and the log says so once; another's work is taken over when that other is slow."""
 
 from __future__ import annotations
 
@@ -76,3 +76,55 @@ async def test_what_is_launched_again_is_told_once_for_each_step_and_stage(monke
     told = [(log["step"], log["stage"], log["count"]) for log in logs if log["event"] == "microbatches launched again"]
     assert told[: 2 * STEPS] == [(step, stage, number) for step in range(STEPS) for stage in (0, 1)]
     assert made.counters.replayed == sum(count for _, stage, count in told if stage == 0)
+
+
+@dataclass
+class Silent:
+    """Another trainer beside this one, which launches nothing; the clock goes as the test says."""
+
+    now_s: float = 1000.0
+    tick_s: float = 0.2
+    launched: set[int] = field(default_factory=set)
+    looks_left: int = 0
+    has_looked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def live(self) -> LiveView:
+        return view_of(member("me", trains=True), member("other", trains=True), member("b", stage=1))
+
+    async def changed(self, _timeout_s: float) -> bool:
+        self.now_s += self.tick_s
+        self.looks_left -= 1
+        if self.looks_left == 0:
+            self.has_looked.set()
+        await asyncio.sleep(0.001)
+        return False
+
+    def wake(self) -> None: ...
+
+    async def send(self, call: Call, _on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
+        self.launched.add(call.index)
+        await asyncio.sleep(0.001)
+        return CallResult(gradient=None, downstream_s=0.0, queued_s=0.0, records=())
+
+    async def look(self, times: int) -> set[int]:
+        """What has been launched when the trainer has looked so many times more."""
+        self.looks_left, self.has_looked = times, asyncio.Event()
+        async with asyncio.timeout(20):
+            await self.has_looked.wait()
+        return set(self.launched)
+
+
+async def test_who_slept_does_not_take_the_others_for_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm = Silent()
+    monkeypatch.setattr(trainer, "clock_s", lambda: swarm.now_s)
+    made = Trainer(MANIFEST, cast(Microbatches, Noise()), cast(Membership, swarm), cast(Dispatcher, swarm))
+    running = asyncio.ensure_future(made.run())
+    mine = await swarm.look(5)
+    assert 0 < len(mine) < MANIFEST.train.microbatches_per_step
+    swarm.tick_s = 10 * trainer.FIRST_TAKEOVER_S
+    assert await swarm.look(3) == mine
+    swarm.tick_s = 0.2
+    assert await swarm.look(int(trainer.FIRST_TAKEOVER_S / 0.2) - 10) == mine
+    assert await swarm.look(30) == set(range(MANIFEST.train.microbatches_per_step))
+    running.cancel()
+    await asyncio.wait({running})
