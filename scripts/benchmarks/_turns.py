@@ -32,6 +32,7 @@ from scripts.benchmarks._workers import Job
 
 POLL_S = 0.1
 SILENCE_S = 600.0
+SOCKETS, HIVEMINDS = Path("/tmp"), "hivemind-p2p*.sock"  # noqa: S108 - that is where it puts them
 HITCHES = ("suppressed_microbatches", "replayed_microbatches", "ledger_resets", "rounds_failed", "faults_seen")
 GUARD = "import os, signal, sys\nfor pid in sys.stdin.read().split():\n  try: os.kill(int(pid), signal.SIGCONT)\n  except OSError: pass"
 """Lets frozen processes run on when the benchmark is gone, however it ended: then they end by themselves."""
@@ -125,8 +126,11 @@ class Workers:
     network: Network | None = None
     """Where it is given, each job has a machine of it to itself."""
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _others: frozenset[Path] = frozenset()
+    """Sockets of hivemind's that were there before."""
 
     def start(self) -> None:
+        self._others = frozenset(SOCKETS.glob(HIVEMINDS))
         interface = "lo" if self.network is None else DEVICE
         for machine, job in enumerate(self.jobs):
             there = () if self.network is None else self.network.command(machine)
@@ -161,6 +165,9 @@ class Workers:
             process.wait()
             assert process.stdin is not None
             process.stdin.close()
+        if any(job.kind == "mediated" for job in self.jobs):  # killed, hivemind leaves its sockets behind
+            for socket in frozenset(SOCKETS.glob(HIVEMINDS)) - self._others:
+                socket.unlink(missing_ok=True)
 
 
 @dataclass(slots=True)
