@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from peerd.policy.launching import FORWARDS_PER_MICROBATCH
 from peerd.stage.heap import keep_freed_memory
 
 Result = TypeVar("Result")
@@ -31,7 +32,8 @@ class Priority(enum.IntEnum):
     IDLE = 3
 
 
-FORWARD_SHARE, BACKWARD_SHARE = 1 / 3, 2 / 3
+FORWARD_SHARE = 1 / FORWARDS_PER_MICROBATCH
+BACKWARD_SHARE = 1 - FORWARD_SHARE
 """Of the work on a microbatch."""
 
 

@@ -152,7 +152,7 @@ class Trainer:
             group.create_task(self._train(launch))
 
     def _begin(self, step: int, now_s: float) -> None:
-        """A new work step: how long the last one took says when an owner counts as slow."""
+        """A new work step: how long the last one took, where this trainer saw it begin, says when an owner counts as slow."""
         if 0 <= self._step == step - 1:
             took_s = now_s - self._step_began_s
             self._step_time_s += STEP_TIME_SMOOTHING * (took_s - self._step_time_s) if self._step_time_s else took_s

@@ -243,7 +243,9 @@ class StageServicer(stage_pb2_grpc.StageServicer):
             turn.end()
         self._count(result)
 
-    async def _work(self, link: Link, messages: AsyncIterator[Any], replies: asyncio.Queue[Any], turn: Turn) -> tuple[Call, CallResult]:
+    async def _work(
+        self, link: Link, messages: AsyncIterator[Any], replies: asyncio.Queue[stage_pb2.ReplyMessage | None], turn: Turn
+    ) -> tuple[Call, CallResult]:
         """The result of a call, and the turn to send it: until then the caller hears that this peer works."""
         first = await self._door.read(messages)
         if not isinstance(first, stage_pb2.CallMessage) or first.WhichOneof("kind") != "header":

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -126,11 +127,8 @@ class Workers:
     network: Network | None = None
     """Where it is given, each job has a machine of it to itself."""
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    _others: frozenset[Path] = frozenset()
-    """Sockets of hivemind's that were there before."""
 
     def start(self) -> None:
-        self._others = frozenset(SOCKETS.glob(HIVEMINDS))
         interface = "lo" if self.network is None else DEVICE
         for machine, job in enumerate(self.jobs):
             there = () if self.network is None else self.network.command(machine)
@@ -165,9 +163,20 @@ class Workers:
             process.wait()
             assert process.stdin is not None
             process.stdin.close()
-        if any(job.kind == "mediated" for job in self.jobs):  # killed, hivemind leaves its sockets behind
-            for socket in frozenset(SOCKETS.glob(HIVEMINDS)) - self._others:
-                socket.unlink(missing_ok=True)
+        if any(job.kind == "mediated" for job in self.jobs):
+            _sweep_sockets()
+
+
+def _sweep_sockets() -> None:
+    """A killed hivemind leaves its sockets behind. One at which somebody listens is not touched, whosever it is."""
+    for path in SOCKETS.glob(HIVEMINDS):
+        with socket.socket(socket.AF_UNIX) as caller:
+            try:
+                caller.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError:
+                continue
 
 
 @dataclass(slots=True)
