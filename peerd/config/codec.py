@@ -12,8 +12,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-INT8_BLOCK, INT4_BLOCK = 256, 128
-"""Values that share one scale."""
+BLOCKS = {8: 256, 6: 128, 5: 128, 4: 128}
+"""Values that share one scale, by the bits of each: `int8` and so on."""
 TOPK_CHUNK = 4096
 """Values among which the largest are chosen; a position inside fits 2 bytes."""
 SCALE_BYTES = 4
@@ -25,7 +25,9 @@ MOST_RANK = 64
 _TOPK = re.compile(r"topk:(0\.\d{1,6}|1)", re.ASCII)
 _POWERSGD = re.compile(r"powersgd:([1-9]\d?)", re.ASCII)
 _AUTO = re.compile(r"auto(?::(.+))?", re.ASCII)
-KNOWN = '"none", "bfloat16", "float16", "int8", "int4" or "topk:RATIO" with a ratio such as 0.1'
+_INTEGERS = {f"int{bits}": bits for bits in BLOCKS}
+_PLAIN = ("none", "bfloat16", "float16", *_INTEGERS)
+KNOWN = ", ".join(f'"{name}"' for name in _PLAIN) + ' or "topk:RATIO" with a ratio such as 0.1'
 KNOWN_WITH_AUTO = f'{KNOWN}, or "auto", or "auto:CODEC" with the smallest of them that may be used'
 
 
@@ -52,6 +54,11 @@ class Codec:
     def is_half(self) -> bool:
         return self.name in _HALF
 
+    @property
+    def bits(self) -> int:
+        """Of each value as a whole number of its block's scale; 0 for the other codecs."""
+        return _INTEGERS.get(self.name, 0)
+
     def kept(self, length: int) -> int:
         """How many of a chunk's values top-k keeps."""
         return max(1, math.ceil(self.ratio * length)) if length else 0
@@ -68,10 +75,8 @@ class Codec:
         """Bytes of `length` values of float32 that are in no matrix."""
         if self.is_half:
             return 2 * length
-        if self.name == "int8":
-            return length + SCALE_BYTES * -(-length // INT8_BLOCK)
-        if self.name == "int4":
-            return -(-length // 2) + SCALE_BYTES * -(-length // INT4_BLOCK)
+        if self.bits:
+            return -(-self.bits * length // 8) + SCALE_BYTES * -(-length // BLOCKS[self.bits])
         if self.name == "topk" and not self.is_dense(length):
             return KEPT_BYTES * self.num_kept(length)
         return 4 * length
@@ -85,7 +90,7 @@ def _known(text: str) -> Codec:
     match = _TOPK.fullmatch(text)
     if match is not None and float(match[1]) > 0:
         return Codec("topk", float(match[1]))
-    if text in _HALF or text in ("none", "int8", "int4"):
+    if text in _PLAIN:
         return Codec(text)
     raise ValueError(f"{text[:20]!r} is no codec; known are {KNOWN}")
 
@@ -97,7 +102,7 @@ def parse_codec(text: str) -> Codec:
     return _known(text)
 
 
-LADDER = (NONE, Codec("bfloat16"), Codec("int8"), Codec("int4"), *(Codec("topk", ratio) for ratio in (0.08, 0.06, 0.05)))
+LADDER = (NONE, Codec("bfloat16"), *map(Codec, _INTEGERS), *(Codec("topk", ratio) for ratio in (0.08, 0.06, 0.05)))
 """What `auto` chooses from, each smaller than the one before and losing more: of activations top-k loses far more than 4 bits do."""
 
 
@@ -135,8 +140,9 @@ def parse_allowed(text: str) -> Allowed:
         except ValueError:
             raise ValueError(f"{text[:20]!r} is no codec; known are {KNOWN_WITH_AUTO}") from None
     smallest = LADDER[-1] if match[1] is None else parse_codec(match[1])
-    if smallest.name not in ("bfloat16", "int8", "int4") and smallest.num_bytes(TOPK_CHUNK) >= Codec("int8").num_bytes(TOPK_CHUNK):
-        raise ValueError(f"{text[:20]!r}: auto may go down to bfloat16, int8, int4, or topk:RATIO with a ratio of at most 0.16")
+    if smallest not in LADDER[1:] and (smallest.name != "topk" or smallest.num_bytes(TOPK_CHUNK) >= Codec("int8").num_bytes(TOPK_CHUNK)):
+        known = ", ".join(str(codec) for codec in LADDER[1:] if codec.name != "topk")
+        raise ValueError(f"{text[:20]!r}: auto may go down to {known}, or topk:RATIO with a ratio of at most 0.16")
     above = [codec for codec in LADDER if codec.num_bytes(TOPK_CHUNK) > smallest.num_bytes(TOPK_CHUNK)]
     return Allowed((*above, smallest))
 

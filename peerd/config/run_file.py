@@ -29,7 +29,7 @@ _SECTIONS = {
     "start": "What the run begins from.",
     "train": "How it is trained. One step is one update of the whole model.",
     "compute": "How each peer computes.",
-    "wire": 'How tensors travel: "none", "bfloat16", "float16", "int8", "int4", or "topk:0.1" for the largest tenth.',
+    "wire": 'How tensors travel: "none", "bfloat16", "float16", "int8", "int6", "int5", "int4", or "topk:0.1" for the largest tenth.',
     "swarm": "How peers keep track of each other.",
 }
 

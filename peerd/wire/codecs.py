@@ -6,14 +6,16 @@ stays so, for its receiver to refuse; any bytes of the right size decode or rais
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from peerd.config.codec import INT4_BLOCK, INT8_BLOCK, SCALE_BYTES, TOPK_CHUNK, Codec
+from peerd.config.codec import BLOCKS, SCALE_BYTES, TOPK_CHUNK, Codec
 from peerd.errors import BadMessageError
 
 _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_LARGEST_INT8, _LARGEST_INT4 = 127, 7
 _SMALLEST_PEAK = 1e-30
 """A block whose values are all smaller is sent as zeros: its scale could not be divided by."""
 _POSITION = torch.int16
@@ -23,10 +25,9 @@ def encode(codec: Codec, values: Tensor) -> Tensor:
     """float32 [length] -> uint8 [codec.num_bytes(length)], on the same device."""
     if codec.is_half:
         return _to_half(values, _HALVES[codec.name]).view(torch.uint8)
-    if codec.name == "int8":
-        return _quantise(values, INT8_BLOCK, _LARGEST_INT8)
-    if codec.name == "int4":
-        return _paired(_quantise(values, INT4_BLOCK, _LARGEST_INT4), values.numel())
+    if codec.bits:
+        packed = _quantise(values, codec.bits)
+        return packed if codec.bits == 8 else _narrowed(packed, values.numel(), codec.bits)
     if codec.name == "topk" and not codec.is_dense(values.numel()):
         return _keep_largest(codec, values)
     return values.contiguous().view(torch.uint8)
@@ -38,10 +39,8 @@ def decode(codec: Codec, data: Tensor, length: int) -> Tensor:
         raise BadMessageError(f"{data.numel()} bytes do not make {length} values as {codec}")
     if codec.is_half:
         return data.view(_HALVES[codec.name]).float()
-    if codec.name == "int8":
-        return _dequantise(data, length, INT8_BLOCK)
-    if codec.name == "int4":
-        return _dequantise(_unpaired(data, length), length, INT4_BLOCK)
+    if codec.bits:
+        return _dequantise(data if codec.bits == 8 else _widened(data, length, codec.bits), length, BLOCKS[codec.bits])
     if codec.name == "topk" and not codec.is_dense(length):
         return _spread(codec, data, length)
     return data.view(torch.float32)
@@ -63,8 +62,9 @@ def _to_half(values: Tensor, kind: torch.dtype) -> Tensor:
     return halves
 
 
-def _quantise(values: Tensor, block: int, largest: int) -> Tensor:
-    """Per block its largest magnitude / `largest` as scale, and each value as the nearest multiple (Dettmers, arXiv 1511.04561)."""
+def _quantise(values: Tensor, bits: int) -> Tensor:
+    """Per block its largest magnitude / the largest code as scale, and each value as the nearest multiple (Dettmers, arXiv 1511.04561)."""
+    block, largest = BLOCKS[bits], (1 << bits - 1) - 1
     length, full = values.numel(), values.numel() // block
     num_blocks = -(-length // block)
     packed = torch.empty(SCALE_BYTES * num_blocks + length, dtype=torch.uint8, device=values.device)
@@ -95,19 +95,41 @@ def _dequantise(data: Tensor, length: int, block: int) -> Tensor:
     return values
 
 
-def _paired(packed: Tensor, length: int) -> Tensor:
-    """The codes behind the scales, -7 to 7, as 8 more in 4 bits each: two to a byte, the first in its lower half."""
-    border = packed.numel() - length
-    codes = (packed[border:].view(torch.int8) + 8).view(torch.uint8) & 15
-    if length % 2:
-        codes = torch.cat([codes, codes.new_full((1,), 8)])
-    return torch.cat([packed[:border], codes[::2] | (codes[1::2] << 4)])
+def _narrowed(packed: Tensor, length: int, bits: int) -> Tensor:
+    """The codes behind the scales, each more by half of its range and in its bits only, one after another from the lowest bits up."""
+    border, together = packed.numel() - length, _together(bits)
+    codes = (packed[border:].view(torch.int8) + (1 << bits - 1)).view(torch.uint8) & (1 << bits) - 1
+    words = functional.pad(codes, (0, -length % together))
+    for kind, half, taken in _merges(bits):
+        words = words.view(kind)
+        low = words & (1 << taken) - 1
+        words = words.bitwise_xor_(low).bitwise_right_shift_(half - taken).bitwise_or_(low)
+    used = words.view(torch.uint8).view(-1, together)[:, : bits * together // 8].reshape(-1)
+    return torch.cat([packed[:border], used[: -(-bits * length // 8)]])
 
 
-def _unpaired(data: Tensor, length: int) -> Tensor:
-    border = data.numel() - -(-length // 2)
-    codes = torch.stack([data[border:] & 15, data[border:] >> 4], dim=1).view(-1)[:length]
-    return torch.cat([data[:border], (codes.view(torch.int8) - 8).view(torch.uint8)])
+def _widened(data: Tensor, length: int, bits: int) -> Tensor:
+    border, together = data.numel() - -(-bits * length // 8), _together(bits)
+    used = bits * together // 8
+    words = functional.pad(data[border:], (0, -(data.numel() - border) % used)).view(-1, used)
+    words = functional.pad(words, (0, together - used))
+    for kind, half, taken in reversed(_merges(bits)):
+        words = words.view(kind)
+        low = words & (1 << taken) - 1
+        words = words.bitwise_xor_(low).bitwise_left_shift_(half - taken).bitwise_or_(low)
+    codes = words.view(torch.int8).view(-1)[:length] - (1 << bits - 1)
+    return torch.cat([data[:border], codes.view(torch.uint8)])
+
+
+def _together(bits: int) -> int:
+    """The fewest codes that fill whole bytes: 2, 4 or 8."""
+    return 8 // math.gcd(bits, 8)
+
+
+def _merges(bits: int) -> list[tuple[torch.dtype, int, int]]:
+    """Neighbours become one, until so many are: each time the type of one, the bits of its halves, and how many of those are used."""
+    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return [(kind, 4 * merged, bits * merged // 2) for merged, kind in kinds.items() if merged <= _together(bits)]
 
 
 def _keep_largest(codec: Codec, values: Tensor) -> Tensor:

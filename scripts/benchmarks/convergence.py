@@ -61,7 +61,7 @@ METHODS = {
     "none": Method(),
     "8-bit": Method(boundary="int8", weights="int8", within_noise=True),
     "auto, home link": Method(boundary=chosen(HOME_LOAD), weights="int8", within_noise=True),
-    "auto, slow link": Method(boundary=chosen(SLOW_LOAD), weights="int8"),
+    "auto, slow link": Method(boundary=chosen(SLOW_LOAD), weights="int8", within_noise=True),
     "top-k, a tenth": Method(weights="topk:0.1"),
     "a tenth, naive": Method(weights="topk:0.1", feedback=False),
     "top-k, a hundredth": Method(weights="topk:0.01"),

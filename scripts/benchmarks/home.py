@@ -43,7 +43,7 @@ WITHIN = 0.95
 MICROBATCHES = {"link": 64, "codecs": 24, "mediated": 24}
 """Of a step: raw activations take five times as long as the work where codecs are compared, and more through a trainer."""
 STAGES = {"link": 2, "codecs": 2, "mediated": 4}
-CODECS = ("none", "bfloat16", "int8", "int4", "topk:0.1", "auto")
+CODECS = ("none", "bfloat16", "int8", "int6", "int5", "int4", "topk:0.1", "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

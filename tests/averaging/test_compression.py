@@ -16,7 +16,7 @@ from peerd.table.record import AverageId
 LENGTH = 301
 SHAPES = [(12, 20), (30,), (5, 2, 3)]
 """Of parameters that make that length with the sum of losses."""
-LOSSY = ["bfloat16", "int8", "int4", "topk:0.1", "powersgd:2"]
+LOSSY = ["bfloat16", "int8", "int6", "int4", "topk:0.1", "powersgd:2"]
 
 
 def whole(codec: str) -> Slice:

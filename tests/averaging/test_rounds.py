@@ -75,7 +75,9 @@ async def test_all_members_end_with_the_same_bits_which_are_the_whole_sum(make_g
     assert group.failures == []
 
 
-@pytest.mark.parametrize(("codec", "apart"), [("bfloat16", 0.01), ("int8", 0.02), ("int4", 0.3), ("topk:0.5", 1.0), ("powersgd:8", 1.0)])
+@pytest.mark.parametrize(
+    ("codec", "apart"), [("bfloat16", 0.01), ("int8", 0.02), ("int5", 0.15), ("int4", 0.3), ("topk:0.5", 1.0), ("powersgd:8", 1.0)]
+)
 @pytest.mark.parametrize("num_members", [1, 3])
 async def test_compressed_sums_are_equal_to_the_bit_at_every_member(
     make_group: MakeGroup, num_members: int, codec: str, apart: float

@@ -23,7 +23,7 @@ from peerd.wire.values import Bytes, Call, CallResult, TensorBytes
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
-CODECS = ["none", "bfloat16", "float16", "int8", "int4", "topk:0.25"]
+CODECS = ["none", "bfloat16", "float16", "int8", "int6", "int5", "int4", "topk:0.25"]
 PASSES = {Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD}
 TOKENS, LABELS = torch.randint(0, 256, (2, 2, 16), generator=torch.Generator().manual_seed(3)).unbind(0)
 

@@ -22,7 +22,7 @@ shapes = st.lists(st.integers(0, 6), min_size=1, max_size=4).map(tuple)
 def tensors(draw: st.DrawFn) -> TensorBytes:
     """A tensor whose bytes travel separately."""
     dtype = draw(st.sampled_from(sorted(ITEM_BYTES)))
-    names = ["none", "bfloat16", "float16", "int8", "int4", "topk:0.25"] if dtype == "float32" else ["none"]
+    names = ["none", "bfloat16", "float16", "int8", "int6", "int5", "int4", "topk:0.25"] if dtype == "float32" else ["none"]
     return TensorBytes(dtype, draw(shapes), (), parse_codec(draw(st.sampled_from(names))))
 
 

@@ -11,14 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from peerd.config.codec import INT4_BLOCK, INT8_BLOCK, LADDER, TOPK_CHUNK, Codec, parse_allowed, parse_codec
+from peerd.config.codec import BLOCKS, LADDER, TOPK_CHUNK, Codec, parse_allowed, parse_codec
 from peerd.errors import BadMessageError
 from peerd.stage.tensors import decode as decode_tensor
 from peerd.stage.tensors import encode as encode_tensor
 from peerd.stage.tensors import take
 from peerd.wire.codecs import decode, encode, through
 
-NAMES = ["none", "bfloat16", "float16", "int8", "int4", "topk:0.01", "topk:0.25", "topk:0.9", "topk:1"]
+NAMES = ["none", "bfloat16", "float16", "int8", "int6", "int5", "int4", "topk:0.01", "topk:0.25", "topk:0.9", "topk:1"]
 codecs = st.sampled_from(NAMES).map(parse_codec)
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def normal(length: int, seed: int = 0, scale: float = 1.0) -> Tensor:
 @st.composite
 def vectors(draw: st.DrawFn) -> Tensor:
     """Odd lengths around blocks and chunks, odd magnitudes, zeros and ties among them."""
-    length = draw(st.integers(0, 3 * INT8_BLOCK + 1) | st.integers(TOPK_CHUNK - 2, 2 * TOPK_CHUNK + 2))
+    length = draw(st.integers(0, 3 * BLOCKS[8] + 1) | st.integers(TOPK_CHUNK - 2, 2 * TOPK_CHUNK + 2))
     values = normal(length, draw(st.integers(0, 100)), 10.0 ** draw(st.integers(-38, 30)))
     if draw(st.booleans()):
         values[::2] = 0.0
@@ -54,8 +54,8 @@ def test_a_vector_comes_back_as_near_as_promised_in_as_many_bytes_as_told(codec:
     elif codec.name == "float16":
         assert bool((error <= 2.0**-11 * values.abs() + 2.0**-25)[values.abs() < 65504].all())
         assert bool((back.abs() <= 65504).all())
-    elif codec.name in ("int8", "int4"):
-        size, parts = (INT8_BLOCK, 253) if codec.name == "int8" else (INT4_BLOCK, 13.9)
+    elif codec.bits:
+        size, parts = BLOCKS[codec.bits], 0.996 * (2**codec.bits - 2)
         peaks = [block.abs().max() for block in values.split(size)] if values.numel() else []  # type: ignore[no-untyped-call]
         allowed = torch.cat([peak.expand(size) for peak in peaks])[: values.numel()] / parts if peaks else values
         assert bool((error <= allowed.clamp_min(1e-30)).all())
@@ -86,7 +86,7 @@ def test_tensors_that_travelled_together_are_told_apart_wherever_their_bytes_wer
     assert all(torch.equal(decode_tensor(each, CPU), tensor) for each, tensor in zip(taken, tensors, strict=True))
 
 
-@given(codecs, st.integers(0, 2 * INT8_BLOCK), st.integers(0, 2**32 - 1))
+@given(codecs, st.integers(0, 2 * BLOCKS[8]), st.integers(0, 2**32 - 1))
 def test_any_bytes_make_values_or_are_refused(codec: Codec, length: int, seed: int) -> None:
     data = torch.randint(0, 256, (codec.num_bytes(length),), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     try:
@@ -129,6 +129,8 @@ def test_each_codec_takes_its_share_of_the_bytes() -> None:
             "bfloat16": 0.5,
             "float16": 0.5,
             "int8": 65 / 256,
+            "int6": 25 / 128,
+            "int5": 21 / 128,
             "int4": 17 / 128,
             "topk:0.01": 0.015,
             "topk:0.25": 0.375,
@@ -145,12 +147,14 @@ def test_eight_bits_cost_seven_thousandths_of_normal_values() -> None:
     assert float(error) == pytest.approx(0.0066, rel=0.1)
 
 
-def test_four_bits_cost_an_eighth_of_normal_values_and_come_back_in_their_places() -> None:
-    values = normal(1 << 16)
-    error = (through(parse_codec("int4"), values) - values).pow(2).mean().sqrt() / values.pow(2).mean().sqrt()
-    assert float(error) == pytest.approx(0.118, rel=0.1)
-    steps = torch.arange(-7.0, 8.0)
-    assert torch.equal(through(parse_codec("int4"), steps), steps)
+@pytest.mark.parametrize(("bits", "expected"), [(6, 0.0266), (5, 0.055), (4, 0.118)])
+def test_fewer_bits_cost_more_and_come_back_in_their_places(bits: int, expected: float) -> None:
+    codec, values = parse_codec(f"int{bits}"), normal(1 << 16)
+    error = (through(codec, values) - values).pow(2).mean().sqrt() / values.pow(2).mean().sqrt()
+    assert float(error) == pytest.approx(expected, rel=0.1)
+    largest = 2.0 ** (bits - 1) - 1
+    steps = torch.arange(-largest, largest + 1)
+    assert torch.equal(through(codec, steps), steps)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -181,8 +185,8 @@ def test_a_gpu_decodes_to_the_same_bits(name: str) -> None:
         ("int8", ["int8"]),
         ("auto:bfloat16", ["none", "bfloat16"]),
         ("auto:int8", ["none", "bfloat16", "int8"]),
-        ("auto:topk:0.1", ["none", "bfloat16", "int8", "topk:0.1"]),
-        ("auto:int4", ["none", "bfloat16", "int8", "int4"]),
+        ("auto:topk:0.1", ["none", "bfloat16", "int8", "int6", "int5", "topk:0.1"]),
+        ("auto:int4", ["none", "bfloat16", "int8", "int6", "int5", "int4"]),
         ("auto:topk:0.01", [str(codec) for codec in LADDER] + ["topk:0.01"]),
         ("auto", [str(codec) for codec in LADDER]),
     ],
