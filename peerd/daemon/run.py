@@ -35,6 +35,7 @@ from peerd.daemon.node import Node
 from peerd.daemon.observer import Observer
 from peerd.daemon.otel import OpenTelemetry
 from peerd.daemon.past import Past
+from peerd.daemon.stacks import tell_on_signal
 from peerd.daemon.supervisor import Supervisor
 from peerd.daemon.tracing import Tracing
 from peerd.daemon.volunteering import Volunteering
@@ -58,6 +59,7 @@ def run_daemon(settings: Settings) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.get_loop().set_exception_handler(_unretrieved)
+            tell_on_signal(runner.get_loop())
             return runner.run(_live(settings, home))
     finally:
         lock.release()

@@ -6,6 +6,7 @@ what is left behind is plain to see, and any process that belongs to it has the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -29,6 +30,7 @@ from peerd.control.protocol import Counters, PeersReply, StatusReply, StepInfo
 
 READY_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 40.0
+STACKS_S = 1.0
 LEFTOVERS_GONE_WITHIN_S = 10.0
 LOOK_AGAIN_S = 0.02
 LIMITED = """exec 2> >(cat >> "$0"); limit=$1; shift; exec prlimit --fsize="$limit" "$@" """
@@ -280,6 +282,9 @@ class Swarm:
                 daemon.process.wait(END_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 stubborn.append(f"{daemon.home.folder.name} did not end")
+                daemon.signal(signal.SIGUSR1)  # its log says what it waits for
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    daemon.process.wait(STACKS_S)
                 daemon.kill()
             _close_pipes(daemon)
         return stubborn
@@ -302,7 +307,7 @@ class Swarm:
     def _note_logs(self, error: BaseException | None) -> None:
         if error is not None:
             for daemon in self.daemons:
-                error.add_note(f"-- {daemon.log_file.name} (exit {daemon.process.returncode}):\n{daemon.log[-3000:]}")
+                error.add_note(f"-- {daemon.log_file.name} (exit {daemon.process.returncode}):\n{daemon.log[-12000:]}")
 
 
 def _is_torchs(path: Path) -> bool:
