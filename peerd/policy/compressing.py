@@ -17,7 +17,7 @@ from peerd.table.view import LiveView
 MOST_LOAD = 0.95
 """A link with more is the bottleneck, or about to be."""
 TARGET_LOAD = 0.85
-RELAXED_LOAD = 0.7
+RELAXED_LOAD = 0.8
 """What fewer losses must bring, before they are chosen again: between this and `MOST_LOAD` nothing changes to and fro."""
 MEMORY_S = 5.0
 """Time of being busy after which a measurement counts 1/e."""
