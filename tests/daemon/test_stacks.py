@@ -34,7 +34,7 @@ with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs SIGUSR1")
-@pytest.mark.parametrize(("kind", "told"), [("running", b"wait_for_the_end"), ("blocked", b"threading.py")])
+@pytest.mark.parametrize(("kind", "told"), [("running", b"wait_for_the_end"), ("blocked", b"in main")])
 def test_a_signal_makes_it_tell(kind: str, told: bytes) -> None:
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, kind], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     enough = threading.Timer(MOST_S, process.kill)
