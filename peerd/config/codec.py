@@ -13,20 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 BLOCKS = {8: 256, 6: 128, 5: 128, 4: 128}
-"""Values that share one scale, by the bits of each: `int8` and so on."""
+"""Values that share one scale, by the bits of each, from the most exact on: `int8` and so on."""
 TOPK_CHUNK = 4096
 """Values among which the largest are chosen; a position inside fits 2 bytes."""
 SCALE_BYTES = 4
 KEPT_BYTES = 6
 """Of one kept value: itself in float32, and its position."""
-_HALF = frozenset({"bfloat16", "float16"})
+_HALF = ("bfloat16", "float16")
 MOST_RANK = 64
 """Of PowerSGD; its sums go through a matrix once for each."""
 _TOPK = re.compile(r"topk:(0\.\d{1,6}|1)", re.ASCII)
 _POWERSGD = re.compile(r"powersgd:([1-9]\d?)", re.ASCII)
 _AUTO = re.compile(r"auto(?::(.+))?", re.ASCII)
 _INTEGERS = {f"int{bits}": bits for bits in BLOCKS}
-_PLAIN = ("none", "bfloat16", "float16", *_INTEGERS)
+_PLAIN = ("none", *_HALF, *_INTEGERS)
 KNOWN = ", ".join(f'"{name}"' for name in _PLAIN) + ' or "topk:RATIO" with a ratio such as 0.1'
 KNOWN_WITH_AUTO = f'{KNOWN}, or "auto", or "auto:CODEC" with the smallest of them that may be used'
 

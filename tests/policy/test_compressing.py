@@ -60,6 +60,11 @@ def test_noise_of_a_twentieth_does_not_take_back_what_was_just_chosen(rate: floa
         assert choose_rung(LADDER, rate * noise, between_s, chosen).rung == chosen
 
 
+@pytest.mark.parametrize("current", range(len(LADDER)))
+def test_after_a_slow_moment_a_link_comes_back_to_what_fits_with_little_to_spare(current: int) -> None:
+    assert choose_rung(LADDER, LADDER[2] / (0.94 * TARGET_LOAD), 1.0, current).rung == 2
+
+
 @given(rates, rates, paces)
 def test_a_faster_link_is_never_compressed_more(one: float, other: float, between_s: float) -> None:
     slow, fast = sorted((one, other))
