@@ -9,6 +9,7 @@ from dataclasses import replace
 import structlog
 
 from peerd.averaging.rounds import Rounds
+from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
 from peerd.policy.recovery import Beginning, plan
 from peerd.policy.roster import Roster
@@ -344,6 +345,20 @@ class Stepper:
         self._attempt += 1
         if await self._rounds.lead(decision.roster):
             self._propose_after_s = clock_s() + RETRY_PAUSE_S
+
+
+def rules_of(manifest: Manifest, ttl_s: float, averaging_s: float) -> StepRules:
+    """Of a run, as its manifest sets them."""
+    train = manifest.train
+    return StepRules(
+        num_stages=train.num_stages,
+        num_microbatches=train.microbatches_per_step,
+        ttl_s=ttl_s,
+        averaging_s=averaging_s,
+        last_step=train.steps,
+        shares_norms=train.shares_norms,
+        ties_stages=manifest.ties_stages,
+    )
 
 
 def _recent(asked: dict[tuple[PeerId, int], float]) -> frozenset[tuple[PeerId, int]]:

@@ -12,8 +12,7 @@ import structlog
 from peerd import __version__
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
-from peerd.averaging.stepper import Stepper
-from peerd.config.manifest import Manifest
+from peerd.averaging.stepper import Stepper, rules_of
 from peerd.config.settings import Settings
 from peerd.daemon.device import describe, has_own_memory
 from peerd.daemon.network import Network, describe_self
@@ -28,7 +27,7 @@ from peerd.policy.governor import Limits
 from peerd.policy.health import Facts, Progress, advance
 from peerd.policy.rebalance import Move
 from peerd.policy.recovery import Beginning
-from peerd.policy.stepping import StepRules
+from peerd.policy.stepping import Act
 from peerd.stage.adapting import LinkCodecs
 from peerd.stage.executor import Pace
 from peerd.stage.heap import give_back_free_memory
@@ -112,7 +111,7 @@ class Node:
         self._start = stage.start
         self.snapshots = SnapshotServer(self.state, self.executor, self._read_start if stage.start else None)
         self.downloader = Downloader(StateClient(links, run), membership, patience_s)
-        rules = _rules_of(manifest, ttl_s, averaging_s)
+        rules = rules_of(manifest, ttl_s, averaging_s)
         self.stepper = Stepper(self.state, self.executor, membership, self.rounds, self.downloader, rules)
         swarm_client = SwarmClient(links, run)
         self.liveness = Liveness(membership, swarm_client)
@@ -162,6 +161,8 @@ class Node:
         self.service.records = lambda: [self._own_record()]
         self.service.on_records = lambda _caller, records: self.membership.absorb(records)
         self.service.on_progress = self._ledger_grew
+        self.service.changed = self.membership.changed
+        self.service.is_committing = lambda: self.stepper.decision.act is Act.COMMIT
 
     @property
     def trainer(self) -> Trainer | None:
@@ -377,19 +378,6 @@ class Node:
             LOG.warning("suspect: no answer to a re-dial", suspect=peer)
             self.faults_seen += 1
         self.announce()
-
-
-def _rules_of(manifest: Manifest, ttl_s: float, averaging_s: float) -> StepRules:
-    train = manifest.train
-    return StepRules(
-        num_stages=train.num_stages,
-        num_microbatches=train.microbatches_per_step,
-        ttl_s=ttl_s,
-        averaging_s=averaging_s,
-        last_step=train.steps,
-        shares_norms=train.shares_norms,
-        ties_stages=manifest.ties_stages,
-    )
 
 
 async def _no_evaluations() -> Sequence[Evaluation]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peerd.policy.hashing import digest
+from peerd.policy.ledger import ledger_of
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
@@ -45,13 +46,23 @@ def choose_stage(live: LiveView, needed_bytes: Sequence[int], available_bytes: i
 
 
 def why_refuse_call(mine: PeerRecord, *, stage: int, step: int, holds_previous: bool) -> str | None:
-    """CALL: None when I can compute this microbatch, else the reason (holes 4, 17): never a step whose parameters I lack."""
+    """CALL: None when I can compute this microbatch, now or after a commit, else the reason (holes 4, 17)."""
     reason = _why_not_here(mine, stage)
     if reason is not None:
         return reason
-    if step == mine.step or (step == mine.step - 1 and holds_previous) or (step == mine.step + 1 and mine.next_ledger_no):
+    if mine.step <= step <= newest_taken(mine) or (step == mine.step - 1 and holds_previous):
         return None
     return f"I am at step {mine.step}"
+
+
+def newest_taken(record: PeerRecord) -> int:
+    """The newest step of which this peer takes microbatches: one more than it has a ledger for, while it holds an average.
+
+    Those wait at it for the commit, which needs nothing more but news of the other stages. Whoever launches one has these news.
+    So the microbatches of a step are on their way while its parameters are being made, and not only once everybody has heard
+    that they are.
+    """
+    return ledger_of(record) + (record.phase is Phase.AVERAGED)
 
 
 def slots_for(steps_ahead: int, slots: int) -> int:
@@ -60,24 +71,16 @@ def slots_for(steps_ahead: int, slots: int) -> int:
     One more than I have is for the step before, which others have still to end, and one is kept from the next: else what is
     launched ahead would keep out what the step under way lacks. An evaluation may be of any step, and has what there is.
     """
-    return {-1: slots + 1, 1: max(1, slots - 1)}.get(steps_ahead, slots)
+    return {-1: slots + 1, 1: max(1, slots - 1), 2: max(1, slots - 1)}.get(steps_ahead, slots)
 
 
 def able_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
-    """Who can compute this step: peers of the stage that can add it to a ledger; else those just past it (hole 4), or about to leave."""
-    adding = [r for r in live.serving(stage) if r.step == step or (r.step == step - 1 and r.next_ledger_no)]
+    """Who takes this step: peers of the stage that can add it to a ledger, now or in a moment; else those just past it (hole 4), or
+    about to leave."""
+    adding = [r for r in live.serving(stage) if r.step <= step <= newest_taken(r)]
     staying = [r for r in adding if not r.leaving]
     past = [r for r in live.serving(stage) if r.step == step + 1]
     return staying or [r for r in past if not r.leaving] or [*adding, *past]
-
-
-def about_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
-    """Who holds an average, and with it will be able in a moment: worth waiting for (`Router.patience_s`).
-
-    Else the first of a stage to begin a step gets all that is launched at its beginning; of the step after, where steps overlap.
-    """
-    averaged = [r for r in live.serving(stage) if r.phase is Phase.AVERAGED and not r.leaving]
-    return [r for r in averaged if step == r.step + (2 if r.next_ledger_no else 1)]
 
 
 def why_refuse_evaluation(mine: PeerRecord, *, stage: int, step: int, kept: int | None) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from peerd.policy.hashing import digest
-from peerd.policy.ledger import accumulate_set, indices, stages_missing, work_step
+from peerd.policy.ledger import accumulate_set, indices, is_averaged, stages_missing, work_step
 from peerd.table.record import PeerId, PeerRecord
 from peerd.table.view import LiveView
 
@@ -94,7 +94,8 @@ def launchable(
     since when each has been missing, and leaves out what it has in flight. The run ends at `last_step`; 0: never.
 
     Where steps overlap, what I own of the next step comes after all that I own of this one: the pipeline never runs
-    empty. It counts as missing, for others to take over, once nothing of this step is.
+    empty. It counts as missing, for others to take over, once nothing of this step is. Elsewhere it comes once every stage has
+    averaged this step, and finds the peers while they commit.
     """
     step = work_step(live, num_stages)
     if step is None:
@@ -102,10 +103,11 @@ def launchable(
     launches: list[Launch] = []
     absent: set[tuple[int, int]] = set()
     missing = 0
-    for at in (step, step + 1) if overlaps else (step,):
+    early = overlaps or is_averaged(live, num_stages, step)
+    for at in (step, step + 1) if early else (step,):
         if last_step and at >= last_step:
             break
-        wanted = stages_missing(live, num_stages, at, num_microbatches, overlaps)
+        wanted = stages_missing(live, num_stages, at, num_microbatches, early)
         mine, lacking = _of_step(live, at, wanted, missing_since_s, now_s, takeover_s)
         launches += mine
         missing += len(lacking)

@@ -85,16 +85,30 @@ def work_step(live: LiveView, num_stages: int) -> int | None:
     return min(known) if len(known) == num_stages else None
 
 
-def stages_missing(live: LiveView, num_stages: int, step: int, num_microbatches: int, overlaps: bool = False) -> dict[int, int]:
+def why_not_averaged(live: LiveView, stage: int, step: int) -> str:
+    """Why a stage has yet to average this step, all its members; empty when it has, or is past it (rule 10; holes 4, 5)."""
+    members = live.members(stage, step)
+    if not any(m.phase is Phase.AVERAGED for m in members) and (stage_step(live, stage) or 0) <= step:
+        return f"stage {stage} has not averaged yet"
+    waiting = [m for m in members if m.phase is not Phase.AVERAGED and not m.leaving]
+    return f"{waiting[0].peer} of stage {stage} is still {waiting[0].phase.name.lower()}" if waiting else ""
+
+
+def is_averaged(live: LiveView, num_stages: int, step: int) -> bool:
+    """Whether every stage has averaged this step: whoever has yet to commit it, commits once it has heard as much."""
+    return not any(why_not_averaged(live, stage, step) for stage in range(num_stages))
+
+
+def stages_missing(live: LiveView, num_stages: int, step: int, num_microbatches: int, early: bool = False) -> dict[int, int]:
     """For each stage that still accumulates `step`: its missing bitmap.
 
-    A stage that is past the step, or has a member with the average already, needs nothing more. One that is a step
-    behind accumulates this one too where steps overlap.
+    A stage that is past the step, or has a member with the average already, needs nothing more. `early`: one that is a step
+    behind needs this one, too, for steps overlap or it is about to commit.
     """
     wanted: dict[int, int] = {}
     for stage in range(num_stages):
         newest = stage_step(live, stage)
-        if newest != step and not (overlaps and newest == step - 1):
+        if newest != step and not (early and newest == step - 1):
             continue
         if any(record.phase is Phase.AVERAGED for record in live.members(stage, step)):
             continue
@@ -107,6 +121,11 @@ def stages_missing(live: LiveView, num_stages: int, step: int, num_microbatches:
 def accumulate_set(wanted: dict[int, int], index: int) -> frozenset[int]:
     """The stages that must add microbatch `index`."""
     return frozenset(stage for stage, absent in wanted.items() if absent >> index & 1)
+
+
+def ledger_of(record: PeerRecord) -> int:
+    """The newest step that this peer has a ledger for."""
+    return record.step + (record.next_ledger_no > 0)
 
 
 def number_of(mine: PeerRecord, step: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from peerd.policy.admission import turn_of
 from peerd.policy.hashing import peer_rank
-from peerd.policy.ledger import stage_step
+from peerd.policy.ledger import stage_step, why_not_averaged
 from peerd.policy.norms import norm_of_step, told_by
 from peerd.policy.roster import Roster, compose
 from peerd.policy.tied import better_copy, other_end, sum_of_step, sum_told
@@ -353,13 +353,9 @@ def _uncommitted_reason(own: OwnState, live: LiveView, rules: StepRules) -> str:
     """Why rule 10 does not hold yet; empty when it does."""
     step = own.record.step
     for stage in range(rules.num_stages):
-        members = live.members(stage, step)
-        averaged = any(m.phase is Phase.AVERAGED for m in members) or stage == own.record.stage
-        if not averaged and (stage_step(live, stage) or 0) <= step:
-            return f"stage {stage} has not averaged yet"
-        waiting = [m for m in members if m.phase is not Phase.AVERAGED and not m.leaving and m.peer != own.record.peer]
-        if waiting:
-            return f"{waiting[0].peer} of stage {stage} is still {waiting[0].phase.name.lower()}"
+        reason = why_not_averaged(live, stage, step)
+        if reason:
+            return reason
     if rules.shares_norms and norm_of_step(own.record, live, rules.num_stages) is None:
         return "the gradient norm of this step is not known"
     if _is_tied(own.record, rules):

@@ -41,8 +41,6 @@ STANDARD_ERRORS = 2.0
 LEAST_NOISE = 0.2
 """Of a response time, as a part of it, however alike the few were that have come."""
 REMEMBERED = 1 << 12
-PATIENT_SHARE = 0.5
-"""Of a response time a microbatch waits at most for a peer that has yet to begin the step."""
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -106,10 +104,6 @@ class Router:
         told = [each.mean_s for each in self._measured.values() if each.count > 1]
         guess_s = fmean(told) if told else min((each.mean_s for each in self._measured.values()), default=UNKNOWN_RESPONSE_S)
         return min(known.mean_s, guess_s) if known is not None else guess_s
-
-    def patience_s(self, here: Collection[PeerRecord]) -> float:
-        """How long to wait for others of the stage where these could take the microbatch at once."""
-        return PATIENT_SHARE * max((self.response_s(record.peer) for record in here), default=0.0)
 
     def _responses_s(self, peers: Sequence[PeerId]) -> list[float]:
         """What the peers' shares go by: their averages, moved towards the mean of all as far as they may differ by chance."""

@@ -10,7 +10,7 @@ import asyncio
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,8 +24,8 @@ from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import NOT_ASKED, HuggingFaceConfig
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
 from peerd.models.stages import input_of, labels_shape
-from peerd.policy.admission import slots_for, why_refuse_call, why_refuse_evaluation
-from peerd.policy.ledger import number_of
+from peerd.policy.admission import newest_taken, slots_for, why_refuse_call, why_refuse_evaluation
+from peerd.policy.ledger import ledger_of, number_of
 from peerd.stage.accumulator import all_finite
 from peerd.stage.executor import BACKWARD_SHARE, FORWARD_SHARE, Executor, Pace, Priority, Result
 from peerd.stage.finished import Finished, FinishedGradients
@@ -42,6 +42,9 @@ MEASURED_MICROBATCHES = 15
 """Throughput goes by the median of the last so many."""
 FEWEST_MEASURED = 3
 """Below that it is not known: the first takes seconds, for each kernel is used for the first time."""
+EARLY_TICK_S = 0.1
+MOST_EARLY_S = 2.0
+"""For so long a microbatch waits here for its step to begin; for longer where it is just being begun."""
 MAX_BROKEN_GRADIENTS = 3
 """From so many peers of the next stage; then the microbatch itself must be at fault."""
 LOG = structlog.get_logger()
@@ -95,6 +98,10 @@ class StageService:
         self.on_progress: Callable[[], None] = lambda: None
         """The ledger changed."""
         self.on_records: Callable[[PeerId, Sequence[RawRecord]], None] = lambda _caller, _records: None
+        self.changed: Callable[[float], Awaitable[object]] = asyncio.sleep
+        """Returns once my record is another, or so many seconds later."""
+        self.is_committing: Callable[[], bool] = lambda: False
+        """Whether this step is over and the next one about to begin, however long the optimizer takes."""
 
     @property
     def queue(self) -> int:
@@ -118,17 +125,36 @@ class StageService:
         if key in self._held:
             raise BadMessageError("this call is under way already")
         record = self._state.record
-        mark = (record.incarnation, number_of(record, call.step))
-        ticket = Ticket(call.step, call.index, mark, record.stage in call.accumulate, call.needs_backward)
+        ticket = Ticket(call.step, call.index, self._mark(call.step), record.stage in call.accumulate, call.needs_backward)
+        is_early = ledger_of(record) < call.step
         self._held[key] = ticket
         try:
             with self.tracing(call) as traced:
                 began_s = time.monotonic()
                 chunks = await receive()
                 self.spans.add(Kind.RECEIVE, began_s, call.step, call.index, caller, call.inputs.num_bytes + call.labels.num_bytes)
+                if is_early:
+                    await self._wait_for_step(ticket)
                 return await self._serve(traced, ticket, chunks, progress)
         finally:
             del self._held[key]
+
+    def _mark(self, step: int) -> tuple[int, int]:
+        """Of the ledger that a microbatch accepted now is for: it is not added to another."""
+        record = self._state.record
+        return record.incarnation, number_of(record, step)
+
+    async def _wait_for_step(self, ticket: Ticket) -> None:
+        """What came while I hold the average that leads to its step waits for the commit: its ledger is there only then."""
+        early_s = time.monotonic()
+        while ledger_of(record := self._state.record) < ticket.step:
+            waited_s = time.monotonic() - early_s
+            if newest_taken(record) < ticket.step or (waited_s > MOST_EARLY_S and not self.is_committing()):
+                raise WrongStateError(f"I am still at step {record.step}")
+            await self.changed(EARLY_TICK_S)
+        ticket.accept_mark = self._mark(ticket.step)
+        ticket.queued_s = time.monotonic() - early_s
+        self.spans.add(Kind.QUEUED, early_s, ticket.step, ticket.index)
 
     def _check(self, call: Call) -> None:
         """Refuse before any tensor is received."""

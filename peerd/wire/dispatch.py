@@ -15,7 +15,7 @@ from typing import Protocol
 import structlog
 
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, UnheardError, WrongStateError
-from peerd.policy.admission import able_to_compute, about_to_compute
+from peerd.policy.admission import able_to_compute
 from peerd.policy.ledger import holders, work_step
 from peerd.policy.wiring import Router, point_of
 from peerd.table.record import PeerId, PeerRecord, RawRecord
@@ -27,7 +27,6 @@ BUSY_PAUSE_S = 0.02
 MOST_BUSY_PAUSE_S = 0.16
 """Each time in a row that nobody has a slot the pause doubles, up to here."""
 STALE_PAUSE_S = 0.05
-SOON_S = 0.05
 CANCEL_TIMEOUT_S = 2.0
 LOG = structlog.get_logger()
 
@@ -77,7 +76,6 @@ class Dispatcher:
         path = dict(call.path)
         refused: set[PeerId] = set()
         pause_s = BUSY_PAUSE_S
-        began_s = time.monotonic()
         attempt = call.attempt
 
         def note(stage: int, peer: PeerId) -> None:
@@ -92,12 +90,7 @@ class Dispatcher:
             prefer = holders(candidates, call.step, call.index) if asks_holders else frozenset()
             if not prefer and call.stage in path:
                 prefer = frozenset({path[call.stage]})
-            waits = not call.evaluation and time.monotonic() - began_s < router.patience_s(candidates)
-            soon = about_to_compute(live, call.stage, call.step) if waits else []
-            peer = router.choose([*candidates, *soon], point_of(call.index, self._num_microbatches, attempt), prefer, call.step)
-            if peer in soon:
-                await self._table.changed(SOON_S)
-                continue
+            peer = router.choose(candidates, point_of(call.index, self._num_microbatches, attempt), prefer, call.step)
             if peer is None and refused:
                 raise WrongStateError(f"nobody of stage {call.stage} holds the parameters of step {call.step} any more")
             if peer is None:

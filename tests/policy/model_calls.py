@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from peerd.policy.admission import able_to_compute, slots_for, why_refuse_call
+from peerd.policy.admission import able_to_compute, newest_taken, slots_for, why_refuse_call
 from peerd.policy.launching import Launch, launchable, share, window
-from peerd.policy.ledger import marked, may_accumulate, number_of
+from peerd.policy.ledger import ledger_of, marked, may_accumulate, number_of
 from peerd.policy.wiring import Router, point_of
 from peerd.table.record import PeerRecord
 from peerd.table.view import LiveView
@@ -22,6 +22,7 @@ SLOTS = 4
 HOP_S = 1.2
 TRIES = 4
 HOLD_OFF_S = 0.5
+MOST_EARLY_S = 2.0
 
 Path = tuple[ThetaId, ...]
 """The parameters that a microbatch has met, by stage."""
@@ -109,8 +110,26 @@ class Calls:
         self._slots.append(call)
         if "bit after gradient" in peer.world.scenario.off and self._may_add(call) is None:
             peer.change(done=mine.done | 1 << launch.index)
-        self._compute(1.0, lambda: self._forwarded(call))
+        if ledger_of(mine) < launch.step:
+            peer.world.counts["came early"] += 1
+            self._wait_for_step(call, peer.now + MOST_EARLY_S)
+        else:
+            self._compute(1.0, lambda: self._forwarded(call))
         return call
+
+    def _wait_for_step(self, call: Accepted, until: float) -> None:
+        """It came while I held the average that leads to its step."""
+        peer, mine, step = self._peer, self._peer.record, call.work.launch.step
+        if call not in self._slots:
+            self._end(call, "too late")
+        elif ledger_of(mine) >= step:
+            call.mark = (mine.incarnation, number_of(mine, step))
+            self._compute(1.0, lambda: self._forwarded(call))
+        elif newest_taken(mine) < step or peer.now > until:
+            peer.world.counts["came too early"] += 1
+            self._end(call, "still at the step before")
+        else:
+            peer.after(0.02, lambda: self._wait_for_step(call, until))
 
     def _forwarded(self, call: Accepted) -> None:
         peer = self._peer

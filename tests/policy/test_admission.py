@@ -8,8 +8,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.admission import able_to_compute, about_to_compute, choose_stage, donors, slots_for, why_refuse_call
-from peerd.policy.ledger import at_next_step
+from peerd.policy.admission import able_to_compute, choose_stage, donors, newest_taken, slots_for, why_refuse_call
+from peerd.policy.ledger import at_next_step, ledger_of
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from tests.strategies import live_views, member, records, view_of
@@ -53,13 +53,20 @@ def test_joiners_at_one_moment_spread_over_equal_stages() -> None:
 
 
 @given(records(), st.integers(0, 1), st.integers(0, 5), st.booleans())
-def test_holes_4_and_17_a_call_is_taken_for_my_step_or_the_one_before_and_for_the_next_only_with_a_ledger_for_it(
+def test_holes_4_and_17_a_call_is_taken_for_a_step_that_i_have_or_am_sure_to_have_next_and_for_the_one_before(
     mine: PeerRecord, stage: int, step: int, holds_previous: bool
 ) -> None:
     taken = why_refuse_call(mine, stage=stage, step=step, holds_previous=holds_previous) is None
     able = mine.stage == stage and mine.phase is not Phase.JOINING and not mine.leaving
-    early = step == mine.step + 1 and mine.next_ledger_no > 0
-    assert taken == (able and (step == mine.step or (holds_previous and step == mine.step - 1) or early))
+    newest = mine.step + (mine.next_ledger_no > 0) + (mine.phase is Phase.AVERAGED)
+    assert taken == (able and (mine.step <= step <= newest or (holds_previous and step == mine.step - 1)))
+
+
+@given(records())
+def test_what_is_taken_before_its_step_has_a_ledger_has_one_after_the_commit(mine: PeerRecord) -> None:
+    committed = at_next_step(mine)
+    assert ledger_of(mine) <= newest_taken(mine) <= ledger_of(committed)
+    assert newest_taken(replace(mine, phase=Phase.ACCUMULATING)) == ledger_of(mine), "nothing waits for an average that is not there"
 
 
 @given(live_views(), st.integers(0, 1), st.integers(0, 4))
@@ -73,20 +80,10 @@ def test_who_can_add_a_microbatch_computes_it_and_else_who_is_just_past_its_step
         assert all(not r.leaving and r.step <= step for r in found)
 
 
-@given(live_views(), st.integers(0, 1), st.integers(0, 4))
-def test_who_will_compute_in_a_moment_cannot_yet_and_needs_nothing_but_to_commit(live: LiveView, stage: int, step: int) -> None:
-    found = about_to_compute(live, stage, step)
-    for record in found:
-        assert record.phase is Phase.AVERAGED
-        assert why_refuse_call(record, stage=stage, step=step, holds_previous=True) is not None
-        assert why_refuse_call(at_next_step(record), stage=stage, step=step, holds_previous=True) is None
-    averaged = [r for r in live.serving(stage) if r.phase is Phase.AVERAGED and not r.leaving]
-    assert found == [r for r in averaged if r.step + 1 + (r.next_ledger_no > 0) == step], "whether steps overlap or not"
-
-
-@given(st.integers(1, 40), st.integers(2, 1000))
+@given(st.integers(1, 40), st.integers(3, 1000))
 def test_the_step_before_has_a_slot_more_and_the_next_one_fewer_but_never_none(slots: int, far: int) -> None:
-    assert [slots_for(ahead, slots) for ahead in (-1, 0, 1)] == [slots + 1, slots, max(1, slots - 1)]
+    fewer = max(1, slots - 1)
+    assert [slots_for(ahead, slots) for ahead in (-1, 0, 1, 2)] == [slots + 1, slots, fewer, fewer]
     assert slots_for(-far, slots) == slots_for(far, slots) == slots, "an evaluation of long ago takes no more memory than others"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -12,7 +11,6 @@ from typing import cast
 import pytest
 
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, UnheardError, WrongStateError
-from peerd.policy.wiring import PATIENT_SHARE, UNKNOWN_RESPONSE_S
 from peerd.table.record import PeerId, PeerRecord, Phase, RawRecord
 from peerd.table.view import LiveView
 from peerd.wire.clients import StageClient
@@ -40,17 +38,6 @@ class Table:
     async def changed(self, timeout_s: float) -> bool:
         self.waits += 1
         return True
-
-
-@dataclass
-class Committing(Table):
-    """Who was late is on time once somebody has waited for it."""
-
-    after: tuple[PeerRecord, ...] = ()
-
-    async def changed(self, timeout_s: float) -> bool:
-        self.records = self.after
-        return await super().changed(timeout_s)
 
 
 @dataclass
@@ -151,23 +138,13 @@ async def test_a_peer_that_only_cannot_just_now_is_neither_banned_nor_re_dialled
 
 
 @pytest.mark.parametrize(("step", "next_ledger_no"), [(3, 0), (4, 2)], ids=["of the step begun", "of the step after, where they overlap"])
-async def test_a_microbatch_waits_a_moment_for_its_peer_that_has_yet_to_commit_and_not_for_ever(step: int, next_ledger_no: int) -> None:
-    def with_ledgers(peers: Sequence[PeerRecord]) -> tuple[PeerRecord, ...]:
-        return tuple(replace(record, next_ledger_no=next_ledger_no) for record in peers)
-
-    late = with_ledgers(pair_of_peers(step=2, phase=Phase.AVERAGED, done=FULL))
-    sending = Sending(Client(), Table(late))
-    began_s = time.monotonic()
-    for index in range(8):
-        await sending.send(replace(call(step), index=index))
-    assert sending.client.asked == [B] * 8, "whoever would have gone to A waited, and then did not"
-    assert time.monotonic() - began_s >= PATIENT_SHARE * UNKNOWN_RESPONSE_S
-    committed = Committing(late, after=with_ledgers(pair_of_peers()))
-    sending = Sending(Client(), committed)
+async def test_a_peer_that_has_yet_to_commit_gets_its_share_of_the_step_all_the_same(step: int, next_ledger_no: int) -> None:
+    """Else the first of a stage to begin a step gets all that is launched at its beginning."""
+    late = pair_of_peers(step=2, phase=Phase.AVERAGED, done=FULL)
+    sending = Sending(Client(), Table(tuple(replace(record, next_ledger_no=next_ledger_no) for record in late)))
     for index in range(8):
         await sending.send(replace(call(step), index=index))
     assert sorted(sending.client.asked) == [A] * 4 + [B] * 4
-    assert committed.waits == 1
 
 
 async def test_for_a_gradient_alone_whoever_holds_the_microbatch_is_asked_and_else_anybody() -> None:

@@ -15,6 +15,7 @@ import torch
 from peerd.config.codec import parse_codec
 from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BusyError, WrongStateError
+from peerd.policy.roster import Roster, RosterEntry
 from peerd.stage.tensors import decode, encode
 from peerd.stage.values import Outcome, Ticket
 from peerd.table.record import RawRecord
@@ -26,7 +27,7 @@ from peerd.wire.generated import (
 )
 from peerd.wire.links import Way
 from peerd.wire.values import Call, CallResult
-from tests.wire.callee import BAD, BUSY, GONE, MANIFEST, PATIENCE_S, ROWS, RUN, STATE, Callee, assert_refused, drain
+from tests.wire.callee import ALL, BAD, BUSY, GONE, MANIFEST, PATIENCE_S, ROWS, RUN, STATE, Callee, assert_refused, drain
 
 CPU = torch.device("cpu")
 
@@ -117,6 +118,82 @@ async def test_a_reply_tells_how_fast_tensors_came_in_how_long_they_were_held_an
     assert links.traffic.rates(peer) == links.traffic.rates(peer, Way.TUNNEL) != links.traffic.rates(peer, Way.DIRECT)
     assert result.held_s >= result.queued_s > 0
     assert result.slots == 2 * MANIFEST.train.num_stages + 2
+
+
+async def average(callee: Callee) -> None:
+    """All microbatches of step 0 are held here, and summed alone."""
+    record = callee.state.record
+    for index in range(MANIFEST.train.microbatches_per_step):
+        await send(callee, callee.call(index=index))
+    mine = RosterEntry(record.peer, record.incarnation, record.ledger_no, ALL)
+    roster = Roster(record.stage, record.step, 0, record.peer, (mine,))
+    _, total = callee.state.open_round(roster)
+    assert total is not None
+    callee.state.take_average(roster, total)
+
+
+async def send(callee: Callee, call: Call) -> CallResult:
+    return await StageClient(callee.links(), RUN).backpropagate(callee.caller.peer, call, (), PATIENCE_S, lambda _stage, _peer: None)
+
+
+async def test_a_microbatch_of_the_step_that_my_average_leads_to_waits_for_it_and_counts_for_it(callee: Callee) -> None:
+    await average(callee)
+    received = asyncio.Event()
+
+    async def changed(timeout_s: float) -> None:
+        received.set()
+        await asyncio.sleep(0)
+
+    callee.service.changed = changed
+    early = asyncio.ensure_future(send(callee, callee.call(step=1, index=0)))
+    async with asyncio.timeout(20):
+        await received.wait()
+    assert callee.service.queue == 1
+    assert callee.state.record.step == 0
+    callee.state.commit()
+    found = await early
+    assert (callee.state.record.step, callee.state.record.done) == (1, 0b1)
+    later = await send(callee, callee.call(step=1, index=1))
+    assert found.gradient is not None
+    assert later.gradient is not None
+    assert found.gradient.chunks == later.gradient.chunks, "computed with the same parameters"
+    assert found.queued_s > 0, "its wait is no part of what this peer takes"
+
+
+@pytest.mark.parametrize("loses", ["its average", "its patience"])
+async def test_a_microbatch_does_not_wait_for_a_step_that_does_not_begin(callee: Callee, loses: str) -> None:
+    """Others of the step under way may need its slot (hole 17)."""
+    await average(callee)
+
+    async def changed(timeout_s: float) -> None:
+        if loses == "its average":
+            callee.state.begin_joining()
+        await asyncio.sleep(0.01)
+
+    callee.service.changed = changed
+    with pytest.raises(WrongStateError, match="I am still at step 0"):
+        await send(callee, callee.call(step=1))
+    assert callee.service.queue == 0
+
+
+async def test_a_microbatch_waits_for_a_step_that_is_being_made_however_long_that_takes(
+    callee: Callee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peerd.stage.service.MOST_EARLY_S", 0.0)
+    await average(callee)
+    looks = 0
+
+    async def changed(timeout_s: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 20:
+            callee.state.commit()
+        await asyncio.sleep(0)
+
+    callee.service.changed = changed
+    callee.service.is_committing = lambda: True
+    await send(callee, callee.call(step=1))
+    assert (callee.state.record.step, callee.state.record.done) == (1, 0b1)
 
 
 async def test_a_call_of_another_run_is_refused(callee: Callee) -> None:
