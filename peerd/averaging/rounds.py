@@ -74,7 +74,10 @@ class Rounds:
         self._latest: HeldAverage | None = None
         """The last average applied, until it is on disk."""
         self.own_record: Callable[[], RawRecord] = lambda: (b"", b"")
+        self.on_opened: Callable[[], None] = lambda: None
+        """A round is open: its members know by its roster, and nobody else waits to hear of it."""
         self.on_change: Callable[[], None] = lambda: None
+        """A round has ended."""
         self.on_applied: Callable[[Roster], None] = lambda _roster: None
         """An average was applied to the parameters, also while catching up."""
         self.on_failure: Callable[[PeerId], None] = lambda _peer: None
@@ -146,7 +149,7 @@ class Rounds:
         opened, self._opened = self._opened, asyncio.Event()
         opened.set()
         self._work = asyncio.get_running_loop().create_task(self._run(self.open))
-        self.on_change()
+        self.on_opened()
         return ""
 
     async def _run(self, current: Round) -> None:

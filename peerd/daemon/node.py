@@ -150,6 +150,7 @@ class Node:
         self.dispatcher.adapt = self.link_codecs.adapt
         self.dispatcher.on_failure = self.liveness.report_failure
         self.rounds.on_failure = self.liveness.report_failure
+        self.rounds.on_opened = self._round_opened
         self.rounds.on_change = self.announce
         self.rounds.own_record = self._own_record
         start = self.place.manifest.start
@@ -259,6 +260,10 @@ class Node:
             self.join_took_s = clock_s() - self._entered_s
         self.membership.publish()
         self.gossip.push(everybody=True)
+        self.on_news()
+
+    def _round_opened(self) -> None:
+        self.membership.wake()
         self.on_news()
 
     def _ledger_grew(self) -> None:

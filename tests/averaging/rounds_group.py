@@ -112,7 +112,7 @@ def make_member(group: Group, peer: PeerId, folder: Path, manifest: Manifest) ->
     executor, log = Executor(), AverageLog(folder, torch.float64)
     loop = asyncio.get_running_loop()
     rounds = Rounds(state, executor, cast(AveragingClient, Client(group, peer)), log, AVERAGING_S, loop.time)
-    rounds.on_change = group.changed.set
+    rounds.on_opened = rounds.on_change = group.changed.set
     rounds.on_failure = lambda other: group.failures.append((peer, other))
     return Member(peer, state, executor, rounds)
 

@@ -138,8 +138,8 @@ class ModelPeer:
 
     # the table
 
-    def change(self, **fields: object) -> None:
-        """Change my record: the version rises, my own view has it at once, others soon."""
+    def change(self, tell: bool = True, **fields: object) -> None:
+        """Change my record: the version rises, my own view has it at once, others soon, or with the next one that I tell."""
         phase = fields.get("phase", self.record.phase)
         assert isinstance(phase, Phase)
         if phase is not self.record.phase:
@@ -149,7 +149,7 @@ class ModelPeer:
         self.record = replace(self.record, version=self.record.version + 1, **fields)  # type: ignore[arg-type]
         self.view = self.view.merge(self.record, self.now)
         self.poke()
-        if not self._push_pending and not self.fenced:
+        if tell and not self._push_pending and not self.fenced:
             self._push_pending = True
             self.world.at(PUSH_S, self, self._push)
 

@@ -110,7 +110,7 @@ class Rounds:
         if not off and why_refuse(peer.record, roster, peer.world.scenario.num_microbatches) is not None:
             return False
         self.current = Round(roster, peer.now)
-        peer.change(phase=Phase.AVERAGING)
+        peer.change(tell=False, phase=Phase.AVERAGING)
         for member in roster.peers:
             self._send_part(member, roster, tuple(peer.accumulator), peer.record.done)
         waiting = [act for average_id, until, act in self._early if average_id == roster.average_id and peer.now < until]
