@@ -85,14 +85,16 @@ class Rounds:
     # As leader
 
     async def lead(self, roster: Roster) -> str:
-        """Open my own round and propose it to the others. Returns why it failed, empty when everyone joined."""
+        """Propose my own round to the others while I open it. Returns why it failed, empty when everyone joined."""
         roster = replace(roster, codec=self._terms.codec(self._state.accumulator.flat.numel()))
-        reason = await self._join(roster)
-        if reason:
-            return reason
         others = [peer for peer in roster.peers if peer != self._state.record.peer]
-        current = self.open
-        answers = await asyncio.gather(*(self._propose_to(peer, roster, current) for peer in others))
+        proposals = [asyncio.ensure_future(self._propose_to(peer, roster)) for peer in others]
+        try:
+            reason = await self._join(roster)
+            answers = [reason] if reason else await asyncio.gather(*proposals)
+        finally:
+            for proposal in proposals:
+                proposal.cancel()
         refusals = [answer for answer in answers if answer]
         if refusals:
             self._spread_abort(roster)
@@ -100,16 +102,16 @@ class Rounds:
             return refusals[0]
         return ""
 
-    async def _propose_to(self, peer: PeerId, roster: Roster, current: Round | None) -> str:
+    async def _propose_to(self, peer: PeerId, roster: Roster) -> str:
         try:
             joined, reason, _ = await self._client.propose(peer, roster, self._averaging_s)
         except RemoteError as error:
             self.on_failure(peer)
-            if current is not None:
-                current.silent.append(peer)
+            if self.open is not None and self.open.roster is roster:
+                self.open.silent.append(peer)
             return f"{peer}: {error.message}"
-        if current is not None and not joined:
-            current.refused = True
+        if self.open is not None and self.open.roster is roster and not joined:
+            self.open.refused = True
         return "" if joined else f"{peer}: {reason}"
 
     def _spread_abort(self, roster: Roster) -> None:
@@ -154,9 +156,7 @@ class Rounds:
 
     async def _run(self, current: Round) -> None:
         """Exchange slices until the average is whole. A failure leaves the round to rule 4, which closes it."""
-        me = self._state.record.peer
         try:
-            await self._add_part(current, me, await self._arithmetic.run(Priority.CONTROL, lambda: self._own_part(current)))
             began_s = self._clock()
             await self._fetch_slices(current)
             if len(current.roster.entries) > 1:
@@ -183,6 +183,7 @@ class Rounds:
 
     async def _fetch_slice(self, current: Round, number: int, peer: PeerId) -> None:
         if number == current.mine:
+            await self._add_part(current, peer, await self._arithmetic.run(Priority.CONTROL, lambda: self._own_part(current)))
             current.slices[number] = (await asyncio.shield(current.reduced)).total
             return
         part = await self._arithmetic.run(Priority.CONTROL, lambda: self._part_for(current, number))

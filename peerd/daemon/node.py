@@ -25,6 +25,7 @@ from peerd.models.stages import affordable_slots
 from peerd.policy.contributions import StageTally
 from peerd.policy.governor import Limits
 from peerd.policy.health import Facts, Progress, advance
+from peerd.policy.ledger import missing
 from peerd.policy.rebalance import Move
 from peerd.policy.recovery import Beginning
 from peerd.policy.stepping import Act
@@ -156,7 +157,7 @@ class Node:
         start = self.place.manifest.start
         self.stepper.beginning = Beginning(step=start.step, founder=bool(self.settings.run_file))
         self.stepper.load_start = self._load_start if start.state else None
-        self.stepper.on_change = self.announce
+        self.stepper.on_change = self._stepped
         self.stepper.on_commit = self._committed
         self.stepper.load_checkpoint = lambda step: self.store.load(self.place.stage, step)
         self.service.records = lambda: [self._own_record()]
@@ -254,13 +255,17 @@ class Node:
             complete=bool(train.steps) and record.step >= train.steps,
         )
 
-    def announce(self) -> None:
+    def announce(self, urgent: bool = True) -> None:
         """Phase, step or incarnation changed: everybody shall know."""
         if not self.join_took_s and self.state.record.phase is not Phase.JOINING:
             self.join_took_s = clock_s() - self._entered_s
         self.membership.publish()
-        self.gossip.push(everybody=True)
+        self.gossip.push(everybody=True, urgent=urgent)
         self.on_news()
+
+    def _stepped(self) -> None:
+        """A commit is expected by all who have heard that every stage has averaged. Where steps overlap, the next launches wait for it."""
+        self.announce(urgent=self.stepper.decision.act is not Act.COMMIT or self.state.record.next_ledger_no > 0)
 
     def _round_opened(self) -> None:
         self.membership.wake()
@@ -271,10 +276,10 @@ class Node:
 
         Where steps overlap there always is something: they hear of the last microbatch that I have of this step.
         """
-        mine = self.state.record
+        mine, num_microbatches = self.state.record, self.place.manifest.train.microbatches_per_step
         is_last = mine.next_ledger_no > 0 and mine.phase is Phase.ACCUMULATING and self.service.queue_of(mine.step) <= 1
         if is_last or self.service.queue <= 1:
-            self.gossip.push(everybody=False)
+            self.gossip.push(everybody=False, urgent=not missing(self.membership.live(), mine.stage, mine.step, num_microbatches))
 
     def _committed(self) -> None:
         self.snapshots.forget()

@@ -1,6 +1,7 @@
 """Spreads records: every period to the peers and every other to the DHT, at once when a phase changes, with bounded fan-out.
 
-A change of phase goes out at once, for others wait for it; news of my ledger may wait a moment for more. Few messages to one peer are on
+What others wait for goes out at once: a change of phase, but for a commit, which whoever waits for it expects (policy/admission.py),
+and a ledger with which a step is whole. Other news of my ledger wait a moment for more. Few messages to one peer are on
 their way at a time: newer news of mine waits and goes out as one. A swarm too large for each
 to tell all asks around for what is new (policy/spreading.py), and only changes of phase are pushed.
 """
@@ -36,7 +37,9 @@ from peerd.wire.values import Description
 STAGE_FAN_OUT = 16
 OTHERS_FAN_OUT = 16
 MIN_PUSH_GAP_S = 0.02
-"""Between news of my ledger."""
+"""Between news of my ledger that nobody waits for."""
+UNHURRIED_S = 0.1
+"""Until everybody hears what nobody waits for."""
 MOST_ON_THEIR_WAY = 3
 """To one peer: at the end of a step one changes its phase thrice within a round trip or two."""
 PUSH_TIMEOUT_S = 3.0
@@ -63,8 +66,8 @@ class Gossip:
         self._stored_s = float("-inf")
         self._random = random.Random(membership.me)
         self._pushed_s = float("-inf")
-        self._soon: asyncio.TimerHandle | None = None
-        """Set while news of my ledger wait."""
+        self._soon: dict[bool, asyncio.TimerHandle] = {}
+        """While news wait: for everybody, and for my stage's peers."""
         self._sending: dict[PeerId, set[asyncio.Task[None]]] = {}
         self._stale: set[PeerId] = set()
         self._quiet_until_s = 0.0
@@ -72,14 +75,16 @@ class Gossip:
         self.describe: Callable[[], Description] = lambda: Description((), "", 0.0)
         """What I tell anybody who asks which runs I serve."""
 
-    def push(self, everybody: bool) -> None:
-        """Send my row out: soon to my stage's peers, or now to everybody within the fan-out."""
+    def push(self, everybody: bool, urgent: bool = True) -> None:
+        """Send my row out, to my stage's peers or to everybody within the fan-out: now, or soon with what is new by then."""
         if everybody:
             self._announced_s = clock_s()
-            self._push_now(True)
-        elif self._soon is None:
-            wait_s = max(0.0, self._pushed_s + MIN_PUSH_GAP_S - clock_s())
-            self._soon = asyncio.get_running_loop().call_later(wait_s, self._push_now, False)
+        if urgent:
+            self._push_now(everybody)
+        elif everybody not in self._soon:
+            wait_s = UNHURRIED_S if everybody else max(0.0, self._pushed_s + MIN_PUSH_GAP_S - clock_s())
+            most = MOST_ON_THEIR_WAY if everybody else 1
+            self._soon[everybody] = asyncio.get_running_loop().call_later(wait_s, self._push_now, everybody, most)
 
     async def tell_everybody(self) -> None:
         """Send my row to everybody within the fan-out; returns when they have it or are out of reach."""
@@ -96,8 +101,8 @@ class Gossip:
                 group.create_task(self._ask_around())
         finally:
             self._quiet_until_s = math.inf
-            if self._soon is not None:
-                self._soon.cancel()
+            for timer in self._soon.values():
+                timer.cancel()
             for task in set().union(*self._sending.values()):
                 task.cancel()
 
@@ -220,16 +225,15 @@ class Gossip:
         else:
             self.push(everybody=True)
 
-    def _push_now(self, everybody: bool) -> None:
-        if self._soon is not None:
-            self._soon.cancel()
-            self._soon = None
+    def _push_now(self, everybody: bool, most_on_their_way: int = MOST_ON_THEIR_WAY) -> None:
+        for waiting in {everybody, False} & self._soon.keys():  # my stage's peers are among everybody
+            self._soon.pop(waiting).cancel()
         now_s = clock_s()
         if now_s < self._quiet_until_s:
             return
         self._pushed_s = now_s
         for peer in self._targets(self._membership.live(), everybody):
-            self._send_to(peer, MOST_ON_THEIR_WAY if everybody else 1)
+            self._send_to(peer, most_on_their_way)
 
     def _targets(self, live: LiveView, everybody: bool) -> list[PeerId]:
         mine = live.mine

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from peerd.errors import PeerGoneError
 from peerd.policy.spreading import ANNOUNCED_TO, MOST_PAUSE, TELLS_ALL
 from peerd.swarm.directory import Directory
-from peerd.swarm.gossip import MOST_ON_THEIR_WAY, Gossip
+from peerd.swarm.gossip import MOST_ON_THEIR_WAY, UNHURRIED_S, Gossip
 from peerd.swarm.identity import Identity
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership
@@ -98,10 +98,10 @@ class Swarm:
         record = PeerRecord(peer=other.peer, incarnation=1, version=1, phase=Phase.ACCUMULATING, stage=number % 2)
         return sign_record(replace(record, **fields), other, RUN).raw  # type: ignore[arg-type]
 
-    def change(self, everybody: bool, **fields: object) -> None:
+    def change(self, everybody: bool, urgent: bool = True, **fields: object) -> None:
         self.record = replace(self.record, **fields)  # type: ignore[arg-type]
         self.membership.publish()
-        self.gossip.push(everybody=everybody)
+        self.gossip.push(everybody=everybody, urgent=urgent)
 
     async def settle(self) -> None:
         """Let everything run that can run now."""
@@ -132,17 +132,42 @@ async def test_so_many_are_on_their_way_to_one_peer_and_what_came_since_goes_out
 
 async def test_news_of_my_ledger_go_to_my_stage_and_wait_for_more() -> None:
     swarm = Swarm(4)
+    mates = sorted(swarm.others[number].peer for number in (0, 2))
     for done in (1, 3, 7):
-        swarm.change(False, done=done)
+        swarm.change(False, urgent=False, done=done)
+    assert swarm.client.told == []
     await asyncio.sleep(0.05)
-    assert sorted(peer for peer, _ in swarm.client.told) == sorted(swarm.others[number].peer for number in (0, 2))
+    assert sorted(peer for peer, _ in swarm.client.told) == mates
     assert {raw for _, raw in swarm.client.told} == {swarm.membership.raws[ME.peer].raw}
+    swarm.client.answering.set()
+    await swarm.settle()
+    swarm.change(False, urgent=False, done=15)
+    swarm.change(False, done=31)
+    await swarm.settle()
+    assert sorted(peer for peer, _ in swarm.client.told[2:]) == mates, "what completes the step does not wait"
+    await asyncio.sleep(0.05)
+    assert len(swarm.client.told) == 4, "and takes the other news along"
+
+
+async def test_what_nobody_waits_for_goes_to_everybody_a_moment_later_also_where_my_stage_hears_something_before() -> None:
+    swarm = Swarm(3)
+    swarm.client.answering.set()
+    swarm.change(True, urgent=False, step=1)
+    swarm.change(False, step=1, done=1)
+    await swarm.settle()
+    assert len(swarm.client.told) == 2
+    await asyncio.sleep(2 * UNHURRIED_S)
+    assert sorted(peer for peer, _ in swarm.client.told[2:]) == sorted(other.peer for other in swarm.others)
+    swarm.change(True, urgent=False, step=2)
+    swarm.change(True, phase=Phase.AVERAGED)
+    await asyncio.sleep(2 * UNHURRIED_S)
+    assert len(swarm.client.told) == 8
 
 
 async def test_a_change_of_phase_takes_waiting_news_along() -> None:
     swarm = Swarm(2)
     swarm.change(True, phase=Phase.AVERAGING)
-    swarm.change(False, done=1)
+    swarm.change(False, urgent=False, done=1)
     swarm.change(True, phase=Phase.AVERAGED)
     await asyncio.sleep(0.05)
     assert len(swarm.client.told) == 4
