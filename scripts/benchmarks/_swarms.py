@@ -8,7 +8,8 @@ from collections.abc import Callable
 from peerd.cli.demo_daemons import DemoSwarm
 from peerd.errors import TimedOutError
 
-POLL_S = 0.25
+POLL_S = 1.0
+"""A look at every daemon costs them processor time that is not theirs to spend; steps tell themselves when they ended."""
 SILENCE_S = 120.0
 
 

@@ -31,7 +31,8 @@ from peerd.errors import PeerdError
 from scripts.benchmarks._namespaces import DEVICE, Network
 from scripts.benchmarks._workers import Job
 
-POLL_S = 0.1
+POLL_S = 0.5
+"""A look costs the team processor time, and which moment it falls into does not matter: steps tell when they ended."""
 SILENCE_S = 600.0
 SOCKETS, HIVEMINDS = Path("/tmp"), "hivemind-p2p*.sock"  # noqa: S108 - that is where it puts them
 HITCHES = ("suppressed_microbatches", "replayed_microbatches", "ledger_resets", "rounds_failed", "faults_seen")
