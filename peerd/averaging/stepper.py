@@ -74,8 +74,9 @@ class Stepper:
         """Microbatches counted twice in an average this peer applied, and those missing from one: both must stay 0."""
         self.lost = 0
         self.on_change: Callable[[], None] = lambda: None
-        """Phase, step or ledger changed by a decision, but for a round that I lead: `Rounds` tells of those."""
+        """Phase, step or ledger changed by a decision, but for a commit, and for a round that I lead: `Rounds` tells of those."""
         self.on_commit: Callable[[], None] = lambda: None
+        """I am at the next step."""
 
     async def run(self) -> None:
         while not self._retiring.is_set():
@@ -236,7 +237,7 @@ class Stepper:
                 await self._load_start()
             case Act.WAIT:
                 return
-        if self._state.record != before and decision.act is not Act.PROPOSE:
+        if self._state.record != before and decision.act not in (Act.PROPOSE, Act.COMMIT):
             self.on_change()
 
     async def _commit(self, decision: Decision) -> None:

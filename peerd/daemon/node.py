@@ -157,7 +157,7 @@ class Node:
         start = self.place.manifest.start
         self.stepper.beginning = Beginning(step=start.step, founder=bool(self.settings.run_file))
         self.stepper.load_start = self._load_start if start.state else None
-        self.stepper.on_change = self._stepped
+        self.stepper.on_change = self.announce
         self.stepper.on_commit = self._committed
         self.stepper.load_checkpoint = lambda step: self.store.load(self.place.stage, step)
         self.service.records = lambda: [self._own_record()]
@@ -263,10 +263,6 @@ class Node:
         self.gossip.push(everybody=True, urgent=urgent)
         self.on_news()
 
-    def _stepped(self) -> None:
-        """A commit is expected by all who have heard that every stage has averaged. Where steps overlap, the next launches wait for it."""
-        self.announce(urgent=self.stepper.decision.act is not Act.COMMIT or self.state.record.next_ledger_no > 0)
-
     def _round_opened(self) -> None:
         self.membership.wake()
         self.on_news()
@@ -282,6 +278,7 @@ class Node:
             self.gossip.push(everybody=False, urgent=not missing(self.membership.live(), mine.stage, mine.step, num_microbatches))
 
     def _committed(self) -> None:
+        """It is expected by all who have heard that every stage has averaged. Where steps overlap, the next launches wait for it."""
         self.snapshots.forget()
         step = self.state.record.step - 1
         self.commit_times_s[step] = time.time()
@@ -290,6 +287,7 @@ class Node:
         if self._checkpoint_due(step + 1):
             self._saving = asyncio.get_running_loop().create_task(self.save_checkpoint())
         LOG.info("step finished", step=step, loss=loss, accumulated=self.service.counters.accumulated)
+        self.announce(urgent=self.state.record.next_ledger_no > 0)
 
     def _checkpoint_due(self, step: int) -> bool:
         """The same steps at every peer, so that all stages have some in common. Skipped while the last is being written."""

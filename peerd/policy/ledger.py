@@ -87,8 +87,9 @@ def work_step(live: LiveView, num_stages: int) -> int | None:
 
 def why_not_averaged(live: LiveView, stage: int, step: int) -> str:
     """Why a stage has yet to average this step, all its members; empty when it has, or is past it (rule 10; holes 4, 5)."""
-    members = live.members(stage, step)
-    if not any(m.phase is Phase.AVERAGED for m in members) and (stage_step(live, stage) or 0) <= step:
+    members, mine = live.members(stage, step), live.mine
+    holders = (*members, *([mine] if mine is not None and (mine.stage, mine.step) == (stage, step) else ()))  # though others leave me out
+    if not any(m.phase is Phase.AVERAGED for m in holders) and (stage_step(live, stage) or 0) <= step:
         return f"stage {stage} has not averaged yet"
     waiting = [m for m in members if m.phase is not Phase.AVERAGED and not m.leaving]
     return f"{waiting[0].peer} of stage {stage} is still {waiting[0].phase.name.lower()}" if waiting else ""

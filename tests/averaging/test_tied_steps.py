@@ -134,7 +134,7 @@ class Peer:
         membership = cast(Membership, self)
         downloader = Downloader(cast(StateClient, self), membership, LONG_S)
         self.stepper = Stepper(self.state, self.executor, membership, self.rounds, downloader, RULES)
-        self.stepper.on_change = self.rounds.on_opened = self.rounds.on_change = table.changed.set
+        self.stepper.on_change = self.stepper.on_commit = self.rounds.on_opened = self.rounds.on_change = table.changed.set
         self.task: asyncio.Future[None]
 
     def end(self) -> None:

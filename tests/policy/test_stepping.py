@@ -197,6 +197,8 @@ def test_hole_19_a_voided_peer_keeps_nobody_from_averaging_and_adopts() -> None:
     done = replace(mine, phase=Phase.AVERAGED, average_id=AVERAGE)
     assert decided(voided, done).act is Act.FETCH_AVERAGE
     assert decided(done, voided, averaged("p3", stage=1)).act is Act.COMMIT
+    alone = averaged("p2", done=FULL), replace(mine, leaving=True), averaged("p3", stage=1)
+    assert decided(*alone).act is Act.COMMIT, "its own average counts though whoever made it is gone"
 
 
 # Rules 9 and 10: averaged
