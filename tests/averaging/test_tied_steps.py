@@ -241,11 +241,12 @@ async def test_a_swarm_with_a_death_and_a_newcomer_trains_one_weight_as_one_mach
 
 
 async def test_who_was_asleep_finishes_the_step_with_the_sum_that_was_applied(table: Table) -> None:
-    """b averages and sleeps; the others finish the step without it; then it wakes."""
+    """b, in a round that a leads, averages and sleeps; the others finish the step without it; then it wakes."""
     await table.work(0)
-    sleeper = table.peers[PeerId("b")]
-    await table.until(lambda: sleeper.state.record.phase is Phase.AVERAGED)
-    sleeper.task.cancel()
+    mate, sleeper = table.peers[PeerId("a")], table.peers[PeerId("b")]
+    await table.until(lambda: sleeper.state.record.phase is Phase.AVERAGING)
+    sleeper.task.cancel()  # its round goes on, but it commits nothing
+    await table.until(lambda: sleeper.state.record.phase is Phase.AVERAGED and mate.state.record.phase is not Phase.AVERAGING)
     del table.peers[PeerId("b")]
     await table.finish(0)
     table.peers[sleeper.me] = sleeper

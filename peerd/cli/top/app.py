@@ -188,7 +188,8 @@ class TopApp(App[None]):
         root.set_class(self._trouble is not None or bool(self._refusal), "-troubled")
         for view in root.query(LinesView):
             view.show(self._picture)
-        root.query_one(SwarmList).show(self._picture)
+        for peers in root.query(SwarmList):  # none: it is quitting
+            peers.show(self._picture)
         if isinstance(self.screen, PeerDetails):
             self.screen.show(self._picture)
 

@@ -35,7 +35,8 @@ class PeerDetails(ModalScreen[None]):
         yield box
 
     def show(self, picture: Picture) -> None:
-        self.query_one(LinesView).show(picture)
+        for view in self.query(LinesView):  # none: the screen is quitting
+            view.show(picture)
 
     def _draw(self, picture: Picture, width: int, _height: int) -> tuple[Line, ...]:
         found = picture.peer(self._peer)

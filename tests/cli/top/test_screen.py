@@ -223,6 +223,17 @@ async def test_an_open_peer_that_goes_is_told(home: Home, daemon: Daemon) -> Non
         await until(pilot, app, shows("not in the swarm any more", f"12D3KooW{'x' * 40}11"))
 
 
+async def test_what_is_heard_while_it_quits_is_let_go(home: Home, daemon: Daemon) -> None:
+    app = app_of(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("end", "enter")
+        for screen in app.screen_stack:
+            await screen.query("*").remove()
+        app.post_message(app_module.Heard(app._picture))
+        await pilot.press("ctrl+c")
+    assert app.return_code == 0
+
+
 async def test_the_cursor_stays_with_its_peer_while_others_come_and_go(home: Home, daemon: Daemon) -> None:
     app = app_of(home)
     async with app.run_test(size=(80, 24)) as pilot:
