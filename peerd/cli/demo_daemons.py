@@ -35,6 +35,8 @@ LEAVE_SILENCE_S = 2.0
 LEAVE_GRACE_S = 15.0
 TERMINATE_GRACE_S = 5.0
 MAX_THREADS = 256
+MOST_STARTING = max(4, 2 * (os.cpu_count() or 1))
+"""Daemons at a time: each takes a core for seconds until it can answer anybody."""
 EXPORT_SILENCE_S = 600.0
 
 
@@ -89,16 +91,18 @@ class DemoSwarm:
     # -- starting -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the organiser's daemon, then all others at its address; returns once each can be reached."""
+        """Start the organiser's daemon, then all others at its address, few at a time; returns once each can be reached."""
         home = self._make_home(0)
         self._write_run(home.folder)
         self.say("starting peer 0 (stage 0), the organiser's")
         first = self._spawn(0, 0, home, {"run_file": str(home.folder / "run.toml")})
         address = self._await(first).join
         for peer in range(1, self.plan.num_peers):
+            if peer > MOST_STARTING:
+                self._await(self.daemons[peer - MOST_STARTING])
             self.say(f"starting peer {peer} (stage {self.plan.stage_of(peer)}), which joins the first")
             self._join(peer, self.plan.stage_of(peer), address)
-        for daemon in self.daemons[1:]:
+        for daemon in self.daemons[1:][-MOST_STARTING:]:
             self._await(daemon)
 
     def spawn_another(self, stage: int, address: str, dead: DemoDaemon | None = None) -> None:

@@ -143,7 +143,7 @@ class Node:
         self.membership.own = lambda: self.state.record
         self.membership.vitals = self._vitals
         self.membership.on_superseded = self._superseded
-        self.membership.on_suspected = self.announce
+        self.membership.on_suspected = self.gossip.tell_calmly
         self.gossip.describe = lambda: describe_self([self.place.signed])
         self.gossip.on_fence = self._fenced
         self.network.tunnel.on_broken = self.liveness.report_failure
@@ -385,7 +385,7 @@ class Node:
         else:
             LOG.warning("suspect: no answer to a re-dial", suspect=peer)
             self.faults_seen += 1
-        self.announce()
+        self.gossip.tell_calmly()
 
 
 async def _no_evaluations() -> Sequence[Evaluation]:

@@ -9,6 +9,7 @@ import structlog
 
 from peerd.daemon.node import MAX_BOOTSTRAP, Node
 from peerd.errors import PeerdError, PeerGoneError, RemoteError
+from peerd.policy.patience import Patience
 from peerd.policy.reaching import all_gone_silent
 from peerd.swarm.membership import clock_s
 from peerd.table.record import PeerId
@@ -19,6 +20,8 @@ CHECK_PERIOD_S = 2.0
 PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0)
 """Before each attempt in a row; after the last the daemon gives up."""
 MOST_ASKED = 3
+FORGIVEN_S = 60.0
+ENDED = "it has ended"
 LOG = structlog.get_logger()
 
 
@@ -28,11 +31,14 @@ class Supervisor:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._rebuilt_at_s = -math.inf
+        self._patience = Patience(FORGIVEN_S)
 
     async def run(self) -> None:
         while True:
             why = await self._failure()
             LOG.warning("p2pd is rebuilt", reason=why)
+            if why != ENDED:  # rebuilt again and again, it was not p2pd that was slow but the machine
+                self._patience = self._patience.after_mistake(clock_s())
             await self._rebuild()
             self._rebuilt_at_s = clock_s()
             self._node.p2pd_restarts += 1
@@ -67,12 +73,16 @@ class Supervisor:
             while max(misses, alone) < 2:
                 await asyncio.wait({ended}, timeout=CHECK_PERIOD_S)
                 if ended.done():
-                    return "it has ended"
-                misses = 0 if await p2pd.answers(ANSWER_TIMEOUT_S) else misses + 1
+                    return ENDED
+                misses = 0 if await p2pd.answers(self._patience_s) else misses + 1
                 alone = 0 if await self._reaches_somebody() else alone + 1
             return "it hangs" if misses else "it reaches nobody"
         finally:
             ended.cancel()
+
+    @property
+    def _patience_s(self) -> float:
+        return ANSWER_TIMEOUT_S * self._patience.factor(clock_s())
 
     async def _reaches_somebody(self) -> bool:
         """Asked only when all others fell silent at once, and not again before somebody was heard: another p2pd would not help."""
@@ -81,7 +91,7 @@ class Supervisor:
 
     async def _answers(self, peer: PeerId) -> bool:
         try:
-            await self._node.swarm_client.describe(peer, ANSWER_TIMEOUT_S)
+            await self._node.swarm_client.describe(peer, self._patience_s)
         except PeerGoneError:
             return False
         except RemoteError:

@@ -18,27 +18,29 @@ from peerd.policy.ledger import held, stage_step
 from peerd.table.record import PeerId, PeerRecord, RawRecord, StageSummary
 from peerd.table.view import NEAR_STAGES, LiveView
 
-TELLS_ALL = 16
+TELLS_ALL = 15
 """Live peers, up to which each tells all."""
 SUMMARISED = 128
 """Peers, from which nobody knows all."""
 KNOWN_PER_PERIOD = 32
 """As many announcements a period should come in; who knows more peers announces itself less often, and so do they."""
-TURNS_PER_PERIOD = 5
-"""So often a peer asks another for news."""
+TURNS_PER_PERIOD, QUIET_TURNS = 5, 3
+"""So often a peer asks another for news, and where nothing but renewals came for a period."""
 KEPT_TURNS = 15
 """So long news is new: twice the turns in which it reaches 10,000 peers."""
 MOST_NEWS = 48
 """In one answer, the newest first; what finds no room goes with the next."""
 MOST_TAGS = 256
 SPEAKERS = 3
-KEEPERS = 16
-"""Peers of a stage whose records the directory keeps, when it is too large for all."""
+KEEPERS = 4
+"""Peers of a stage whose records the directory keeps, when it is too large for all: enough to hear of the others from."""
 PARTNERS = 16
 MOST_PAUSE = 12
 """Periods between two reads of the directory that are to bring nobody new."""
+READS_PER_PERIOD = 8
+"""Of the directory, by all peers together, while peers come or go: what one finds the others hear of."""
 STORED_EVERY = 2
-"""Periods; what the directory has of me lives for three of my announcements, and some seconds."""
+"""Announcements; what the directory has of me lives for three, and some seconds."""
 EARLY = 0.5
 """In periods: what is due before the next look at the clock is due now."""
 ANNOUNCED_TO = 3
@@ -52,8 +54,8 @@ FAR_SHARE = 0.5
 
 
 def periods(num_known: int) -> int:
-    """Announce periods between two announcements of one who knows so many peers."""
-    return 1 + num_known // KNOWN_PER_PERIOD
+    """Announce periods between two announcements of one who knows so many peers: one more where they go from mouth to mouth."""
+    return 1 + (num_known > TELLS_ALL) + num_known // KNOWN_PER_PERIOD
 
 
 def is_to_announce(every: int, since: float) -> bool:
@@ -63,7 +65,7 @@ def is_to_announce(every: int, since: float) -> bool:
 
 def is_to_store(mine: PeerRecord, live: LiveView, since: float) -> bool:
     """Whether the directory gets my announcement, so many periods after the last one it got. It keeps a few of a large swarm's stage."""
-    return since >= STORED_EVERY - EARLY and (len(live.records) <= KNOWN_PER_PERIOD or is_among_first(mine, live, KEEPERS))
+    return since >= STORED_EVERY * mine.periods - EARLY and (len(live.records) <= TELLS_ALL or is_among_first(mine, live, KEEPERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ class Reading:
     """When the directory is read, told period by period.
 
     Gossip brings what is new to those who have heard of one another; the directory is for those who have not. So it is read
-    every period while a stage has nobody or somebody comes or goes, and ever more seldom while all stay who they were.
+    every period while a stage has nobody, by a few each period while somebody comes or goes, and ever more seldom while all stay
+    who they were.
     """
 
     before: LiveView
@@ -86,9 +89,11 @@ class Reading:
 
     def after(self, live: LiveView, num_stages: int) -> Reading:
         """A period later, or at the start."""
-        stays = {record.peer for record in self.before.records} == {record.peer for record in live.records}
-        if not stays or any(not live.num_serving(stage) for stage in range(num_stages)):
+        if any(not live.num_serving(stage) for stage in range(num_stages)):
             return Reading(live)
+        if {record.peer for record in self.before.records} != {record.peer for record in live.records}:
+            pause = min(MOST_PAUSE, max(1, len(live.records) // READS_PER_PERIOD))
+            return Reading(live, pause) if self.waited + 1 >= pause else replace(self, waited=self.waited + 1)
         if self.waited + 1 >= self.pause:
             return Reading(live, min(2 * self.pause, MOST_PAUSE))
         return replace(self, waited=self.waited + 1)
@@ -174,7 +179,7 @@ class News:
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
-        self._kept_s = KEPT_TURNS * period_s / TURNS_PER_PERIOD
+        self._said_s = float("-inf")
         self._items: dict[PeerId, Item] = {}
         self._told_s: dict[PeerId, tuple[float, tuple[object, ...]]] = {}
         """When each record was last news, and what it said then."""
@@ -184,8 +189,10 @@ class News:
         applied = (record.average_id, record.gradient_norm, record.tied_sum, record.tied)
         said = (record.incarnation, record.step, record.phase, record.leaving, record.reach, applied)
         last_s, before = self._told_s.get(record.peer, (float("-inf"), None))
-        if said == before and now_s - last_s < self._period_s * record.periods / 2:
+        if said == before and now_s - last_s < self._period_s * record.periods / 3:
             return
+        if before is not None and said != before:
+            self._said_s = now_s
         self._told_s[record.peer] = (now_s, said)
         self._items.pop(record.peer, None)
         self._items[record.peer] = Item(record, raw, tag_of(record), now_s)
@@ -193,6 +200,11 @@ class News:
     def forget(self, peer: PeerId) -> None:
         """It is gone for good."""
         self._told_s.pop(peer, None)
+
+    def turn_s(self, now_s: float) -> float:
+        """How long until the next turn to ask."""
+        is_quiet = now_s - self._said_s > self._period_s
+        return self._period_s / (QUIET_TURNS if is_quiet else TURNS_PER_PERIOD)
 
     def tags(self, now_s: float) -> list[bytes]:
         """What I need not be told, the newest first."""
@@ -213,8 +225,9 @@ class News:
         return found
 
     def _forget(self, now_s: float) -> None:
+        kept_s = KEPT_TURNS * self.turn_s(now_s)
         while self._items:
             oldest = next(iter(self._items.values()))
-            if now_s - oldest.risen_at_s < self._kept_s:
+            if now_s - oldest.risen_at_s < kept_s:
                 return
             del self._items[oldest.record.peer]

@@ -71,6 +71,7 @@ class _Peer:
     num_known: int
     news: News
     due_s: float
+    asked_s: float = float("-inf")
     known: dict[int, tuple[int, float]] = field(default_factory=dict)
     """Version and when it rose here, of those that have risen since the start."""
 
@@ -128,7 +129,8 @@ class Spreading:
             peer = self._peers[index]
             if now_s >= peer.due_s:
                 self._announce(index, peer, now_s)
-            self._ask(index, peer, now_s)
+            if now_s - peer.asked_s > peer.news.turn_s(now_s) - self._turn_s / 2:
+                self._ask(index, peer, now_s)
 
     def _announce(self, index: int, peer: _Peer, now_s: float) -> None:
         record = replace(peer.record, version=peer.record.version + 1)
@@ -148,6 +150,7 @@ class Spreading:
             self._absorb(self._peers[told], _raw(index, record.version), now_s)
 
     def _ask(self, index: int, peer: _Peer, now_s: float) -> None:
+        peer.asked_s = now_s
         draws = (self._chance.random(), self._chance.random())
         asked = whom_to_ask(peer.record.summary is not None, peer.partners, peer.far, draws)
         if asked is None:

@@ -40,6 +40,8 @@ MIN_PUSH_GAP_S = 0.02
 """Between news of my ledger that nobody waits for."""
 UNHURRIED_S = 0.1
 """Until everybody hears what nobody waits for."""
+CALM_GAP_S = 0.5
+"""Between two suspicions of mine, or two words that I live: in trouble all have much of that to say to all."""
 MOST_ON_THEIR_WAY = 3
 """To one peer: at the end of a step one changes its phase thrice within a round trip or two."""
 PUSH_TIMEOUT_S = 3.0
@@ -66,6 +68,7 @@ class Gossip:
         self._stored_s = float("-inf")
         self._random = random.Random(membership.me)
         self._pushed_s = float("-inf")
+        self._calmly_s = float("-inf")
         self._soon: dict[bool, asyncio.TimerHandle] = {}
         """While news wait: for everybody, and for my stage's peers."""
         self._sending: dict[PeerId, set[asyncio.Task[None]]] = {}
@@ -83,8 +86,15 @@ class Gossip:
             self._push_now(everybody)
         elif everybody not in self._soon:
             wait_s = UNHURRIED_S if everybody else max(0.0, self._pushed_s + MIN_PUSH_GAP_S - clock_s())
-            most = MOST_ON_THEIR_WAY if everybody else 1
-            self._soon[everybody] = asyncio.get_running_loop().call_later(wait_s, self._push_now, everybody, most)
+            self._push_in(wait_s, everybody)
+
+    def tell_calmly(self) -> None:
+        """Publish what I think of others, or that I live; everybody within the fan-out hears it now, but not often in a row."""
+        self._membership.publish()
+        if True not in self._soon:
+            wait_s = max(0.0, self._calmly_s + CALM_GAP_S - clock_s())
+            self._announced_s = self._calmly_s = clock_s() + wait_s
+            self._push_in(wait_s, everybody=True)
 
     async def tell_everybody(self) -> None:
         """Send my row to everybody within the fan-out; returns when they have it or are out of reach."""
@@ -152,7 +162,7 @@ class Gossip:
         """Where each tells all, every period for somebody's whole table; in a larger swarm some times a period for somebody's news."""
         turn = 0
         while True:
-            await asyncio.sleep(self._period_s / (TURNS_PER_PERIOD if self._is_large else 1))
+            await asyncio.sleep(self._news.turn_s(clock_s()) if self._is_large else self._period_s)
             if not self._is_large:
                 turn = 0
                 await self._ask_for_table()
@@ -224,6 +234,10 @@ class Gossip:
                 self._send_to(peer, 1)
         else:
             self.push(everybody=True)
+
+    def _push_in(self, wait_s: float, everybody: bool) -> None:
+        most = MOST_ON_THEIR_WAY if everybody else 1
+        self._soon[everybody] = asyncio.get_running_loop().call_later(wait_s, self._push_now, everybody, most)
 
     def _push_now(self, everybody: bool, most_on_their_way: int = MOST_ON_THEIR_WAY) -> None:
         for waiting in {everybody, False} & self._soon.keys():  # my stage's peers are among everybody

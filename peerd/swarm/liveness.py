@@ -1,6 +1,7 @@
 """Fast and fallible liveness: a peer whose connection broke and that does not answer a re-dial is suspect.
 
-Sure and slow liveness is the record's TTL, in table/. A wrong suspicion costs replays, never exactness.
+Sure and slow liveness is the record's TTL, in table/. A wrong suspicion costs replays, never exactness, and makes the next
+slower (policy/patience.py).
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ import asyncio
 from collections.abc import Callable
 
 from peerd.errors import PeerGoneError, RemoteError
+from peerd.policy.patience import Patience
 from peerd.policy.reaching import is_out_of_reach
-from peerd.swarm.membership import Membership
+from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import PeerId, Reach
 from peerd.wire.clients import SwarmClient
 
 REDIAL_TIMEOUT_S, RELAYED_REDIAL_TIMEOUT_S = 1.0, 4.0
 """Through a relay it takes half a dozen round trips, each of them longer."""
+FORGIVEN_S = 10.0
 
 
 class Liveness:
@@ -25,7 +28,9 @@ class Liveness:
         self._membership = membership
         self._client = client
         self._probes: dict[PeerId, asyncio.Task[None]] = {}
+        self._patience = Patience(FORGIVEN_S)
         self.on_suspect: Callable[[PeerId], None] = lambda _peer: None
+        membership.on_mistaken = self._was_mistaken
 
     def report_failure(self, peer: PeerId) -> None:
         """A call to this peer failed or its connection broke: find out whether it is there."""
@@ -37,6 +42,9 @@ class Liveness:
         self._probes[peer] = task
         task.add_done_callback(lambda _task: self._probes.pop(peer, None))
 
+    def _was_mistaken(self) -> None:
+        self._patience = self._patience.after_mistake(clock_s())
+
     def close(self) -> None:
         for task in self._probes.values():
             task.cancel()
@@ -45,7 +53,8 @@ class Liveness:
         own, record = self._membership.raws.get(self._membership.me), self._membership.find(peer)
         timeout_s = RELAYED_REDIAL_TIMEOUT_S if record is not None and record.reach is Reach.RELAYED else REDIAL_TIMEOUT_S
         try:
-            self._membership.absorb(await self._client.gossip(peer, [own.raw] if own else [], timeout_s))
+            patience_s = timeout_s * self._patience.factor(clock_s())
+            self._membership.absorb(await self._client.gossip(peer, [own.raw] if own else [], patience_s))
         except PeerGoneError:
             record = self._membership.find(peer)
             if record is not None and record.pair <= pair:

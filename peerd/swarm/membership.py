@@ -76,6 +76,8 @@ class Membership:
         self.on_suspected: Callable[[], None] = lambda: None
         """Somebody suspects me while I live: a higher version ends that. My ledger may stay, for should my work have been
         done again meanwhile, the ledgers that meet settle it (rule 6)."""
+        self.on_mistaken: Callable[[], None] = lambda: None
+        """Somebody whom I suspected lives."""
         self.book: dict[PeerId, tuple[str, ...]] = {}
         """Addresses of peers met before, whose records have not been seen yet."""
         self.messages_refused = 0
@@ -138,10 +140,10 @@ class Membership:
 
     def absorb(self, raws: Sequence[RawRecord]) -> None:
         """Merge records from the network. BadMessageError for the first broken one; what is sound before it counts."""
-        risen = False
+        news = False
         for body, signature in raws:
-            risen |= self._absorb_one(body, signature)
-        if risen:
+            news |= self._absorb_one(body, signature)
+        if news:
             self.wake()
 
     async def absorb_quietly(self, raws: Sequence[RawRecord]) -> None:
@@ -192,6 +194,7 @@ class Membership:
                 waiter.set_result(None)
 
     def _absorb_one(self, body: bytes, signature: bytes) -> bool:
+        """Whether it says more than that its peer, who counted anyhow, is still there."""
         try:
             peer, pair = peek_record(body)
             known = self.view.sightings.get(peer)
@@ -204,12 +207,18 @@ class Membership:
         if peer == self.me:
             self.on_superseded(signed.record.incarnation)
             return False
-        self.view = self.view.merge(signed.record, clock_s())
+        now_s = clock_s()
+        suspected = self._suspects.get(peer)
+        if suspected is not None and suspected[0] == signed.record.incarnation:
+            del self._suspects[peer]
+            self.on_mistaken()
+        says_more = not self.view.only_renews(signed.record, now_s)
+        self.view = self.view.merge(signed.record, now_s)
         self.raws[peer] = signed
         self.on_risen(signed)
         if any(s.peer == self.me and (s.incarnation, s.version) == self._last_pair() for s in signed.record.suspects):
             self.on_suspected()
-        return True
+        return says_more
 
     def _last_pair(self) -> tuple[int, int]:
         mine = self.raws.get(self.me)

@@ -126,6 +126,13 @@ class SwarmView:
             del sightings[oldest]
         return replace(self, sightings=MappingProxyType(sightings))
 
+    def only_renews(self, record: PeerRecord, now_s: float) -> bool:
+        """Whether a record says nothing but that its peer, who counts already, goes on: it changes no decision."""
+        known = self.sightings.get(record.peer)
+        if known is None or not known.is_fresh(now_s, self.ttl_s) or replace(record, version=known.record.version) != known.record:
+            return False
+        return not any(s.peer == record.peer for seen in self.sightings.values() for s in seen.record.suspects)
+
     def cleared(self) -> SwarmView:
         """T3: after a fence nothing counts as live until its pair rises again; tombstones stay."""
         never = float("-inf")

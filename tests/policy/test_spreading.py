@@ -17,13 +17,14 @@ from peerd.policy.rebalance import Rebalancing, plan
 from peerd.policy.spreading import (
     KEEPERS,
     KEPT_TURNS,
-    KNOWN_PER_PERIOD,
     MOST_NEWS,
     MOST_PAUSE,
     PARTNERS,
+    QUIET_TURNS,
     SPEAKERS,
     STORED_EVERY,
     SUMMARISED,
+    TELLS_ALL,
     TURNS_PER_PERIOD,
     News,
     Reading,
@@ -41,7 +42,7 @@ from peerd.table.view import TTL_PERIODS, LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, member, view_of
 
 PERIOD_S = 5.0
-KEPT_S = KEPT_TURNS * PERIOD_S / TURNS_PER_PERIOD
+KEPT_S = KEPT_TURNS * PERIOD_S / QUIET_TURNS
 
 
 def raw(record: PeerRecord) -> RawRecord:
@@ -100,6 +101,17 @@ def test_news_are_no_news_after_a_while() -> None:
     assert news.unknown_to([], None, KEPT_S - 0.1) != []
     assert news.unknown_to([], None, KEPT_S) == []
     assert news.tags(KEPT_S) == []
+
+
+def test_where_nothing_but_renewals_come_one_asks_more_seldom() -> None:
+    first = member("a", version=1)
+    news = noted(first)
+    assert news.turn_s(0.0) == PERIOD_S / QUIET_TURNS, "a newcomer tells all itself"
+    news.note(replace(first, version=2), raw(first), PERIOD_S)
+    assert news.turn_s(PERIOD_S) == PERIOD_S / QUIET_TURNS
+    news.note(replace(first, version=3, step=1), raw(first), 2 * PERIOD_S)
+    assert news.turn_s(2.9 * PERIOD_S) == PERIOD_S / TURNS_PER_PERIOD
+    assert news.turn_s(3.1 * PERIOD_S) == PERIOD_S / QUIET_TURNS
 
 
 def test_a_version_that_says_nothing_new_long_before_it_is_due_goes_no_further() -> None:
@@ -281,6 +293,11 @@ def test_the_directory_is_read_ever_more_seldom_until_somebody_comes_or_goes_or_
     assert reads([SETTLED] * 30 + [newer] * 10, 2) == reads([SETTLED] * 40, 2)
 
 
+def test_while_peers_come_the_many_that_are_there_share_the_reading() -> None:
+    lives = [view_of(*stage_of(0, 31 + period), *stage_of(1, 1)) for period in range(12)]
+    assert reads(lives, 2) == [0, 4, 9]
+
+
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=80))
 def test_the_directory_is_read_as_soon_as_anybody_comes_or_goes_and_never_long_not(sizes: list[int]) -> None:
     lives = [view_of(*stage_of(0, 1 + size), *stage_of(1, 1)) for size in sizes]
@@ -292,7 +309,8 @@ def test_the_directory_is_read_as_soon_as_anybody_comes_or_goes_and_never_long_n
 
 @given(st.integers(0, 5_000), st.lists(st.floats(-0.2, 0.2), min_size=60, max_size=60))
 def test_what_the_directory_has_of_a_peer_never_ends_before_it_is_stored_anew(num_known: int, late: list[float]) -> None:
-    live, every = view_of(*stage_of(0, 3)), periods(num_known)
+    every = periods(num_known)
+    live = view_of(*stage_of(0, 3, periods=every))
     announced = stored = float("-inf")
     for period, by in enumerate(late):
         now = period + by
@@ -301,14 +319,14 @@ def test_what_the_directory_has_of_a_peer_never_ends_before_it_is_stored_anew(nu
         announced = now
         if is_to_store(live.records[0], live, now - stored):
             assert stored < 0 or now - stored < TTL_PERIODS * every
-            assert now - stored > STORED_EVERY - 1
+            assert now - stored > (STORED_EVERY - 1) * every
             stored = now
     assert len(late) - stored < TTL_PERIODS * every
 
 
-@pytest.mark.parametrize("num_peers", [KEEPERS, KNOWN_PER_PERIOD, KNOWN_PER_PERIOD + 1, 4 * KNOWN_PER_PERIOD])
+@pytest.mark.parametrize("num_peers", [KEEPERS, TELLS_ALL, TELLS_ALL + 1, 4 * TELLS_ALL])
 def test_the_directory_keeps_all_of_a_small_swarm_and_of_a_large_one_a_few_of_each_stage(num_peers: int) -> None:
     live = view_of(*stage_of(0, num_peers))
     kept = [record for record in live.records if is_to_store(record, live, STORED_EVERY)]
-    assert len(kept) == (num_peers if num_peers <= KNOWN_PER_PERIOD else KEEPERS)
+    assert len(kept) == (num_peers if num_peers <= TELLS_ALL else KEEPERS)
     assert not any(is_to_store(record, live, STORED_EVERY - 1) for record in live.records)

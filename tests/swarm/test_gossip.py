@@ -11,9 +11,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.errors import PeerGoneError
-from peerd.policy.spreading import ANNOUNCED_TO, MOST_PAUSE, TELLS_ALL
+from peerd.policy.spreading import ANNOUNCED_TO, KEEPERS, MOST_PAUSE, STORED_EVERY, TELLS_ALL, is_among_first, periods
 from peerd.swarm.directory import Directory
-from peerd.swarm.gossip import MOST_ON_THEIR_WAY, UNHURRIED_S, Gossip
+from peerd.swarm.gossip import CALM_GAP_S, MOST_ON_THEIR_WAY, UNHURRIED_S, Gossip
 from peerd.swarm.identity import Identity
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership
@@ -164,6 +164,22 @@ async def test_what_nobody_waits_for_goes_to_everybody_a_moment_later_also_where
     assert len(swarm.client.told) == 8
 
 
+async def test_what_i_think_of_others_goes_out_at_once_but_not_often_in_a_row() -> None:
+    swarm = Swarm(3)
+    swarm.client.answering.set()
+    for _ in range(5):
+        swarm.gossip.tell_calmly()
+        await asyncio.sleep(0.01)
+    assert len(swarm.client.told) == 3
+    await asyncio.sleep(1.5 * CALM_GAP_S)
+    assert len(swarm.client.told) == 6
+    assert {raw for _, raw in swarm.client.told[3:]} == {swarm.membership.raws[ME.peer].raw}, "all that was new by then"
+    swarm.gossip.tell_calmly()
+    swarm.change(True, phase=Phase.AVERAGED)
+    await swarm.settle()
+    assert len(swarm.client.told) == 9, "a change of phase does not wait for it"
+
+
 async def test_a_change_of_phase_takes_waiting_news_along() -> None:
     swarm = Swarm(2)
     swarm.change(True, phase=Phase.AVERAGING)
@@ -186,19 +202,21 @@ async def test_an_announcement_goes_to_all_of_a_small_swarm_and_to_a_few_of_a_la
     swarm.gossip._partners = [other.peer for other in swarm.others]
     swarm.gossip._publish_and_store()
     await swarm.settle()
+    mine = swarm.membership.raws[ME.peer].record
     assert len(swarm.client.told) == (num_others if num_others < TELLS_ALL else ANNOUNCED_TO)
-    assert len(swarm.stores.stored) == 1
+    is_stored = num_others < TELLS_ALL or is_among_first(mine, swarm.membership.live(), KEEPERS)
+    assert len(swarm.stores.stored) == is_stored
     swarm.gossip._publish_and_store()
-    assert len(swarm.stores.stored) == 1
-    swarm.gossip._stored_s -= 1.6 * PERIOD_S
-    swarm.gossip._announced_s -= 1.6 * PERIOD_S
+    assert len(swarm.stores.stored) == is_stored
+    swarm.gossip._stored_s -= (STORED_EVERY * mine.periods - 0.4) * PERIOD_S
+    swarm.gossip._announced_s -= (mine.periods - 0.4) * PERIOD_S
     swarm.gossip._publish_and_store()
-    assert len(swarm.stores.stored) == 2
+    assert len(swarm.stores.stored) == 2 * is_stored
 
 
 async def test_in_a_larger_swarm_i_ask_around_and_look_after_who_does_not_answer() -> None:
     swarm = Swarm(TELLS_ALL + 4)
-    swarm.gossip._period_s = 0.01
+    swarm.gossip._news._period_s = 0.1
     swarm.client.answers = [swarm.row(0, version=2, step=7)]
     asking = asyncio.ensure_future(swarm.gossip._ask_around())
     await swarm.client.was_asked.wait()
@@ -231,8 +249,8 @@ async def test_who_knows_many_announces_itself_when_it_is_due_and_no_sooner() ->
     swarm.gossip._publish_and_store()
     assert len(swarm.client.told) == 0  # without partners yet
     announced = swarm.membership.raws[ME.peer].record
-    assert announced.periods == 3
-    swarm.gossip._announced_s -= 2.6 * PERIOD_S
+    assert announced.periods == periods(71)
+    swarm.gossip._announced_s -= (announced.periods - 0.4) * PERIOD_S
     swarm.gossip._publish_and_store()
     assert swarm.membership.raws[ME.peer].record.version == announced.version + 1
 

@@ -9,6 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.errors import BadMessageError
+from peerd.policy.spreading import periods
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership, Vitals
 from peerd.swarm.signed import sign_record
@@ -117,6 +118,49 @@ def test_a_suspect_does_not_count_for_anybody_until_its_record_rises() -> None:
     assert mine.live().find(MATE.peer) is not None
 
 
+async def woken_by(mine: Membership, *raws: RawRecord) -> bool:
+    """Whether somebody who waits for a change looks again when these come."""
+    waiting = asyncio.ensure_future(mine.changed(10.0))
+    await asyncio.sleep(0)
+    mine.absorb(raws)
+    await asyncio.sleep(0)
+    woken = any(waiter.done() for waiter in mine._waiters) or waiting.done()
+    waiting.cancel()
+    return woken
+
+
+async def test_a_renewal_that_says_nothing_more_wakes_nobody() -> None:
+    mine = membership()
+    assert await woken_by(mine, raw(version=1))
+    assert not await woken_by(mine, raw(version=2))
+    assert await woken_by(mine, raw(version=3, done=1))
+    assert not await woken_by(mine, raw(version=4, done=1))
+    mine.clear_liveness()
+    assert await woken_by(mine, raw(version=5, done=1)), "it did not count"
+
+
+async def test_a_renewal_of_one_who_is_suspected_wakes_all_for_it_counts_again() -> None:
+    mine = membership()
+    mine.absorb([raw(version=1), raw(THIRD, suspects=(Suspicion(MATE.peer, 1, 1),))])
+    assert mine.live().find(MATE.peer) is None
+    assert await woken_by(mine, raw(version=2))
+    assert mine.live().find(MATE.peer) is not None
+
+
+@pytest.mark.parametrize(("incarnation", "mistakes"), [(1, 1), (2, 0)])
+def test_one_that_i_suspected_and_that_lives_was_my_mistake_but_not_one_that_came_back(incarnation: int, mistakes: int) -> None:
+    mine = membership()
+    told: list[None] = []
+    mine.on_mistaken = lambda: told.append(None)
+    mine.absorb([raw(version=1)])
+    record = mine.find(MATE.peer)
+    assert record is not None
+    mine.suspect(record)
+    mine.absorb([raw(incarnation=incarnation, version=2)])
+    mine.absorb([raw(incarnation=incarnation, version=3)])
+    assert len(told) == mistakes
+
+
 async def test_whoever_waits_for_a_change_is_woken_when_a_record_dies() -> None:
     mine = Membership(ME, RUN, ttl_s=0.05)
     mine.absorb([raw(phase=Phase.ACCUMULATING)])
@@ -161,7 +205,7 @@ def test_in_a_large_swarm_i_announce_myself_less_often_and_say_so() -> None:
     mine.absorb([raw(other, phase=Phase.JOINING) for other in others])
     published = mine.publish()
     assert published is not None
-    assert published.record.periods == 5
+    assert published.record.periods == periods(131)
     assert published.record.summary is not None
     assert published.record.summary.peers == 1
 
