@@ -35,7 +35,7 @@ LEAVE_SILENCE_S = 2.0
 LEAVE_GRACE_S = 15.0
 TERMINATE_GRACE_S = 5.0
 MAX_THREADS = 256
-MOST_STARTING = max(4, 2 * (os.cpu_count() or 1))
+MOST_STARTING = max(2, os.cpu_count() or 1)
 """Daemons at a time: each takes a core for seconds until it can answer anybody."""
 EXPORT_SILENCE_S = 600.0
 
@@ -91,19 +91,37 @@ class DemoSwarm:
     # -- starting -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the organiser's daemon, then all others at its address, few at a time; returns once each can be reached."""
+        """Start the organiser's daemon and all others, few at a time; returns once each can be reached.
+
+        Those that come up beside the first hear its address as soon as it has one.
+        """
         home = self._make_home(0)
         self._write_run(home.folder)
         self.say("starting peer 0 (stage 0), the organiser's")
-        first = self._spawn(0, 0, home, {"run_file": str(home.folder / "run.toml")})
-        address = self._await(first).join
+        self._spawn(0, 0, home, {"run_file": str(home.folder / "run.toml")})
         for peer in range(1, self.plan.num_peers):
-            if peer > MOST_STARTING:
-                self._await(self.daemons[peer - MOST_STARTING])
+            if peer >= MOST_STARTING:
+                self._await_next()
             self.say(f"starting peer {peer} (stage {self.plan.stage_of(peer)}), which joins the first")
-            self._join(peer, self.plan.stage_of(peer), address)
-        for daemon in self.daemons[1:][-MOST_STARTING:]:
-            self._await(daemon)
+            self._join(peer, self.plan.stage_of(peer))
+        while any(daemon.ready is None for daemon in self.daemons):
+            self._await_next()
+
+    def _await_next(self) -> None:
+        """The one that has been starting for longest can be reached."""
+        daemon = next(each for each in self.daemons if each.ready is None)
+        self._await(daemon)
+        if daemon is self.daemons[0]:
+            for waiting in self.daemons[1:]:
+                self._tell_address(waiting)
+
+    def _tell_address(self, daemon: DemoDaemon) -> None:
+        """Where to join; one that has ended meanwhile is told of by who awaits it."""
+        first = self.daemons[0].ready
+        assert first is not None
+        assert daemon.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            os.write(daemon.process.stdin.fileno(), f"{first.join}\n".encode())
 
     def spawn_another(self, stage: int, address: str, dead: DemoDaemon | None = None) -> None:
         """One more daemon, maybe in the place of a dead one; does not wait until it can be reached."""
@@ -112,10 +130,14 @@ class DemoSwarm:
         self.say(f"starting peer {peer} (stage {stage}){why}")
         self._pool.submit(self._await_or_kill, self._join(peer, stage, address, dead.bequest if dead is not None else {}))
 
-    def _join(self, peer: int, stage: int, address: str, bequest: Mapping[str, bytes] = MappingProxyType({})) -> DemoDaemon:
+    def _join(self, peer: int, stage: int, address: str = "", bequest: Mapping[str, bytes] = MappingProxyType({})) -> DemoDaemon:
+        """Where no address is given, at the first's, once that has one."""
         home = self._make_home(peer)
         bequeath(bequest, home)
-        return self._spawn(peer, stage, home, {"join": address, "data": self.plan.data_of_joiners})
+        daemon = self._spawn(peer, stage, home, {"join": address, "join_told": not address, "data": self.plan.data_of_joiners})
+        if not address and self.daemons[0].ready is not None:
+            self._tell_address(daemon)
+        return daemon
 
     def _await_or_kill(self, daemon: DemoDaemon) -> None:
         """What became of it the next poll tells."""

@@ -65,14 +65,16 @@ class Settings:
     """Project at Weights & Biases to log scalars to; empty: none."""
     allow_faults: bool = False
     """Accept the control verb `fault` (tests and the demo's chaos only): anyone with the control socket may then harm this daemon."""
+    join_told: bool = False
+    """The addresses to join at come as a line on standard input: a demo's daemons start before there is one."""
     follow_parent: bool = False
     """Leave when standard input closes, so that a demo's daemons never outlive it."""
     ephemeral: bool = False
     """Remove the home folder when the daemon ends, however it ends."""
 
     def __post_init__(self) -> None:
-        if self.run_file and self.join:
-            raise ValueError("settings need at most one of run_file and join")
+        if bool(self.run_file) + bool(self.join) + self.join_told > 1:
+            raise ValueError("settings need at most one of run_file, join and join_told")
         for name, port in (("port", self.port), ("direct_port", self.direct_port), ("dashboard_port", self.dashboard_port)):
             if not 0 <= port <= 65535:
                 raise ValueError(f"{name} is {port}; it must be between 0 and 65535")

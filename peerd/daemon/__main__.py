@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 
 # gRPC and hivemind read these when they are imported; peerd never forks after that.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -26,6 +27,10 @@ def main(arguments: list[str]) -> int:
     try:
         from peerd.daemon.run import run_daemon
 
+        if settings.join_told:
+            settings = replace(settings, join_told=False, join=sys.stdin.readline().strip())
+            if not settings.join:
+                return ExitCode.INTERRUPTED  # whoever started this daemon is gone
         return run_daemon(settings)
     except PeerdError as error:
         print(f"peerd: error: {error}", file=sys.stderr)

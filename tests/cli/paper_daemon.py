@@ -15,6 +15,7 @@ import socketserver
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,10 @@ def serve(daemon: PaperDaemon) -> None:
 def main() -> None:
     mood = os.environ.get("PAPER_DAEMON", "")
     settings = Settings.from_json(sys.argv[1])
+    if settings.join_told:
+        settings = replace(settings, join_told=False, join=sys.stdin.readline().strip())
+        if not settings.join:
+            sys.exit(130)
     daemon = PaperDaemon(settings, mood)
     if mood == "fail":
         print("2026-01-01 starting\npeerd: error: port 31337 is taken; choose another --port", file=sys.stderr)

@@ -32,6 +32,8 @@ def test_settings_come_back_from_json_equal(settings: Settings) -> None:
     "fields",
     [
         {"run_file": "a", "join": "b"},
+        {"run_file": "a", "join_told": True},
+        {"join": "b", "join_told": True},
         {"join": "b", "port": 65536},
         {"join": "b", "slow_factor": 0.5},
         {"join": "b", "compute_stand_in_ms": -1},

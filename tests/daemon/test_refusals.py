@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -126,6 +128,22 @@ def test_text_that_cannot_be_trained_on_is_told(home: Home, refuse: Refuse, monk
 def test_settings_that_are_none_are_told(capfd: pytest.CaptureFixture[str], text: str) -> None:
     assert main([text]) == ExitCode.USAGE
     assert capfd.readouterr().err.startswith(ERROR_PREFIX + "bad settings")
+
+
+def test_who_waits_for_an_address_ends_when_nobody_is_there_to_tell_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert main([joining(home, join="", join_told=True).to_json()]) == ExitCode.INTERRUPTED
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_address_that_is_told_is_read_like_any_other(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("nowhere\n"))
+    assert main([joining(home, join="", join_told=True).to_json()]) == ExitCode.ADDRESS
+    assert "nowhere" in capfd.readouterr().err
 
 
 def test_a_full_disk_is_told_and_leaves_no_half_an_identity(home: Home) -> None:
