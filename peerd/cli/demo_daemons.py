@@ -67,6 +67,8 @@ class DemoSwarm:
     folder: Path = field(init=False)
     began: float = field(default_factory=time.monotonic)
     _history: dict[int, StepInfo] = field(default_factory=dict)
+    _complete: bool = False
+    """All have served at one time."""
     _pool: ThreadPoolExecutor = field(init=False)
 
     def __enter__(self) -> DemoSwarm:
@@ -316,7 +318,13 @@ class DemoSwarm:
     # -- acting -------------------------------------------------------------------------------------------------
 
     def kill_due(self, kills: tuple[Kill, ...]) -> tuple[Kill, ...]:
-        """SIGKILL whom --kill names at a step that the swarm has reached; returns those whose time is yet to come."""
+        """SIGKILL whom --kill names at a step that the swarm has reached; returns those whose time is yet to come.
+
+        Nobody dies before all have come to serve: the first ones train while others join, and who held a stage alone would take it along.
+        """
+        self._complete = self._complete or all(daemon.serves for daemon in self.living)
+        if not self._complete:
+            return kills
         step = self.step
         for kill in kills:
             daemon = self.daemons[kill.peer]

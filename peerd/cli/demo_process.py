@@ -65,6 +65,10 @@ class DemoDaemon:
         return self.status["peer"]["phase"] if self.status is not None else "starting"
 
     @property
+    def serves(self) -> bool:
+        return self.phase not in ("starting", "joining")
+
+    @property
     def stands_still(self) -> bool:
         return self.suspended is not None and not self.suspended.over
 

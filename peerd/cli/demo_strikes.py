@@ -107,7 +107,7 @@ class Strikes:
             peer=daemon.peer,
             stage=daemon.stage,
             step=daemon.step,
-            serving=daemon.phase not in ("starting", "joining"),
+            serving=daemon.serves,
             sound=daemon.ready is not None and daemon.answers and not daemon.disturbed,
         )
 

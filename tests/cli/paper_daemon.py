@@ -2,7 +2,7 @@
 
 Started as `python paper_daemon.py SETTINGS_JSON`, in the place of `python -m peerd.daemon`. What it should do wrong is
 told by PAPER_DAEMON: `fail` ends with an error before it is ready, `die` ends in step 2 where it serves stage 1,
-`deaf` never gets ready, `stubborn` ignores every polite request to end.
+`deaf` never gets ready, `late` joins stage 1 only in step 4, `stubborn` ignores every polite request to end.
 """
 
 from __future__ import annotations
@@ -78,12 +78,13 @@ class PaperDaemon:
     def _status(self) -> dict[str, Any]:
         stage = self.settings.stage
         held = self.step * MICROBATCHES // 2
+        phase = "joining" if self.mood == "late" and stage == 1 and self.step < 4 else "accumulating"
         return dict(
             status_reply(
                 join=self.join,
                 pid=os.getpid(),
                 run=run_info(steps=self.total),
-                peer=peer_info(id=self.peer, stage=stage, step=self.step),
+                peer=peer_info(id=self.peer, stage=stage, step=self.step, phase=phase),
                 counters=counters(accumulated_microbatches=held, boundary_crossings=held, boundary_bytes=held * 262144),
             )
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,6 +81,14 @@ def test_a_killed_peer_is_a_fault_and_the_demo_goes_on(peerd: Command, paper: Ca
     assert done.code == 0, done.err
     (fault,) = json.loads(done.out)["faults"]
     assert (fault["peer"], fault["stage"], fault["kind"], fault["detail"]) == (3, 1, "kill", "was ended by SIGKILL")
+
+
+def test_nobody_is_killed_before_all_have_come_to_serve(peerd: Command, paper: Callable[[str], None]) -> None:
+    paper("late")
+    done = peerd("demo", "--peers", 4, "--steps", 8, "--kill", "3@1")
+    assert done.code == 0, done.err
+    (told,) = re.findall(r"peer 3 \(stage 1\) was ended by SIGKILL in step (\d+), accumulating", done.out)
+    assert int(told) >= 4
 
 
 def test_a_stage_without_peers_ends_the_demo_with_the_reason(peerd: Command, paper: Callable[[str], None]) -> None:
