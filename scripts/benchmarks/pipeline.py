@@ -38,7 +38,7 @@ GRAPHS = {"never": "graphs kept", "always": "recomputing"}
 OTHERS: dict[Kind, str] = {"gpipe": "GPipe over gloo", "1f1b": "1F1B over gloo", "mediated": "through the trainer (hivemind.moe)"}
 ALONE = "one process"
 READ_TIMEOUT_S = 5.0
-LAG = re.compile(r'^peerd_event_loop_lag_quantile_seconds\{.*?quantile="([0-9.]+)".*?\} ([0-9.e+-]+)$', re.MULTILINE)
+LAG = re.compile(r'^peerd_event_loop_lag_quantile_seconds\{.*?share="([0-9.]+)".*?\} ([0-9.e+-]+)$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,10 @@ def loop_lag_ms(plan: Plan) -> dict[str, float]:
             time.sleep(POLL_S)
         with urllib.request.urlopen(f"{peers.dashboard}metrics", timeout=READ_TIMEOUT_S) as reply:  # noqa: S310 - a daemon of this benchmark
             text = reply.read().decode()
-    return {share: 1000 * float(seconds) for share, seconds in LAG.findall(text)}
+    found = {share: 1000 * float(seconds) for share, seconds in LAG.findall(text)}
+    if not found:
+        raise PeerdError("the daemon's metrics do not tell by how much its event loop is late")
+    return found
 
 
 def parse() -> Plan:
