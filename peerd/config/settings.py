@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,10 @@ class Settings:
     """Leave when standard input closes, so that a demo's daemons never outlive it."""
     ephemeral: bool = False
     """Remove the home folder when the daemon ends, however it ends."""
+
+    def told(self, line: str) -> Settings:
+        """The same with the addresses to join at, once they are there."""
+        return replace(self, join_told=False, join=line.strip())
 
     def __post_init__(self) -> None:
         if bool(self.run_file) + bool(self.join) + self.join_told > 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 
 # gRPC and hivemind read these when they are imported; peerd never forks after that.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -28,7 +27,7 @@ def main(arguments: list[str]) -> int:
         from peerd.daemon.run import run_daemon
 
         if settings.join_told:
-            settings = replace(settings, join_told=False, join=sys.stdin.readline().strip())
+            settings = settings.told(sys.stdin.readline())
             if not settings.join:
                 return ExitCode.INTERRUPTED  # whoever started this daemon is gone
         return run_daemon(settings)

@@ -208,9 +208,8 @@ class Membership:
             self.on_superseded(signed.record.incarnation)
             return False
         now_s = clock_s()
-        suspected = self._suspects.get(peer)
+        suspected = self._suspects.pop(peer, None)
         if suspected is not None and suspected[0] == signed.record.incarnation:
-            del self._suspects[peer]
             self.on_mistaken()
         says_more = not self.view.only_renews(signed.record, now_s)
         self.view = self.view.merge(signed.record, now_s)
@@ -225,11 +224,11 @@ class Membership:
         return mine.record.pair if mine is not None else (0, 0)
 
     def _forget_suspects(self) -> None:
-        """A suspicion ends when the peer's pair rises, or with its record."""
+        """A suspicion ends with the record, where the peer's pair does not rise before (`_absorb_one`)."""
         now_s = clock_s()
-        for peer, pair in list(self._suspects.items()):
+        for peer in list(self._suspects):
             seen = self.view.sightings.get(peer)
-            if seen is None or seen.record.pair > pair or now_s - seen.risen_at_s > 2 * self.view.ttl_s:
+            if seen is None or now_s - seen.risen_at_s > 2 * self.view.ttl_s:
                 del self._suspects[peer]
 
 

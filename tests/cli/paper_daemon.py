@@ -15,7 +15,6 @@ import socketserver
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +115,7 @@ def main() -> None:
     mood = os.environ.get("PAPER_DAEMON", "")
     settings = Settings.from_json(sys.argv[1])
     if settings.join_told:
-        settings = replace(settings, join_told=False, join=sys.stdin.readline().strip())
+        settings = settings.told(sys.stdin.readline())
         if not settings.join:
             sys.exit(130)
     daemon = PaperDaemon(settings, mood)

@@ -1,0 +1,51 @@
+"""Whoever does not answer a re-dial is suspect; who was wrong about that waits longer the next time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from peerd.errors import PeerGoneError
+from peerd.swarm.identity import Identity
+from peerd.swarm.liveness import REDIAL_TIMEOUT_S, Liveness
+from peerd.swarm.membership import Membership
+from peerd.swarm.signed import sign_record
+from peerd.table.record import PeerId, PeerRecord, Phase, RawRecord, RunId
+from peerd.wire.clients import SwarmClient
+
+RUN = RunId("a" * 32)
+ME, MATE = (Identity(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)) for number in range(2))
+
+
+@dataclass
+class Silent:
+    """Nobody answers; how long each was waited for."""
+
+    waited_s: list[float] = field(default_factory=list)
+
+    async def gossip(self, _peer: PeerId, _records: Sequence[RawRecord], timeout_s: float) -> tuple[RawRecord, ...]:
+        self.waited_s.append(timeout_s)
+        raise PeerGoneError("no answer")
+
+
+async def test_a_suspicion_that_proves_wrong_makes_the_next_slower_and_one_of_a_peer_that_came_back_does_not() -> None:
+    membership, client = Membership(ME, RUN, ttl_s=60.0), Silent()
+    membership.own = lambda: PeerRecord(peer=ME.peer, incarnation=1, phase=Phase.ACCUMULATING)
+    liveness = Liveness(membership, cast(SwarmClient, client))
+    suspected: list[PeerId] = []
+    liveness.on_suspect = suspected.append
+    membership.publish()
+    for pair in ((1, 1), (2, 1), (2, 2)):  # it dies and comes back, then it lives after all
+        record = PeerRecord(peer=MATE.peer, incarnation=pair[0], version=pair[1], phase=Phase.ACCUMULATING)
+        membership.absorb([sign_record(record, MATE, RUN).raw])
+        membership.publish()
+        liveness.report_failure(MATE.peer)
+        await asyncio.gather(*liveness._probes.values())
+        assert suspected.pop() == MATE.peer
+    first, second, third = client.waited_s
+    assert first == second == REDIAL_TIMEOUT_S
+    assert 1.5 * REDIAL_TIMEOUT_S < third <= 2 * REDIAL_TIMEOUT_S
