@@ -134,7 +134,9 @@ class Stepper:
         at_start = own.record.step <= self.beginning.step
         if own.record.phase is Phase.JOINING and at_start and not live.serving(own.record.stage):
             return self._recover(live, now_s)
-        return decide(self.own_state(), live, now_s, self._rules_in(live))
+        if own.lost_since_s != self._lost_since_s:
+            own = replace(own, lost_since_s=self._lost_since_s)
+        return decide(own, live, now_s, self._rules_in(live))
 
     def _rules_in(self, live: LiveView) -> StepRules:
         """Where records live longer than three periods, what looks lost has to look so for longer."""

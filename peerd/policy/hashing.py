@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
+
+REMEMBERED_RANKS = 1 << 12
 
 
 def digest(*parts: bytes | str | int, size: int = 16) -> bytes:
@@ -15,6 +18,7 @@ def digest(*parts: bytes | str | int, size: int = 16) -> bytes:
     return state.digest()
 
 
+@lru_cache(maxsize=REMEMBERED_RANKS)
 def peer_rank(peer: str, stage: int, step: int) -> bytes:
-    """The order of a stage's members at one step; the lowest proposes the roster."""
+    """The order of a stage's members at one step; the lowest proposes the roster. Remembered: each look at the table asks for it."""
     return digest("rank", peer, stage, step, size=8)

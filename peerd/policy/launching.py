@@ -36,6 +36,12 @@ def owners(trainers: tuple[PeerId, ...], step: int, index: int) -> tuple[PeerId,
     return tuple(sorted(trainers, key=lambda trainer: digest("owner", trainer, step, index, size=8), reverse=True))
 
 
+def first_owned(live: LiveView, step: int, num_microbatches: int) -> list[int]:
+    """The microbatches of a step that are mine to launch before anybody takes them over, as it looks now."""
+    trainers = tuple(trainers_of(live, step))
+    return [index for index in range(num_microbatches) if trainers and owners(trainers, step, index)[0] == live.me]
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What there is to do, and what of it is one trainer's."""
@@ -113,6 +119,15 @@ def launchable(
         missing += len(lacking)
         absent |= lacking if not absent else set()
     return Work(tuple(launches), frozenset(absent), missing)
+
+
+def what_launches_hang_on(record: PeerRecord) -> tuple[object, ...]:
+    """Where none of this changes in any record and nothing in flight ends, time alone brings me more to launch.
+
+    A ledger that grows takes work away; what gives it back is a peer's death or a ledger with another number.
+    """
+    ledgers = (record.incarnation, record.ledger_no, record.next_ledger_no)
+    return record.peer, record.stage, record.step, record.phase, record.trains, record.trains_from, ledgers
 
 
 def _of_step(

@@ -7,7 +7,7 @@ the roster's content, so rosters need not agree (PROTOCOL, opening).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from peerd.policy.hashing import digest, peer_rank
 from peerd.policy.ledger import full
@@ -83,9 +83,12 @@ def leader_of(members: Sequence[PeerRecord]) -> PeerId | None:
 
 def compose(mine: PeerRecord, live: LiveView, num_microbatches: int, attempt: int) -> Roster | None:
     """Rule 7: the roster I propose, or None while it is not mine to propose or would not be exact."""
-    # `mine` is newer than what I published last, but only that says whether I leave: else two of us would think they lead.
-    members = [replace(mine, leaving=m.leaving) if m.peer == mine.peer else m for m in live.members(mine.stage, mine.step)]
-    if leader_of(members) != mine.peer or any(m.phase is not Phase.ACCUMULATING for m in members):
+    members = live.members(mine.stage, mine.step)
+    # As published: only that says whether I leave, and else two of us would think they lead.
+    if mine.phase is not Phase.ACCUMULATING or leader_of(members) != mine.peer:
+        return None
+    members = tuple(mine if m.peer == mine.peer else m for m in members)
+    if any(m.phase is not Phase.ACCUMULATING for m in members):
         return None
     if any(m.lineage != mine.lineage for m in members):
         return None  # computed with other parameters than mine: one of us downloads the other's state first

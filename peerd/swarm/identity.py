@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import base58
@@ -25,6 +26,7 @@ _PEER_PREFIX = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
 SIGNATURE_BYTES = 64
 MAX_PEERS = 64
 MAX_INCARNATION = 1 << 62
+REMEMBERED_KEYS = 1 << 12
 
 
 class Identity:
@@ -68,6 +70,7 @@ def peer_id_of(public_key: bytes) -> PeerId:
     return PeerId(base58.b58encode(_PEER_PREFIX + public_key).decode())
 
 
+@lru_cache(maxsize=REMEMBERED_KEYS)
 def public_key_of(peer: str) -> bytes:
     """The raw public key inside a peer id; ValueError when it is not an Ed25519 peer id."""
     if len(peer) > 64:

@@ -84,9 +84,11 @@ class Membership:
         self.on_risen: Callable[[SignedRecord], None] = lambda _signed: None
         """A record is newer than what was known, or is a new one of mine."""
         self._version = 0
+        self._published: PeerRecord | None = None
+        """My step state as it was last announced: while it is still that, my row in the view needs no mending."""
         self._live: _Live | None = None
         self._suspects: dict[PeerId, tuple[int, int]] = {}
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: set[asyncio.Future[bool]] = set()
 
     @property
     def me(self) -> PeerId:
@@ -99,7 +101,7 @@ class Membership:
         if known is not None and known.view is view and known.own is own and known.made_at_s <= now_s < known.until_s:
             return known.live
         live = view.live(now_s)
-        if own is not None:
+        if own is not None and own is not self._published:
             live = replace(live, records=tuple(_with_step_fields(r, own) if r.peer == own.peer else r for r in live.records))
         self._live = _Live(view, own, now_s, view.holds_until_s(now_s), live)
         return live
@@ -134,6 +136,7 @@ class Membership:
         signed = sign_record(record, self.identity, self.run)
         self.raws[self.me] = signed
         self.view = self.view.merge(record, clock_s())
+        self._published = own
         self.on_risen(signed)
         self.wake()
         return signed
@@ -169,17 +172,16 @@ class Membership:
 
     async def changed(self, timeout_s: float) -> bool:
         """Wait for the next change of the view, a record's death among them, at most this long. False when the time ran out."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
         self._waiters.add(waiter)
         lives_s = self._next_death_s() - clock_s()
+        timer = loop.call_later(max(0.0, min(timeout_s, lives_s)), _answer, waiter, lives_s <= timeout_s)
         try:
-            async with asyncio.timeout(min(timeout_s, lives_s)):
-                await waiter
-        except TimeoutError:
-            return lives_s <= timeout_s
+            return await waiter
         finally:
+            timer.cancel()
             self._waiters.discard(waiter)
-        return True
 
     def _next_death_s(self) -> float:
         known, now_s = self._live, clock_s()
@@ -190,8 +192,7 @@ class Membership:
     def wake(self) -> None:
         """Let everyone who waits for a change look again."""
         for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            _answer(waiter, True)
 
     def _absorb_one(self, body: bytes, signature: bytes) -> bool:
         """Whether it says more than that its peer, who counted anyhow, is still there."""
@@ -230,6 +231,11 @@ class Membership:
             seen = self.view.sightings.get(peer)
             if seen is None or now_s - seen.risen_at_s > 2 * self.view.ttl_s:
                 del self._suspects[peer]
+
+
+def _answer(waiter: asyncio.Future[bool], has_changed: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(has_changed)
 
 
 def _with_step_fields(published: PeerRecord, own: PeerRecord) -> PeerRecord:

@@ -42,6 +42,8 @@ class LiveView:
     stages, and of every other one its speakers'."""
     _by_peer: dict[PeerId, PeerRecord] = field(default_factory=dict, init=False, repr=False, compare=False)
     _by_stage: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _serving: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _members: dict[tuple[int, int], tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Filled by the first question, for there are many about one view."""
 
     def find(self, peer: PeerId) -> PeerRecord | None:
@@ -64,12 +66,19 @@ class LiveView:
 
     def serving(self, stage: int) -> tuple[PeerRecord, ...]:
         """Live peers of a stage that have its parameters, whatever their step."""
-        return tuple(r for r in self.of_stage(stage) if r.phase is not Phase.JOINING)
+        found = self._serving.get(stage)
+        if found is None:
+            found = self._serving[stage] = tuple(r for r in self.of_stage(stage) if r.phase is not Phase.JOINING)
+        return found
 
     def members(self, stage: int, step: int) -> tuple[PeerRecord, ...]:
         """T4: live records with that stage and step, not joining and not voided for the step."""
-        voided = {(v.peer, v.incarnation, v.step) for r in self.of_stage(stage) for v in r.voids}
-        return tuple(r for r in self.serving(stage) if r.step == step and (r.peer, r.incarnation, step) not in voided)
+        found = self._members.get((stage, step))
+        if found is None:
+            voided = {(v.peer, v.incarnation, v.step) for r in self.of_stage(stage) for v in r.voids}
+            found = tuple(r for r in self.serving(stage) if r.step == step and (r.peer, r.incarnation, step) not in voided)
+            self._members[stage, step] = found
+        return found
 
     @property
     def is_summarised(self) -> bool:
@@ -129,7 +138,7 @@ class SwarmView:
     def only_renews(self, record: PeerRecord, now_s: float) -> bool:
         """Whether a record says nothing but that its peer, who counts already, goes on: it changes no decision."""
         known = self.sightings.get(record.peer)
-        if known is None or not known.is_fresh(now_s, self.ttl_s) or replace(record, version=known.record.version) != known.record:
+        if known is None or not known.is_fresh(now_s, self.ttl_s) or not _say_the_same(record, known.record):
             return False
         return not any(s.peer == record.peer for seen in self.sightings.values() for s in seen.record.suspects)
 
@@ -161,3 +170,10 @@ class SwarmView:
         counted = {r.peer for r in self.live(now_s).records}
         fresh = {s.record.peer for s in self.sightings.values() if s.is_fresh(now_s, self.ttl_s)}
         return frozenset(fresh - counted)
+
+
+def _say_the_same(record: PeerRecord, known: PeerRecord) -> bool:
+    """But for the version. What changes most is looked at first: to make a record costs more than that."""
+    if (record.done, record.phase, record.step, record.next_done) != (known.done, known.phase, known.step, known.next_done):
+        return False
+    return replace(record, version=known.version) == known

@@ -13,12 +13,12 @@ import structlog
 
 from peerd.config.manifest import Manifest
 from peerd.errors import RemoteError
-from peerd.policy.launching import Launch, WayTime, Work, launchable, on_the_way, share, window
+from peerd.policy.launching import Launch, WayTime, Work, first_owned, launchable, on_the_way, share, what_launches_hang_on, window
 from peerd.policy.ledger import work_step
 from peerd.stage.service import slots_of
-from peerd.stage.tensors import encode
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.view import LiveView
+from peerd.train.prepared import Prepared
 from peerd.train.samples import Microbatches
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.values import Call
@@ -49,7 +49,8 @@ class Trainer:
 
     def __init__(self, manifest: Manifest, corpus: Microbatches, membership: Membership, dispatcher: Dispatcher) -> None:
         self._manifest = manifest
-        self._corpus = corpus
+        self._prepared = Prepared(corpus)
+        self._prepared_step = -1
         self._membership = membership
         self._dispatcher = dispatcher
         self._slots = slots_of(manifest)
@@ -57,6 +58,7 @@ class Trainer:
         """Told by the path of the last microbatch."""
         self._way = WayTime()
         self._in_flight: set[tuple[int, int]] = set()
+        self._num_ended = 0
         self._missing_since_s: dict[tuple[int, int], float] = {}
         self._launched: dict[tuple[int, int], int] = {}
         """How many times, of this step and the last."""
@@ -83,16 +85,23 @@ class Trainer:
                     self._launch_missing(group)
                     await self._rest()
         finally:
+            self._prepared.close()
             self._tell_again()
 
     async def _rest(self) -> None:
         """Until there are news or it is time to look. Where this machine slept meanwhile, nobody else was slow: clocks begin anew."""
         began_s, most_s = clock_s(), TICK_S if self._missing_since_s else IDLE_TICK_S
-        await self._membership.changed(most_s)
+        seen = self._seen()
+        while await self._membership.changed(began_s + most_s - clock_s()) and seen == self._seen() and clock_s() < began_s + most_s:
+            pass
         slept_s = clock_s() - began_s - most_s
         if slept_s > SLEPT_S:
             self._missing_since_s.clear()
             self._step_began_s += slept_s
+
+    def _seen(self) -> tuple[int, tuple[tuple[object, ...], ...]]:
+        """What may give me something to launch: that ledgers grow, which is most of the news, does not."""
+        return self._num_ended, tuple(what_launches_hang_on(record) for record in self._membership.live().records)
 
     def stop_after_this_step(self) -> None:
         """What I own of the step under way I still launch, for nobody else will for a while."""
@@ -140,16 +149,24 @@ class Trainer:
         self._missing_since_s = {key: self._missing_since_s.get(key, now_s) for key in work.absent}
         if work.absent and (step := min(work.absent)[0]) not in (self._step, self._step - 1):  # a step that reopens does not begin again
             self._begin(step, now_s)
+        waiting = [launch for launch in work.launches if (launch.step, launch.index) not in self._in_flight]
+        if not waiting:
+            self._prepare(live)
+            return
         underway = on_the_way(live, train.num_stages, train.microbatch_size, self._way.least_s)
         allowed = share(window(live, train.num_stages, self._slots, underway, self._most_slots), work)
-        for launch in work.launches:
-            key = (launch.step, launch.index)
-            if key in self._in_flight:
-                continue
+        for launch in waiting:
             if sum(step <= launch.step for step, _ in self._in_flight) >= allowed:  # what is launched ahead keeps nothing waiting
                 break
-            self._in_flight.add(key)
+            self._in_flight.add((launch.step, launch.index))
             group.create_task(self._train(launch))
+
+    def _prepare(self, live: LiveView) -> None:
+        """All that I own of this step is under way: what I shall own of the next one."""
+        train, step = self._manifest.train, self._step + 1
+        if self._prepared_step != step and not (train.steps and step >= train.steps):
+            self._prepared_step = step
+            self._prepared.read_ahead([(step, index) for index in first_owned(live, step, train.microbatches_per_step)])
 
     def _begin(self, step: int, now_s: float) -> None:
         """A new work step: how long the last one took, where this trainer saw it begin, says when an owner counts as slow."""
@@ -171,7 +188,7 @@ class Trainer:
     async def _train(self, launch: Launch) -> None:
         key = (launch.step, launch.index)
         try:
-            call = await asyncio.to_thread(self._call_for, launch)
+            call = await self._call_for(launch)
             self.counters.launched += 1
             if call.attempt:
                 self.counters.replayed += 1
@@ -188,10 +205,11 @@ class Trainer:
             await asyncio.sleep(FAILURE_PAUSE_S)
         finally:
             self._in_flight.discard(key)
+            self._num_ended += 1
             self._membership.wake()
 
-    def _call_for(self, launch: Launch) -> Call:
-        inputs, labels = self._corpus.microbatch(launch.step, launch.index)
+    async def _call_for(self, launch: Launch) -> Call:
+        inputs, labels = await self._prepared.take(launch.step, launch.index)
         return Call(
             call_id=os.urandom(16),
             stage=0,
@@ -199,6 +217,6 @@ class Trainer:
             index=launch.index,
             accumulate=launch.accumulate,
             attempt=self._launched.get((launch.step, launch.index), 0),
-            inputs=encode(inputs if inputs.is_floating_point() else inputs.int()),
-            labels=encode(labels.int()),
+            inputs=inputs,
+            labels=labels,
         )

@@ -7,7 +7,19 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from peerd.policy.launching import WayTime, Work, first_step_owned, launchable, on_the_way, owners, share, trainers_of, window
+from peerd.policy.launching import (
+    WayTime,
+    Work,
+    first_owned,
+    first_step_owned,
+    launchable,
+    on_the_way,
+    owners,
+    share,
+    trainers_of,
+    what_launches_hang_on,
+    window,
+)
 from peerd.policy.ledger import is_averaged, stages_missing, work_step
 from peerd.table.record import PeerId, Phase
 from peerd.table.view import LiveView
@@ -49,6 +61,29 @@ def test_exactly_one_trainer_launches_a_microbatch_that_has_just_gone_missing(li
     absent = launchable(live, *sizes, {}, 0.0, TAKEOVER_S).absent
     if trainers_of(live, 0):
         assert sorted((launch.step, launch.index) for launch in launches) == sorted(absent)
+
+
+@given(live_views(), st.integers(0, 3))
+def test_what_is_first_owned_is_shared_out_among_the_trainers(live: LiveView, step: int) -> None:
+    shares = [first_owned(as_seen_by(live, peer), step, NUM_MICROBATCHES) for peer in trainers_of(live, step)]
+    assert sorted(index for each in shares for index in each) == (list(range(NUM_MICROBATCHES)) if shares else [])
+
+
+@given(live_views(), st.integers(0, FULL), st.booleans(), st.data())
+def test_that_a_ledger_grows_gives_nobody_more_to_launch(live: LiveView, more: int, overlaps: bool, data: st.DataObject) -> None:
+    grown = data.draw(st.sampled_from(live.records))
+    after = view_of(*(replace(r, done=r.done | more) if r.peer == grown.peer else r for r in live.records))
+    assert list(map(what_launches_hang_on, after.records)) == list(map(what_launches_hang_on, live.records))
+    for peer in trainers_of(live, 0):
+        before, now = (
+            {
+                (launch.step, launch.index, stage)
+                for launch in launchable(as_seen_by(view, peer), *sizes, {}, 0.0, TAKEOVER_S, overlaps=overlaps).launches
+                for stage in launch.accumulate
+            }
+            for view in (live, after)
+        )
+        assert now <= before
 
 
 @given(live_views())

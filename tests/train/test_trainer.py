@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from peerd.errors import PeerGoneError
+from peerd.policy.launching import Work, first_owned
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId, PeerRecord
 from peerd.table.view import LiveView
@@ -29,8 +30,12 @@ MANIFEST = tiny_manifest(2)
 STEPS = 2
 
 
+@dataclass
 class Noise:
+    read: list[tuple[int, int]] = field(default_factory=list)
+
     def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
+        self.read.append((step, index))
         return torch.zeros(2, 16, dtype=torch.int64), torch.zeros(2, 16, dtype=torch.int64)
 
 
@@ -126,5 +131,58 @@ async def test_who_slept_does_not_take_the_others_for_slow(monkeypatch: pytest.M
     swarm.tick_s = 0.2
     assert await swarm.look(int(trainer.FIRST_TAKEOVER_S / 0.2) - 10) == mine
     assert await swarm.look(30) == set(range(MANIFEST.train.microbatches_per_step))
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_once_all_that_is_mine_is_launched_the_next_steps_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm, noise = Silent(), Noise()
+    monkeypatch.setattr(trainer, "clock_s", lambda: swarm.now_s)
+    made = Trainer(MANIFEST, cast(Microbatches, noise), cast(Membership, swarm), cast(Dispatcher, swarm))
+    running = asyncio.ensure_future(made.run())
+    mine = await swarm.look(20)
+    assert set(noise.read) >= {(0, index) for index in mine}
+    ahead = [index for step, index in noise.read if step == 1]
+    assert ahead == first_owned(swarm.live(), 1, MANIFEST.train.microbatches_per_step) != []
+    running.cancel()
+    await asyncio.wait({running})
+
+
+@dataclass
+class Noisy(Silent):
+    """The same, where the other's ledger grows all the time, which is news every time."""
+
+    done: int = 0
+
+    def live(self) -> LiveView:
+        return view_of(member("me", trains=True), member("other", trains=True, done=self.done), member("b", stage=1))
+
+    async def changed(self, timeout_s: float) -> bool:
+        await super().changed(timeout_s)
+        self.done = (self.done + 1) % (1 << MANIFEST.train.microbatches_per_step)
+        return True
+
+    async def send(self, call: Call, _on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
+        self.launched.add(call.index)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_that_a_ledger_grows_makes_nobody_look_for_work_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm, looks = Noisy(tick_s=trainer.TICK_S / 50), list[float]()
+    monkeypatch.setattr(trainer, "clock_s", lambda: swarm.now_s)
+    made = Trainer(MANIFEST, cast(Microbatches, Noise()), cast(Membership, swarm), cast(Dispatcher, swarm))
+    work = made._work
+
+    def look(live: LiveView, now_s: float) -> Work:
+        looks.append(now_s)
+        return work(live, now_s)
+
+    monkeypatch.setattr(made, "_work", look)
+    running = asyncio.ensure_future(made.run())
+    await swarm.look(100)
+    looks.clear()
+    await swarm.look(500)
+    assert 9 <= len(looks) <= 11  # once every tick
     running.cancel()
     await asyncio.wait({running})

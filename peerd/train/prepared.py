@@ -1,0 +1,48 @@
+"""Microbatches read ahead: when a step begins, every peer waits for its first ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from peerd.errors import PeerdError
+from peerd.stage.tensors import encode
+from peerd.train.samples import Microbatches
+from peerd.wire.values import TensorBytes
+
+MOST_PREPARED = 16
+
+Key = tuple[int, int]
+"""Step and index."""
+Sample = tuple[TensorBytes, TensorBytes]
+"""Inputs and labels, as they travel."""
+
+
+class Prepared:
+    def __init__(self, corpus: Microbatches) -> None:
+        self._corpus = corpus
+        self._held: dict[Key, Sample] = {}
+        self._reading: asyncio.Task[None] | None = None
+
+    def read_ahead(self, keys: Sequence[Key]) -> None:
+        """Hold the first few of these in place of what was held; nothing while others are still being read."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.get_running_loop().create_task(self._read_all(keys[:MOST_PREPARED]))
+
+    async def take(self, step: int, index: int) -> Sample:
+        """Read now, if it was not before."""
+        held = self._held.pop((step, index), None)
+        return held if held is not None else await asyncio.to_thread(self._read, (step, index))
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def _read_all(self, keys: Sequence[Key]) -> None:
+        with contextlib.suppress(PeerdError, OSError):  # whoever takes it hears of it
+            self._held = await asyncio.to_thread(lambda: {key: self._read(key) for key in keys})
+
+    def _read(self, key: Key) -> Sample:
+        inputs, labels = self._corpus.microbatch(*key)
+        return encode(inputs if inputs.is_floating_point() else inputs.int()), encode(labels.int())
