@@ -1,4 +1,4 @@
-"""One open round at one member: which elements each reduces, what has come in, and the sums over it."""
+"""One open round at one member: which elements each reduces, what has come in, and the sums over it. Work of the thread that sums."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from peerd.averaging.compression import Slice
+from peerd.averaging.compression import Compression, Slice
 from peerd.policy.roster import Roster
 from peerd.table.record import PeerId
 
@@ -32,8 +32,8 @@ class Round:
     slices_of: list[Slice]
     """By index in the roster: which elements each member reduces."""
     parts: dict[PeerId, Tensor] = field(default_factory=dict)
-    complete: asyncio.Event = field(default_factory=asyncio.Event)
-    """Every member's part is here."""
+    complete: bool = False
+    """Every member's part is here. For the thread that sums."""
     slices: dict[int, Tensor] = field(default_factory=dict)
     silent: list[PeerId] = field(default_factory=list)
     """Members that did not answer the proposal."""
@@ -53,6 +53,7 @@ def whole_of(current: Round) -> Tensor:
         _, place = elements_of(current, number)
         if values.data_ptr() != place.data_ptr():
             place.copy_(values)
+            current.slices[number] = place
     return current.accumulator
 
 
@@ -63,3 +64,23 @@ def sum_in_order(current: Round) -> Tensor:
         total += part
     current.parts.clear()
     return total
+
+
+def own_part(current: Round, compression: Compression) -> Tensor:
+    """My part of the slice that I reduce."""
+    where, values = elements_of(current, current.mine)
+    return compression.kept(compression.parts, current.roster.average_id, where, values)
+
+
+def part_for(current: Round, number: int, compression: Compression) -> tuple[memoryview, ...]:
+    """My part of another's slice, as it travels."""
+    where, values = elements_of(current, number)
+    return compression.sent(compression.parts, current.roster.average_id, where, values)[1]
+
+
+def reduce(current: Round, compression: Compression) -> Reduced:
+    """My slice, once every part of it is here."""
+    where, average_id, total = current.slices_of[current.mine], current.roster.average_id, sum_in_order(current)
+    if len(current.roster.entries) == 1:
+        return Reduced(compression.kept(compression.sums, average_id, where, total), ())
+    return Reduced(*compression.sent(compression.sums, average_id, where, total))

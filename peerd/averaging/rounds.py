@@ -12,13 +12,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import structlog
 from torch import Tensor
 
 from peerd.averaging.compression import Compression
-from peerd.averaging.exchange import Reduced, Round, elements_of, sum_in_order, whole_of
+from peerd.averaging.exchange import Reduced, Round, elements_of, own_part, part_for, reduce, whole_of
 from peerd.averaging.log import AverageLog
 from peerd.averaging.missed import finite, packed, unpacked
 from peerd.averaging.terms import Terms
@@ -27,7 +28,7 @@ from peerd.policy.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_no
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.state import HeldAverage, StageState
 from peerd.stage.tensors import decode_flat, encode_flat
-from peerd.table.record import AverageId, PeerId, RawRecord
+from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord
 from peerd.timeline.spans import Kind, SpanRing
 from peerd.wire.clients import AveragingClient, PartHeader
 from peerd.wire.links import digest_of
@@ -36,6 +37,7 @@ from peerd.wire.values import Average, Part
 
 MAX_DEAD_ROUNDS = 64
 ABORT_TIMEOUT_S = 2.0
+LOG_PAUSE_S = 0.2
 LOG = structlog.get_logger()
 
 
@@ -71,9 +73,11 @@ class Rounds:
         self.missed: Counter[PeerId] = Counter()
         """Rounds of this step that I led and that failed for want of a member."""
         self.spans = SpanRing(0)
-        self._latest: HeldAverage | None = None
-        """The last average applied, until it is on disk."""
-        self.own_record: Callable[[], RawRecord] = lambda: (b"", b"")
+        self._unlogged: dict[int, HeldAverage] = {}
+        """Averages applied, by step, until they are on disk."""
+        self.own_record: Callable[[], RawRecord] = lambda: NO_RECORD
+        self.on_record: Callable[[RawRecord], None] = lambda _record: None
+        """Of a member that did not join: what the leader took it for was wrong."""
         self.on_opened: Callable[[], None] = lambda: None
         """A round is open: its members know by its roster, and nobody else waits to hear of it."""
         self.on_change: Callable[[], None] = lambda: None
@@ -104,7 +108,9 @@ class Rounds:
 
     async def _propose_to(self, peer: PeerId, roster: Roster) -> str:
         try:
-            joined, reason, _ = await self._client.propose(peer, roster, self._averaging_s)
+            joined, reason, record = await self._client.propose(peer, roster, self._averaging_s)
+            if not joined:
+                self.on_record(record)
         except RemoteError as error:
             self.on_failure(peer)
             if self.open is not None and self.open.roster is roster:
@@ -128,12 +134,13 @@ class Rounds:
     # As member
 
     async def propose(self, caller: PeerId, roster: Roster) -> tuple[bool, str, RawRecord]:
+        """Whether I have joined; if not, why, and my record as it is now."""
         if caller != roster.leader:
             raise BadMessageError("a roster is proposed by its leader")
         if roster.average_id in self._dead:
             return False, "this round is closed", self.own_record()
         reason = await self._join(roster)
-        return not reason, reason, self.own_record()
+        return (False, reason, self.own_record()) if reason else (True, "", NO_RECORD)
 
     async def _join(self, roster: Roster) -> str:
         codec = self.compression.codec_of(roster.codec)
@@ -161,14 +168,15 @@ class Rounds:
             await self._fetch_slices(current)
             if len(current.roster.entries) > 1:
                 self._terms.exchanged(current.slices_of[0].codec, self._clock() - began_s)
-            whole = await self._arithmetic.run(Priority.CONTROL, lambda: whole_of(current))
         except RemoteError as error:
             await self.close(current.roster.average_id, error.message)
             return
         if self.open is not current:
             return
         self.open = None
-        await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(current.roster, whole))
+        if self._arithmetic is not self._executor:
+            await self._arithmetic.run(Priority.CONTROL, lambda: whole_of(current))
+        await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(current.roster, whole_of(current)))
         self.on_change()
 
     async def _fetch_slices(self, current: Round) -> None:
@@ -183,10 +191,12 @@ class Rounds:
 
     async def _fetch_slice(self, current: Round, number: int, peer: PeerId) -> None:
         if number == current.mine:
-            await self._add_part(current, peer, await self._arithmetic.run(Priority.CONTROL, lambda: self._own_part(current)))
+            await self._add_part(current, peer, lambda: own_part(current, self.compression))
             current.slices[number] = (await asyncio.shield(current.reduced)).total
             return
-        part = await self._arithmetic.run(Priority.CONTROL, lambda: self._part_for(current, number))
+        encode = partial(part_for, current, number, self.compression)
+        encoded = self.compression.allowed.is_lossy  # else it goes out as it lies in memory
+        part = await self._arithmetic.run(Priority.CONTROL, encode) if encoded else encode()
         size = sum(len(chunk) for chunk in part)
         header = PartHeader(current.roster.average_id, number, current.roster.entries[current.mine].done, size)
         began_s = time.monotonic()
@@ -211,8 +221,7 @@ class Rounds:
         if entry is None or entry.done != part.ledger or part.slice_index != current.mine or part.num_bytes != size:
             raise BadMessageError("this part is not what the roster says")
         chunks = await receive()
-        tensor = await self._arithmetic.run(Priority.CONTROL, lambda: self.compression.received(chunks, where))
-        await self._add_part(current, caller, tensor)
+        await self._add_part(current, caller, lambda: self.compression.received(chunks, where))
         try:
             async with asyncio.timeout(2 * self._averaging_s):
                 reduced = await asyncio.shield(current.reduced)
@@ -221,16 +230,20 @@ class Rounds:
         self.compression.count(where.codec, size)
         return reduced.chunks
 
-    async def _add_part(self, current: Round, peer: PeerId, part: Tensor) -> None:
-        if current.complete.is_set():
-            return
-        current.parts[peer] = part
+    async def _add_part(self, current: Round, peer: PeerId, made: Callable[[], Tensor]) -> None:
+        """Make a part and, where it is the last one, the sum: one job, for each handing over costs as much as a small slice."""
+
+        def add() -> Reduced | None:
+            if current.complete:  # a part sent twice must not be added up twice
+                return None
+            current.parts[peer] = made()
+            current.complete = len(current.parts) == len(current.roster.entries)
+            return reduce(current, self.compression) if current.complete else None
+
+        reduced = await self._arithmetic.run(Priority.CONTROL, add)
         current.progress_s = self._clock()
-        if len(current.parts) == len(current.roster.entries):
-            current.complete.set()  # before the wait: a part sent twice must not be added up twice
-            reduced = await self._arithmetic.run(Priority.CONTROL, lambda: self._reduce(current))
-            if not current.reduced.done():
-                current.reduced.set_result(reduced)
+        if reduced is not None and not current.reduced.done():
+            current.reduced.set_result(reduced)
 
     async def _round_of(self, average_id: AverageId) -> Round:
         """The open round of this id; a part may come before its PROPOSE and waits for it."""
@@ -320,7 +333,7 @@ class Rounds:
 
     def _held_of(self, step: int) -> Iterator[HeldAverage]:
         """Averages of a step, those in memory first."""
-        for held in (self._state.average, self._latest):
+        for held in (self._state.average, *self._unlogged.values()):
             if held is not None and held.roster.step == step:
                 yield held
         logged = self._log.get(step)
@@ -345,44 +358,29 @@ class Rounds:
         """Log an average for mates that missed it, when the torch thread has nothing better to do."""
         length = held.flat_sum.numel()
         self.missed.clear()
-        self._latest = held
         self.num_applied += 1
         self._terms.applied(self._clock())
         if self.compression.allowed.is_lossy:  # on its own thread, before any sum of the next round
             self._in_background(self._arithmetic.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id, length)))
         self.on_applied(held.roster)
         if len(held.roster.entries) > 1 or held.tied is not None:  # alone, there is no mate that could have missed it
+            self._unlogged[held.roster.step] = held
             self._in_background(self._write_log(held))
 
     async def _write_log(self, held: HeldAverage) -> None:
+        """Not at once: the next step's first microbatch, which is on its way here, would have to wait."""
+        await asyncio.sleep(LOG_PAUSE_S)
         kept = await self._arithmetic.run(Priority.IDLE, lambda: self._log.put(held))
         if held.tied is not None and not kept:
             await self._executor.run(Priority.CONTROL, lambda: self._state.forget_sum(held.roster.step))
-        if self._latest is held:
-            self._latest = None
+        if self._unlogged.get(held.roster.step) is held:
+            del self._unlogged[held.roster.step]
 
     def shut(self) -> None:
         for task in (*self._background, *([self._work] if self._work else [])):
             task.cancel()
         if self._arithmetic is not self._executor:
             self._arithmetic.close()
-
-    # Jobs of the thread that sums
-
-    def _own_part(self, current: Round) -> Tensor:
-        where, values = elements_of(current, current.mine)
-        return self.compression.kept(self.compression.parts, current.roster.average_id, where, values)
-
-    def _part_for(self, current: Round, number: int) -> tuple[memoryview, ...]:
-        where, values = elements_of(current, number)
-        return self.compression.sent(self.compression.parts, current.roster.average_id, where, values)[1]
-
-    def _reduce(self, current: Round) -> Reduced:
-        where, average_id = current.slices_of[current.mine], current.roster.average_id
-        total, compression = sum_in_order(current), self.compression
-        if len(current.roster.entries) == 1:
-            return Reduced(compression.kept(compression.sums, average_id, where, total), ())
-        return Reduced(*compression.sent(compression.sums, average_id, where, total))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

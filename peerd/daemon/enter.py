@@ -38,8 +38,8 @@ from peerd.swarm.signed import SignedManifest, pack_manifest, unpack_manifest
 from peerd.table.circuit import direct, is_circuit
 from peerd.table.record import HIDDEN, PeerId, PeerRecord, RunId
 from peerd.table.view import TTL_PERIODS
-from peerd.wire.clients import SwarmClient
 from peerd.wire.p2pd import check_port_free
+from peerd.wire.swarm_client import SwarmClient
 
 FIRST_LOOK_TIMEOUT_S = 10.0
 MAX_BOOTSTRAP_PEERS = 4

@@ -28,7 +28,8 @@ from peerd.errors import UsageError
 from peerd.stage.service import StageService
 from peerd.stage.snapshots import SnapshotServer
 from peerd.stage.state import StageState
-from peerd.wire.clients import AveragingClient, StageClient, SwarmClient
+from peerd.wire.clients import AveragingClient, StageClient
+from peerd.wire.swarm_client import SwarmClient
 from peerd.wire.values import TensorBytes
 
 SHARE_BROKEN = 0.25
@@ -107,7 +108,8 @@ class Faults:
         _wrap(StageService, "backpropagate", functools.partial(_serving, self))
         _wrap(StageClient, "backpropagate", functools.partial(_sending, self))
         _wrap(AveragingClient, "reduce", functools.partial(_sending_part, self))
-        _wrap(SwarmClient, "gossip", functools.partial(_gossiping, self))
+        for way in ("gossip", "tell"):
+            _wrap(SwarmClient, way, functools.partial(_gossiping, self))
         for owner, method in ((Rounds, "reduce"), (Rounds, "get_average"), (SnapshotServer, "snapshot")):
             _wrap(owner, method, functools.partial(_answering, self))
 

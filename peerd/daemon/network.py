@@ -27,7 +27,6 @@ from peerd.table.record import PeerId, RunId
 from peerd.wire import run_folder
 from peerd.wire.certificate import make_certificate
 from peerd.wire.circuits import Circuits
-from peerd.wire.clients import SwarmClient
 from peerd.wire.direct import DirectPaths, Pins, Showing
 from peerd.wire.links import Links
 from peerd.wire.p2pd import P2pd, P2pdConfig, check_port_free, is_public, start_p2pd
@@ -35,6 +34,7 @@ from peerd.wire.relay import Relay
 from peerd.wire.run_folder import RunFolder
 from peerd.wire.seal import Seal
 from peerd.wire.server import DirectEndpoint, start_server
+from peerd.wire.swarm_client import SwarmClient
 from peerd.wire.throttle import Throttles
 from peerd.wire.tunnel import Tunnel
 from peerd.wire.values import Description

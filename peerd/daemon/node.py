@@ -45,11 +45,12 @@ from peerd.timeline.spans import SpanRing
 from peerd.train.samples import Microbatches
 from peerd.train.trainer import Trainer
 from peerd.wire.checkup import CheckupServicer
-from peerd.wire.clients import AveragingClient, DataClient, StageClient, StateClient, SwarmClient
+from peerd.wire.clients import AveragingClient, DataClient, StageClient, StateClient
 from peerd.wire.data_service import DataServicer
 from peerd.wire.direct import DirectServicer
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer, Tallies
+from peerd.wire.swarm_client import SwarmClient
 
 AVERAGING_SHARE_OF_TTL = 0.6
 MICROBATCH_TOTAL_S = 600.0
@@ -154,6 +155,7 @@ class Node:
         self.rounds.on_opened = self._round_opened
         self.rounds.on_change = self.announce
         self.rounds.own_record = self._own_record
+        self.rounds.on_record = lambda record: self.membership.absorb([record])
         start = self.place.manifest.start
         self.stepper.beginning = Beginning(step=start.step, founder=bool(self.settings.run_file))
         self.stepper.load_start = self._load_start if start.state else None

@@ -19,7 +19,7 @@ from peerd.errors import RemoteError, TimedOutError, UsageError
 from peerd.table.record import PeerRecord
 from peerd.table.view import LiveView
 from peerd.timeline.spans import MAX_SPANS, PeerTimeline, Span
-from peerd.wire.clients import ReceivedTimeline
+from peerd.wire.swarm_client import ReceivedTimeline
 
 MAX_STEPS = 1000
 MAX_ASKED = 64

@@ -31,7 +31,7 @@ from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import PeerId, RawRecord
 from peerd.table.view import NEAR_STAGES, LiveView
-from peerd.wire.clients import SwarmClient
+from peerd.wire.swarm_client import SwarmClient
 from peerd.wire.values import Description
 
 STAGE_FAN_OUT = 16
@@ -292,7 +292,7 @@ class Gossip:
     async def _send(self, peer: PeerId) -> None:
         own = self._membership.raws.get(self._membership.me)
         try:
-            self._membership.absorb(await self._client.gossip(peer, [own.raw] if own is not None else [], PUSH_TIMEOUT_S))
+            self._membership.absorb(await self._client.tell(peer, [own.raw] if own is not None else [], PUSH_TIMEOUT_S))
         except BadMessageError:
             return  # counted where it was refused; the peer's next message may be sound
         except RemoteError:

@@ -14,7 +14,7 @@ from peerd.policy.patience import Patience
 from peerd.policy.reaching import is_out_of_reach
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import PeerId, Reach
-from peerd.wire.clients import SwarmClient
+from peerd.wire.swarm_client import SwarmClient
 
 REDIAL_TIMEOUT_S, RELAYED_REDIAL_TIMEOUT_S = 1.0, 4.0
 """Through a relay it takes half a dozen round trips, each of them longer."""

@@ -20,6 +20,8 @@ NO_AVERAGE = AverageId(b"")
 RawRecord = tuple[bytes, bytes]
 """A record as it travels: its body and its signature. Nothing in it is to be believed before it is read."""
 
+NO_RECORD: RawRecord = (b"", b"")
+
 
 class Phase(enum.IntEnum):
     """Where a peer is in the life of a step. `TRANSITIONS` lists the moves."""

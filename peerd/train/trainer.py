@@ -163,8 +163,9 @@ class Trainer:
 
     def _prepare(self, live: LiveView) -> None:
         """All that I own of this step is under way: what I shall own of the next one."""
-        train, step = self._manifest.train, self._step + 1
-        if self._prepared_step != step and not (train.steps and step >= train.steps):
+        train = self._manifest.train
+        step = self._step + 1 + train.overlaps_steps
+        if self._step >= 0 and self._prepared_step != step and not (train.steps and step >= train.steps):
             self._prepared_step = step
             self._prepared.read_ahead([(step, index) for index in first_owned(live, step, train.microbatches_per_step)])
 

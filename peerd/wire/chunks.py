@@ -1,7 +1,8 @@
 """Chunks of large messages between memory and the wire, in protobuf's own encoding but without protobuf's copies.
 
 A message whose only field is a chunk of bytes is one tag, the length and the bytes. Written and read by hand that costs one copy
-on the way out, straight from the tensor's memory, and none on the way in; protobuf makes three and two.
+on the way out, straight from the tensor's memory, and none on the way in; protobuf makes three and two. Each message costs as much as
+the copying of many kilobytes, so the pieces of a chunk may lie apart, and a header may have the first chunk with it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from peerd.errors import BadMessageError
 from peerd.wire.generated import averaging_pb2, stage_pb2
+from peerd.wire.values import Bytes
 
 _LENGTH_DELIMITED = 2
 _MAX_LENGTH_BYTES = 5
@@ -22,25 +25,68 @@ class Chunk:
     chunk: memoryview
 
 
+Pieces = tuple[Bytes, ...]
+"""A chunk that lies in pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headed:
+    """A message that is nothing but a header, and the chunk that comes with it."""
+
+    message: Any
+    chunk: Bytes
+
+
+def _tag_of(field: Any) -> int:
+    return int(field.number) << 3 | _LENGTH_DELIMITED
+
+
 class ChunkCoder:
-    """Serializer and deserializer of one kind of message: bytes, or a view of some, stand for a message of that chunk alone."""
+    """Serializer and deserializer of one kind of message: bytes, a view of some, or pieces stand for a message of that chunk alone."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
-        self._tag = kind.DESCRIPTOR.fields_by_name["chunk"].number << 3 | _LENGTH_DELIMITED
+        fields = kind.DESCRIPTOR.fields_by_name
+        self._tag = _tag_of(fields["chunk"])
+        self._header_tag = _tag_of(fields["header"]) if "header" in fields else None
 
     def serialize(self, message: Any) -> bytes:
-        if not isinstance(message, bytes | memoryview):
-            return bytes(message.SerializeToString())
-        return b"".join((bytes((self._tag,)), _varint(len(message)), message))
+        match message:
+            case bytes() | memoryview():
+                return b"".join((bytes((self._tag,)), _varint(len(message)), message))
+            case tuple():
+                return b"".join((bytes((self._tag,)), _varint(sum(map(len, message))), *message))
+            case Headed():
+                return bytes(message.message.SerializeToString()) + self.serialize(message.chunk)
+            case _:
+                return bytes(message.SerializeToString())
 
     def deserialize(self, data: bytes) -> Any:
-        """A Chunk, or the message, if it is anything else. Raises what protobuf raises where it is neither."""
-        if data and data[0] == self._tag:
+        """A Chunk, a header with one, or the message, if it is anything else. Raises what protobuf raises where it is none of them."""
+        if data and data[0] == self._header_tag:
             length, start = _read_varint(data, 1)
-            if length and start + length == len(data):
-                return Chunk(memoryview(data)[start:])
-        return self._kind.FromString(data)
+            chunk = self._chunk_at(data, start + length) if length else None
+            if chunk is not None:
+                return Headed(self._kind.FromString(data[: start + length]), chunk)
+        chunk = self._chunk_at(data, 0)
+        return Chunk(chunk) if chunk is not None else self._kind.FromString(data)
+
+    def _chunk_at(self, data: bytes, start: int) -> memoryview | None:
+        """What comes from there on, if that is one chunk and nothing else."""
+        if len(data) <= start or data[start] != self._tag:
+            return None
+        length, begin = _read_varint(data, start + 1)
+        return memoryview(data)[begin:] if length and begin + length == len(data) else None
+
+
+def opening(message: Any, kind: Any, words: str) -> tuple[Any, Bytes]:
+    """The header that a stream begins with, and the bytes that came with it. BadMessageError, with these words, where it has none."""
+    chunk: Bytes = b""
+    if isinstance(message, Headed):
+        message, chunk = message.message, message.chunk
+    if not isinstance(message, kind) or not message.HasField("header"):
+        raise BadMessageError(words)
+    return message.header, chunk or message.chunk
 
 
 PARTS, SLICES = ChunkCoder(averaging_pb2.PartMessage), ChunkCoder(averaging_pb2.SliceMessage)

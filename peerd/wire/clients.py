@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from peerd.errors import BadMessageError, PeerGoneError, UnheardError
-from peerd.policy.contributions import StageTally
 from peerd.policy.roster import Roster
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, RawRecord, RunId
-from peerd.timeline.spans import Kind, Span, SpanRing
-from peerd.wire import convert, timelines
-from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk
+from peerd.timeline.spans import Kind, SpanRing
+from peerd.wire import convert
+from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk, Headed, Pieces
 from peerd.wire.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
@@ -27,76 +23,16 @@ from peerd.wire.generated import (
     stage_pb2_grpc,
     state_pb2,
     state_pb2_grpc,
-    swarm_pb2,
-    swarm_pb2_grpc,
 )
 from peerd.wire.lanes import Lanes
-from peerd.wire.links import Links, PeerRole, as_remote_error, digest_of, raise_if_ours, read_within
-from peerd.wire.values import Bytes, Call, CallResult, Description, RawManifest
+from peerd.wire.links import Links, PeerRole, answer_of, digest_of, read_within
+from peerd.wire.values import Call, CallResult
 
 BACKPROPAGATE, REDUCE = "/peerd.Stage/Backpropagate", "/peerd.Averaging/Reduce"
 MAX_CHUNKS = 1 << 20
 MAX_STEP = 1 << 62
 MAX_LINEAGE_BYTES = 32
 """What fits a record: a joiner that took on more could not announce itself."""
-
-
-class SwarmClient:
-    def __init__(self, links: Links, run: RunId) -> None:
-        self._links = links
-        self._run = run
-
-    async def gossip(self, peer: PeerId, records: Sequence[RawRecord], timeout_s: float, want_all: bool = False) -> tuple[RawRecord, ...]:
-        request = swarm_pb2.GossipRequest(run=self._run, records=convert.records_to(records), want_all=want_all)
-        return await self._gossip(peer, request, timeout_s)
-
-    async def ask_for_news(self, peer: PeerId, known: Sequence[bytes], timeout_s: float) -> tuple[RawRecord, ...]:
-        """What rose lately at `peer`, but for what is known here, by the tags of policy/spreading.py."""
-        request = swarm_pb2.GossipRequest(run=self._run, want_news=True, known=convert.tags_to(known))
-        return await self._gossip(peer, request, timeout_s)
-
-    async def _gossip(self, peer: PeerId, request: swarm_pb2.GossipRequest, timeout_s: float) -> tuple[RawRecord, ...]:
-        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
-        reply = await _unary(stub.Gossip(request, timeout=timeout_s))
-        self._links.traffic.sent_bytes += request.ByteSize()
-        self._links.traffic.received_bytes += reply.ByteSize()
-        return convert.records_from(reply.records, most=8192)
-
-    async def describe(self, peer: PeerId, timeout_s: float) -> Description:
-        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
-        reply = await _unary(stub.Describe(swarm_pb2.DescribeRequest(), timeout=timeout_s, wait_for_ready=True))
-        manifests = tuple(RawManifest(m.body, m.organiser_key, m.signature) for m in reply.manifests)
-        return Description(manifests, reply.software, reply.clock_s)
-
-    async def contributions(self, peer: PeerId, timeout_s: float) -> tuple[StageTally, ...]:
-        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
-        reply = await _unary(stub.Contributions(swarm_pb2.ContributionsRequest(run=self._run), timeout=timeout_s))
-        self._links.traffic.received_bytes += reply.ByteSize()
-        return convert.tallies_from(reply.stages)
-
-    async def timeline(self, peer: PeerId, steps: tuple[int, int], most: int, timeout_s: float) -> ReceivedTimeline:
-        """What the peer did in the steps from the first to the last, at most so many spans, and its clock."""
-        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
-        request = swarm_pb2.TimelineRequest(run=self._run, first_step=steps[0], last_step=steps[1], most=most)
-        asked_s = time.monotonic()
-        reply = await _unary(stub.Timeline(request, timeout=timeout_s))
-        answered_s = time.monotonic()
-        self._links.traffic.received_bytes += reply.ByteSize()
-        if not math.isfinite(reply.clock_s):
-            raise BadMessageError("a clock that shows no time")
-        spans = await asyncio.to_thread(timelines.spans_from, reply) if most else []
-        return ReceivedTimeline(spans=spans, complete=reply.complete, clock_s=reply.clock_s, asked_s=asked_s, answered_s=answered_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceivedTimeline:
-    """What a peer told, on its clock, and when it was asked and had answered, on mine."""
-
-    spans: Sequence[Span]
-    complete: bool
-    clock_s: float
-    asked_s: float
-    answered_s: float
 
 
 class StageClient:
@@ -119,14 +55,12 @@ class StageClient:
             traffic = self._links.traffic
             traffic.taken[peer] = way
 
-            async def messages() -> AsyncIterator[stage_pb2.CallMessage | Bytes]:
+            async def messages() -> AsyncIterator[stage_pb2.CallMessage | Headed | Pieces]:
                 began_s = time.monotonic()
-                yield stage_pb2.CallMessage(header=header)
-                sent = header.ByteSize()
-                for chunk in (*call.inputs.chunks, *call.labels.chunks):
-                    sent += len(chunk)
-                    yield chunk
+                for message in convert.call_messages(header, call):
+                    yield message
                 turn.end()
+                sent = header.ByteSize() + call.inputs.num_bytes + call.labels.num_bytes
                 self.spans.add(Kind.SEND, began_s, call.step, call.index, peer, sent)
                 traffic.sent_bytes += sent
                 if call.stage > 0:
@@ -164,7 +98,7 @@ class StageClient:
 
     async def cancel(self, peer: PeerId, call_id: bytes, timeout_s: float) -> None:
         stub: Any = stage_pb2_grpc.StageStub(await self._links.channel_for_tensors(peer))
-        await _unary(stub.Cancel(stage_pb2.CancelRequest(call_id=call_id), timeout=timeout_s))
+        await answer_of(stub.Cancel(stage_pb2.CancelRequest(call_id=call_id), timeout=timeout_s))
 
 
 class AveragingClient:
@@ -173,10 +107,10 @@ class AveragingClient:
         self._run = run
 
     async def propose(self, peer: PeerId, roster: Roster, timeout_s: float) -> tuple[bool, str, RawRecord]:
-        """Whether the peer joined, its reason if not, and its record as of now."""
+        """Whether the peer joined; if not, its reason and its record as of now."""
         stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
         request = averaging_pb2.Proposal(run=self._run, roster=convert.roster_to(roster))
-        reply = await _unary(stub.Propose(request, timeout=timeout_s))
+        reply = await answer_of(stub.Propose(request, timeout=timeout_s))
         return reply.joined, reply.reason[:200], (reply.record.body, reply.record.signature)
 
     async def reduce(self, peer: PeerId, part: PartHeader, chunks: Sequence[memoryview], patience_s: float) -> tuple[memoryview, ...]:
@@ -184,12 +118,12 @@ class AveragingClient:
         channel = await self._links.channel_for_tensors(peer)
         call = channel.stream_stream(REDUCE, request_serializer=PARTS.serialize, response_deserializer=SLICES.deserialize)
 
-        async def messages() -> AsyncIterator[averaging_pb2.PartMessage | memoryview]:
+        async def messages() -> AsyncIterator[Headed | memoryview]:
             header = averaging_pb2.PartHeader(
                 average_id=part.average_id, slice=part.slice_index, ledger=convert.bitmap_to(part.ledger), num_bytes=part.num_bytes
             )
-            yield averaging_pb2.PartMessage(header=header)
-            for chunk in chunks:
+            yield Headed(averaging_pb2.PartMessage(header=header), chunks[0] if chunks else b"")
+            for chunk in chunks[1:]:
                 yield chunk
 
         rpc = call(messages())
@@ -203,7 +137,7 @@ class AveragingClient:
 
     async def abort(self, peer: PeerId, average_id: AverageId, timeout_s: float) -> None:
         stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
-        await _unary(stub.Abort(averaging_pb2.AbortRequest(average_id=average_id), timeout=timeout_s))
+        await answer_of(stub.Abort(averaging_pb2.AbortRequest(average_id=average_id), timeout=timeout_s))
 
     async def get_average(self, peer: PeerId, stage: int, step: int, patience_s: float) -> ReceivedAverage:
         """A finished average, not checked yet: the caller does that off the loop."""
@@ -346,16 +280,6 @@ async def _chunks_of_stream(rpc: Any, what: str, links: Links, patience_s: float
             yield message.chunk
     finally:
         rpc.cancel()
-
-
-async def _unary(rpc: Any) -> Any:
-    try:
-        return await rpc
-    except grpc.aio.AioRpcError as error:
-        raise as_remote_error(error) from None
-    except asyncio.CancelledError:
-        raise_if_ours()
-        raise PeerGoneError("the connection was closed") from None
 
 
 async def _wait_for_done(rpc: Any, patience_s: float, on_forwarded: Callable[[int, PeerId], None]) -> stage_pb2.Done:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from peerd.config.codec import NONE, Codec, parse_codec
 from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
@@ -11,8 +11,9 @@ from peerd.policy.contributions import StageTally, Tally
 from peerd.policy.roster import Roster, RosterEntry
 from peerd.policy.spreading import MOST_TAGS, TAG_BYTES
 from peerd.table.record import PeerId, RawRecord
+from peerd.wire.chunks import Headed, Pieces
 from peerd.wire.generated import averaging_pb2, stage_pb2, swarm_pb2
-from peerd.wire.values import ITEM_BYTES, Bytes, Call, CallResult, TensorBytes
+from peerd.wire.values import CHUNK_BYTES, ITEM_BYTES, Bytes, Call, CallResult, TensorBytes
 
 MAX_RECORDS = 64
 MAX_STAGES = 4096
@@ -22,6 +23,8 @@ MAX_COUNT = 1 << 62
 MAX_PEER_CHARS = 64
 ID_BYTES = 16
 TRACE_BYTES = 24
+MOST_WITH_HEADER = 16 * 1024
+"""Bytes of tokens. How fast tensors come in is measured by those of activations, from the header on."""
 
 
 def records_to(records: Iterable[RawRecord]) -> list[swarm_pb2.SignedRecord]:
@@ -118,6 +121,31 @@ def call_from(header: stage_pb2.CallHeader) -> Call:
         gradient_codec=_known_codec(header.gradient_codec),
         attempt=header.attempt,
     )
+
+
+def call_messages(header: stage_pb2.CallHeader, call: Call) -> Iterator[stage_pb2.CallMessage | Headed | Pieces]:
+    """A call as it travels. A few tokens come with the header; else it goes ahead, for who is full refuses a call before it has more."""
+    pieces = (*call.inputs.chunks, *call.labels.chunks)
+    opens = stage_pb2.CallMessage(header=header)
+    if call.stage == 0 and sum(map(len, pieces)) <= MOST_WITH_HEADER:
+        yield Headed(opens, b"".join(pieces))
+        return
+    yield opens
+    yield from grouped(pieces)
+
+
+def grouped(pieces: Iterable[Bytes]) -> Iterator[Pieces]:
+    """Pieces of at most 1 MB that make up no more than that together."""
+    group: list[Bytes] = []
+    size = 0
+    for piece in pieces:
+        if group and size + len(piece) > CHUNK_BYTES:
+            yield tuple(group)
+            group, size = [], 0
+        group.append(piece)
+        size += len(piece)
+    if group:
+        yield tuple(group)
 
 
 def result_to(result: CallResult, receive_rate: float | None) -> list[stage_pb2.ReplyMessage | Bytes]:

@@ -3,8 +3,8 @@
 Who is who is settled in the tunnel, where libp2p proves both ends: there a caller shows its certificate and is shown the
 callee's, and each checks that the other's peer key vouches for it. From then on TLS takes exactly these two certificates. A path
 is tried beside the calls that the tunnel carries meanwhile, so one that leads nowhere costs nobody any time, and a broken one
-leads back into the tunnel, as does one over which tensors travel much more slowly (policy/paths.py). Gossip, liveness and checkups
-always take the tunnel.
+leads back into the tunnel, as does one over which tensors travel much more slowly (policy/paths.py). What is pushed goes with the
+tensors; liveness and checkups always take the tunnel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from peerd.wire.certificate import MAX_CERTIFICATE_BYTES, SERVER_NAME, Certifica
 from peerd.wire.checkup import host_in
 from peerd.wire.counted import CountedChannel
 from peerd.wire.generated import direct_pb2, direct_pb2_grpc
-from peerd.wire.links import CHANNEL_OPTIONS, Links, Way, as_remote_error, raise_if_ours
+from peerd.wire.links import CHANNEL_OPTIONS, Links, Way, answer_of
 from peerd.wire.services import Door
 from peerd.wire.throttle import Throttles
 
@@ -256,13 +256,8 @@ class DirectPaths:
 
     async def _show(self, peer: PeerId) -> direct_pb2.ShowReply:
         stub: Any = direct_pb2_grpc.DirectStub(await self._links.channel(peer))
-        try:
-            reply: direct_pb2.ShowReply = await stub.Show(direct_pb2.ShowRequest(certificate=self._certificate.der), timeout=SHOW_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise as_remote_error(error) from None
-        except asyncio.CancelledError:
-            raise_if_ours()
-            raise PeerGoneError("the connection was closed") from None
+        request = direct_pb2.ShowRequest(certificate=self._certificate.der)
+        reply: direct_pb2.ShowReply = await answer_of(stub.Show(request, timeout=SHOW_TIMEOUT_S))
         return reply
 
     def _close_soon(self, channel: grpc.aio.Channel) -> None:

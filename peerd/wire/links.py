@@ -180,6 +180,11 @@ class Links:
         direct = self.direct.channel(peer) if self.direct is not None else None
         return (direct, Way.DIRECT) if direct else (await self.channel(peer), Way.TUNNEL)
 
+    async def quickest_channel(self, peer: PeerId) -> Any:
+        """The direct channel if there is one now; none is looked for."""
+        leads = self.direct is not None and self.direct.leads_to(peer)
+        return await (self.channel_for_tensors(peer) if leads else self.channel(peer))
+
     async def channel(self, peer: PeerId) -> grpc.aio.Channel:
         async with self._opening.setdefault(peer, asyncio.Lock()):
             known = self._channels.get(peer)
@@ -247,6 +252,17 @@ def raise_if_ours() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise
+
+
+async def answer_of(rpc: Any) -> Any:
+    """What a call with one answer brings. RemoteError as the peer says, or when the connection closes."""
+    try:
+        return await rpc
+    except grpc.aio.AioRpcError as error:
+        raise as_remote_error(error) from None
+    except asyncio.CancelledError:
+        raise_if_ours()
+        raise PeerGoneError("the connection was closed") from None
 
 
 def digest_of(chunks: Iterable[Bytes]) -> bytes:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
@@ -23,7 +24,7 @@ from peerd.policy.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
 from peerd.timeline.spans import MAX_SPANS, Kind, SpanRing
 from peerd.wire import convert, timelines
-from peerd.wire.chunks import Chunk
+from peerd.wire.chunks import Chunk, Headed, opening
 from peerd.wire.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
@@ -39,6 +40,9 @@ from peerd.wire.links import RETRY_AFTER_MS, Link, PeerRole, Traffic, Way, chunk
 from peerd.wire.tunnel import caller_of
 from peerd.wire.values import Average, Bytes, Call, CallResult, Description, Part, Snapshot
 
+MAX_CONVERSATIONS = 4
+"""Of one caller: one by each way to here, and those that it is about to end."""
+LONGEST_SILENCE_S = 120.0
 LOG = structlog.get_logger()
 _STATUS: dict[type[PeerdError], grpc.StatusCode] = {
     BadMessageError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -136,13 +140,16 @@ class Door:
         except TimeoutError:
             raise PeerGoneError(f"no word for {self.patience_s:.1f} s") from None
 
-    async def read_chunks(self, messages: AsyncIterator[Any], num_bytes: int) -> tuple[Any, ...]:
-        """Exactly `num_bytes` of chunks, of whichever kind these messages hold; BadMessageError otherwise."""
+    async def read_chunks(self, messages: AsyncIterator[Any], num_bytes: int, begun: Bytes = b"") -> tuple[Any, ...]:
+        """Exactly `num_bytes` of chunks, of whichever kind these messages hold; BadMessageError otherwise. `begun` came before."""
         chunks: list[Any] = []
         missing = num_bytes
         while missing > 0:
-            message = await self.read(messages)
-            chunk = message.chunk if message is not None else b""
+            if begun:
+                chunk, begun = begun, b""
+            else:
+                message = await self.read(messages)
+                chunk = message.chunk if message is not None else b""
             missing -= len(chunk)
             if missing < 0 or not chunk:
                 raise BadMessageError("chunks that do not add up to what the header says")
@@ -156,9 +163,34 @@ class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
         self._door = door
         self._handler = handler
         self._tallies = tallies
+        self._conversations: Counter[PeerId] = Counter()
+        """How many each caller holds."""
 
     async def Gossip(self, request: swarm_pb2.GossipRequest, context: Any) -> swarm_pb2.GossipReply:
+        return await self._answer(await self._door.caller(context), request, context)
+
+    async def Converse(self, requests: AsyncIterator[swarm_pb2.GossipRequest], context: Any) -> AsyncIterator[swarm_pb2.GossipReply]:
+        """Ends after a long silence: a stream that nobody uses is not held."""
         caller = await self._door.caller(context)
+        if self._conversations[caller] >= MAX_CONVERSATIONS:
+            await self._door.refuse(context, caller, BusyError(f"you hold {MAX_CONVERSATIONS} conversations already"))
+        self._conversations[caller] += 1
+        try:
+            while (request := await self._said(requests)) is not None:
+                yield await self._answer(await self._door.caller(context), request, context)
+        finally:
+            self._conversations[caller] -= 1
+            if not self._conversations[caller]:
+                del self._conversations[caller]
+
+    async def _said(self, requests: AsyncIterator[swarm_pb2.GossipRequest]) -> swarm_pb2.GossipRequest | None:
+        try:
+            async with asyncio.timeout(LONGEST_SILENCE_S):
+                return await anext(requests, None)
+        except TimeoutError:
+            return None
+
+    async def _answer(self, caller: PeerId, request: swarm_pb2.GossipRequest, context: Any) -> swarm_pb2.GossipReply:
         try:
             self._door.check_run(request.run)
             if request.want_news:
@@ -210,7 +242,7 @@ class StageServicer(stage_pb2_grpc.StageServicer):
         self._handler = handler
         self._lanes = Lanes()
 
-    async def Backpropagate(self, messages: AsyncIterator[stage_pb2.CallMessage | Chunk], context: Any) -> AsyncIterator[Any]:
+    async def Backpropagate(self, messages: AsyncIterator[stage_pb2.CallMessage | Headed | Chunk], context: Any) -> AsyncIterator[Any]:
         """Takes and yields chunks as they lie in memory (`ChunkCoder`)."""
         caller = await self._door.caller(context)
         link = caller, Way.TUNNEL if caller_of(context.peer()) else Way.DIRECT
@@ -247,18 +279,16 @@ class StageServicer(stage_pb2_grpc.StageServicer):
         self, link: Link, messages: AsyncIterator[Any], replies: asyncio.Queue[stage_pb2.ReplyMessage | None], turn: Turn
     ) -> tuple[Call, CallResult]:
         """The result of a call, and the turn to send it: until then the caller hears that this peer works."""
-        first = await self._door.read(messages)
-        if not isinstance(first, stage_pb2.CallMessage) or first.WhichOneof("kind") != "header":
-            raise BadMessageError("a call without a header")
-        self._door.check_run(first.header.run)
-        call = convert.call_from(first.header)
-        self._handler.absorb(link[0], convert.records_from(first.header.records))
+        header, begun = opening(await self._door.read(messages), stage_pb2.CallMessage, "a call without a header")
+        self._door.check_run(header.run)
+        call = convert.call_from(header)
+        self._handler.absorb(link[0], convert.records_from(header.records))
 
         async def receive() -> tuple[memoryview, ...]:
             replies.put_nowait(stage_pb2.ReplyMessage(accepted=stage_pb2.Accepted()))
             num_bytes = call.inputs.num_bytes + call.labels.num_bytes
-            with self._door.traffic.receiving(link, num_bytes):
-                chunks = await self._door.read_chunks(messages, num_bytes)
+            with self._door.traffic.receiving(link, num_bytes - len(begun)):
+                chunks = await self._door.read_chunks(messages, num_bytes, begun)
             self._door.traffic.received_inputs(call)
             return chunks
 
@@ -296,16 +326,13 @@ class AveragingServicer(averaging_pb2_grpc.AveragingServicer):
             await self._door.refuse(context, caller, error)
         return averaging_pb2.ProposalReply(joined=joined, reason=reason, record=swarm_pb2.SignedRecord(body=body, signature=signature))
 
-    async def Reduce(self, messages: AsyncIterator[averaging_pb2.PartMessage | Chunk], context: Any) -> AsyncIterator[Any]:
+    async def Reduce(self, messages: AsyncIterator[averaging_pb2.PartMessage | Headed | Chunk], context: Any) -> AsyncIterator[Any]:
         """Yields chunks as they lie in memory (`ChunkCoder`)."""
         caller = await self._door.caller(context)
         try:
-            first = await self._door.read(messages)
-            if not isinstance(first, averaging_pb2.PartMessage) or first.WhichOneof("kind") != "header":
-                raise BadMessageError("a part without a header")
-            header = first.header
+            header, begun = opening(await self._door.read(messages), averaging_pb2.PartMessage, "a part without a header")
             part = Part(AverageId(header.average_id), header.slice, convert.bitmap_from(header.ledger), header.num_bytes)
-            chunks = await self._handler.reduce(caller, part, lambda: self._door.read_chunks(messages, part.num_bytes))
+            chunks = await self._handler.reduce(caller, part, lambda: self._door.read_chunks(messages, part.num_bytes, begun))
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
         for chunk in chunks:

@@ -25,7 +25,7 @@ from peerd.stage.executor import Priority
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.state import HeldAverage
 from peerd.stage.tensors import views_of_flat
-from peerd.table.record import PeerId, Phase
+from peerd.table.record import PeerId, Phase, RawRecord
 from peerd.wire.values import Part
 from tests.averaging.rounds_group import (
     MANIFEST,
@@ -247,6 +247,19 @@ async def test_parts_of_a_closed_round_are_dead_for_ever(make_group: MakeGroup) 
 
 async def nothing() -> tuple[memoryview, ...]:
     return ()
+
+
+async def test_a_leader_learns_from_a_refusal_what_the_member_really_is(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    roster, heard = group.roster(), list[RawRecord]()
+    leader, member = group.leader(roster), next(m for peer, m in group.members.items() if peer != roster.leader)
+    leader.rounds.on_record = heard.append
+    member.rounds.own_record = lambda: (b"as it is", b"signed")
+    assert await leader.rounds.lead(replace(roster, attempt=1)) == ""
+    await group.settled(Phase.AVERAGED)
+    assert heard == []
+    await leader.rounds._propose_to(member.state.record.peer, replace(roster, attempt=2))
+    assert heard == [(b"as it is", b"signed")]
 
 
 async def test_only_the_leader_may_propose_and_abort(make_group: MakeGroup) -> None:

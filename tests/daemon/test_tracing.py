@@ -19,7 +19,7 @@ from peerd.errors import BadMessageError, PeerGoneError, TimedOutError, UsageErr
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from peerd.timeline.spans import Kind, PeerTimeline, Span, SpanRing
-from peerd.wire.clients import ReceivedTimeline
+from peerd.wire.swarm_client import ReceivedTimeline
 
 ME = PeerId("me")
 AHEAD_S = 1000.0

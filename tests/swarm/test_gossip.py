@@ -19,7 +19,7 @@ from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedRecord, sign_record
 from peerd.table.record import PeerId, PeerRecord, Phase, RawRecord, RunId
-from peerd.wire.clients import SwarmClient
+from peerd.wire.swarm_client import SwarmClient
 
 RUN = RunId("a" * 32)
 PERIOD_S = 5.0
@@ -38,13 +38,15 @@ class Client:
     answering: asyncio.Event = field(default_factory=asyncio.Event)
     was_asked: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def gossip(self, peer: PeerId, records: Sequence[RawRecord], _timeout_s: float, want_all: bool = False) -> tuple[RawRecord, ...]:
-        if want_all:
-            self.was_asked.set()
-            return tuple(self.table)
+    async def tell(self, peer: PeerId, records: Sequence[RawRecord], _timeout_s: float) -> tuple[RawRecord, ...]:
         self.told.append((peer, records[0]))
         await self.answering.wait()
         return ()
+
+    async def gossip(self, _peer: PeerId, _records: Sequence[RawRecord], _timeout_s: float, want_all: bool) -> tuple[RawRecord, ...]:
+        assert want_all
+        self.was_asked.set()
+        return tuple(self.table)
 
     async def ask_for_news(self, peer: PeerId, known: Sequence[bytes], _timeout_s: float) -> tuple[RawRecord, ...]:
         self.asked.append((peer, known))

@@ -7,7 +7,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk, ChunkCoder
+from peerd.errors import BadMessageError
+from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk, ChunkCoder, Headed, opening
+from peerd.wire.convert import grouped
 from peerd.wire.generated.averaging_pb2 import PartHeader, PartMessage, SliceMessage
 from peerd.wire.generated.stage_pb2 import CallMessage, ReplyMessage
 from peerd.wire.links import chunks_of
@@ -28,15 +30,50 @@ def test_a_chunk_is_written_as_protobuf_writes_it_and_read_again(coder: tuple[Ch
     assert read.chunk == chunk
 
 
+@given(st.lists(SIZES, min_size=1, max_size=3))
+@settings(max_examples=20)
+def test_pieces_are_one_chunk(sizes: list[int]) -> None:
+    pieces = tuple(bytes([number]) * size for number, size in enumerate(sizes))
+    assert CALLS.serialize(pieces) == CallMessage(chunk=b"".join(pieces)).SerializeToString()
+
+
+@given(st.sampled_from([(PARTS, PartMessage), (CALLS, CallMessage)]), st.just(0) | SIZES, st.integers(0, 3))
+@settings(max_examples=40)
+def test_a_header_and_the_chunk_that_comes_with_it(coder: tuple[ChunkCoder, type], size: int, number: int) -> None:
+    written, kind = coder
+    header, chunk = kind().header, bytes([number]) * size
+    if kind is PartMessage:
+        header.slice = number
+    else:
+        header.attempt = number
+    data = written.serialize(Headed(kind(header=header), chunk))
+    assert data == kind(header=header, chunk=chunk).SerializeToString() or not size
+    read, begun = opening(written.deserialize(data), kind, "")
+    assert (read, bytes(begun)) == (header, chunk)
+
+
+def test_a_stream_that_begins_without_a_header_is_refused() -> None:
+    of_another = CallMessage(header=CallMessage().header)
+    for message in (None, PartMessage(chunk=b"x"), PartMessage(), of_another, PARTS.deserialize(b"\x12\x01x")):
+        with pytest.raises(BadMessageError, match="no header"):
+            opening(message, PartMessage, "no header")
+
+
+def test_pieces_are_grouped_up_to_a_chunk() -> None:
+    sizes = [CHUNK_BYTES, 5, CHUNK_BYTES - 5, 1, CHUNK_BYTES]
+    groups = list(grouped(bytes(size) for size in sizes))
+    assert [[len(piece) for piece in group] for group in groups] == [[CHUNK_BYTES], [5, CHUNK_BYTES - 5], [1], [CHUNK_BYTES]]
+
+
 def test_other_messages_stay_messages() -> None:
     for message in (PartMessage(header=PartHeader(slice=3)), PartMessage(), PartMessage(chunk=b"")):
         assert PARTS.deserialize(PARTS.serialize(message)) == message
 
 
-@given(st.binary(max_size=40), st.booleans())
-def test_no_bytes_are_too_odd_to_be_read(data: bytes, tagged: bool) -> None:
-    """Whatever is no chunk alone is read by protobuf, or refused by it."""
-    data = (b"\x12" if tagged else b"") + data
+@given(st.binary(max_size=40), st.sampled_from([b"", b"\x12", b"\x0a\x00\x12", b"\x0a\x02\x10\x03\x12", b"\x0a"]))
+def test_no_bytes_are_too_odd_to_be_read(data: bytes, tagged: bytes) -> None:
+    """Whatever is no chunk, alone or after a header, is read by protobuf, or refused by it."""
+    data = (tagged + data) if tagged else data
     try:
         expected = PartMessage.FromString(data)
     except DecodeError:
@@ -44,7 +81,10 @@ def test_no_bytes_are_too_odd_to_be_read(data: bytes, tagged: bool) -> None:
             PARTS.deserialize(data)
         return
     read = PARTS.deserialize(data)
-    assert (bytes(read.chunk) == expected.chunk) if isinstance(read, Chunk) else (read == expected)
+    if isinstance(read, Headed):
+        assert (read.message, bytes(read.chunk)) == (PartMessage(header=expected.header), expected.chunk)
+    else:
+        assert (bytes(read.chunk) == expected.chunk) if isinstance(read, Chunk) else (read == expected)
 
 
 LENGTHS = st.sampled_from([0, 1, 7, CHUNK_BYTES // 2, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES])

@@ -123,6 +123,15 @@ async def test_a_path_opens_beside_the_tunnel_and_the_callee_knows_who_calls() -
         assert throttles.download.total == there.throttles.upload.total > len(caller.peer)
 
 
+async def test_what_is_pushed_takes_the_path_there_is_and_looks_for_none() -> None:
+    async with endpoint() as there:
+        links, paths = there.paths_of(new_identity())
+        assert await links.quickest_channel(there.peer) is await links.channel(there.peer)
+        assert paths._paths == {}
+        channel = await tried(paths, there.peer)
+        assert await links.quickest_channel(there.peer) is channel is not None
+
+
 async def test_only_a_certificate_that_was_shown_in_the_tunnel_is_taken_and_only_the_last() -> None:
     async with endpoint() as there:
         caller = new_identity()

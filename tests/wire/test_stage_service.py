@@ -20,12 +20,13 @@ from peerd.stage.tensors import decode, encode
 from peerd.stage.values import Outcome, Ticket
 from peerd.table.record import RawRecord
 from peerd.wire import convert
-from peerd.wire.clients import StageClient, SwarmClient
+from peerd.wire.clients import StageClient
 from peerd.wire.generated import (
     stage_pb2,
     stage_pb2_grpc,
 )
 from peerd.wire.links import Way
+from peerd.wire.swarm_client import SwarmClient
 from peerd.wire.values import Call, CallResult
 from tests.wire.callee import ALL, BAD, BUSY, GONE, MANIFEST, PATIENCE_S, ROWS, RUN, STATE, Callee, assert_refused, drain
 

@@ -13,8 +13,8 @@ from peerd.daemon.tracing import offset_to
 from peerd.errors import BadMessageError, WrongStateError
 from peerd.table.record import RunId
 from peerd.timeline.spans import MAX_SPANS, Kind, Span, SpanRing
-from peerd.wire.clients import ReceivedTimeline, SwarmClient
 from peerd.wire.generated import swarm_pb2
+from peerd.wire.swarm_client import ReceivedTimeline, SwarmClient
 from peerd.wire.timelines import spans_from, spans_to
 from tests.wire.callee import RUN, Callee
 

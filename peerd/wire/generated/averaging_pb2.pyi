@@ -120,7 +120,7 @@ class ProposalReply(_message.Message):
     reason: _builtins.str
     @_builtins.property
     def record(self) -> _swarm_pb2.SignedRecord:
-        """the callee's own, as of now"""
+        """the callee's own as of now, where it did not join"""
 
     def __init__(
         self,
@@ -170,6 +170,8 @@ Global___PartHeader: _TypeAlias = PartHeader  # noqa: Y015
 
 @_typing.final
 class PartMessage(_message.Message):
+    """The first one has both."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
@@ -183,13 +185,11 @@ class PartMessage(_message.Message):
         header: Global___PartHeader | None = ...,
         chunk: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "kind", b"kind"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "kind", b"kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["header", "chunk"]  # noqa: Y015
-    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PartMessage: _TypeAlias = PartMessage  # noqa: Y015
 

@@ -39,6 +39,11 @@ class SwarmStub:
                 request_serializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.GossipRequest.SerializeToString,
                 response_deserializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.GossipReply.FromString,
                 _registered_method=True)
+        self.Converse = channel.stream_stream(
+                '/peerd.Swarm/Converse',
+                request_serializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.GossipRequest.SerializeToString,
+                response_deserializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.GossipReply.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/peerd.Swarm/Describe',
                 request_serializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.DescribeRequest.SerializeToString,
@@ -61,6 +66,13 @@ class SwarmServicer:
 
     def Gossip(self, request, context):
         """Push records; the reply brings records the callee holds that the caller may lack. Also serves as the liveness probe.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Converse(self, request_iterator, context):
+        """The same over and over on one stream, for what is pushed often: each request is answered before the next is looked at.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,6 +104,11 @@ def add_SwarmServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Gossip': grpc.unary_unary_rpc_method_handler(
                     servicer.Gossip,
+                    request_deserializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.GossipRequest.FromString,
+                    response_serializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.GossipReply.SerializeToString,
+            ),
+            'Converse': grpc.stream_stream_rpc_method_handler(
+                    servicer.Converse,
                     request_deserializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.GossipRequest.FromString,
                     response_serializer=peerd_dot_wire_dot_generated_dot_swarm__pb2.GossipReply.SerializeToString,
             ),
@@ -136,6 +153,33 @@ class Swarm:
             request,
             target,
             '/peerd.Swarm/Gossip',
+            peerd_dot_wire_dot_generated_dot_swarm__pb2.GossipRequest.SerializeToString,
+            peerd_dot_wire_dot_generated_dot_swarm__pb2.GossipReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Converse(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/peerd.Swarm/Converse',
             peerd_dot_wire_dot_generated_dot_swarm__pb2.GossipRequest.SerializeToString,
             peerd_dot_wire_dot_generated_dot_swarm__pb2.GossipReply.FromString,
             options,

@@ -33,6 +33,8 @@ class SwarmStub:
     def __new__(cls, channel: _aio.Channel) -> SwarmAsyncStub: ...
     Gossip: _grpc.UnaryUnaryMultiCallable[_swarm_pb2.GossipRequest, _swarm_pb2.GossipReply]
     """Push records; the reply brings records the callee holds that the caller may lack. Also serves as the liveness probe."""
+    Converse: _grpc.StreamStreamMultiCallable[_swarm_pb2.GossipRequest, _swarm_pb2.GossipReply]
+    """The same over and over on one stream, for what is pushed often: each request is answered before the next is looked at."""
     Describe: _grpc.UnaryUnaryMultiCallable[_swarm_pb2.DescribeRequest, _swarm_pb2.DescribeReply]
     """Which runs this peer serves. Needs no membership: it is what `join ADDRESS` asks first."""
     Contributions: _grpc.UnaryUnaryMultiCallable[_swarm_pb2.ContributionsRequest, _swarm_pb2.ContributionsReply]
@@ -45,6 +47,8 @@ class SwarmAsyncStub(SwarmStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Gossip: _aio.UnaryUnaryMultiCallable[_swarm_pb2.GossipRequest, _swarm_pb2.GossipReply]  # type: ignore[assignment]
     """Push records; the reply brings records the callee holds that the caller may lack. Also serves as the liveness probe."""
+    Converse: _aio.StreamStreamMultiCallable[_swarm_pb2.GossipRequest, _swarm_pb2.GossipReply]  # type: ignore[assignment]
+    """The same over and over on one stream, for what is pushed often: each request is answered before the next is looked at."""
     Describe: _aio.UnaryUnaryMultiCallable[_swarm_pb2.DescribeRequest, _swarm_pb2.DescribeReply]  # type: ignore[assignment]
     """Which runs this peer serves. Needs no membership: it is what `join ADDRESS` asks first."""
     Contributions: _aio.UnaryUnaryMultiCallable[_swarm_pb2.ContributionsRequest, _swarm_pb2.ContributionsReply]  # type: ignore[assignment]
@@ -60,6 +64,14 @@ class SwarmServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_swarm_pb2.GossipReply, _abc.Awaitable[_swarm_pb2.GossipReply]]:
         """Push records; the reply brings records the callee holds that the caller may lack. Also serves as the liveness probe."""
+
+    @_abc_1.abstractmethod
+    def Converse(
+        self,
+        request_iterator: _MaybeAsyncIterator[_swarm_pb2.GossipRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_swarm_pb2.GossipReply], _abc.AsyncIterator[_swarm_pb2.GossipReply]]:
+        """The same over and over on one stream, for what is pushed often: each request is answered before the next is looked at."""
 
     @_abc_1.abstractmethod
     def Describe(

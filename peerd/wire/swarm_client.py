@@ -1,0 +1,89 @@
+"""The calling side of the Swarm service: records, what a peer serves, what was computed, and what was done when."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from peerd.errors import BadMessageError
+from peerd.policy.contributions import StageTally
+from peerd.table.record import PeerId, RawRecord, RunId
+from peerd.timeline.spans import Span
+from peerd.wire import convert, timelines
+from peerd.wire.conversations import Conversations
+from peerd.wire.generated import swarm_pb2, swarm_pb2_grpc
+from peerd.wire.links import Links, answer_of
+from peerd.wire.values import Description, RawManifest
+
+CONVERSE = "/peerd.Swarm/Converse"
+
+
+class SwarmClient:
+    def __init__(self, links: Links, run: RunId) -> None:
+        self._links = links
+        self._run = run
+        self._conversations = Conversations(links, CONVERSE, swarm_pb2.GossipRequest.SerializeToString, swarm_pb2.GossipReply.FromString)
+
+    async def tell(self, peer: PeerId, records: Sequence[RawRecord], timeout_s: float) -> tuple[RawRecord, ...]:
+        """Push records the quickest way there is; what the peer has for me."""
+        request = swarm_pb2.GossipRequest(run=self._run, records=convert.records_to(records))
+        return self._records_of(request, await self._conversations.ask(peer, request, timeout_s))
+
+    async def gossip(self, peer: PeerId, records: Sequence[RawRecord], timeout_s: float, want_all: bool = False) -> tuple[RawRecord, ...]:
+        """The same through the tunnel, in a call of its own: whether the peer can be reached at all shows there."""
+        request = swarm_pb2.GossipRequest(run=self._run, records=convert.records_to(records), want_all=want_all)
+        return await self._gossip(peer, request, timeout_s)
+
+    async def ask_for_news(self, peer: PeerId, known: Sequence[bytes], timeout_s: float) -> tuple[RawRecord, ...]:
+        """What rose lately at `peer`, but for what is known here, by the tags of policy/spreading.py."""
+        request = swarm_pb2.GossipRequest(run=self._run, want_news=True, known=convert.tags_to(known))
+        return await self._gossip(peer, request, timeout_s)
+
+    async def _gossip(self, peer: PeerId, request: swarm_pb2.GossipRequest, timeout_s: float) -> tuple[RawRecord, ...]:
+        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
+        return self._records_of(request, await answer_of(stub.Gossip(request, timeout=timeout_s)))
+
+    def _records_of(self, request: swarm_pb2.GossipRequest, reply: swarm_pb2.GossipReply) -> tuple[RawRecord, ...]:
+        self._links.traffic.sent_bytes += request.ByteSize()
+        self._links.traffic.received_bytes += reply.ByteSize()
+        return convert.records_from(reply.records, most=8192)
+
+    async def describe(self, peer: PeerId, timeout_s: float) -> Description:
+        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
+        reply = await answer_of(stub.Describe(swarm_pb2.DescribeRequest(), timeout=timeout_s, wait_for_ready=True))
+        manifests = tuple(RawManifest(m.body, m.organiser_key, m.signature) for m in reply.manifests)
+        return Description(manifests, reply.software, reply.clock_s)
+
+    async def contributions(self, peer: PeerId, timeout_s: float) -> tuple[StageTally, ...]:
+        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
+        reply = await answer_of(stub.Contributions(swarm_pb2.ContributionsRequest(run=self._run), timeout=timeout_s))
+        self._links.traffic.received_bytes += reply.ByteSize()
+        return convert.tallies_from(reply.stages)
+
+    async def timeline(self, peer: PeerId, steps: tuple[int, int], most: int, timeout_s: float) -> ReceivedTimeline:
+        """What the peer did in the steps from the first to the last, at most so many spans, and its clock."""
+        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
+        request = swarm_pb2.TimelineRequest(run=self._run, first_step=steps[0], last_step=steps[1], most=most)
+        asked_s = time.monotonic()
+        reply = await answer_of(stub.Timeline(request, timeout=timeout_s))
+        answered_s = time.monotonic()
+        self._links.traffic.received_bytes += reply.ByteSize()
+        if not math.isfinite(reply.clock_s):
+            raise BadMessageError("a clock that shows no time")
+        spans = await asyncio.to_thread(timelines.spans_from, reply) if most else []
+        return ReceivedTimeline(spans=spans, complete=reply.complete, clock_s=reply.clock_s, asked_s=asked_s, answered_s=answered_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedTimeline:
+    """What a peer told, on its clock, and when it was asked and had answered, on mine."""
+
+    spans: Sequence[Span]
+    complete: bool
+    clock_s: float
+    asked_s: float
+    answered_s: float

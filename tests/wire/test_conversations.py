@@ -1,0 +1,191 @@
+"""One stream for many questions: answers in order, a fresh one after trouble, and no answer lost to a stream that ends in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+
+from peerd.errors import BadMessageError, BusyError, PeerGoneError
+from peerd.swarm.signed import sign_record
+from peerd.table.record import PeerId, PeerRecord
+from peerd.wire import services
+from peerd.wire.conversations import Conversations
+from peerd.wire.links import Links
+from peerd.wire.swarm_client import SwarmClient
+from tests.wire.callee import RUN, Callee, new_identity
+
+PEER = PeerId("12D3KooWpeer")
+PATIENCE_S = 5.0
+
+
+class Answerer:
+    """A server that says what it hears, but for words that it takes for something else."""
+
+    def __init__(self) -> None:
+        self.num_streams = 0
+        self.silent = asyncio.Event()
+        self.let = asyncio.Event()
+
+    async def converse(self, questions: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        self.num_streams += 1
+        async for question in questions:
+            match question:
+                case b"end":
+                    yield b"bye"
+                    return
+                case b"leave":
+                    return
+                case b"refuse":
+                    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+                case b"wait":
+                    self.silent.set()
+                    await self.let.wait()
+            yield question
+
+
+class OneWay:
+    """Links that lead to that server, by a channel that can be changed."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.channel = grpc.aio.insecure_channel(target)
+
+    async def quickest_channel(self, _peer: PeerId) -> grpc.aio.Channel:
+        return self.channel
+
+
+class Group:
+    def __init__(self, path: Path) -> None:
+        self.answerer = Answerer()
+        self.server = grpc.aio.server()
+        handler: Any = grpc.stream_stream_rpc_method_handler(self.answerer.converse)
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {"Converse": handler}),))
+        self.target = f"unix:{path}/socket"
+        self.server.add_insecure_port(self.target)
+        self.links = OneWay(self.target)
+        self.conversations = Conversations(cast(Links, self.links), "/test/Converse", lambda said: said, lambda heard: heard)
+
+    async def ask(self, question: bytes, timeout_s: float = PATIENCE_S) -> bytes:
+        answer: bytes = await self.conversations.ask(PEER, question, timeout_s)
+        return answer
+
+
+@pytest.fixture
+async def group(tmp_path: Path) -> AsyncIterator[Group]:
+    made = Group(tmp_path)
+    await made.server.start()
+    yield made
+    await made.links.channel.close()
+    await made.server.stop(0)
+
+
+async def test_many_questions_at_once_are_answered_in_order_on_one_stream(group: Group) -> None:
+    questions = [str(number).encode() for number in range(50)]
+    assert await asyncio.gather(*map(group.ask, questions)) == questions
+    assert group.answerer.num_streams == 1
+
+
+async def test_a_refusal_is_told_to_all_who_wait_and_the_next_question_begins_anew(group: Group) -> None:
+    asked = [asyncio.ensure_future(group.ask(question)) for question in (b"refuse", b"one", b"two")]
+    for each in asked:
+        with pytest.raises(BusyError):
+            await each
+    assert await group.ask(b"three") == b"three"
+    assert group.answerer.num_streams == 2
+
+
+async def test_who_does_not_answer_in_time_is_asked_over_another_stream(group: Group) -> None:
+    assert await group.ask(b"one") == b"one"
+    with pytest.raises(PeerGoneError, match="no word for"):
+        await group.ask(b"wait", timeout_s=0.05)
+    await group.answerer.silent.wait()
+    assert await group.ask(b"two") == b"two"
+    assert group.answerer.num_streams == 2
+
+
+async def test_a_question_that_meets_the_end_of_a_stream_is_asked_again(group: Group) -> None:
+    assert await group.ask(b"end") == b"bye"
+    assert await group.ask(b"one") == b"one"
+    assert group.answerer.num_streams == 2
+
+
+async def test_one_that_ends_every_stream_at_once_is_gone(group: Group) -> None:
+    with pytest.raises(PeerGoneError):
+        await group.ask(b"leave")
+
+
+async def test_the_next_question_takes_the_new_way_and_what_is_under_way_is_answered(group: Group) -> None:
+    asked = asyncio.ensure_future(group.ask(b"wait"))
+    await group.answerer.silent.wait()
+    old, group.links.channel = group.links.channel, grpc.aio.insecure_channel(group.target)
+    assert await group.ask(b"one") == b"one"
+    group.answerer.let.set()
+    assert await asked == b"wait"
+    assert group.answerer.num_streams == 2
+    await old.close()
+
+
+async def test_when_the_connection_closes_nobody_waits(group: Group) -> None:
+    asked = asyncio.ensure_future(group.ask(b"wait"))
+    await group.answerer.silent.wait()
+    await group.links.channel.close()
+    with pytest.raises(PeerGoneError):
+        await asked
+    group.answerer.let.set()
+
+
+async def test_nobody_listens_at_all(tmp_path: Path) -> None:
+    group = Group(tmp_path)
+    with pytest.raises(PeerGoneError):
+        await group.ask(b"one")
+    await group.links.channel.close()
+
+
+def row(callee: Callee, version: int) -> tuple[bytes, bytes]:
+    return sign_record(PeerRecord(peer=callee.caller.peer, incarnation=1, version=version), callee.caller, RUN).raw
+
+
+async def test_what_is_told_is_believed(callee: Callee) -> None:
+    client = SwarmClient(callee.links(), RUN)
+    for version in (1, 2, 3):
+        await client.tell(callee.me, [row(callee, version)], PATIENCE_S)
+        found = callee.membership.find(callee.caller.peer)
+        assert found is not None
+        assert found.version == version
+
+
+async def test_who_tells_something_broken_is_not_heard_for_a_while(callee: Callee) -> None:
+    client = SwarmClient(callee.links(), RUN)
+    with pytest.raises(BadMessageError):
+        await client.tell(callee.me, [(b"junk", bytes(64))], PATIENCE_S)
+    assert callee.door.refused == 1
+    with pytest.raises(BusyError, match="broken message"):
+        await client.tell(callee.me, [row(callee, 1)], PATIENCE_S)
+    other = new_identity()
+    assert await SwarmClient(callee.links(other), RUN).tell(callee.me, [], PATIENCE_S) is not None
+
+
+async def test_a_caller_holds_only_so_many_conversations(callee: Callee) -> None:
+    clients = [SwarmClient(callee.links(), RUN) for _ in range(services.MAX_CONVERSATIONS + 1)]
+    for client in clients[:-1]:
+        await client.tell(callee.me, [], PATIENCE_S)
+    with pytest.raises(BusyError, match="conversations already"):
+        await clients[-1].tell(callee.me, [], PATIENCE_S)
+
+
+async def test_after_a_long_silence_the_callee_ends_a_conversation_and_nothing_is_lost(
+    callee: Callee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "LONGEST_SILENCE_S", 0.02)
+    client = SwarmClient(callee.links(), RUN)
+    for version in (1, 2, 3):
+        await client.tell(callee.me, [row(callee, version)], PATIENCE_S)
+        await asyncio.sleep(0.1)  # the silence
+    found = callee.membership.find(callee.caller.peer)
+    assert found is not None
+    assert found.version == 3
