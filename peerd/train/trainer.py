@@ -59,6 +59,8 @@ class Trainer:
         self._way = WayTime()
         self._in_flight: set[tuple[int, int]] = set()
         self._num_ended = 0
+        self._has_waiting = False
+        """The window may open for what is mine and not under way when anybody's microbatch is done."""
         self._missing_since_s: dict[tuple[int, int], float] = {}
         self._launched: dict[tuple[int, int], int] = {}
         """How many times, of this step and the last."""
@@ -91,16 +93,17 @@ class Trainer:
     async def _rest(self) -> None:
         """Until there are news or it is time to look. Where this machine slept meanwhile, nobody else was slow: clocks begin anew."""
         began_s, most_s = clock_s(), TICK_S if self._missing_since_s else IDLE_TICK_S
-        seen = self._seen()
-        while await self._membership.changed(began_s + most_s - clock_s()) and seen == self._seen() and clock_s() < began_s + most_s:
-            pass
+        seen, until_s = self._seen(), began_s + most_s
+        while await self._membership.changed(until_s - clock_s()):
+            if self._has_waiting or seen != self._seen() or clock_s() >= until_s:
+                break
         slept_s = clock_s() - began_s - most_s
         if slept_s > SLEPT_S:
             self._missing_since_s.clear()
             self._step_began_s += slept_s
 
     def _seen(self) -> tuple[int, tuple[tuple[object, ...], ...]]:
-        """What may give me something to launch: that ledgers grow, which is most of the news, does not."""
+        """What may give me something to launch while all of mine is under way: that ledgers grow, which is most of the news, does not."""
         return self._num_ended, tuple(what_launches_hang_on(record) for record in self._membership.live().records)
 
     def stop_after_this_step(self) -> None:
@@ -150,6 +153,7 @@ class Trainer:
         if work.absent and (step := min(work.absent)[0]) not in (self._step, self._step - 1):  # a step that reopens does not begin again
             self._begin(step, now_s)
         waiting = [launch for launch in work.launches if (launch.step, launch.index) not in self._in_flight]
+        self._has_waiting = bool(waiting)
         if not waiting:
             self._prepare(live)
             return
