@@ -1,4 +1,4 @@
-"""One open round at one member: which elements each reduces, what has come in, and the sums over it. Work of the thread that sums."""
+"""One open round at one member: which elements each reduces, what has come in, and the sums over it."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ class Round:
     refused: bool = False
     reduced: asyncio.Future[Reduced] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     progress_s: float = 0.0
+
+    def made(self, reduced: Reduced) -> None:
+        """My slice is summed; nobody waits for it where the round was closed meanwhile."""
+        if not self.reduced.done():
+            self.reduced.set_result(reduced)
 
 
 def elements_of(current: Round, number: int) -> tuple[Slice, Tensor]:

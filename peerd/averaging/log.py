@@ -7,6 +7,7 @@ that cannot catch up downloads the state.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -64,7 +65,8 @@ class AverageLog:
 
     def _forget(self, step: int) -> None:
         self._kept.pop(step, None)
-        self._path(step).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a disk that takes nothing any more, not even that
+            self._path(step).unlink(missing_ok=True)
 
     def _path(self, step: int) -> Path:
         return self._folder / f"{step}.sum"

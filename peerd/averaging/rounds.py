@@ -8,6 +8,7 @@ carries the round's average id; a part whose ledger is not the roster's is refus
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -19,7 +20,7 @@ import structlog
 from torch import Tensor
 
 from peerd.averaging.compression import Compression
-from peerd.averaging.exchange import Reduced, Round, elements_of, own_part, part_for, reduce, whole_of
+from peerd.averaging.exchange import Round, elements_of, own_part, part_for, reduce, whole_of
 from peerd.averaging.log import AverageLog
 from peerd.averaging.missed import finite, packed, unpacked
 from peerd.averaging.terms import Terms
@@ -74,7 +75,7 @@ class Rounds:
         """Rounds of this step that I led and that failed for want of a member."""
         self.spans = SpanRing(0)
         self._unlogged: dict[int, HeldAverage] = {}
-        """Averages applied, by step, until they are on disk."""
+        """Averages applied, by step, until they are on disk; one that I made alone, which is not written, until the next one."""
         self.own_record: Callable[[], RawRecord] = lambda: NO_RECORD
         self.on_record: Callable[[RawRecord], None] = lambda _record: None
         """Of a member that did not join: what the leader took it for was wrong."""
@@ -109,16 +110,18 @@ class Rounds:
     async def _propose_to(self, peer: PeerId, roster: Roster) -> str:
         try:
             joined, reason, record = await self._client.propose(peer, roster, self._averaging_s)
-            if not joined:
-                self.on_record(record)
         except RemoteError as error:
             self.on_failure(peer)
             if self.open is not None and self.open.roster is roster:
                 self.open.silent.append(peer)
             return f"{peer}: {error.message}"
-        if self.open is not None and self.open.roster is roster and not joined:
+        if joined:
+            return ""
+        if self.open is not None and self.open.roster is roster:
             self.open.refused = True
-        return "" if joined else f"{peer}: {reason}"
+        with contextlib.suppress(BadMessageError):  # it has refused all the same
+            self.on_record(record)
+        return f"{peer}: {reason}"
 
     def _spread_abort(self, roster: Roster) -> None:
         for peer in roster.peers:
@@ -233,17 +236,18 @@ class Rounds:
     async def _add_part(self, current: Round, peer: PeerId, made: Callable[[], Tensor]) -> None:
         """Make a part and, where it is the last one, the sum: one job, for each handing over costs as much as a small slice."""
 
-        def add() -> Reduced | None:
+        loop = asyncio.get_running_loop()
+
+        def add() -> None:
             if current.complete:  # a part sent twice must not be added up twice
-                return None
+                return
             current.parts[peer] = made()
             current.complete = len(current.parts) == len(current.roster.entries)
-            return reduce(current, self.compression) if current.complete else None
+            if current.complete:  # whoever sent the last part may have given up: the others get the sum
+                loop.call_soon_threadsafe(current.made, reduce(current, self.compression))
 
-        reduced = await self._arithmetic.run(Priority.CONTROL, add)
+        await self._arithmetic.run(Priority.CONTROL, add)
         current.progress_s = self._clock()
-        if reduced is not None and not current.reduced.done():
-            current.reduced.set_result(reduced)
 
     async def _round_of(self, average_id: AverageId) -> Round:
         """The open round of this id; a part may come before its PROPOSE and waits for it."""
@@ -363,18 +367,20 @@ class Rounds:
         if self.compression.allowed.is_lossy:  # on its own thread, before any sum of the next round
             self._in_background(self._arithmetic.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id, length)))
         self.on_applied(held.roster)
-        if len(held.roster.entries) > 1 or held.tied is not None:  # alone, there is no mate that could have missed it
-            self._unlogged[held.roster.step] = held
+        self._unlogged = {step: other for step, other in self._unlogged.items() if _is_logged(other)} | {held.roster.step: held}
+        if _is_logged(held):
             self._in_background(self._write_log(held))
 
     async def _write_log(self, held: HeldAverage) -> None:
         """Not at once: the next step's first microbatch, which is on its way here, would have to wait."""
         await asyncio.sleep(LOG_PAUSE_S)
-        kept = await self._arithmetic.run(Priority.IDLE, lambda: self._log.put(held))
-        if held.tied is not None and not kept:
-            await self._executor.run(Priority.CONTROL, lambda: self._state.forget_sum(held.roster.step))
-        if self._unlogged.get(held.roster.step) is held:
-            del self._unlogged[held.roster.step]
+        try:
+            kept = await self._arithmetic.run(Priority.IDLE, lambda: self._log.put(held))
+            if held.tied is not None and not kept:
+                await self._executor.run(Priority.CONTROL, lambda: self._state.forget_sum(held.roster.step))
+        finally:
+            if self._unlogged.get(held.roster.step) is held:
+                del self._unlogged[held.roster.step]
 
     def shut(self) -> None:
         for task in (*self._background, *([self._work] if self._work else [])):
@@ -386,3 +392,8 @@ class Rounds:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _is_logged(held: HeldAverage) -> bool:
+    """Alone, there was no mate that could have missed it, but for one that has just come."""
+    return len(held.roster.entries) > 1 or held.tied is not None

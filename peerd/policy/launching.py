@@ -124,10 +124,10 @@ def launchable(
 def what_launches_hang_on(record: PeerRecord) -> tuple[object, ...]:
     """Where none of this changes in any record and nothing in flight ends, time alone brings me more to launch.
 
-    A ledger that grows takes work away; what gives it back is a peer's death or a ledger with another number.
+    A ledger that grows takes work away; what gives it back is a peer's death, its leaving out, or a ledger with another number.
     """
-    ledgers = (record.incarnation, record.ledger_no, record.next_ledger_no)
-    return record.peer, record.stage, record.step, record.phase, record.trains, record.trains_from, ledgers
+    ledgers = (record.incarnation, record.ledger_no, record.next_ledger_no, record.voids, record.summary)
+    return record.peer, record.stage, record.step, record.phase, record.leaving, record.trains, record.trains_from, ledgers
 
 
 def _of_step(

@@ -96,12 +96,12 @@ class Membership:
 
     def live(self) -> LiveView:
         """What counts now, my own row as it is and not as it was last announced."""
-        view, own, now_s = self.view, self.own(), clock_s()
+        published, view, own, now_s = self._published, self.view, self.own(), clock_s()
         known = self._live
         if known is not None and known.view is view and known.own is own and known.made_at_s <= now_s < known.until_s:
             return known.live
         live = view.live(now_s)
-        if own is not None and own is not self._published:
+        if own is not None and own is not published:
             live = replace(live, records=tuple(_with_step_fields(r, own) if r.peer == own.peer else r for r in live.records))
         self._live = _Live(view, own, now_s, view.holds_until_s(now_s), live)
         return live

@@ -35,6 +35,7 @@ FAILURE_PAUSE_S = 0.1
 MAX_SLOTS = 4096
 """Whatever a peer says."""
 LOG = structlog.get_logger()
+Seen = tuple[int, tuple[tuple[object, ...], ...]]
 
 
 @dataclass(slots=True)
@@ -84,16 +85,17 @@ class Trainer:
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
+                    seen = self._seen()  # before the look: what changes under it is news
                     self._launch_missing(group)
-                    await self._rest()
+                    await self._rest(seen)
         finally:
             self._prepared.close()
             self._tell_again()
 
-    async def _rest(self) -> None:
+    async def _rest(self, seen: Seen) -> None:
         """Until there are news or it is time to look. Where this machine slept meanwhile, nobody else was slow: clocks begin anew."""
         began_s, most_s = clock_s(), TICK_S if self._missing_since_s else IDLE_TICK_S
-        seen, until_s = self._seen(), began_s + most_s
+        until_s = began_s + most_s
         while await self._membership.changed(until_s - clock_s()):
             if self._has_waiting or seen != self._seen() or clock_s() >= until_s:
                 break
@@ -102,7 +104,7 @@ class Trainer:
             self._missing_since_s.clear()
             self._step_began_s += slept_s
 
-    def _seen(self) -> tuple[int, tuple[tuple[object, ...], ...]]:
+    def _seen(self) -> Seen:
         """What may give me something to launch while all of mine is under way: that ledgers grow, which is most of the news, does not."""
         return self._num_ended, tuple(what_launches_hang_on(record) for record in self._membership.live().records)
 

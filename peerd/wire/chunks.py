@@ -12,7 +12,7 @@ from typing import Any
 
 from peerd.errors import BadMessageError
 from peerd.wire.generated import averaging_pb2, stage_pb2
-from peerd.wire.values import Bytes
+from peerd.wire.values import CHUNK_BYTES, Bytes
 
 _LENGTH_DELIMITED = 2
 _MAX_LENGTH_BYTES = 5
@@ -86,7 +86,10 @@ def opening(message: Any, kind: Any, words: str) -> tuple[Any, Bytes]:
         message, chunk = message.message, message.chunk
     if not isinstance(message, kind) or not message.HasField("header"):
         raise BadMessageError(words)
-    return message.header, chunk or message.chunk
+    chunk = chunk or message.chunk
+    if len(chunk) > CHUNK_BYTES:
+        raise BadMessageError(f"{len(chunk)} bytes with a header")
+    return message.header, chunk
 
 
 PARTS, SLICES = ChunkCoder(averaging_pb2.PartMessage), ChunkCoder(averaging_pb2.SliceMessage)

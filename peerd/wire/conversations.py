@@ -7,7 +7,7 @@ that is another by then or the stream has ended; who does not answer in time is 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +18,8 @@ from peerd.errors import BadMessageError, PeerGoneError, RemoteError
 from peerd.table.record import PeerId
 from peerd.wire.links import Links, as_remote_error, raise_if_ours
 
+SHUNNED_S = 30.0
+"""About what it takes until gRPC finds that nobody is at the other end."""
 _OVER = "the conversation is over"
 
 
@@ -33,13 +35,23 @@ class Conversations:
         self._method = method
         self._coders = {"request_serializer": serialize, "response_deserializer": deserialize}
         self._with: dict[PeerId, _Conversation] = {}
+        self._shunned_until_s: dict[PeerId, float] = {}
+        """Peers that were silent over a direct path, which may lead nowhere by now: until then they are asked through the tunnel."""
 
     async def ask(self, peer: PeerId, question: Any, timeout_s: float) -> Any:
         """The answer. RemoteError as the peer says, or when none comes in time."""
-        channel = await self._links.quickest_channel(peer)
         for _ in range(2):  # a stream may end between two questions
-            with contextlib.suppress(EndedError):
+            shuns = time.monotonic() < self._shunned_until_s.get(peer, 0.0)
+            tunnel = await self._links.channel(peer)
+            channel = tunnel if shuns else await self._links.quickest_channel(peer)
+            try:
                 return await self._by(channel, peer).ask(question, timeout_s)
+            except EndedError:
+                continue
+            except PeerGoneError:
+                if channel is not tunnel:
+                    self._shunned_until_s[peer] = time.monotonic() + SHUNNED_S
+                raise
         raise PeerGoneError(_OVER)
 
     def _by(self, channel: Any, peer: PeerId) -> _Conversation:
@@ -49,7 +61,11 @@ class Conversations:
             return known
         if known is not None:
             known.end()
-        begun = self._with[peer] = _Conversation(channel, channel.stream_stream(self._method, **self._coders)())
+        try:
+            call = channel.stream_stream(self._method, **self._coders)()
+        except grpc.aio.UsageError:
+            raise PeerGoneError("the connection was closed") from None
+        begun = self._with[peer] = _Conversation(channel, call)
         begun.on_over = lambda: self._forget(peer, begun)
         return begun
 
@@ -64,6 +80,8 @@ class _Conversation:
     def __init__(self, channel: Any, call: Any) -> None:
         self.channel = channel
         self.is_over = False
+        self._is_heard = False
+        """The callee has answered once."""
         self.on_over: Callable[[], None] = lambda: None
         self._call = call
         self._turn = asyncio.Lock()
@@ -78,11 +96,14 @@ class _Conversation:
                     if self.is_over:
                         raise EndedError(_OVER)
                     self._asked.append(answer)
-                    await self._write(question)
+                    await self._write(question, answer)
                 return await answer
         except TimeoutError:
             self._close(PeerGoneError(f"no word for {timeout_s:.1f} s"))
             raise PeerGoneError(f"no word for {timeout_s:.1f} s") from None
+        except asyncio.CancelledError:  # whether the question went out nobody knows, so which answer is whose would not be known either
+            self._close(EndedError(_OVER))
+            raise
 
     def end(self) -> None:
         """Nothing more is asked; what is under way is answered first."""
@@ -91,10 +112,18 @@ class _Conversation:
         else:
             self._close(EndedError(_OVER))
 
-    async def _write(self, question: Any) -> None:
-        """What goes wrong is the reader's to tell."""
+    async def _write(self, question: Any, answer: asyncio.Future[Any]) -> None:
+        """What goes wrong is the reader's to tell. gRPC never ends the first write of a call that is cancelled while it connects."""
         try:
-            await self._call.write(question)
+            if self._is_heard:
+                await self._call.write(question)
+                return
+            write = asyncio.ensure_future(self._call.write(question))
+            try:
+                await asyncio.wait({write, answer}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                write.cancel()
+            await write
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return
         except asyncio.CancelledError:
@@ -107,6 +136,7 @@ class _Conversation:
                 if answer is None or not self._asked:
                     reason = BadMessageError("an answer that cannot be read, or that nobody asked for")
                     break
+                self._is_heard = True
                 asked = self._asked.popleft()
                 if not asked.done():
                     asked.set_result(answer)

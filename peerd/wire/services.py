@@ -177,6 +177,8 @@ class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
         self._conversations[caller] += 1
         try:
             while (request := await self._said(requests)) is not None:
+                if request.want_all or request.want_news:
+                    await self._door.refuse(context, caller, BadMessageError("a conversation is for what is pushed"))
                 yield await self._answer(await self._door.caller(context), request, context)
         finally:
             self._conversations[caller] -= 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -21,7 +23,7 @@ from peerd.policy.launching import (
     window,
 )
 from peerd.policy.ledger import is_averaged, stages_missing, work_step
-from peerd.table.record import PeerId, Phase
+from peerd.table.record import PeerId, Phase, StageSummary, Void
 from peerd.table.view import LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, live_views, member, view_of
 
@@ -84,6 +86,17 @@ def test_that_a_ledger_grows_gives_nobody_more_to_launch(live: LiveView, more: i
             for view in (live, after)
         )
         assert now <= before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"voids": (Void(PeerId("b"), 1, 0),)}, {"leaving": True}, {"ledger_no": 7}, {"next_ledger_no": 7}, {"phase": Phase.AVERAGED}]
+    + [{"summary": StageSummary(peers=1, trainers=1, queue=0, throughput=1.0, held=held)} for held in (0, 1)]
+    + [{"incarnation": 2}, {"trains_from": 3}],
+)
+def test_what_may_bring_work_makes_a_trainer_look(changes: dict[str, Any]) -> None:
+    record = member("a", trains=True)
+    assert what_launches_hang_on(replace(record, **changes)) != what_launches_hang_on(record)
 
 
 @given(live_views())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -15,9 +16,10 @@ from peerd.swarm.signed import sign_record
 from peerd.table.record import PeerId, PeerRecord
 from peerd.wire import services
 from peerd.wire.conversations import Conversations
+from peerd.wire.generated import swarm_pb2, swarm_pb2_grpc
 from peerd.wire.links import Links
 from peerd.wire.swarm_client import SwarmClient
-from tests.wire.callee import RUN, Callee, new_identity
+from tests.wire.callee import BAD, RUN, Callee, assert_refused, new_identity
 
 PEER = PeerId("12D3KooWpeer")
 PATIENCE_S = 5.0
@@ -48,15 +50,18 @@ class Answerer:
             yield question
 
 
-class OneWay:
-    """Links that lead to that server, by a channel that can be changed."""
+class Ways:
+    """Links that lead to that server: the tunnel, and a direct channel where there is one."""
 
     def __init__(self, target: str) -> None:
-        self.target = target
-        self.channel = grpc.aio.insecure_channel(target)
+        self.tunnel = grpc.aio.insecure_channel(target)
+        self.direct: grpc.aio.Channel | None = None
+
+    async def channel(self, _peer: PeerId) -> grpc.aio.Channel:
+        return self.tunnel
 
     async def quickest_channel(self, _peer: PeerId) -> grpc.aio.Channel:
-        return self.channel
+        return self.direct or self.tunnel
 
 
 class Group:
@@ -67,7 +72,7 @@ class Group:
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {"Converse": handler}),))
         self.target = f"unix:{path}/socket"
         self.server.add_insecure_port(self.target)
-        self.links = OneWay(self.target)
+        self.links = Ways(self.target)
         self.conversations = Conversations(cast(Links, self.links), "/test/Converse", lambda said: said, lambda heard: heard)
 
     async def ask(self, question: bytes, timeout_s: float = PATIENCE_S) -> bytes:
@@ -80,7 +85,7 @@ async def group(tmp_path: Path) -> AsyncIterator[Group]:
     made = Group(tmp_path)
     await made.server.start()
     yield made
-    await made.links.channel.close()
+    await made.links.tunnel.close()
     await made.server.stop(0)
 
 
@@ -122,18 +127,56 @@ async def test_one_that_ends_every_stream_at_once_is_gone(group: Group) -> None:
 async def test_the_next_question_takes_the_new_way_and_what_is_under_way_is_answered(group: Group) -> None:
     asked = asyncio.ensure_future(group.ask(b"wait"))
     await group.answerer.silent.wait()
-    old, group.links.channel = group.links.channel, grpc.aio.insecure_channel(group.target)
+    async with grpc.aio.insecure_channel(group.target) as group.links.direct:
+        assert await group.ask(b"one") == b"one"
+        group.answerer.let.set()
+        assert await asked == b"wait"
+        assert group.answerer.num_streams == 2
+
+
+async def test_a_direct_path_that_leads_nowhere_is_shunned_for_a_while(group: Group, tmp_path: Path) -> None:
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/nowhere") as group.links.direct:
+        with pytest.raises(PeerGoneError):
+            await group.ask(b"one")
+        assert await group.ask(b"two") == b"two"
+
+
+async def test_a_direct_path_that_was_closed_under_way_is_gone(group: Group) -> None:
+    group.links.direct = grpc.aio.insecure_channel(group.target)
+    await group.links.direct.close()
+    with pytest.raises(PeerGoneError):
+        await group.ask(b"one")
+    assert await group.ask(b"two") == b"two"
+
+
+async def test_who_waits_for_a_connection_that_is_given_up_hears_of_it_at_once(group: Group) -> None:
+    silent = socket.create_server(("127.0.0.1", 0))  # takes connections and says nothing
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{silent.getsockname()[1]}")
+    group.links.direct = channel
+    asked = asyncio.ensure_future(group.ask(b"one", timeout_s=60.0))
+    async with asyncio.timeout(PATIENCE_S):
+        while channel.get_state() is grpc.ChannelConnectivity.IDLE:
+            await channel.wait_for_state_change(grpc.ChannelConnectivity.IDLE)
+        await channel.close()
+        with pytest.raises(PeerGoneError):
+            await asked
+    silent.close()
+
+
+async def test_a_question_that_is_called_back_takes_nobody_elses_answer(group: Group) -> None:
     assert await group.ask(b"one") == b"one"
+    given_up = asyncio.ensure_future(group.ask(b"wait"))
+    await group.answerer.silent.wait()
+    given_up.cancel()
+    await asyncio.wait({given_up})
     group.answerer.let.set()
-    assert await asked == b"wait"
-    assert group.answerer.num_streams == 2
-    await old.close()
+    assert [await group.ask(question) for question in (b"two", b"three")] == [b"two", b"three"]
 
 
 async def test_when_the_connection_closes_nobody_waits(group: Group) -> None:
     asked = asyncio.ensure_future(group.ask(b"wait"))
     await group.answerer.silent.wait()
-    await group.links.channel.close()
+    await group.links.tunnel.close()
     with pytest.raises(PeerGoneError):
         await asked
     group.answerer.let.set()
@@ -143,7 +186,7 @@ async def test_nobody_listens_at_all(tmp_path: Path) -> None:
     group = Group(tmp_path)
     with pytest.raises(PeerGoneError):
         await group.ask(b"one")
-    await group.links.channel.close()
+    await group.links.tunnel.close()
 
 
 def row(callee: Callee, version: int) -> tuple[bytes, bytes]:
@@ -189,3 +232,8 @@ async def test_after_a_long_silence_the_callee_ends_a_conversation_and_nothing_i
     found = callee.membership.find(callee.caller.peer)
     assert found is not None
     assert found.version == 3
+
+
+async def test_what_is_no_push_is_refused_in_a_conversation(callee: Callee) -> None:
+    stub = await callee.served.stub(swarm_pb2_grpc.SwarmStub, callee.caller.peer)
+    await assert_refused(callee, stub.Converse(iter([swarm_pb2.GossipRequest(run=RUN, want_all=True)])), BAD, "what is pushed")

@@ -170,7 +170,7 @@ Global___PartHeader: _TypeAlias = PartHeader  # noqa: Y015
 
 @_typing.final
 class PartMessage(_message.Message):
-    """The first one has both."""
+    """The first one has the header, and the first chunk."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
