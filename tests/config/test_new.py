@@ -121,7 +121,7 @@ def test_new_says_what_each_stage_takes(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_small_device_gets_small_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["new", str(tmp_path / "a"), "--layers", "8", "--device-memory", "30MB"]) == 0
+    assert run(["new", str(tmp_path / "a"), "--layers", "8", "--device-memory", "32MB"]) == 0
     made = manifest.load(tmp_path / "a" / "run.toml")
     assert made.train.num_stages > 2
     assert run(["new", str(tmp_path / "b"), "--layers", "8", "--device-memory", "1GB"]) == 0

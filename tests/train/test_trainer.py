@@ -186,3 +186,43 @@ async def test_that_a_ledger_grows_makes_nobody_look_for_work_anew(monkeypatch: 
     assert 9 <= len(looks) <= 11  # once every tick
     running.cancel()
     await asyncio.wait({running})
+
+
+@dataclass
+class Fading:
+    """Another trainer that nobody hears any more once the table has been looked at so many times. Time stands still, and news abound."""
+
+    looks_left: int
+    missing: set[int] = field(default_factory=lambda: set(range(MANIFEST.train.microbatches_per_step)))
+    launched_all: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def live(self) -> LiveView:
+        self.looks_left -= 1
+        there = [member("other", trains=True)] if self.looks_left >= 0 else []
+        return view_of(member("me", trains=True), *there, member("b", stage=1))
+
+    async def changed(self, _timeout_s: float) -> bool:
+        await asyncio.sleep(0)
+        return True
+
+    def wake(self) -> None: ...
+
+    async def send(self, call: Call, _on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
+        self.missing.discard(call.index)
+        if not self.missing:
+            self.launched_all.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("looks", range(1, 13))
+async def test_whenever_another_falls_silent_its_share_is_taken_over(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm = Fading(looks)
+    monkeypatch.setattr(trainer, "clock_s", lambda: 1000.0)
+    monkeypatch.setattr(trainer, "window", lambda *_: 10 * MANIFEST.train.microbatches_per_step)
+    made = Trainer(MANIFEST, cast(Microbatches, Noise()), cast(Membership, swarm), cast(Dispatcher, swarm))
+    running = asyncio.ensure_future(made.run())
+    async with asyncio.timeout(5):
+        await swarm.launched_all.wait()
+    running.cancel()
+    await asyncio.wait({running})

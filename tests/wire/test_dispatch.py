@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, UnheardError, WrongStateError
 from peerd.table.record import PeerId, PeerRecord, Phase, RawRecord
 from peerd.table.view import LiveView
+from peerd.wire import dispatch
 from peerd.wire.clients import StageClient
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.values import Call, CallResult, TensorBytes
@@ -138,8 +140,11 @@ async def test_a_peer_that_only_cannot_just_now_is_neither_banned_nor_re_dialled
 
 
 @pytest.mark.parametrize(("step", "next_ledger_no"), [(3, 0), (4, 2)], ids=["of the step begun", "of the step after, where they overlap"])
-async def test_a_peer_that_has_yet_to_commit_gets_its_share_of_the_step_all_the_same(step: int, next_ledger_no: int) -> None:
+async def test_a_peer_that_has_yet_to_commit_gets_its_share_of_the_step_all_the_same(
+    step: int, next_ledger_no: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else the first of a stage to begin a step gets all that is launched at its beginning."""
+    monkeypatch.setattr(dispatch, "time", SimpleNamespace(monotonic=lambda: 0.0))  # both answer equally fast, however busy the machine
     late = pair_of_peers(step=2, phase=Phase.AVERAGED, done=FULL)
     sending = Sending(Client(), Table(tuple(replace(record, next_ledger_no=next_ledger_no) for record in late)))
     for index in range(8):

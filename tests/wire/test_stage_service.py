@@ -118,7 +118,7 @@ async def test_a_reply_tells_how_fast_tensors_came_in_how_long_they_were_held_an
     assert all((rate or 0) > 0 for rate in links.traffic.rates(peer))
     assert links.traffic.rates(peer) == links.traffic.rates(peer, Way.TUNNEL) != links.traffic.rates(peer, Way.DIRECT)
     assert result.held_s >= result.queued_s > 0
-    assert result.slots == 2 * MANIFEST.train.num_stages + 2
+    assert result.slots == MANIFEST.slots
 
 
 async def average(callee: Callee) -> None:
@@ -243,7 +243,7 @@ async def test_more_calls_than_slots_are_told_to_come_later(callee: Callee) -> N
         await silence.wait()
 
     stub = await callee.served.stub(stage_pb2_grpc.StageStub, callee.caller.peer)
-    slots = 2 * MANIFEST.train.num_stages + 2
+    slots = MANIFEST.slots
     waiting = [stub.Backpropagate(sent()) for _ in range(slots)]
     for rpc in waiting:
         assert (await rpc.read()).WhichOneof("kind") == "accepted"

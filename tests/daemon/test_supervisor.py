@@ -1,0 +1,71 @@
+"""The supervisor: one that was rebuilt because it answered late is given longer the next time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from peerd.daemon import supervisor
+from peerd.daemon.node import Node
+from peerd.daemon.supervisor import ANSWER_TIMEOUT_S, Supervisor
+
+QUESTIONS = 8
+
+
+@dataclass
+class Machine:
+    """A node, its network, its p2pd and its DHT in one: p2pd answers nobody, and every rebuilding succeeds."""
+
+    p2pd_restarts: int = 0
+    allowed_s: list[float] = field(default_factory=list)
+    """How long each question was to wait for its answer."""
+    asked_enough: asyncio.Event = field(default_factory=asyncio.Event)
+    p2p: None = None
+
+    def __post_init__(self) -> None:
+        self.network = self.p2pd = self.directory = self.reachability = self.place = self.signed = self
+        self.run = "run"
+
+    def bootstrap(self, _most: int) -> tuple[str, ...]:
+        return ()
+
+    async def revive(self, _bootstrap: tuple[str, ...]) -> None: ...
+
+    async def rebuild(self, *_: object) -> None: ...
+
+    def look_again(self) -> None: ...
+
+    def announce(self) -> None: ...
+
+    async def answers(self, timeout_s: float) -> bool:
+        self.allowed_s.append(timeout_s)
+        if len(self.allowed_s) == QUESTIONS:
+            self.asked_enough.set()
+        return False
+
+
+async def never(_p2pd: Any) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_p2pd_that_seems_to_hang_again_and_again_is_given_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "CHECK_PERIOD_S", 0.0)
+    monkeypatch.setattr(supervisor, "watch", never)
+    monkeypatch.setattr(supervisor, "clock_s", lambda: 1000.0)
+    machine = Machine()
+    made = Supervisor(cast(Node, machine))
+    monkeypatch.setattr(made, "_reaches_somebody", _yes)
+    running = asyncio.ensure_future(made.run())
+    async with asyncio.timeout(20):
+        await machine.asked_enough.wait()
+    running.cancel()
+    await asyncio.wait({running})
+    assert [allowed_s / ANSWER_TIMEOUT_S for allowed_s in machine.allowed_s[:QUESTIONS]] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert machine.p2pd_restarts >= QUESTIONS / 2 - 1
+
+
+async def _yes() -> bool:
+    return True
