@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import math
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
@@ -35,14 +34,12 @@ from peerd.wire.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
+from peerd.wire.held import Held
 from peerd.wire.lanes import Lanes, Turn
 from peerd.wire.links import RETRY_AFTER_MS, Link, PeerRole, Traffic, Way, chunks_of
 from peerd.wire.tunnel import caller_of
 from peerd.wire.values import Average, Bytes, Call, CallResult, Description, Part, Snapshot
 
-MAX_CONVERSATIONS = 4
-"""Of one caller: one by each way to here, and those that it is about to end."""
-LONGEST_SILENCE_S = 120.0
 LOG = structlog.get_logger()
 _STATUS: dict[type[PeerdError], grpc.StatusCode] = {
     BadMessageError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -163,34 +160,18 @@ class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
         self._door = door
         self._handler = handler
         self._tallies = tallies
-        self._conversations: Counter[PeerId] = Counter()
-        """How many each caller holds."""
+        self._held = Held()
 
     async def Gossip(self, request: swarm_pb2.GossipRequest, context: Any) -> swarm_pb2.GossipReply:
         return await self._answer(await self._door.caller(context), request, context)
 
     async def Converse(self, requests: AsyncIterator[swarm_pb2.GossipRequest], context: Any) -> AsyncIterator[swarm_pb2.GossipReply]:
-        """Ends after a long silence: a stream that nobody uses is not held."""
         caller = await self._door.caller(context)
-        if self._conversations[caller] >= MAX_CONVERSATIONS:
-            await self._door.refuse(context, caller, BusyError(f"you hold {MAX_CONVERSATIONS} conversations already"))
-        self._conversations[caller] += 1
-        try:
-            while (request := await self._said(requests)) is not None:
+        with self._held.by(caller, requests) as conversation:
+            while (request := await conversation.question()) is not None:
                 if request.want_all or request.want_news:
                     await self._door.refuse(context, caller, BadMessageError("a conversation is for what is pushed"))
                 yield await self._answer(await self._door.caller(context), request, context)
-        finally:
-            self._conversations[caller] -= 1
-            if not self._conversations[caller]:
-                del self._conversations[caller]
-
-    async def _said(self, requests: AsyncIterator[swarm_pb2.GossipRequest]) -> swarm_pb2.GossipRequest | None:
-        try:
-            async with asyncio.timeout(LONGEST_SILENCE_S):
-                return await anext(requests, None)
-        except TimeoutError:
-            return None
 
     async def _answer(self, caller: PeerId, request: swarm_pb2.GossipRequest, context: Any) -> swarm_pb2.GossipReply:
         try:

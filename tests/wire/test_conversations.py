@@ -14,14 +14,14 @@ import pytest
 from peerd.errors import BadMessageError, BusyError, PeerGoneError
 from peerd.swarm.signed import sign_record
 from peerd.table.record import PeerId, PeerRecord
-from peerd.wire import services
+from peerd.wire import held
 from peerd.wire.conversations import Conversations
 from peerd.wire.generated import swarm_pb2, swarm_pb2_grpc
 from peerd.wire.links import Links
 from peerd.wire.swarm_client import SwarmClient
 from tests.wire.callee import BAD, RUN, Callee, assert_refused, new_identity
 
-PEER = PeerId("12D3KooWpeer")
+PEER, OTHER = PeerId("12D3KooWpeer"), PeerId("12D3KooWother")
 PATIENCE_S = 5.0
 
 
@@ -215,18 +215,50 @@ async def test_who_tells_something_broken_is_not_heard_for_a_while(callee: Calle
     assert await SwarmClient(callee.links(other), RUN).tell(callee.me, [], PATIENCE_S) is not None
 
 
-async def test_a_caller_holds_only_so_many_conversations(callee: Callee) -> None:
-    clients = [SwarmClient(callee.links(), RUN) for _ in range(services.MAX_CONVERSATIONS + 1)]
-    for client in clients[:-1]:
-        await client.tell(callee.me, [], PATIENCE_S)
-    with pytest.raises(BusyError, match="conversations already"):
-        await clients[-1].tell(callee.me, [], PATIENCE_S)
+async def test_what_a_caller_holds_beyond_its_share_ends_the_one_silent_for_longest_and_nothing_is_lost(callee: Callee) -> None:
+    """As when a daemon comes anew again and again, and its old streams are still there."""
+    clients = [SwarmClient(callee.links(), RUN) for _ in range(held.MAX_CONVERSATIONS + 1)]
+    for version, client in enumerate([*clients, *clients], start=1):
+        await client.tell(callee.me, [row(callee, version)], PATIENCE_S)
+    found = callee.membership.find(callee.caller.peer)
+    assert found is not None
+    assert found.version == 2 * len(clients)
+
+
+async def test_who_was_heard_last_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "MAX_CONVERSATIONS", 2)
+    holding, line = held.Held(), asyncio.Queue[bytes]()
+
+    async def heard() -> AsyncIterator[bytes]:
+        while True:
+            yield await line.get()
+
+    async def silence() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    with holding.by(PEER, heard()) as first, holding.by(PEER, silence()) as second, holding.by(OTHER, silence()) as others:
+        line.put_nowait(b"I am still here")
+        assert await first.question() == b"I am still here"
+        waiting, of_another = asyncio.ensure_future(second.question()), asyncio.ensure_future(others.question())
+        await asyncio.sleep(0)
+        with holding.by(PEER, silence()) as third:
+            assert await waiting is None
+            assert await second.question() is None, "it is over for good"
+            line.put_nowait(b"and here")
+            assert await first.question() == b"and here"
+            with holding.by(PEER, silence()):
+                assert await third.question() is None, "it had said nothing yet"
+        assert not of_another.done()
+        of_another.cancel()
+        await asyncio.wait({of_another})
+    assert not holding._of
 
 
 async def test_after_a_long_silence_the_callee_ends_a_conversation_and_nothing_is_lost(
     callee: Callee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "LONGEST_SILENCE_S", 0.02)
+    monkeypatch.setattr(held, "LONGEST_SILENCE_S", 0.02)
     client = SwarmClient(callee.links(), RUN)
     for version in (1, 2, 3):
         await client.tell(callee.me, [row(callee, version)], PATIENCE_S)
