@@ -232,7 +232,8 @@ class Manifest:
     def slots(self) -> int:
         """Microbatches a peer may hold: two per stage of the pipeline below it, and four in hand, for they come unevenly.
 
-        With two in hand, peers of a stage of four waited for 0.4 s of a step of 5.5 s while their mates had two and three waiting.
+        With two in hand, peers of a stage of four waited for 0.4 s of a step of 5.5 s while their mates had two and three waiting
+        (`scripts/bench scaling --microbatches 64`).
         """
         return self.compute.slots or 2 * self.train.num_stages + 4
 

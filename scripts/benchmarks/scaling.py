@@ -2,7 +2,8 @@
 
 A stand-in sleeps in place of work, so that peers share two cores without disturbing one another: the times say how work is shared
 and what the end of a step costs, not how fast anything computes. The arithmetic is tiny and real, and all sides' losses are the same.
-While a step begins and ends some peers have nothing to do: for one microbatch at four per stage's 32, so 3.91 is the most that can be.
+While a step begins and ends some peers have nothing to do, together for as long as one microbatch takes. Of 128 each of four peers
+has 32, so four can be 3.91 times as fast at most.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from peerd.policy.ledger import is_averaged, stages_missing, work_step
 from peerd.table.record import PeerId, Phase, StageSummary, Void
 from peerd.table.view import LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, live_views, member, view_of
+from tests.tiny_run import tiny_manifest
 
 TAKEOVER_S = 4.0
 trainers = st.lists(st.integers(0, 40).map(lambda n: PeerId(f"t{n}")), min_size=1, max_size=6, unique=True)
@@ -216,6 +217,12 @@ def test_a_leaving_trainer_owns_its_share_until_it_says_that_it_trains_no_more()
 def test_a_window_is_never_shut_and_never_more_than_the_slots(live: LiveView, slots: int) -> None:
     narrowest = min(len(live.serving(stage)) for stage in range(2))
     assert 1 <= window(live, 2, slots) <= max(1, slots * max(1, narrowest))
+
+
+@pytest.mark.parametrize("peers", [1, 2, 4])
+def test_with_two_stages_as_many_are_in_flight_as_keep_all_busy_for_the_usual_slots_suffice(peers: int) -> None:
+    live = view_of(*(member(f"{stage}{number}", stage=stage) for stage in (0, 1) for number in range(peers)))
+    assert window(live, 2, tiny_manifest(2).slots) == window(live, 2, 1000) == 6 * peers
 
 
 @given(live_views(), st.integers(1, 200), st.booleans())

@@ -218,8 +218,12 @@ async def test_who_tells_something_broken_is_not_heard_for_a_while(callee: Calle
 async def test_what_a_caller_holds_beyond_its_share_ends_the_one_silent_for_longest_and_nothing_is_lost(callee: Callee) -> None:
     """As when a daemon comes anew again and again, and its old streams are still there."""
     clients = [SwarmClient(callee.links(), RUN) for _ in range(held.MAX_CONVERSATIONS + 1)]
+    first: asyncio.Task[None] | None = None
     for version, client in enumerate([*clients, *clients], start=1):
         await client.tell(callee.me, [row(callee, version)], PATIENCE_S)
+        first = first or client._conversations._with[callee.me]._reader
+    assert first is not None
+    await asyncio.wait_for(first, PATIENCE_S)
     found = callee.membership.find(callee.caller.peer)
     assert found is not None
     assert found.version == 2 * len(clients)
