@@ -8,15 +8,28 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 
 from peerd.config.manifest import Manifest
 from peerd.errors import RemoteError
-from peerd.policy.launching import Launch, WayTime, Work, first_owned, launchable, on_the_way, share, what_launches_hang_on, window
+from peerd.policy.launching import (
+    Launch,
+    WayTime,
+    Work,
+    at_first,
+    first_owned,
+    launchable,
+    on_the_way,
+    share,
+    what_launches_hang_on,
+    window,
+)
 from peerd.policy.ledger import work_step
 from peerd.stage.service import slots_of
 from peerd.swarm.membership import Membership, clock_s
+from peerd.table.record import PeerId
 from peerd.table.view import LiveView
 from peerd.train.prepared import Prepared
 from peerd.train.samples import Microbatches
@@ -35,7 +48,7 @@ FAILURE_PAUSE_S = 0.1
 MAX_SLOTS = 4096
 """Whatever a peer says."""
 LOG = structlog.get_logger()
-Seen = tuple[int, tuple[tuple[object, ...], ...]]
+Seen = tuple[tuple[int, int], tuple[tuple[object, ...], ...]]
 
 
 @dataclass(slots=True)
@@ -60,6 +73,8 @@ class Trainer:
         self._way = WayTime()
         self._in_flight: set[tuple[int, int]] = set()
         self._num_ended = 0
+        self._begun = -1
+        """The newest step that the first stage is at: it has passed on a microbatch of mine."""
         self._has_waiting = False
         """The window may open for what is mine and not under way when anybody's microbatch is done."""
         self._missing_since_s: dict[tuple[int, int], float] = {}
@@ -106,7 +121,7 @@ class Trainer:
 
     def _seen(self) -> Seen:
         """What may give me something to launch while all of mine is under way: that ledgers grow, which is most of the news, does not."""
-        return self._num_ended, tuple(what_launches_hang_on(record) for record in self._membership.live().records)
+        return (self._num_ended, self._begun), tuple(what_launches_hang_on(record) for record in self._membership.live().records)
 
     def stop_after_this_step(self) -> None:
         """What I own of the step under way I still launch, for nobody else will for a while."""
@@ -160,7 +175,10 @@ class Trainer:
             self._prepare(live)
             return
         underway = on_the_way(live, train.num_stages, train.microbatch_size, self._way.least_s)
-        allowed = share(window(live, train.num_stages, self._slots, underway, self._most_slots), work)
+        total = window(live, train.num_stages, self._slots, underway, self._most_slots)
+        if not train.overlaps_steps and self._begun < waiting[0].step:
+            total = at_first(live, waiting[0].step, underway, total)
+        allowed = share(total, work)
         for launch in waiting:
             if sum(step <= launch.step for step, _ in self._in_flight) >= allowed:  # what is launched ahead keeps nothing waiting
                 break
@@ -203,7 +221,7 @@ class Trainer:
             self._launched[key] = call.attempt + 1
             with self.tracing(call) as traced:
                 began_s = clock_s()
-                result = await self._dispatcher.send(traced, lambda _stage, _peer: None)
+                result = await self._dispatcher.send(traced, partial(self._note_way, launch.step))
                 if self._manifest.train.num_stages - 1 in call.accumulate:  # else it may have ended at a stage that had done it before
                     self._way.note(clock_s() - began_s - max(result.held_s, 0.0))
                     self._most_slots = min(result.slots, MAX_SLOTS)
@@ -213,6 +231,12 @@ class Trainer:
         finally:
             self._in_flight.discard(key)
             self._num_ended += 1
+            self._membership.wake()
+
+    def _note_way(self, step: int, stage: int, _peer: PeerId) -> None:
+        """Where a microbatch of mine is on its way to: past the first stage, that one is at its step."""
+        if stage > 0 and step > self._begun:
+            self._begun = step
             self._membership.wake()
 
     async def _call_for(self, launch: Launch) -> Call:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from peerd.policy.launching import (
     WayTime,
     Work,
+    at_first,
     first_owned,
     first_step_owned,
     launchable,
@@ -244,6 +245,17 @@ def test_long_links_widen_the_window_as_far_as_memory_goes_and_never_narrow_it(
     assert plain <= narrow <= wide <= plain + more
     narrowest = max(1, min(len(live.serving(stage)) for stage in range(2)))
     assert wide <= max(plain, most * narrowest)
+
+
+@given(live_views(), st.integers(0, 3), st.integers(0, 40), st.integers(1, 100))
+def test_at_first_go_out_what_keeps_the_first_stage_busy_and_what_is_on_the_links(live: LiveView, step: int, more: int, total: int) -> None:
+    first, fewer = live.serving(0), at_first(live, step, 0, total)
+    assert fewer <= at_first(live, step, more, total) <= total
+    if any(record.step >= step for record in first):
+        assert fewer == total
+    else:
+        assert fewer == min(total, 2 * len(first))
+        assert at_first(live, step, more, 1000) == 2 * len(first) + more
 
 
 @given(live_views(), st.integers(1, 64), st.floats(0.0, 10.0))

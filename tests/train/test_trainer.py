@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from peerd.errors import PeerGoneError
-from peerd.policy.launching import Work, first_owned
+from peerd.policy.launching import AT_FIRST, Work, first_owned, window
 from peerd.swarm.membership import Membership
-from peerd.table.record import PeerId, PeerRecord
+from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from peerd.train import trainer
 from peerd.train.samples import Microbatches
@@ -28,6 +28,9 @@ from tests.tiny_run import tiny_manifest
 
 MANIFEST = tiny_manifest(2)
 STEPS = 2
+MANY = 16
+"""Microbatches of a step, more than are ever in flight here."""
+AVERAGED: dict[str, object] = {"phase": Phase.AVERAGED, "done": 2**MANY - 1}
 
 
 @dataclass
@@ -224,5 +227,64 @@ async def test_whenever_another_falls_silent_its_share_is_taken_over(looks: int,
     running = asyncio.ensure_future(made.run())
     async with asyncio.timeout(5):
         await swarm.launched_all.wait()
+    running.cancel()
+    await asyncio.wait({running})
+
+
+@dataclass
+class Committing:
+    """One peer a stage that has averaged step 0, and a lone trainer there; nothing that is launched comes back."""
+
+    records: list[PeerRecord] = field(default_factory=lambda: [member("me", trains=True, **AVERAGED), member("b", stage=1, **AVERAGED)])
+    launched: list[tuple[int, int]] = field(default_factory=list)
+    passed_on: Callable[[int, PeerId], None] | None = None
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    looks: int = 0
+
+    def live(self) -> LiveView:
+        return view_of(*self.records)
+
+    async def changed(self, _timeout_s: float) -> bool:
+        self.looks += 1
+        await self.news.wait()
+        self.news.clear()
+        return True
+
+    def wake(self) -> None:
+        self.news.set()
+
+    async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
+        self.launched.append((call.step, call.index))
+        on_forwarded(0, PeerId("me"))
+        self.passed_on = on_forwarded
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def look(self) -> int:
+        """How many have been launched once the trainer has looked at all there is."""
+        before = -1
+        async with asyncio.timeout(20):
+            while before != len(self.launched):
+                before = len(self.launched)
+                self.wake()
+                for _ in range(20):
+                    await asyncio.sleep(0.001)
+        return before
+
+
+@pytest.mark.parametrize("how", ["a microbatch is passed on", "its peer tells of the step"])
+async def test_while_the_first_stage_commits_it_gets_what_keeps_it_busy_and_then_the_rest(how: str) -> None:
+    swarm = Committing()
+    manifest = tiny_manifest(2, microbatches_per_step=MANY)
+    made = Trainer(manifest, cast(Microbatches, Noise()), cast(Membership, swarm), cast(Dispatcher, swarm))
+    running = asyncio.ensure_future(made.run())
+    assert await swarm.look() == AT_FIRST
+    if how == "a microbatch is passed on":
+        assert swarm.passed_on is not None
+        swarm.passed_on(1, PeerId("b"))
+    else:
+        swarm.records = [replace(swarm.records[0], step=1, phase=Phase.ACCUMULATING, done=0), swarm.records[1]]
+    assert await swarm.look() == window(swarm.live(), 2, manifest.slots) > AT_FIRST
+    assert {step for step, _ in swarm.launched} == {1}
     running.cancel()
     await asyncio.wait({running})
