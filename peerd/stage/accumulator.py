@@ -71,18 +71,18 @@ class Accumulator:
 
     def means(self, flat_sum: Tensor, num_microbatches: int, tied: Tensor | None = None) -> dict[str, Tensor]:
         """The mean gradient per parameter of a summed vector, with what both stages have of the tied ones."""
-        return {name: view / num_microbatches for name, view in self._sums(flat_sum, tied).items()}
+        return self._named(flat_sum / num_microbatches, tied / num_microbatches if tied is not None else None)
 
     def norm(self, flat_sum: Tensor, num_microbatches: int, tied: Tensor | None = None) -> float:
         """Of the mean gradient of a summed vector; infinite where a microbatch overflowed."""
         if self._overflows and bool(flat_sum[-2] > 0):
             return math.inf
-        sums = self._sums(flat_sum, tied)
+        sums = self._named(flat_sum, tied)
         counted = [view for name, view in sums.items() if self._counts_tied or name not in self._tied]
         return gradient_norm(counted) / num_microbatches
 
-    def _sums(self, flat_sum: Tensor, tied: Tensor | None) -> dict[str, Tensor]:
-        views = views_of(flat_sum, self._shapes)
+    def _named(self, flat: Tensor, tied: Tensor | None) -> dict[str, Tensor]:
+        views = views_of(flat, self._shapes)
         return views if tied is None else views | views_of(tied, self._tied)
 
 

@@ -47,9 +47,10 @@ def set_parameters(module: StageModule, tensors: Mapping[str, Tensor]) -> None:
 
 
 def copy_parameters(source: StageModule, target: StageModule) -> None:
+    ours: list[Tensor] = [*target.parameters()]
+    theirs: list[Tensor] = [*source.parameters()]
     with torch.no_grad():
-        for ours, theirs in zip(target.parameters(), source.parameters(), strict=True):
-            ours.copy_(theirs)
+        torch._foreach_copy_(ours, theirs)
 
 
 def flat_parameters(module: StageModule, dtype: torch.dtype) -> Tensor:
