@@ -104,6 +104,7 @@ def direct_options(command: Decorated) -> Decorated:
     options = (
         click.option("--direct-port", type=port, default=0, show_default=True, help="TCP port for direct connections; 0: any free one."),
         click.option("--no-direct", is_flag=True, help="Let the libp2p tunnel carry everything, through one port."),
+        click.option("--no-local", is_flag=True, help="TLS also to your other daemons on this machine, in place of a local socket."),
     )
     for option in reversed(options):
         command = option(command)

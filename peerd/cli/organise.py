@@ -135,6 +135,7 @@ def settings_of(context: click.Context, flags: dict[str, Any], *, run_file: str 
             port=flags["port"],
             port_mapping=not flags["no_port_mapping"],
             direct=not flags["no_direct"],
+            local=not flags["no_local"],
             direct_port=flags["direct_port"],
             **relay_settings(flags),
             stage=-1 if flags["stage"] is None else flags["stage"],

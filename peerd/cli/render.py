@@ -205,7 +205,9 @@ def _direct_row(reply: StatusReply) -> list[tuple[str, str]]:
         return []
     if not direct["port"]:
         return [("direct", f"none: {plain(direct['why']) or 'no port was free'}")]
-    return [("direct", f"TLS to {direct['peers']} peers; takes connections at port {direct['port']}")]
+    local = direct.get("local", 0)
+    beside = f", a local socket to {local}" if local else ""
+    return [("direct", f"TLS to {direct['peers'] - local} peers{beside}; takes connections at port {direct['port']}")]
 
 
 def _reach_rows(reply: StatusReply) -> list[tuple[str, str]]:

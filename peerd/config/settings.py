@@ -26,6 +26,8 @@ class Settings:
     """Ask the router to forward the port, where the daemon listens beyond loopback."""
     direct: bool = True
     """Take and make direct connections by TLS, where no cap on upload or download is set."""
+    local: bool = True
+    """Make them over a local socket to daemons of the same user on this machine."""
     direct_port: int = 0
     """TCP port to take them at; 0 lets the system choose."""
     relay: bool = False

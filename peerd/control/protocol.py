@@ -74,7 +74,7 @@ class PeerInfo(TypedDict):
     reach: str  # how others reach it: unknown, direct, relayed, client (not at all)
     relays: bool  # relays for those that nobody can dial
     age_s: float  # since its record last rose
-    path: NotRequired[str]  # how this daemon sends it tensors: direct, tunnel or relay; not told of itself
+    path: NotRequired[str]  # how this daemon sends it tensors: local, direct, tunnel or relay; not told of itself
 
 
 class EvaluationInfo(TypedDict):
@@ -120,6 +120,7 @@ class DirectInfo(TypedDict):
 
     port: int  # 0: it takes none now
     peers: int  # to which it has one
+    local: NotRequired[int]  # over a local socket; absent where the daemon is older
     why: str  # it has none; empty where it may
 
 

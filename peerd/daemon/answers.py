@@ -105,9 +105,9 @@ class Answers:
     def _direct(self) -> DirectInfo:
         direct = self._node.network.direct
         if direct is None:
-            return {"port": 0, "peers": 0, "why": "switched off by --no-direct"}
+            return {"port": 0, "peers": 0, "local": 0, "why": "switched off by --no-direct"}
         why = CAPPED if self._governor.throttles.capped else ""
-        return {"port": direct.showing.port, "peers": direct.paths.num_open, "why": why}
+        return {"port": direct.showing.port, "peers": direct.paths.num_open, "local": direct.paths.num_local, "why": why}
 
     def _update(self) -> UpdateInfo:
         state, train = self._node.state, self._node.place.manifest.train

@@ -27,13 +27,15 @@ from peerd.table.record import PeerId, RunId
 from peerd.wire import run_folder
 from peerd.wire.certificate import make_certificate
 from peerd.wire.circuits import Circuits
-from peerd.wire.direct import DirectPaths, Pins, Showing
+from peerd.wire.direct import DirectPaths, DirectServicer, Pins, Showing, caller_past_the_tunnel
 from peerd.wire.links import Links
+from peerd.wire.local import Neighbours
 from peerd.wire.p2pd import P2pd, P2pdConfig, check_port_free, is_public, start_p2pd
 from peerd.wire.relay import Relay
 from peerd.wire.run_folder import RunFolder
 from peerd.wire.seal import Seal
 from peerd.wire.server import DirectEndpoint, start_server
+from peerd.wire.services import Door
 from peerd.wire.swarm_client import SwarmClient
 from peerd.wire.throttle import Throttles
 from peerd.wire.tunnel import Tunnel
@@ -53,6 +55,15 @@ class Direct:
     endpoint: DirectEndpoint
     showing: Showing
     pins: Pins
+    neighbours: Neighbours | None
+    """None where the owner wants no local sockets."""
+
+    def caller(self, context: Any) -> PeerId | None:
+        """The peer behind a direct call."""
+        return caller_past_the_tunnel(context, self.pins, self.neighbours)
+
+    def servicer(self, door: Door) -> DirectServicer:
+        return DirectServicer(door, self.pins, self.showing, self.neighbours)
 
 
 @dataclass(slots=True)
@@ -104,7 +115,7 @@ class Network:
     def path_to(self, peer: PeerId) -> str:
         """How tensors travel to a peer just now."""
         if self.direct is not None and self.direct.paths.leads_to(peer):
-            return "direct"
+            return "local" if self.direct.paths.is_local(peer) else "direct"
         return "relay" if self.circuits.leads_to(peer) else "tunnel"
 
     async def forget(self, peer: PeerId) -> None:
@@ -182,9 +193,10 @@ def allow_direct(network: Network, identity: Identity, settings: Settings, addre
         raise PortTakenError(error.message, "choose another one with --direct-port, or leave it out") from None
     certificate = make_certificate(identity.peer, identity.sign)
     showing, pins = Showing(certificate), Pins()
-    endpoint = DirectEndpoint(settings.host, settings.direct_port, showing, pins, throttles)
-    paths = DirectPaths(network.links, certificate, addresses_of, throttles)
-    network.direct, network.links.direct = Direct(paths, endpoint, showing, pins), paths
+    neighbours = Neighbours(identity.peer, network.home.run_folder) if settings.local else None
+    endpoint = DirectEndpoint(settings.host, settings.direct_port, showing, pins, throttles, neighbours)
+    paths = DirectPaths(network.links, certificate, addresses_of, throttles, neighbours)
+    network.direct, network.links.direct = Direct(paths, endpoint, showing, pins, neighbours), paths
 
 
 def port_in(addresses: Sequence[str]) -> int:

@@ -47,7 +47,6 @@ from peerd.train.trainer import Trainer
 from peerd.wire.checkup import CheckupServicer
 from peerd.wire.clients import AveragingClient, DataClient, StageClient, StateClient
 from peerd.wire.data_service import DataServicer
-from peerd.wire.direct import DirectServicer
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer, Tallies
 from peerd.wire.swarm_client import SwarmClient
@@ -120,7 +119,7 @@ class Node:
         self.spans = SpanRing() if settings.observe else SpanRing(0)
         self.door = Door(run, patience_s, links.traffic, self.spans)
         if network.direct is not None:
-            self.door.proven = network.direct.pins.caller
+            self.door.proven = network.direct.caller
         self.state.spans = self.service.spans = self.rounds.spans = stage_client.spans = self.spans
         self.training = Training(manifest, membership, self.dispatcher, DataClient(links, run), patience_s)
         self.gossip: Gossip
@@ -182,7 +181,7 @@ class Node:
             StateServicer(self.door, self.snapshots),
             CheckupServicer(self.door, self.network.tunnel.seen_at),
             DataServicer(self.door, self.training.giver),
-            *([DirectServicer(self.door, direct.pins, direct.showing)] if direct is not None else []),
+            *([direct.servicer(self.door)] if direct is not None else []),
         )
 
     # News of myself

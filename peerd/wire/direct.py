@@ -1,4 +1,5 @@
-"""Direct connections: gRPC by mutual TLS straight to a peer's own TCP port, for tensors, which the tunnel carries more slowly.
+"""Direct connections: gRPC by mutual TLS straight to a peer's own TCP port, for tensors, which the tunnel carries more slowly; to a
+neighbour, which another daemon of this user on this machine is, over a local socket (local.py).
 
 Who is who is settled in the tunnel, where libp2p proves both ends: there a caller shows its certificate and is shown the
 callee's, and each checks that the other's peer key vouches for it. From then on TLS takes exactly these two certificates. A path
@@ -20,7 +21,7 @@ from typing import Any
 import grpc
 import structlog
 
-from peerd.errors import BadMessageError, PeerGoneError, RemoteError
+from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.policy.paths import tunnel_is_faster
 from peerd.table.record import PeerId
 from peerd.wire.certificate import MAX_CERTIFICATE_BYTES, SERVER_NAME, Certificate, checked_pem
@@ -28,6 +29,7 @@ from peerd.wire.checkup import host_in
 from peerd.wire.counted import CountedChannel
 from peerd.wire.generated import direct_pb2, direct_pb2_grpc
 from peerd.wire.links import CHANNEL_OPTIONS, Links, Way, answer_of
+from peerd.wire.local import TOKEN, Neighbours, checked_target, checked_token
 from peerd.wire.services import Door
 from peerd.wire.throttle import Throttles
 
@@ -57,6 +59,7 @@ _DIAL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", int(DIAL_TIMEOUT_S * 1000)),
 )
 LOG = structlog.get_logger()
+Headers = tuple[tuple[str, str], ...]
 
 
 class Pins:
@@ -106,6 +109,13 @@ class Pins:
         return self._peers.get(shown[0]) if shown else None
 
 
+def caller_past_the_tunnel(context: Any, pins: Pins, neighbours: Neighbours | None) -> PeerId | None:
+    """The peer behind a direct call."""
+    if context.peer().startswith("unix:"):
+        return neighbours.caller(context) if neighbours is not None else None
+    return pins.caller(context)
+
+
 @dataclass(slots=True)
 class Showing:
     """What this daemon tells of its own endpoint."""
@@ -113,13 +123,16 @@ class Showing:
     certificate: Certificate
     port: int = 0
     """0: it takes no direct connections now."""
+    socket: str = ""
+    """At which it takes its neighbours'."""
 
 
 class DirectServicer(direct_pb2_grpc.DirectServicer):
-    def __init__(self, door: Door, pins: Pins, showing: Showing) -> None:
+    def __init__(self, door: Door, pins: Pins, showing: Showing, neighbours: Neighbours | None = None) -> None:
         self._door = door
         self._pins = pins
         self._showing = showing
+        self._neighbours = neighbours
 
     async def Show(self, request: direct_pb2.ShowRequest, context: Any) -> direct_pb2.ShowReply:
         caller = await self._door.caller(context)
@@ -128,12 +141,16 @@ class DirectServicer(direct_pb2_grpc.DirectServicer):
                 return direct_pb2.ShowReply()
         except BadMessageError as error:
             await self._door.refuse(context, caller, error)
-        return direct_pb2.ShowReply(port=self._showing.port, certificate=self._showing.certificate.der)
+        reply = direct_pb2.ShowReply(port=self._showing.port, certificate=self._showing.certificate.der)
+        if self._neighbours is not None and self._showing.socket and (token := self._neighbours.token_for(caller, request.neighbour)):
+            reply.socket, reply.token = self._showing.socket, token
+        return reply
 
 
 @dataclass(slots=True)
 class _Path:
     channel: CountedChannel | None = None
+    is_local: bool = False
     work: asyncio.Task[None] | None = None
     """Tries the path, then watches it."""
     failures: int = 0
@@ -145,9 +162,15 @@ class DirectPaths:
     """Direct channels to peers that have an endpoint; none while a cap is set, for caps are kept in the tunnel."""
 
     def __init__(
-        self, links: Links, certificate: Certificate, addresses_of: Callable[[PeerId], tuple[str, ...]], throttles: Throttles
+        self,
+        links: Links,
+        certificate: Certificate,
+        addresses_of: Callable[[PeerId], tuple[str, ...]],
+        throttles: Throttles,
+        neighbours: Neighbours | None = None,
     ) -> None:
         self._links = links
+        self._neighbours = neighbours
         self._certificate = certificate
         self._addresses_of = addresses_of
         self._throttles = throttles
@@ -166,9 +189,17 @@ class DirectPaths:
     def leads_to(self, peer: PeerId) -> bool:
         return not self._throttles.capped and peer in self._paths and self._paths[peer].channel is not None
 
+    def is_local(self, peer: PeerId) -> bool:
+        """Of a path that leads there: whether it is a local socket."""
+        return self.leads_to(peer) and self._paths[peer].is_local
+
     @property
     def num_open(self) -> int:
-        return sum(self.leads_to(peer) for peer in self._paths)
+        return sum(map(self.leads_to, self._paths))
+
+    @property
+    def num_local(self) -> int:
+        return sum(map(self.is_local, self._paths))
 
     def drop(self, peer: PeerId) -> None:
         """The peer is gone for good."""
@@ -192,9 +223,9 @@ class DirectPaths:
         """Open it and hold it until it breaks; then it rests for a while."""
         try:
             offer = await self._show(peer)
-            channel = await self._open(peer, offer)
-            path.channel = CountedChannel(channel, self._throttles)
-            LOG.debug("direct path", to=peer)
+            channel, headers = await self._open_local(peer, offer) or (await self._open(peer, offer), ())
+            path.channel, path.is_local = CountedChannel(channel, self._throttles, headers), bool(headers)
+            LOG.debug("direct path", to=peer, local=path.is_local)
             try:
                 path.failures = path.failures + 1 if await self._hold(peer, channel, offer) else 0
             finally:
@@ -233,6 +264,24 @@ class DirectPaths:
             traffic.forget_way(peer, Way.DIRECT)
         return outrun
 
+    async def _open_local(self, peer: PeerId, offer: direct_pb2.ShowReply) -> tuple[grpc.aio.Channel, Headers] | None:
+        """To a neighbour, who then has answered to the token that it gave me; None where it is none or cannot be reached so."""
+        if self._neighbours is None or not offer.socket:
+            return None
+        try:
+            headers: Headers = ((TOKEN, checked_token(offer.token)),)
+            channel = await _connected(checked_target(offer.socket))
+            try:
+                if await self._show(peer, CountedChannel(channel, self._throttles, headers)) != offer:
+                    raise WrongStateError("it offers something else there")
+            except BaseException:
+                await channel.close(None)
+                raise
+        except RemoteError as error:
+            LOG.debug("no local path", to=peer, reason=error.message)
+            return None
+        return channel, headers
+
     async def _open(self, peer: PeerId, offer: direct_pb2.ShowReply) -> grpc.aio.Channel:
         """RemoteError says why there is none."""
         hosts = hosts_in(self._addresses_of(peer))
@@ -242,21 +291,14 @@ class DirectPaths:
             raise BadMessageError("a port or certificate that cannot be")
         mine = self._certificate
         credentials = grpc.ssl_channel_credentials(checked_pem(offer.certificate, peer), mine.key_pem, mine.pem)
-        target = "ipv4:" + ",".join(f"{host}:{offer.port}" for host in hosts)
-        channel = grpc.aio.secure_channel(target, credentials, options=_DIAL_OPTIONS)
-        try:
-            async with asyncio.timeout(DIAL_TIMEOUT_S):
-                await _ready(channel)
-        except BaseException as error:
-            await channel.close(None)
-            if isinstance(error, TimeoutError):
-                raise PeerGoneError(f"nobody answers at {target} under the certificate that was shown") from None
-            raise
-        return channel
+        return await _connected("ipv4:" + ",".join(f"{host}:{offer.port}" for host in hosts), credentials)
 
-    async def _show(self, peer: PeerId) -> direct_pb2.ShowReply:
-        stub: Any = direct_pb2_grpc.DirectStub(await self._links.channel(peer))
+    async def _show(self, peer: PeerId, channel: Any = None) -> direct_pb2.ShowReply:
+        """Through the tunnel, unless another way is given."""
+        stub: Any = direct_pb2_grpc.DirectStub(channel or await self._links.channel(peer))
         request = direct_pb2.ShowRequest(certificate=self._certificate.der)
+        if self._neighbours is not None:
+            request.neighbour = self._neighbours.proof_for(peer)
         reply: direct_pb2.ShowReply = await answer_of(stub.Show(request, timeout=SHOW_TIMEOUT_S))
         return reply
 
@@ -270,6 +312,23 @@ def hosts_in(addresses: tuple[str, ...]) -> list[str]:
     """IPv4 addresses at which a peer may be dialled directly; loopback only where it has no other."""
     hosts = list(dict.fromkeys(filter(None, map(host_in, addresses))))
     return ([host for host in hosts if not host.startswith("127.")] or hosts)[:MAX_HOSTS]
+
+
+async def _connected(target: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """PeerGoneError where nobody answers there, under these credentials if any."""
+    if credentials is None:
+        channel = grpc.aio.insecure_channel(target, options=_DIAL_OPTIONS)
+    else:
+        channel = grpc.aio.secure_channel(target, credentials, options=_DIAL_OPTIONS)
+    try:
+        async with asyncio.timeout(DIAL_TIMEOUT_S):
+            await _ready(channel)
+    except BaseException as error:
+        await channel.close(None)
+        if isinstance(error, TimeoutError):
+            raise PeerGoneError(f"nobody answers at {target}" + (" under the certificate that was shown" if credentials else "")) from None
+        raise
+    return channel
 
 
 async def _ready(channel: grpc.aio.Channel) -> None:

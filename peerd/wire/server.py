@@ -24,6 +24,7 @@ from peerd.wire.generated import (
     swarm_pb2_grpc,
 )
 from peerd.wire.links import CHANNEL_OPTIONS
+from peerd.wire.local import Neighbours
 from peerd.wire.services import AveragingServicer, StageServicer, StateServicer, SwarmServicer
 from peerd.wire.throttle import Throttles
 
@@ -44,10 +45,12 @@ async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.S
 class DirectEndpoint:
     """The one that takes direct connections. It listens while no cap is set: caps are kept in the tunnel."""
 
-    def __init__(self, host: str, port: int, showing: Showing, pins: Pins, throttles: Throttles) -> None:
-        """`port` 0: any."""
+    def __init__(
+        self, host: str, port: int, showing: Showing, pins: Pins, throttles: Throttles, neighbours: Neighbours | None = None
+    ) -> None:
+        """`port` 0: any. With `neighbours` it takes their calls, too."""
         self._host, self._port = host, port
-        self._showing, self._pins, self._throttles = showing, pins, throttles
+        self._showing, self._pins, self._throttles, self._neighbours = showing, pins, throttles, neighbours
         self._servicers: Sequence[Any] = ()
         self._asked = asyncio.Event()
         self._taken = b""
@@ -70,7 +73,7 @@ class DirectEndpoint:
         self._asked.set()
 
     async def close(self, grace_s: float = 0.0) -> None:
-        self._showing.port = 0
+        self._showing.port, self._showing.socket = 0, ""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(grace_s)
@@ -90,8 +93,11 @@ class DirectEndpoint:
         if not port:
             LOG.warning("no port for direct connections; the tunnel carries everything")
             return
+        socket = str(self._neighbours.socket) if self._neighbours is not None else ""
+        if socket:
+            server.add_insecure_port(f"unix:{socket}")
         await server.start()
-        self._server, self._port, self._showing.port = server, port, port
+        self._server, self._port, self._showing.port, self._showing.socket = server, port, port, socket
 
     def _bind(self, server: grpc.aio.Server, port: int) -> int:
         """The port at which the server will listen; 0 where it is taken."""

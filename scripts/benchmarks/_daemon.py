@@ -16,7 +16,6 @@ from peerd.daemon.network import Network, allow_direct, open_network
 from peerd.errors import PeerdError
 from peerd.swarm.identity import Identity
 from peerd.table.record import PeerId, RunId
-from peerd.wire.direct import DirectServicer
 from peerd.wire.links import Links
 from peerd.wire.services import Door
 from peerd.wire.throttle import Throttles
@@ -42,7 +41,7 @@ class OnNetwork:
 
     async def serve(self, servicers: Sequence[Any]) -> None:
         assert self.network.direct is not None
-        await self.network.serve([*servicers, DirectServicer(self.door, self.network.direct.pins, self.network.direct.showing)])
+        await self.network.serve([*servicers, self.network.direct.servicer(self.door)])
 
     async def meet(self, others: Sequence[dict[str, Any]]) -> None:
         """Know everybody's addresses, and have a direct path to each."""
@@ -72,7 +71,7 @@ async def on_network(folder: str, rank: int) -> AsyncIterator[OnNetwork]:
     try:
         allow_direct(network, identity, settings, lambda peer: book.get(peer, ()), throttles)
         assert network.direct is not None
-        yield OnNetwork(network, identity.peer, book, Door(RUN, PATIENCE_S, network.links.traffic, proven=network.direct.pins.caller))
+        yield OnNetwork(network, identity.peer, book, Door(RUN, PATIENCE_S, network.links.traffic, proven=network.direct.caller))
     finally:
         await network.stop_serving()
         await network.close()

@@ -18,7 +18,7 @@ from tests.control.fake_daemon import answering, line
 _DAEMON_FLAGS = {
     *("--stage", "--device", "--data", "--host", "--port", "--detach", "--compute-stand-in", "--slow", "--home", "--json"),
     *("--dashboard-port", "--dashboard-host", "--dashboard-public", "--public", "--no-dashboard", "--otel", "--tensorboard", "--wandb"),
-    *("--no-port-mapping", "--direct-port", "--no-direct", "--relay", "--relay-rate", "--relay-daily"),
+    *("--no-port-mapping", "--direct-port", "--no-direct", "--no-local", "--relay", "--relay-rate", "--relay-daily"),
 }
 
 VERBS = {

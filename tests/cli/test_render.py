@@ -93,12 +93,12 @@ def test_peers_says_by_which_path_tensors_go_to_each_where_that_is_known(capsys:
     print_peers(reply)
     assert "path" not in capsys.readouterr().out
     peers = reply["stages"][0]["peers"]
-    for peer, path in zip(peers[1:], ("direct", "tunnel", "relay"), strict=True):
+    for peer, path in zip(peers[1:], ("local", "tunnel", "relay"), strict=True):
         peer["path"], peer["done"], peer["throughput"] = path, 8192, 99999.0
     print_peers(reply)
     lines = lines_of(capsys)
     assert max(map(len, lines)) <= 80
-    assert [line.split()[-1] for line in lines[-5:] if not set(line) <= set("\u2500 ")][-4:] == ["cpu", "direct", "tunnel", "relay"]
+    assert [line.split()[-1] for line in lines[-5:] if not set(line) <= set("\u2500 ")][-4:] == ["cpu", "local", "tunnel", "relay"]
 
 
 def test_status_says_how_others_reach_this_machine_and_what_it_relays(capsys: pytest.CaptureFixture[str]) -> None:

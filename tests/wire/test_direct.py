@@ -3,111 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import grpc
 import pytest
 
 from peerd.errors import BadMessageError, RemoteError
-from peerd.swarm.identity import Identity
 from peerd.table.record import PeerId
 from peerd.wire import direct as wire_direct
-from peerd.wire.certificate import SERVER_NAME, Certificate, make_certificate
-from peerd.wire.checkup import CheckupServicer
-from peerd.wire.direct import DirectPaths, DirectServicer, Pins, Showing, hosts_in
-from peerd.wire.generated import checkup_pb2, checkup_pb2_grpc, direct_pb2, direct_pb2_grpc
-from peerd.wire.links import Links, Traffic, Way
+from peerd.wire.certificate import make_certificate
+from peerd.wire.direct import Pins, Showing, hosts_in
+from peerd.wire.links import Way
 from peerd.wire.server import DirectEndpoint
-from peerd.wire.services import Door
 from peerd.wire.throttle import Throttles
-from tests.wire.callee import RUN, new_identity
-from tests.wire.local_peers import Served, serving
-
-WITHIN_S = 20.0
-
-
-class Callers(CheckupServicer):
-    """Answers a dial-back with who asks."""
-
-    def __init__(self, door: Door) -> None:
-        self._door = door
-
-    async def DialBack(self, request: checkup_pb2.DialBackRequest, context: Any) -> checkup_pb2.DialBackReply:
-        return checkup_pb2.DialBackReply(observed=await self._door.caller(context))
-
-
-@dataclass(slots=True)
-class Endpoint:
-    """A daemon's, beside the socket to which its tunnel leads."""
-
-    owner: Identity
-    served: Served
-    door: Door
-    pins: Pins
-    showing: Showing
-    endpoint: DirectEndpoint
-    throttles: Throttles
-
-    @property
-    def peer(self) -> PeerId:
-        return self.owner.peer
-
-    def paths_of(self, caller: Identity, throttles: Throttles | None = None, host: str = "127.0.0.1") -> tuple[Links, DirectPaths]:
-        links = self.served.links_of(caller.peer)
-        certificate = make_certificate(caller.peer, caller.sign)
-        paths = DirectPaths(links, certificate, lambda _peer: (f"/ip4/{host}/tcp/1",), throttles or Throttles())
-        links.direct = paths
-        return links, paths
-
-    async def show(self, caller: Identity, certificate: Certificate) -> Any:
-        stub = await self.served.stub(direct_pb2_grpc.DirectStub, caller.peer)
-        return await stub.Show(direct_pb2.ShowRequest(certificate=certificate.der), timeout=WITHIN_S)
-
-    async def call(self, certificate: Certificate, root: bytes | None = None) -> str:
-        """Whom the endpoint takes for the caller, who presents this certificate and never was in the tunnel."""
-        credentials = grpc.ssl_channel_credentials(root or self.showing.certificate.pem, certificate.key_pem, certificate.pem)
-        options = (("grpc.ssl_target_name_override", SERVER_NAME),)
-        async with grpc.aio.secure_channel(f"ipv4:127.0.0.1:{self.showing.port}", credentials, options=options) as channel:
-            return await caller_through(channel)
-
-
-@contextlib.asynccontextmanager
-async def endpoint(voucher: Identity | None = None) -> AsyncIterator[Endpoint]:
-    """With a `voucher` the certificate it answers with is that one's."""
-    owner, throttles, pins = new_identity(), Throttles(), Pins()
-    showing = Showing(certificate_of(voucher or owner))
-    door = Door(RUN, 5.0, Traffic(), proven=pins.caller)
-    listening = DirectEndpoint("127.0.0.1", 0, showing, pins, throttles)
-    servicers = [DirectServicer(door, pins, showing), Callers(door)]
-    async with serving(servicers) as served:
-        await listening.open(servicers)
-        try:
-            yield Endpoint(owner, served, door, pins, showing, listening, throttles)
-        finally:
-            await served.close()
-            await listening.close()
-
-
-def certificate_of(identity: Identity) -> Certificate:
-    return make_certificate(identity.peer, identity.sign)
-
-
-async def caller_through(channel: Any) -> str:
-    stub: Any = checkup_pb2_grpc.CheckupStub(channel)
-    return str((await stub.DialBack(checkup_pb2.DialBackRequest(), timeout=WITHIN_S)).observed)
-
-
-async def tried(paths: DirectPaths, peer: PeerId) -> Any:
-    """The direct channel, None where it could not be had."""
-    paths.channel(peer)
-    path = paths._paths[peer]
-    async with asyncio.timeout(WITHIN_S):
-        while path.work is not None and path.channel is None:
-            await asyncio.wait({path.work}, timeout=0.02)
-    return path.channel
+from tests.wire.callee import new_identity
+from tests.wire.direct_peers import WITHIN_S, caller_through, certificate_of, endpoint, tried
 
 
 async def test_a_path_opens_beside_the_tunnel_and_the_callee_knows_who_calls() -> None:

@@ -16,6 +16,7 @@ UNFOLDED_UP_TO = 60
 """Peers; in larger swarms only the own stage is unfolded at first."""
 
 _PATHS = {
+    "local": "local: tensors go to it over a socket on this machine",
     "direct": "direct: tensors go to it by TLS",
     "tunnel": "tunnel: libp2p carries tensors to it",
     "relay": "relay: another peer carries tensors to it",

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!peerd/wire/generated/direct.proto\x12\x05peerd\"\"\n\x0bShowRequest\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\".\n\tShowReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x32\x36\n\x06\x44irect\x12,\n\x04Show\x12\x12.peerd.ShowRequest\x1a\x10.peerd.ShowReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!peerd/wire/generated/direct.proto\x12\x05peerd\"5\n\x0bShowRequest\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x11\n\tneighbour\x18\x02 \x01(\x0c\"M\n\tShowReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x0e\n\x06socket\x18\x03 \x01(\t\x12\r\n\x05token\x18\x04 \x01(\t26\n\x06\x44irect\x12,\n\x04Show\x12\x12.peerd.ShowRequest\x1a\x10.peerd.ShowReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'peerd.wire.generated.direct
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SHOWREQUEST']._serialized_start=44
-  _globals['_SHOWREQUEST']._serialized_end=78
-  _globals['_SHOWREPLY']._serialized_start=80
-  _globals['_SHOWREPLY']._serialized_end=126
-  _globals['_DIRECT']._serialized_start=128
-  _globals['_DIRECT']._serialized_end=182
+  _globals['_SHOWREQUEST']._serialized_end=97
+  _globals['_SHOWREPLY']._serialized_start=99
+  _globals['_SHOWREPLY']._serialized_end=176
+  _globals['_DIRECT']._serialized_start=178
+  _globals['_DIRECT']._serialized_end=232
 # @@protoc_insertion_point(module_scope)
