@@ -35,14 +35,14 @@ class Accumulator:
         self._overflows = overflows
         length = sum(shape.numel() for shape in shapes.values()) + 1 + overflows
         self.flat = torch.zeros(length, dtype=dtype, device=device)
-        self._views = list(views_of(self.flat, self._shapes).values())
+        self._views = views_of(self.flat, self._shapes)
 
     def add(self, gradients: Sequence[Tensor], loss: float | None) -> None:
         """Add one microbatch's gradients, in the parameters' order, and its loss where this is the last stage."""
         if self._overflows and not all_finite(gradients):
             self.flat[-2] += 1
         else:
-            for view, gradient in zip(self._views, gradients, strict=True):
+            for view, gradient in zip(self._views.values(), gradients, strict=True):
                 view.add_(gradient.to(view.device))
         if loss is not None:
             self.flat[-1] += loss
@@ -69,9 +69,17 @@ class Accumulator:
         views = views_of(flat_sum, self._shapes)
         return torch.cat([views[name].flatten() for name in self._tied])
 
-    def means(self, flat_sum: Tensor, num_microbatches: int, tied: Tensor | None = None) -> dict[str, Tensor]:
-        """The mean gradient per parameter of a summed vector, with what both stages have of the tied ones."""
-        return self._named(flat_sum / num_microbatches, tied / num_microbatches if tied is not None else None)
+    def means(self, flat_sum: Tensor, num_microbatches: int, tied: Tensor | None = None, here: bool = False) -> dict[str, Tensor]:
+        """The mean gradient per parameter of a summed vector, with what both stages have of the tied ones.
+
+        `here`: they take the place of the gradients summed here, which are done with.
+        """
+        if here:
+            torch.div(flat_sum, num_microbatches, out=self.flat)
+            views = self._views
+        else:
+            views = views_of(flat_sum / num_microbatches, self._shapes)
+        return views if tied is None else views | views_of(tied / num_microbatches, self._tied)
 
     def norm(self, flat_sum: Tensor, num_microbatches: int, tied: Tensor | None = None) -> float:
         """Of the mean gradient of a summed vector; infinite where a microbatch overflowed."""

@@ -49,10 +49,11 @@ class Optimizer:
     def __init__(self, manifest: Manifest, parameters: Mapping[str, nn.Parameter]) -> None:
         self._train = manifest.train
         self._kind = kind_of(manifest.train)
-        self._parameters = dict(parameters)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         offload = manifest.compute.offload_optimizer
         self._state = {name: _fresh_state(self._kind, value.cpu() if offload else value) for name, value in parameters.items()}
+        self._parameters: dict[str, Tensor] = {}
+        self.move_to(parameters)
         decaying = {name for name, parameter in parameters.items() if self._decays(name, parameter)}
         self._groups = (
             ([name for name in parameters if name in decaying], self._train.weight_decay),
@@ -61,7 +62,7 @@ class Optimizer:
 
     def move_to(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Update these from here on: the same names and shapes in other memory."""
-        self._parameters = dict(parameters)
+        self._parameters = {name: parameter.detach() for name, parameter in parameters.items()}
 
     @torch.no_grad()
     def update(self, step: int, gradients: Mapping[str, Tensor]) -> None:
@@ -83,10 +84,15 @@ class Optimizer:
         return parameter.dim() > 1 and not any(fnmatchcase(name, pattern) for pattern in self._train.no_decay)
 
     def _updated(self, name: str, gradient: Tensor) -> Updated:
-        """Where the state lies: with compute.offload_optimizer a GPU's parameter travels to the CPU and back."""
+        """Where the state lies: with compute.offload_optimizer a GPU's parameter travels to the CPU and back.
+
+        What lies there already is not asked to go: each call of torch's lets go of the interpreter, and may wait long to get it back.
+        """
         parameter, state = self._parameters[name], self._state[name]
-        place = state["step"].device
-        return Updated(parameter.detach().to(place), gradient.to(device=place, dtype=parameter.dtype), state)
+        place, dtype = state["step"].device, parameter.dtype
+        value = parameter if parameter.device == place else parameter.to(place)
+        fits = gradient.device == place and gradient.dtype == dtype
+        return Updated(value, gradient if fits else gradient.to(device=place, dtype=dtype), state)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as `<parameter>.<part>`, with `.step` the number of updates; zeros before the first.

@@ -270,7 +270,8 @@ class StageState(Holdings):
                 set_mean_parameters(self.module, flat_sum[length:], len(roster.entries))
             sums = flat_sum[:length].to(accumulator.flat.device)
             of_both = tied.values.to(sums.device) if tied else None
-            apply_means(train, self.optimizer, roster.step, accumulator.means(sums, num_microbatches, of_both), norm)
+            means = accumulator.means(sums, num_microbatches, of_both, here=self.ahead is None)
+            apply_means(train, self.optimizer, roster.step, means, norm)
 
         self._turn(update)
         if self.module.is_last:

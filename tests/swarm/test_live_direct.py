@@ -1,4 +1,7 @@
-"""Direct connections, by TLS and over local sockets, in a live swarm: used where they can be, left where a cap or an owner says so, and the model is the same."""
+"""Direct connections, by TLS and over local sockets, in a live swarm.
+
+They are used where they can be, left where a cap or an owner says so, and the model is the same.
+"""
 
 from __future__ import annotations
 
