@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -55,6 +56,8 @@ class Stepper:
         """(mate, step) that would not or could not give an average, and when; forgotten after a while."""
         self._done_seen = 0
         self._fence_to = 0
+        self._committed = asyncio.Event()
+        """Set with the next commit, and then another."""
         self._retiring = asyncio.Event()
         self._retired = asyncio.Event()
         self._resumable: tuple[int, float] = (-1, 0.0)
@@ -104,6 +107,12 @@ class Stepper:
         self._retiring.set()
         self._membership.wake()
         await self._retired.wait()
+
+    async def committed(self, timeout_s: float) -> None:
+        """Returns once I have committed a step, or so many seconds later. Who waits goes on in the order of coming."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._committed.wait()
 
     def fence(self, incarnation: int) -> None:
         """T3, asked for by gossip: done before the next decision."""
@@ -252,6 +261,9 @@ class Stepper:
         self._refused.clear()
         self._unanswered.clear()
         self._attempt = 0
+        self._committed.set()
+        self._committed = asyncio.Event()
+        await asyncio.sleep(0)  # who waits for it computes while the rest of the swarm is told
         self.on_commit()
 
     def _count(self, roster: Roster) -> None:

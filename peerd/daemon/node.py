@@ -164,7 +164,7 @@ class Node:
         self.service.records = lambda: [self._own_record()]
         self.service.on_records = lambda caller, records: self.membership.absorb(records, caller)
         self.service.on_progress = self._ledger_grew
-        self.service.changed = self.membership.changed
+        self.service.changed = self.stepper.committed
         self.service.is_committing = lambda: self.stepper.decision.act is Act.COMMIT
 
     @property

@@ -99,7 +99,7 @@ class StageService:
         """The ledger changed."""
         self.on_records: Callable[[PeerId, Sequence[RawRecord]], None] = lambda _caller, _records: None
         self.changed: Callable[[float], Awaitable[object]] = asyncio.sleep
-        """Returns once my record is another, or so many seconds later."""
+        """Returns once I am at another step, or so many seconds later."""
         self.is_committing: Callable[[], bool] = lambda: False
         """Whether this step is over and the next one about to begin, however long the optimizer takes."""
 
