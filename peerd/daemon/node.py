@@ -162,7 +162,7 @@ class Node:
         self.stepper.on_commit = self._committed
         self.stepper.load_checkpoint = lambda step: self.store.load(self.place.stage, step)
         self.service.records = lambda: [self._own_record()]
-        self.service.on_records = lambda caller, records: self.membership.absorb(records, caller)
+        self.service.on_records = lambda _caller, records: self.membership.absorb(records)
         self.service.on_progress = self._ledger_grew
         self.service.changed = self.stepper.committed
         self.service.is_committing = lambda: self.stepper.decision.act is Act.COMMIT

@@ -29,7 +29,6 @@ from peerd.policy.spreading import (
 from peerd.swarm.directory import Directory
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership, clock_s
-from peerd.swarm.signed import SignedRecord
 from peerd.table.record import PeerId, RawRecord
 from peerd.table.view import NEAR_STAGES, LiveView
 from peerd.wire.swarm_client import SwarmClient
@@ -63,7 +62,7 @@ class Gossip:
         self._period_s = period_s
         self._stages = range(num_stages)
         self._news = News(period_s)
-        membership.on_risen = self._note
+        membership.on_risen = lambda signed: self._news.note(signed.record, signed.raw, clock_s())
         self._partners: list[PeerId] = []
         self._announced_s = float("-inf")
         self._stored_s = float("-inf")
@@ -119,9 +118,10 @@ class Gossip:
 
     def gossip(self, caller: PeerId, raws: Sequence[RawRecord], want_all: bool) -> list[RawRecord]:
         """Records came in: merge them, answer with my own row, or with the whole table to a newcomer."""
-        self._membership.absorb(raws, caller)
+        self._membership.absorb(raws)
         if want_all:
-            return self._membership.proven([record.peer for record in self._membership.live().records])
+            live = {record.peer for record in self._membership.live().records}
+            return [signed.raw for peer, signed in self._membership.raws.items() if peer in live]
         own = self._membership.raws.get(self._membership.me)
         return [own.raw] if own is not None else []
 
@@ -292,17 +292,12 @@ class Gossip:
     async def _send(self, peer: PeerId) -> None:
         own = self._membership.raws.get(self._membership.me)
         try:
-            self._membership.absorb(await self._client.tell(peer, [own.raw] if own is not None else [], PUSH_TIMEOUT_S), peer)
+            self._membership.absorb(await self._client.tell(peer, [own.raw] if own is not None else [], PUSH_TIMEOUT_S))
         except BadMessageError:
             return  # counted where it was refused; the peer's next message may be sound
         except RemoteError:
             self._stale.discard(peer)
             self._liveness.report_failure(peer)
-
-    def _note(self, signed: SignedRecord) -> None:
-        """Where records travel on, only what is proven does: the rest comes from a swarm so small that each tells all."""
-        if signed.is_proven:
-            self._news.note(signed.record, signed.raw, clock_s())
 
     @property
     def _periods(self) -> int:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from peerd.errors import BadMessageError
-from peerd.policy.spreading import TELLS_ALL, periods, summarise
+from peerd.policy.spreading import periods, summarise
 from peerd.swarm.identity import Identity
-from peerd.swarm.signed import SignedRecord, is_signed, peek_record, read_record, sign_record
+from peerd.swarm.signed import SignedRecord, peek_record, read_record, sign_record
 from peerd.table.record import Evaluation, PeerId, PeerRecord, RawRecord, Reach, RunId, Suspicion
 from peerd.table.view import LiveView, SwarmView
 
@@ -141,14 +141,11 @@ class Membership:
         self.wake()
         return signed
 
-    def absorb(self, raws: Sequence[RawRecord], teller: PeerId | None = None) -> None:
-        """Merge records from the network. BadMessageError for the first broken one; what is sound before it counts.
-
-        `teller` has proven to be who it is, so its signature need not: checking one costs as much as all else about a record.
-        """
+    def absorb(self, raws: Sequence[RawRecord]) -> None:
+        """Merge records from the network. BadMessageError for the first broken one; what is sound before it counts."""
         news = False
         for body, signature in raws:
-            news |= self._absorb_one(body, signature, teller)
+            news |= self._absorb_one(body, signature)
         if news:
             self.wake()
 
@@ -159,22 +156,6 @@ class Membership:
                 self.absorb([raw])
             if number % ABSORBED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-
-    def proven(self, peers: Collection[PeerId]) -> list[RawRecord]:
-        """Their records as they travel on, with the signatures that have not been checked checked now."""
-        found = []
-        for peer in peers:
-            signed = self.raws.get(peer)
-            if signed is None:
-                continue
-            if not signed.is_proven:
-                if not is_signed(signed, self.run):
-                    self.messages_refused += 1
-                    del self.raws[peer]
-                    continue
-                self.raws[peer] = replace(signed, is_proven=True)
-            found.append(signed.raw)
-        return found
 
     def forget(self, peer: PeerId) -> None:
         """It is gone for good. The view keeps its tombstone, so that an old record does not bring it back."""
@@ -213,15 +194,14 @@ class Membership:
         for waiter in self._waiters:
             _answer(waiter, True)
 
-    def _absorb_one(self, body: bytes, signature: bytes, teller: PeerId | None) -> bool:
+    def _absorb_one(self, body: bytes, signature: bytes) -> bool:
         """Whether it says more than that its peer, who counted anyhow, is still there."""
         try:
             peer, pair = peek_record(body)
             known = self.view.sightings.get(peer)
             if known is not None and pair <= known.record.pair:
                 return False  # checking a signature costs more than knowing it is old
-            tells_all = len(self.view.sightings) <= TELLS_ALL  # else records travel on at once
-            signed = read_record(body, signature, self.run, teller if tells_all else None)
+            signed = read_record(body, signature, self.run)
         except BadMessageError:
             self.messages_refused += 1
             raise

@@ -52,8 +52,6 @@ class SignedRecord:
     record: PeerRecord
     body: bytes
     signature: bytes
-    is_proven: bool = True
-    """The signature is its peer's. Else the peer itself has told it, and whoever hears it from me must be able to check that."""
 
     @property
     def raw(self) -> RawRecord:
@@ -77,11 +75,8 @@ def sign_record(record: PeerRecord, identity: Identity, run: RunId) -> SignedRec
     return SignedRecord(record, body, identity.sign(_RECORD_DOMAIN + run.encode() + body))
 
 
-def read_record(body: bytes, signature: bytes, run: RunId, teller: PeerId | None = None) -> SignedRecord:
-    """Decode, check every field's type and range, and verify the signature. BadMessageError says what is wrong.
-
-    What `teller` says of itself is taken at its word: the caller knows by other means that it is who speaks.
-    """
+def read_record(body: bytes, signature: bytes, run: RunId) -> SignedRecord:
+    """Decode, check every field's type and range, and verify the signature. BadMessageError says what is wrong."""
     if len(body) > MAX_RECORD_BYTES or len(signature) != SIGNATURE_BYTES:
         raise BadMessageError(f"record of {len(body)} bytes with a signature of {len(signature)}")
     try:
@@ -89,14 +84,9 @@ def read_record(body: bytes, signature: bytes, run: RunId, teller: PeerId | None
         key = public_key_of(record.peer)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise BadMessageError(f"bad record: {error}") from None
-    is_proven = record.peer != teller
-    if is_proven and not verify(key, _RECORD_DOMAIN + run.encode() + body, signature):
+    if not verify(key, _RECORD_DOMAIN + run.encode() + body, signature):
         raise BadMessageError(f"the record of {record.peer} is not signed by it")
-    return SignedRecord(record, body, signature, is_proven)
-
-
-def is_signed(signed: SignedRecord, run: RunId) -> bool:
-    return verify(public_key_of(signed.record.peer), _RECORD_DOMAIN + run.encode() + signed.body, signed.signature)
+    return SignedRecord(record, body, signature)
 
 
 def peek_record(body: bytes) -> tuple[PeerId, tuple[int, int]]:

@@ -36,7 +36,7 @@ class Table(Protocol):
 
     def live(self) -> LiveView: ...
 
-    def absorb(self, raws: Sequence[RawRecord], teller: PeerId | None = None) -> None: ...
+    def absorb(self, raws: Sequence[RawRecord]) -> None: ...
 
     async def changed(self, timeout_s: float) -> bool: ...
 
@@ -138,7 +138,7 @@ class Dispatcher:
             if result.gradient is None:
                 raise BadMessageError("no gradient came back")
             result.gradient.check(call.inputs.dtype, call.inputs.shape)
-        self._table.absorb(result.records, peer.peer)
+        self._table.absorb(result.records)
         if call.stage in call.accumulate or call.evaluation:  # half a microbatch is no measure of a whole one, nor is one done before
             router.observe(peer.peer, max(0.0, elapsed_s - max(result.downstream_s, 0.0) - max(result.queued_s, 0.0)))
         return result

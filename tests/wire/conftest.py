@@ -45,7 +45,7 @@ async def callee(tmp_path: Path) -> AsyncIterator[Callee]:
     membership.publish()
     door = Door(RUN, PATIENCE_S, Traffic())
     service = StageService(MANIFEST, state, executor, Nowhere(), Pace())
-    service.on_records = lambda caller, records: membership.absorb(records, caller)
+    service.on_records = lambda _caller, records: membership.absorb(records)
 
     async def tallies() -> list[StageTally]:
         return [StageTally(stage=1, first_step=0, last_step=4, steps=5, tallies=(Tally(peer="abc", steps=5, microbatches=40),))]

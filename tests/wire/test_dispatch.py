@@ -34,7 +34,7 @@ class Table:
     def live(self) -> LiveView:
         return view_of(*self.records)
 
-    def absorb(self, raws: Sequence[RawRecord], teller: PeerId | None = None) -> None:
+    def absorb(self, raws: Sequence[RawRecord]) -> None:
         return
 
     async def changed(self, timeout_s: float) -> bool:
