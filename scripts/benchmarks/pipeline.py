@@ -5,7 +5,8 @@ All sides train the same model on the same microbatches with the same stage modu
 one works the others are frozen, so each ratio compares neighbours in time. Only ratios within one run mean anything on a shared
 machine. peerd's side is real daemons on loopback with tensors through the encrypted tunnel; GPipe's and 1F1B's is plain TCP. With
 recompute, peerd recomputes in all stages but the last, which goes backward at once; the others have to in every stage, and hivemind
-always does. No side writes checkpoints. At the end peerd trains alone for a while, to tell by how much its event loop is late.
+always does. No side writes checkpoints. At the end peerd trains alone for a while, to tell by how much its event loop is late and
+what its critical path consists of.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from peerd.cli.render_trace import summary
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, dump
 from peerd.errors import ExitCode, PeerdError
 from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
@@ -38,6 +41,7 @@ GRAPHS = {"never": "graphs kept", "always": "recomputing"}
 OTHERS: dict[Kind, str] = {"gpipe": "GPipe over gloo", "1f1b": "1F1B over gloo", "mediated": "through the trainer (hivemind.moe)"}
 ALONE = "one process"
 READ_TIMEOUT_S = 5.0
+TRACED_STEPS = 5
 LAG = re.compile(r'^peerd_event_loop_lag_quantile_seconds\{.*?share="([0-9.]+)".*?\} ([0-9.e+-]+)$', re.MULTILINE)
 
 
@@ -170,8 +174,8 @@ def _hitches(side: Side) -> dict[str, int]:
     return {name: count for name, count in side.contender.team.counters().items() if count}
 
 
-def loop_lag_ms(plan: Plan) -> dict[str, float]:
-    """By how much the first stage's event loop is late, by quantile, while it trains with nobody frozen."""
+def watch_alone(plan: Plan) -> tuple[dict[str, float], dict[str, Any]]:
+    """While peerd trains with nobody frozen: by how much the first stage's loop is late, by quantile, and a trace's summary."""
     with Peers(plan.manifest(plan.stages[0], plan.recompute[0])) as peers:
         peers.start()
         deadline = time.monotonic() + SILENCE_S
@@ -181,10 +185,20 @@ def loop_lag_ms(plan: Plan) -> dict[str, float]:
             time.sleep(POLL_S)
         with urllib.request.urlopen(f"{peers.dashboard}metrics", timeout=READ_TIMEOUT_S) as reply:  # noqa: S310 - a daemon of this benchmark
             text = reply.read().decode()
+        traced = summary(peers.trace(TRACED_STEPS))
     found = {share: 1000 * float(seconds) for share, seconds in LAG.findall(text)}
     if not found:
         raise PeerdError("the daemon's metrics do not tell by how much its event loop is late")
-    return found
+    return found, traced
+
+
+def print_path(traced: dict[str, Any]) -> None:
+    """What a trace's critical path and each stage's time consisted of."""
+    steps = traced["last_step"] - traced["first_step"] + 1
+    rows = [("critical path", traced["critical_path"]), *((f"stage {each['stage']}", each) for each in traced["stages"])]
+    for name, shares in rows:
+        parts = ", ".join(f"{what.replace('_', ' ')} {shares[what]:.1%}" for what in ("compute", "wait", "wire", "step_end"))
+        print(f"{name} of {steps} steps alone: {parts}")
 
 
 def parse() -> Plan:
@@ -198,7 +212,11 @@ def parse() -> Plan:
     parser.add_argument("--against", nargs="*", choices=[*OTHERS], default=[*OTHERS], help="pipelines to compare with (default all)")
     parser.add_argument("--large", action="store_true", help="activations four times as large, in half as many microbatches")
     parser.add_argument(
-        "--lag-steps", type=int, default=15, metavar="N", help="steps in which the event loop is watched; 0: none (default 15)"
+        "--lag-steps",
+        type=int,
+        default=45,
+        metavar="N",
+        help="steps of peerd alone, whose event loop and critical path are told; 0: none (default 45)",
     )
     given = parser.parse_args()
     if min(given.rounds, given.steps, given.warmup) < 1 or given.lag_steps < 0:
@@ -223,7 +241,7 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="peerd-bench-") as folder:
             rows, hitches = measure(plan, sides_of(plan, Path(folder)))
-        lag_ms = loop_lag_ms(plan) if plan.lag_steps else {}
+        lag_ms, traced = watch_alone(plan) if plan.lag_steps else ({}, {})
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except PeerdError as error:
@@ -232,12 +250,13 @@ def main() -> int:
     losses = [row.loss for row in rows if row.loss is not None]
     spread = max(losses) - min(losses)
     if plan.as_json:
-        print_json(rows, loss_spread=spread, loss_tolerance=LOSS_TOLERANCE, hitches=hitches, loop_lag_ms=lag_ms)
+        print_json(rows, loss_spread=spread, loss_tolerance=LOSS_TOLERANCE, hitches=hitches, loop_lag_ms=lag_ms, alone=traced)
     else:
         print_table(f"stages of 1 peer and 1 thread; medians of {plan.rounds} turns of {plan.steps} steps", "s a step", rows)
         print(f"losses after {plan.total_steps} steps agree within {spread:.1e} (tolerance {LOSS_TOLERANCE:g})")
         if lag_ms:
             print("the event loop is late by " + ", ".join(f"{lag:.1f} ms ({share})" for share, lag in lag_ms.items()))
+            print_path(traced)
         print("".join(f"{name}: {counts}\n" for name, counts in hitches.items() if counts), end="")
     if spread > LOSS_TOLERANCE:
         print(f"the losses differ by {spread:.1e}: the sides did not do the same work", file=sys.stderr)
