@@ -93,9 +93,7 @@ class DirectEndpoint:
         if not port:
             LOG.warning("no port for direct connections; the tunnel carries everything")
             return
-        socket = str(self._neighbours.socket) if self._neighbours is not None else ""
-        if socket:
-            server.add_insecure_port(f"unix:{socket}")
+        socket = self._bind_socket(server)
         await server.start()
         self._server, self._port, self._showing.port, self._showing.socket = server, port, port, socket
 
@@ -106,6 +104,18 @@ class DirectEndpoint:
             return int(server.add_secure_port(f"{self._host}:{port}", credentials))
         except RuntimeError:
             return 0
+
+    def _bind_socket(self, server: grpc.aio.Server) -> str:
+        """Where the server will take neighbours' calls; empty where it takes none."""
+        if self._neighbours is None:
+            return ""
+        socket = str(self._neighbours.socket)
+        try:
+            server.add_insecure_port(f"unix:{socket}")
+        except RuntimeError:
+            LOG.warning("no local socket; other daemons on this machine come by TLS", path=socket)
+            return ""
+        return socket
 
     def _changes(self) -> Any:
         """Asked for by gRPC, on a thread of its own, at every handshake; None: take the same as before."""

@@ -96,6 +96,18 @@ async def test_a_socket_where_nobody_listens_leaves_tls() -> None:
         assert not paths.is_local(there.peer)
 
 
+async def test_an_endpoint_whose_socket_cannot_be_takes_everybody_by_tls() -> None:
+    async with endpoint(key=HERE) as there:
+        await there.endpoint.close()
+        assert there.neighbours is not None
+        there.neighbours.socket = there.served.folder / "gone" / SOCKET
+        await there.endpoint._look()
+        caller = new_identity()
+        paths = there.paths_of(caller, key=HERE)[1]
+        assert await caller_through(await tried(paths, there.peer)) == caller.peer
+        assert not paths.is_local(there.peer)
+
+
 async def test_a_neighbour_that_goes_leads_back_into_the_tunnel_and_one_that_comes_back_is_found() -> None:
     async with endpoint(key=HERE) as there:
         links, paths = there.paths_of(new_identity(), key=HERE)
