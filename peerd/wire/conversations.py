@@ -16,7 +16,7 @@ import grpc
 
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError
 from peerd.table.record import PeerId
-from peerd.wire.links import Links, as_remote_error, raise_if_ours
+from peerd.wire.links import Links, as_remote_error, raise_if_ours, was_cut_short
 
 SHUNNED_S = 30.0
 """About what it takes until gRPC finds that nobody is at the other end."""
@@ -50,9 +50,13 @@ class Conversations:
                 continue
             except PeerGoneError:
                 if channel is not tunnel:
-                    self._shunned_until_s[peer] = time.monotonic() + SHUNNED_S
+                    self._shun(peer, time.monotonic())
                 raise
         raise PeerGoneError(_OVER)
+
+    def _shun(self, peer: PeerId, now_s: float) -> None:
+        self._shunned_until_s = {each: until_s for each, until_s in self._shunned_until_s.items() if until_s > now_s}
+        self._shunned_until_s[peer] = now_s + SHUNNED_S
 
     def _by(self, channel: Any, peer: PeerId) -> _Conversation:
         """The one under way, or a new one where that takes another way by now."""
@@ -141,7 +145,7 @@ class _Conversation:
                 if not asked.done():
                     asked.set_result(answer)
         except grpc.aio.AioRpcError as error:
-            reason = as_remote_error(error)
+            reason = EndedError(_OVER) if was_cut_short(error) else as_remote_error(error)
         except asyncio.CancelledError:
             reason = PeerGoneError("the connection was closed")
             raise_if_ours()

@@ -211,9 +211,14 @@ class Links:
             await self.drop(peer)
 
 
+def was_cut_short(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the callee had ended the call, in whatever way, before it had all of it."""
+    return error.code() is grpc.StatusCode.INTERNAL and error.details() == _CUT_SHORT
+
+
 def as_remote_error(error: grpc.aio.AioRpcError) -> RemoteError:
     """The error class that tells what the caller can do."""
-    if error.code() is grpc.StatusCode.INTERNAL and error.details() == _CUT_SHORT:
+    if was_cut_short(error):
         return BusyError("the callee refused the call before it had all of it")
     kind = _FAULTS.get(error.code(), PeerGoneError)
     told = kind(error.details() or error.code().name.lower())

@@ -121,6 +121,15 @@ async def test_a_question_that_meets_the_end_of_a_stream_is_asked_again(group: G
     assert group.answerer.num_streams == 2
 
 
+async def test_a_question_that_is_cut_off_by_the_end_of_a_stream_is_asked_again(group: Group) -> None:
+    """It does not fit into what may be on its way, so part of it is still to be sent when the stream ends."""
+    last, question = asyncio.ensure_future(group.ask(b"end")), bytes(3_000_000)
+    await asyncio.sleep(0)
+    assert await group.ask(question) == question
+    assert await last == b"bye"
+    assert group.answerer.num_streams == 2
+
+
 async def test_one_that_ends_every_stream_at_once_is_gone(group: Group) -> None:
     with pytest.raises(PeerGoneError):
         await group.ask(b"leave")
