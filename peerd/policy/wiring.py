@@ -41,6 +41,7 @@ STANDARD_ERRORS = 2.0
 LEAST_NOISE = 0.2
 """Of a response time, as a part of it, however alike the few were that have come."""
 REMEMBERED = 1 << 12
+"""Points, and peers of a stage."""
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -74,6 +75,7 @@ class Router:
     def __init__(self, smoothing: float = SMOOTHING) -> None:
         self._smoothing = smoothing
         self._measured: dict[PeerId, Measured] = {}
+        """The latest last."""
         self._banned_at: dict[PeerId, tuple[int, int]] = {}
 
     def choose(self, candidates: Sequence[PeerRecord], point: float, prefer: Collection[PeerId] = (), step: int = 0) -> PeerRecord | None:
@@ -90,7 +92,11 @@ class Router:
 
     def observe(self, peer: PeerId, response_s: float) -> None:
         """A request to `peer` took this long, forward plus backward and network, without its waits for others."""
-        self._measured.setdefault(peer, Measured()).add(response_s, self._smoothing)
+        measured = self._measured.pop(peer, None) or Measured()
+        measured.add(response_s, self._smoothing)
+        self._measured[peer] = measured
+        if len(self._measured) > REMEMBERED:
+            del self._measured[next(iter(self._measured))]
 
     def ban(self, record: PeerRecord) -> None:
         """Leave the peer out until it announces itself again, that is until its pair rises."""

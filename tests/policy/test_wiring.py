@@ -6,11 +6,13 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peerd.policy import wiring
 from peerd.policy.wiring import GOLDEN, RECENT, Router, point_of
-from peerd.table.record import PeerRecord
+from peerd.table.record import PeerId, PeerRecord
 from tests.strategies import member
 
 sizes = st.integers(1, 300)
@@ -138,6 +140,15 @@ def test_a_newcomer_is_tried_at_once_and_not_flooded(newcomer_s: float) -> None:
     router.observe(peers[2].peer, newcomer_s)
     told_by_one = one_step([router], peers, 12)["new"]
     assert 4 <= told_by_one <= 12 / (1 + 4 * min(newcomer_s, 0.5)) + 1, "one slow response is chance"
+
+
+def test_who_has_not_been_heard_from_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wiring, "REMEMBERED", 2)
+    router, _ = measured({"a": 0.1, "b": 0.7})
+    router.observe(PeerId("a"), 0.1)
+    for _ in range(2):
+        router.observe(PeerId("c"), 0.3)
+    assert [router.response_s(PeerId(name)) for name in "abc"] == pytest.approx([0.1, 0.2, 0.3])  # b counts as the mean of the others
 
 
 def test_a_peer_that_failed_is_left_out_until_it_announces_itself_again() -> None:
