@@ -203,10 +203,10 @@ def _direct_row(reply: StatusReply) -> list[tuple[str, str]]:
     direct = reply.get("direct")
     if direct is None:
         return []
-    if not direct["port"]:
-        return [("direct", f"none: {plain(direct['why']) or 'no port was free'}")]
     local = direct.get("local", 0)
     beside = f", a local socket to {local}" if local else ""
+    if not direct["port"]:
+        return [("direct", f"none: {plain(direct['why']) or 'no port was free'}{beside}")]
     return [("direct", f"TLS to {direct['peers'] - local} peers{beside}; takes connections at port {direct['port']}")]
 
 

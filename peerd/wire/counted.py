@@ -6,7 +6,6 @@ What HTTP/2 and TLS add is not counted; it is less than 1 % of a tensor.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import grpc
@@ -22,26 +21,21 @@ Deserializer = Callable[[bytes], Any]
 class CountedChannel:
     """A channel, as the generated stubs take one."""
 
-    def __init__(self, channel: grpc.aio.Channel, throttles: Throttles, headers: tuple[tuple[str, str], ...] = ()) -> None:
-        """`headers` go with every call."""
+    def __init__(self, channel: grpc.aio.Channel, throttles: Throttles) -> None:
         self._channel = channel
         self._throttles = throttles
-        self._headers = headers
 
     def unary_unary(self, method: str, **coders: Any) -> Any:
-        return self._with_headers(self._channel.unary_unary(method, **self._counting(**coders)))
+        return self._channel.unary_unary(method, **self._counting(**coders))
 
     def unary_stream(self, method: str, **coders: Any) -> Any:
-        return self._with_headers(self._channel.unary_stream(method, **self._counting(**coders)))
+        return self._channel.unary_stream(method, **self._counting(**coders))
 
     def stream_unary(self, method: str, **coders: Any) -> Any:
-        return self._with_headers(self._channel.stream_unary(method, **self._counting(**coders)))
+        return self._channel.stream_unary(method, **self._counting(**coders))
 
     def stream_stream(self, method: str, **coders: Any) -> Any:
-        return self._with_headers(self._channel.stream_stream(method, **self._counting(**coders)))
-
-    def _with_headers(self, call: Any) -> Any:
-        return partial(call, metadata=self._headers) if self._headers else call
+        return self._channel.stream_stream(method, **self._counting(**coders))
 
     def _counting(self, request_serializer: Serializer, response_deserializer: Deserializer, **more: Any) -> dict[str, Any]:
         return {

@@ -22,6 +22,7 @@ import grpc
 import structlog
 
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
+from peerd.policy.checkup import CAPPED
 from peerd.policy.paths import tunnel_is_faster
 from peerd.table.record import PeerId
 from peerd.wire.certificate import MAX_CERTIFICATE_BYTES, SERVER_NAME, Certificate, checked_pem
@@ -29,7 +30,7 @@ from peerd.wire.checkup import host_in
 from peerd.wire.counted import CountedChannel
 from peerd.wire.generated import direct_pb2, direct_pb2_grpc
 from peerd.wire.links import CHANNEL_OPTIONS, Links, Way, answer_of
-from peerd.wire.local import TOKEN, Neighbours, checked_target, checked_token
+from peerd.wire.local import NeighbourChannel, Neighbours, checked_target
 from peerd.wire.services import Door
 from peerd.wire.throttle import Throttles
 
@@ -59,7 +60,8 @@ _DIAL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", int(DIAL_TIMEOUT_S * 1000)),
 )
 LOG = structlog.get_logger()
-Headers = tuple[tuple[str, str], ...]
+Channel = CountedChannel | NeighbourChannel
+Told = tuple[object, object]
 
 
 class Pins:
@@ -149,17 +151,22 @@ class DirectServicer(direct_pb2_grpc.DirectServicer):
 
 @dataclass(slots=True)
 class _Path:
-    channel: CountedChannel | None = None
-    is_local: bool = False
+    channel: Channel | None = None
     work: asyncio.Task[None] | None = None
     """Tries the path, then watches it."""
     failures: int = 0
     retry_s: float = 0.0
     """Monotonic clock."""
+    was_capped: bool = False
+    """When it was last given up."""
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.channel, NeighbourChannel)
 
 
 class DirectPaths:
-    """Direct channels to peers that have an endpoint; none while a cap is set, for caps are kept in the tunnel."""
+    """Direct channels to peers that have an endpoint; while a cap is set only to neighbours, for caps are kept in the tunnel."""
 
     def __init__(
         self,
@@ -177,17 +184,19 @@ class DirectPaths:
         self._paths: dict[PeerId, _Path] = {}
         self._closing: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
 
-    def channel(self, peer: PeerId) -> CountedChannel | None:
+    def channel(self, peer: PeerId) -> Channel | None:
         """The direct channel, where there is one; where there might be, it is looked for meanwhile."""
-        if self._throttles.capped:
+        if self._throttles.capped and self._neighbours is None:
             return None
         path = self._paths.setdefault(peer, _Path())
-        if path.work is None and time.monotonic() >= path.retry_s:
+        is_due = time.monotonic() >= path.retry_s or (path.was_capped and not self._throttles.capped)
+        if path.work is None and is_due:
             path.work = asyncio.get_running_loop().create_task(self._follow(peer, path))
-        return path.channel
+        return path.channel if self.leads_to(peer) else None
 
     def leads_to(self, peer: PeerId) -> bool:
-        return not self._throttles.capped and peer in self._paths and self._paths[peer].channel is not None
+        path = self._paths.get(peer)
+        return path is not None and path.channel is not None and (path.is_local or not self._throttles.capped)
 
     def is_local(self, peer: PeerId) -> bool:
         """Of a path that leads there: whether it is a local socket."""
@@ -223,11 +232,10 @@ class DirectPaths:
         """Open it and hold it until it breaks; then it rests for a while."""
         try:
             offer = await self._show(peer)
-            channel, headers = await self._open_local(peer, offer) or (await self._open(peer, offer), ())
-            path.channel, path.is_local = CountedChannel(channel, self._throttles, headers), bool(headers)
+            channel, path.channel = await self._open_local(peer, offer) or await self._open(peer, offer)
             LOG.debug("direct path", to=peer, local=path.is_local)
             try:
-                path.failures = path.failures + 1 if await self._hold(peer, channel, offer) else 0
+                path.failures = path.failures + 1 if await self._hold(peer, path, channel, offer) else 0
             finally:
                 path.channel = None
                 self._close_soon(channel)
@@ -235,12 +243,12 @@ class DirectPaths:
             path.failures += 1
             LOG.debug("no direct path", to=peer, reason=str(error))
         finally:
-            path.retry_s = time.monotonic() + _pause_s(path.failures)
+            path.retry_s, path.was_capped = time.monotonic() + _pause_s(path.failures), self._throttles.capped
             path.work = None
 
-    async def _hold(self, peer: PeerId, channel: grpc.aio.Channel, offer: direct_pb2.ShowReply) -> bool:
-        """Until it breaks, the callee takes no direct connections any more, or the tunnel is the faster way: then True."""
-        broken = asyncio.ensure_future(_broken(channel))
+    async def _hold(self, peer: PeerId, path: _Path, channel: grpc.aio.Channel, offer: direct_pb2.ShowReply) -> bool:
+        """Until it breaks, the callee takes none like it any more, or the tunnel is the faster way: then True."""
+        broken, told = asyncio.ensure_future(_broken(channel)), _told_of(path, offer)
         try:
             while not broken.done():
                 await asyncio.wait({broken}, timeout=SHOW_AGAIN_S)
@@ -248,7 +256,7 @@ class DirectPaths:
                     if self._is_outrun(peer):
                         return True
                     with contextlib.suppress(RemoteError):  # the tunnel's trouble is not this path's
-                        if await self._show(peer) != offer:
+                        if _told_of(path, await self._show(peer)) != told:
                             return False
             return False
         finally:
@@ -264,15 +272,15 @@ class DirectPaths:
             traffic.forget_way(peer, Way.DIRECT)
         return outrun
 
-    async def _open_local(self, peer: PeerId, offer: direct_pb2.ShowReply) -> tuple[grpc.aio.Channel, Headers] | None:
+    async def _open_local(self, peer: PeerId, offer: direct_pb2.ShowReply) -> tuple[grpc.aio.Channel, Channel] | None:
         """To a neighbour, who then has answered to the token that it gave me; None where it is none or cannot be reached so."""
         if self._neighbours is None or not offer.socket:
             return None
         try:
-            headers: Headers = ((TOKEN, checked_token(offer.token)),)
             channel = await _connected(checked_target(offer.socket))
             try:
-                if await self._show(peer, CountedChannel(channel, self._throttles, headers)) != offer:
+                neighbour = NeighbourChannel(channel, offer.token)
+                if await self._show(peer, neighbour) != offer:
                     raise WrongStateError("it offers something else there")
             except BaseException:
                 await channel.close(None)
@@ -280,10 +288,12 @@ class DirectPaths:
         except RemoteError as error:
             LOG.debug("no local path", to=peer, reason=error.message)
             return None
-        return channel, headers
+        return channel, neighbour
 
-    async def _open(self, peer: PeerId, offer: direct_pb2.ShowReply) -> grpc.aio.Channel:
-        """RemoteError says why there is none."""
+    async def _open(self, peer: PeerId, offer: direct_pb2.ShowReply) -> tuple[grpc.aio.Channel, Channel]:
+        """By TLS. RemoteError says why there is none."""
+        if self._throttles.capped:
+            raise PeerGoneError(CAPPED)
         hosts = hosts_in(self._addresses_of(peer))
         if not offer.port or not hosts:
             raise PeerGoneError("it takes no direct connections")
@@ -291,7 +301,8 @@ class DirectPaths:
             raise BadMessageError("a port or certificate that cannot be")
         mine = self._certificate
         credentials = grpc.ssl_channel_credentials(checked_pem(offer.certificate, peer), mine.key_pem, mine.pem)
-        return await _connected("ipv4:" + ",".join(f"{host}:{offer.port}" for host in hosts), credentials)
+        channel = await _connected("ipv4:" + ",".join(f"{host}:{offer.port}" for host in hosts), credentials)
+        return channel, CountedChannel(channel, self._throttles)
 
     async def _show(self, peer: PeerId, channel: Any = None) -> direct_pb2.ShowReply:
         """Through the tunnel, unless another way is given."""
@@ -312,6 +323,11 @@ def hosts_in(addresses: tuple[str, ...]) -> list[str]:
     """IPv4 addresses at which a peer may be dialled directly; loopback only where it has no other."""
     hosts = list(dict.fromkeys(filter(None, map(host_in, addresses))))
     return ([host for host in hosts if not host.startswith("127.")] or hosts)[:MAX_HOSTS]
+
+
+def _told_of(path: _Path, offer: direct_pb2.ShowReply) -> Told:
+    """What a path hangs on: a local one not on the port, which comes and goes with caps."""
+    return (offer.socket, offer.token) if path.is_local else (offer.port, offer.certificate)
 
 
 async def _connected(target: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:

@@ -2,7 +2,8 @@
 
 Whether two are neighbours is settled in the tunnel, whose libp2p proves both ends, together with the rest of a direct path: the
 caller proves that it runs where the callee runs, and is told a socket and a token, which it shows with every call. The socket lies in
-the callee's run folder, which no other user can enter; whoever can has the callee's key as well.
+the callee's run folder, which no other user can enter; whoever can has the callee's key as well. What goes over it does not leave the
+machine, so it counts toward no cap and no quota.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import secrets
 import stat
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 from blake3 import blake3
 
 from peerd.errors import BadMessageError
@@ -75,6 +78,27 @@ class Neighbours:
 
     def _proof(self, caller: PeerId, callee: PeerId) -> bytes:
         return blake3(f"{caller} {callee}".encode(), key=self._key).digest()
+
+
+class NeighbourChannel:
+    """A channel to a neighbour's socket, as the generated stubs take one: every call shows the token."""
+
+    def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
+        """BadMessageError for what is no token."""
+        self._channel = channel
+        self._headers = ((TOKEN, checked_token(token)),)
+
+    def unary_unary(self, method: str, **coders: Any) -> Any:
+        return partial(self._channel.unary_unary(method, **coders), metadata=self._headers)
+
+    def unary_stream(self, method: str, **coders: Any) -> Any:
+        return partial(self._channel.unary_stream(method, **coders), metadata=self._headers)
+
+    def stream_unary(self, method: str, **coders: Any) -> Any:
+        return partial(self._channel.stream_unary(method, **coders), metadata=self._headers)
+
+    def stream_stream(self, method: str, **coders: Any) -> Any:
+        return partial(self._channel.stream_stream(method, **coders), metadata=self._headers)
 
 
 def checked_token(token: str) -> str:

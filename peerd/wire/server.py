@@ -43,7 +43,7 @@ async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.S
 
 
 class DirectEndpoint:
-    """The one that takes direct connections. It listens while no cap is set: caps are kept in the tunnel."""
+    """Takes direct connections: neighbours' always, others' while no cap is set, for caps are kept in the tunnel."""
 
     def __init__(
         self, host: str, port: int, showing: Showing, pins: Pins, throttles: Throttles, neighbours: Neighbours | None = None
@@ -56,6 +56,7 @@ class DirectEndpoint:
         self._taken = b""
         """The certificates that gRPC was last told to take."""
         self._server: grpc.aio.Server | None = None
+        self._local: grpc.aio.Server | None = None
 
     async def open(self, servicers: Sequence[Any]) -> None:
         self._servicers = servicers
@@ -73,29 +74,47 @@ class DirectEndpoint:
         self._asked.set()
 
     async def close(self, grace_s: float = 0.0) -> None:
-        self._showing.port, self._showing.socket = 0, ""
-        server, self._server = self._server, None
+        local, self._local, self._showing.socket = self._local, None, ""
+        await asyncio.gather(self._close_to_others(grace_s), local.stop(grace_s) if local is not None else asyncio.sleep(0))
+
+    async def _close_to_others(self, grace_s: float) -> None:
+        server, self._server, self._showing.port = self._server, None, 0
         if server is not None:
             await server.stop(grace_s)
 
     async def _look(self) -> None:
-        if self._throttles.capped and self._server is not None:
-            await self.close(CLOSING_S)
-        elif not self._throttles.capped and self._server is None:
+        if self._local is None and self._neighbours is not None:
+            await self._open_to_neighbours(str(self._neighbours.socket))
+        if self._throttles.capped:
+            await self._close_to_others(CLOSING_S)
+        elif self._server is None:
             await self._open()
 
-    async def _open(self) -> None:
+    async def _open_to_neighbours(self, socket: str) -> None:
+        server = self._new_server(None)
+        try:
+            server.add_insecure_port(f"unix:{socket}")
+        except RuntimeError:
+            LOG.warning("no local socket; other daemons on this machine come by TLS", path=socket)
+            return
+        await server.start()
+        self._local, self._showing.socket = server, socket
+
+    def _new_server(self, throttles: Throttles | None) -> grpc.aio.Server:
         server = grpc.aio.server(
             options=(*CHANNEL_OPTIONS, *KEEPALIVE_OPTIONS, ("grpc.so_reuseport", 0)), maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS
         )
-        server.add_generic_rpc_handlers(_handlers(self._servicers, self._throttles))
+        server.add_generic_rpc_handlers(_handlers(self._servicers, throttles))
+        return server
+
+    async def _open(self) -> None:
+        server = self._new_server(self._throttles)
         port = self._bind(server, self._port) or self._bind(server, 0)
         if not port:
             LOG.warning("no port for direct connections; the tunnel carries everything")
             return
-        socket = self._bind_socket(server)
         await server.start()
-        self._server, self._port, self._showing.port, self._showing.socket = server, port, port, socket
+        self._server, self._port, self._showing.port = server, port, port
 
     def _bind(self, server: grpc.aio.Server, port: int) -> int:
         """The port at which the server will listen; 0 where it is taken."""
@@ -104,18 +123,6 @@ class DirectEndpoint:
             return int(server.add_secure_port(f"{self._host}:{port}", credentials))
         except RuntimeError:
             return 0
-
-    def _bind_socket(self, server: grpc.aio.Server) -> str:
-        """Where the server will take neighbours' calls; empty where it takes none."""
-        if self._neighbours is None:
-            return ""
-        socket = str(self._neighbours.socket)
-        try:
-            server.add_insecure_port(f"unix:{socket}")
-        except RuntimeError:
-            LOG.warning("no local socket; other daemons on this machine come by TLS", path=socket)
-            return ""
-        return socket
 
     def _changes(self) -> Any:
         """Asked for by gRPC, on a thread of its own, at every handshake; None: take the same as before."""

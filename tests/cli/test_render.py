@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from peerd.cli.demo_view import summary_rows
 from peerd.cli.render import amount, duration, plain, print_peers, print_status, sparkline
-from peerd.control.protocol import HealthItem
+from peerd.control.protocol import DirectInfo, HealthItem
 from tests.cli.replies import owner_info, peer_info, peers_reply, run_info, status_reply
 
 HUGE = 10**15
@@ -44,6 +44,20 @@ def test_status_names_every_problem_with_its_remedy(capsys: pytest.CaptureFixtur
     item = HealthItem(code="clock", title="this clock is 9 s off", severity="problem", remedy="turn on time synchronisation")
     print_status(status_reply(health=[item]))
     assert "problem: this clock is 9 s off; turn on time synchronisation" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("direct", "row"),
+    [
+        ({"port": 31338, "peers": 3, "local": 1, "why": ""}, "TLS to 2 peers, a local socket to 1; takes connections at port 31338"),
+        ({"port": 31338, "peers": 3, "local": 0, "why": ""}, "TLS to 3 peers; takes connections at port 31338"),
+        ({"port": 0, "peers": 1, "local": 1, "why": "a cap is set"}, "none: a cap is set, a local socket to 1"),
+        ({"port": 0, "peers": 0, "local": 0, "why": ""}, "none: no port was free"),
+    ],
+)
+def test_status_says_how_tensors_go_past_the_tunnel(direct: DirectInfo, row: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_status(status_reply(direct=direct))
+    assert row in " ".join(capsys.readouterr().out.split())
 
 
 def test_status_says_that_a_stand_ins_speed_is_not_real(capsys: pytest.CaptureFixture[str]) -> None:

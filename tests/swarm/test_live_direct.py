@@ -43,6 +43,10 @@ def test_a_swarm_over_direct_connections_equals_one_machine_and_a_cap_ends_them(
         assert capped.returncode == 0, capped.stderr
         until(lambda: last.status["direct"] == {"port": 0, "peers": 0, "local": 0, "why": "a cap is set, which the tunnel keeps"})
         until(lambda: path(first, last) == "tunnel")
+        capped = run_peerd(swarm.environment, "limits", "--upload", "400Mbit", "--home", mate.home.folder)
+        assert capped.returncode == 0, capped.stderr
+        until(lambda: mate.status["direct"]["why"])
+        assert path(first, mate) == path(mate, first) == "local"
 
         swarm.wait_for_step(STEPS)
         swarm.assert_exact()

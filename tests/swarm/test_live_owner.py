@@ -104,8 +104,8 @@ def test_an_upload_cap_holds_and_the_run_stays_exact() -> None:
     """80 kB a step at 480 kbit/s: the cap is what the step's time is made of, on a busy machine too."""
     cap = 60_000
     with Swarm(swarm_manifest(num_stages=2)) as swarm:
-        first = swarm.start(stage=0)
-        swarm.join(1).wait_until_serving()
+        first = swarm.start(stage=0, local=False)
+        swarm.join(1, local=False).wait_until_serving()
         first.wait_for_step(1)
         owner(swarm, first, "limits", "--upload", "480kbit")
         began_s, sent = time.monotonic(), first.counters["bytes_sent"]
@@ -121,7 +121,7 @@ def test_an_upload_cap_holds_and_the_run_stays_exact() -> None:
 def test_a_quota_that_is_used_up_stops_a_peer_as_cleanly_as_its_owner_would_and_more_of_it_lets_it_go_on() -> None:
     with Swarm(swarm_manifest(num_stages=2)) as swarm:
         swarm.start(stage=0, compute_stand_in_ms=PACE_MS)
-        stays, stops = (swarm.join(1, compute_stand_in_ms=PACE_MS) for _ in range(2))
+        stays, stops = (swarm.join(1, local=local, compute_stand_in_ms=PACE_MS) for local in (True, False))
         for daemon in swarm.daemons:
             daemon.wait_until_serving()
         stops.wait_until_mid_step(1)

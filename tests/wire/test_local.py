@@ -31,8 +31,8 @@ async def test_a_neighbours_path_is_a_local_socket_and_the_callee_knows_who_call
         assert paths.is_local(there.peer)
         assert (paths.num_open, paths.num_local) == (1, 1)
         assert await caller_through(channel) == caller.peer
-        assert throttles.upload.total == there.throttles.download.total > 0
-        assert throttles.download.total == there.throttles.upload.total > len(caller.peer)
+        counted = throttles, there.throttles
+        assert {each.upload.total for each in counted} == {each.download.total for each in counted} == {0}
 
 
 async def test_two_neighbours_are_told_apart() -> None:
@@ -98,8 +98,8 @@ async def test_a_socket_where_nobody_listens_leaves_tls() -> None:
 
 async def test_an_endpoint_whose_socket_cannot_be_takes_everybody_by_tls() -> None:
     async with endpoint(key=HERE) as there:
-        await there.endpoint.close()
         assert there.neighbours is not None
+        await there.endpoint.close()
         there.neighbours.socket = there.served.folder / "gone" / SOCKET
         await there.endpoint._look()
         caller = new_identity()
@@ -122,6 +122,36 @@ async def test_a_neighbour_that_goes_leads_back_into_the_tunnel_and_one_that_com
         path.retry_s = 0.0
         assert await tried(paths, there.peer) is not None
         assert paths.is_local(there.peer)
+
+
+async def test_what_stays_on_the_machine_goes_on_past_caps() -> None:
+    async with endpoint(key=HERE) as there:
+        _, paths = there.paths_of(new_identity(), throttles := Throttles(), key=HERE)
+        others = there.paths_of(new_identity(), Throttles())[1]
+        channel = await tried(paths, there.peer)
+        assert await tried(others, there.peer) is not None
+        there.throttles.download.rate = throttles.upload.rate = 1e5
+        await there.endpoint._look()
+        assert (there.showing.port, bool(there.showing.socket)) == (0, True)
+        assert paths.channel(there.peer) is channel
+        assert await caller_through(channel)
+        async with asyncio.timeout(WITHIN_S):
+            while work := others._paths[there.peer].work:
+                await asyncio.wait({work})
+        assert not others.leads_to(there.peer)
+
+
+async def test_a_neighbour_is_found_while_caps_are_set_and_nobody_else() -> None:
+    async with endpoint(key=HERE) as there:
+        capped = Throttles()
+        capped.upload.rate = 1e5
+        paths = there.paths_of(new_identity(), capped, key=HERE)[1]
+        assert await tried(paths, there.peer) is not None
+        assert paths.is_local(there.peer)
+        elsewhere = there.paths_of(new_identity(), capped, key=ELSEWHERE)[1]
+        assert await tried(elsewhere, there.peer) is None
+        capped.upload.rate = 0.0
+        assert await tried(elsewhere, there.peer) is not None
 
 
 def test_a_token_stays_the_same_and_there_is_room_for_so_many(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
