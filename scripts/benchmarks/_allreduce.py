@@ -1,4 +1,4 @@
-"""Who takes part in an all-reduce: gloo, hivemind's AllReduceRunner, and peerd, each member in a process of its own.
+"""Who takes part in an all-reduce: gloo, hivemind's AllReduceRunner and averager, and peerd, each member in a process of its own.
 
 `python -m scripts.benchmarks._allreduce JSON` is one member. A round is: `ready` (a vector of values that depend on member and
 round), `go` (timed: from the word go until this member has the whole average in memory), `result` (its hash and its error).
@@ -23,6 +23,7 @@ from peerd.errors import PeerdError
 from scripts.benchmarks._sides import PATIENCE_S, TIMEOUT_S, serve
 
 NUM_MICROBATCHES = 16
+POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +143,63 @@ class Hivemind:
             await self._p2p.shutdown()
 
 
+class Averager:
+    """hivemind 1.1.12's DecentralizedAverager with its defaults, in processes that it forks. Its group is found before the word go."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._dht: Any = None
+        self._averager: Any = None
+        self._step: Any = None
+
+    async def open(self) -> dict[str, Any]:
+        if self._job.rank > 0:
+            return {}
+        self._join([])
+        return {"addresses": [str(each) for each in self._dht.get_visible_maddrs()]}
+
+    async def meet(self, others: Sequence[dict[str, Any]]) -> None:
+        from hivemind.averaging import DecentralizedAverager
+
+        if self._dht is None:
+            self._join(others[0]["addresses"])
+        self._averager = DecentralizedAverager(
+            [torch.zeros(self._job.length)], self._dht, start=True, prefix="bench",
+            target_group_size=self._job.num_members, min_group_size=self._job.num_members,
+        )  # fmt: skip
+
+    def _join(self, contacts: Sequence[str]) -> None:
+        """On the main thread, as the averager: it is what hivemind forks from."""
+        from hivemind import DHT
+
+        self._dht = DHT(contacts, start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+
+    async def ready(self, number: int, **_variant: Any) -> dict[str, Any]:
+        from hivemind.averaging.control import AveragingStage
+
+        with self._averager.get_tensors() as (tensor,):
+            tensor.copy_(values_of(self._job.rank, number, self._job.length))
+        self._step = await asyncio.to_thread(self._averager.step, require_trigger=True, wait=False, timeout=TIMEOUT_S)
+        while self._step.stage is not AveragingStage.AWAITING_TRIGGER:  # noqa: ASYNC110 - a byte in memory that another process writes
+            await asyncio.sleep(POLL_S)
+        return {}
+
+    async def go(self, others: Sequence[dict[str, Any]]) -> float:
+        began_s = time.monotonic()
+        self._step.allow_allreduce()
+        await asyncio.to_thread(self._step.result)
+        return time.monotonic() - began_s
+
+    async def result(self, number: int) -> dict[str, Any]:
+        with self._averager.get_tensors() as (tensor,):
+            return judged(tensor * self._job.num_members, number, self._job)
+
+    async def close(self) -> None:
+        for each in (self._averager, self._dht):
+            if each is not None:
+                await asyncio.to_thread(each.shutdown)
+
+
 class Peerd:
     """A stage's peer with all that takes part in an average: the real rounds, state, executor, services, tunnel and direct paths."""
 
@@ -230,7 +288,7 @@ class Peerd:
         await self._stack.aclose()
 
 
-SIDES = {"gloo": Gloo, "hivemind": Hivemind, "peerd": Peerd}
+SIDES = {"gloo": Gloo, "hivemind": Hivemind, "averager": Averager, "peerd": Peerd}
 
 
 def main() -> None:

@@ -9,10 +9,13 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -25,6 +28,7 @@ from peerd.errors import PeerdError
 LARGEST_LINE = 1 << 20
 PATIENCE_S, TIMEOUT_S = 60.0, 300.0
 """With one message, and with anything."""
+SOCKETS, HIVEMINDS = Path("/tmp"), "hivemind-p2p*.sock"  # noqa: S108 - that is where it puts them
 
 
 def serve(side: Any) -> None:
@@ -49,6 +53,18 @@ async def _serve(side: Any) -> None:
             print(json.dumps(answer), file=answers, flush=True)
     finally:
         await side.close()
+
+
+def sweep_sockets() -> None:
+    """A hivemind leaves sockets behind. One at which somebody listens is not touched, whosever it is."""
+    for path in SOCKETS.glob(HIVEMINDS):
+        with socket.socket(socket.AF_UNIX) as caller:
+            try:
+                caller.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError:
+                continue
 
 
 @dataclass(slots=True)
@@ -80,7 +96,7 @@ class Team:
             try:
                 process.wait(10.0)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)  # with those that it has forked
                 process.wait()
 
     def ask(self, do: str, **order: Any) -> list[Any]:

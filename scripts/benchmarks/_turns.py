@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,12 +28,12 @@ from peerd.config.manifest import Manifest
 from peerd.control.protocol import TraceReply
 from peerd.errors import PeerdError
 from scripts.benchmarks._namespaces import DEVICE, Network
+from scripts.benchmarks._sides import sweep_sockets
 from scripts.benchmarks._workers import Job
 
 POLL_S = 0.5
 """A look costs the team processor time, and which moment it falls into does not matter: steps tell when they ended."""
 SILENCE_S = 600.0
-SOCKETS, HIVEMINDS = Path("/tmp"), "hivemind-p2p*.sock"  # noqa: S108 - that is where it puts them
 HITCHES = ("suppressed_microbatches", "replayed_microbatches", "ledger_resets", "rounds_failed", "faults_seen")
 GUARD = "import os, signal, sys\nfor pid in sys.stdin.read().split():\n  try: os.kill(int(pid), signal.SIGCONT)\n  except OSError: pass"
 """Lets frozen processes run on when the benchmark is gone, however it ended: then they end by themselves."""
@@ -165,19 +164,7 @@ class Workers:
             assert process.stdin is not None
             process.stdin.close()
         if any(job.kind == "mediated" for job in self.jobs):
-            _sweep_sockets()
-
-
-def _sweep_sockets() -> None:
-    """A killed hivemind leaves its sockets behind. One at which somebody listens is not touched, whosever it is."""
-    for path in SOCKETS.glob(HIVEMINDS):
-        with socket.socket(socket.AF_UNIX) as caller:
-            try:
-                caller.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink(missing_ok=True)
-            except OSError:
-                continue
+            sweep_sockets()
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""All-reduce of one vector between members on this machine: gloo, hivemind's AllReduceRunner, and peerd's averaging rounds.
+"""All-reduce of one vector between members on this machine: gloo, hivemind's AllReduceRunner and averager, and peerd's averaging rounds.
 
 peerd's side is the room that daemons average in: a roster with its ledgers, finite parts only, a leader, sums in the roster's order,
 averages logged for who missed them; through the tunnel and over direct TLS connections. All sides work in turns in each round, each
@@ -19,10 +19,11 @@ from typing import Any
 from peerd.errors import ExitCode, PeerdError
 from scripts.benchmarks._allreduce import Job
 from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
-from scripts.benchmarks._sides import Team
+from scripts.benchmarks._sides import Team, sweep_sockets
 
+QUIETLY = {"GLOO_SOCKET_IFNAME": "lo", "HIVEMIND_LOGLEVEL": "CRITICAL"}
 CODECS = ("none", "bfloat16", "int8")
-BASELINE = "hivemind"
+BASELINE = "hivemind, AllReduceRunner"
 LAYER_BYTES = 16.8e6
 """A decoder layer's parameters at d_model 512, d_ff 2048."""
 
@@ -40,7 +41,7 @@ class Side:
 
 
 def sides_of(codecs: tuple[str, ...]) -> list[Side]:
-    plain = [Side("gloo, no encryption", "gloo", {}), Side(BASELINE, "hivemind", {})]
+    plain = [Side("gloo, no encryption", "gloo", {}), Side(BASELINE, "hivemind", {}), Side("hivemind, averager", "averager", {})]
     return plain + [
         Side(f"peerd, {path}, {codec}", "peerd", {"codec": codec, "direct": path == "TLS"})
         for path in ("tunnel", "TLS")
@@ -63,12 +64,13 @@ def run_round(team: Team, side: Side, number: int) -> None:
 def race(num_members: int, megabytes: float, rounds: int, codecs: tuple[str, ...]) -> tuple[list[Side], int]:
     """All sides, and how many bytes the vector has."""
     with contextlib.ExitStack() as stack:
+        stack.callback(sweep_sockets)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="peerd-bench-"))
         layers = max(1, round(megabytes * 1e6 / LAYER_BYTES))
 
         def team(name: str, **more: Any) -> Team:
             jobs = [asdict(Job(side=name, rank=rank, num_members=num_members, folder=folder, **more)) for rank in range(num_members)]
-            made: Team = stack.enter_context(Team(name, "scripts.benchmarks._allreduce", jobs, {"GLOO_SOCKET_IFNAME": "lo"}))
+            made: Team = stack.enter_context(Team(name, "scripts.benchmarks._allreduce", jobs, QUIETLY))
             made.ask("meet", others=(hellos := made.ask("open")))
             lengths.update(hello["length"] for hello in hellos if "length" in hello)
             return made
@@ -76,7 +78,7 @@ def race(num_members: int, megabytes: float, rounds: int, codecs: tuple[str, ...
         lengths: set[int] = set()
         teams = {"peerd": team("peerd", num_layers=layers)}
         (length,) = lengths
-        teams |= {name: team(name, length=length) for name in ("gloo", "hivemind")}
+        teams |= {name: team(name, length=length) for name in ("gloo", "hivemind", "averager")}
         sides = sides_of(codecs)
         for number in range(rounds + 1):  # the first is for warming up
             for side in sides if number % 2 else sides[::-1]:
