@@ -22,7 +22,7 @@ from peerd.wire.values import Part
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
-AVERAGING_S = 0.5
+AVERAGING_S = 20.0
 MICROBATCHES = 6
 MANIFEST = tiny_manifest(microbatches_per_step=MICROBATCHES, accumulate="float64")
 Fault = Callable[[str, PeerId, PeerId], Awaitable[None]]
