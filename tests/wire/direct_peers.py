@@ -108,6 +108,13 @@ async def caller_through(channel: Any) -> str:
     return str((await stub.DialBack(checkup_pb2.DialBackRequest(), timeout=WITHIN_S)).observed)
 
 
+async def given_up(paths: DirectPaths, peer: PeerId) -> None:
+    """Until the path there is no more."""
+    async with asyncio.timeout(WITHIN_S):
+        while work := paths._paths[peer].work:
+            await asyncio.wait({work})
+
+
 async def tried(paths: DirectPaths, peer: PeerId) -> Any:
     """The direct channel, None where it could not be had."""
     paths.channel(peer)

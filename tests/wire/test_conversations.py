@@ -130,6 +130,33 @@ async def test_a_question_that_is_cut_off_by_the_end_of_a_stream_is_asked_again(
     assert group.answerer.num_streams == 2
 
 
+class CutShort:
+    """A channel whose first stream ends as gRPC's client tells it now and then: the callee had ended it while a question was being sent."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel, self._is_new, self._sent = channel, True, asyncio.Event()
+
+    def stream_stream(self, method: str, **coders: Any) -> Any:
+        is_first, self._is_new = self._is_new, False
+        return (lambda: self) if is_first else self._channel.stream_stream(method, **coders)
+
+    async def write(self, _question: bytes) -> None:
+        self._sent.set()
+
+    async def read(self) -> bytes:
+        await self._sent.wait()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "Internal error from Core")
+
+    def cancel(self) -> None:
+        return
+
+
+async def test_a_stream_that_was_cut_short_is_over_and_the_question_is_asked_again(group: Group) -> None:
+    group.links.direct = cast(grpc.aio.Channel, CutShort(group.links.tunnel))
+    assert await group.ask(b"one") == b"one"
+    assert group.answerer.num_streams == 1
+
+
 async def test_one_that_ends_every_stream_at_once_is_gone(group: Group) -> None:
     with pytest.raises(PeerGoneError):
         await group.ask(b"leave")

@@ -17,7 +17,7 @@ from peerd.wire.links import Way
 from peerd.wire.server import DirectEndpoint
 from peerd.wire.throttle import Throttles
 from tests.wire.callee import new_identity
-from tests.wire.direct_peers import WITHIN_S, caller_through, certificate_of, endpoint, tried
+from tests.wire.direct_peers import WITHIN_S, caller_through, certificate_of, endpoint, given_up, tried
 
 
 async def test_a_path_opens_beside_the_tunnel_and_the_callee_knows_who_calls() -> None:
@@ -138,11 +138,8 @@ async def test_a_broken_path_leads_back_into_the_tunnel() -> None:
     async with endpoint() as there:
         links, paths = there.paths_of(new_identity())
         assert await tried(paths, there.peer) is not None
-        path = paths._paths[there.peer]
-        work = path.work
-        assert work is not None
         await there.endpoint.close()
-        await asyncio.wait_for(work, WITHIN_S)
+        await given_up(paths, there.peer)
         assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
         assert not paths.leads_to(there.peer)
 

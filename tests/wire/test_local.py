@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from peerd.wire.links import Way
 from peerd.wire.local import SOCKET, TOKEN, Neighbours, checked_target, machine_key
 from peerd.wire.throttle import Throttles
 from tests.wire.callee import new_identity
-from tests.wire.direct_peers import WITHIN_S, caller_through, endpoint, tried
+from tests.wire.direct_peers import WITHIN_S, caller_through, endpoint, given_up, tried
 
 HERE, ELSEWHERE = b"here" * 8, b"else" * 8
 
@@ -112,14 +111,11 @@ async def test_a_neighbour_that_goes_leads_back_into_the_tunnel_and_one_that_com
     async with endpoint(key=HERE) as there:
         links, paths = there.paths_of(new_identity(), key=HERE)
         assert await tried(paths, there.peer) is not None
-        path = paths._paths[there.peer]
-        work = path.work
-        assert work is not None
         await there.endpoint.close()
-        await asyncio.wait_for(work, WITHIN_S)
+        await given_up(paths, there.peer)
         assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
         await there.endpoint._look()
-        path.retry_s = 0.0
+        paths._paths[there.peer].retry_s = 0.0
         assert await tried(paths, there.peer) is not None
         assert paths.is_local(there.peer)
 
@@ -135,9 +131,7 @@ async def test_what_stays_on_the_machine_goes_on_past_caps() -> None:
         assert (there.showing.port, bool(there.showing.socket)) == (0, True)
         assert paths.channel(there.peer) is channel
         assert await caller_through(channel)
-        async with asyncio.timeout(WITHIN_S):
-            while work := others._paths[there.peer].work:
-                await asyncio.wait({work})
+        await given_up(others, there.peer)
         assert not others.leads_to(there.peer)
 
 
