@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -293,6 +294,7 @@ SIDES = {"gloo": Gloo, "hivemind": Hivemind, "averager": Averager, "peerd": Peer
 
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
+    tempfile.tempdir = job.folder  # where what hivemind's forks leave behind goes with the benchmark
     torch.set_num_threads(1)
     serve(SIDES[job.side](job))
 

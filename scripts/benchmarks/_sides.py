@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import signal
@@ -29,9 +28,7 @@ from peerd.errors import PeerdError
 LARGEST_LINE = 1 << 20
 PATIENCE_S, TIMEOUT_S = 60.0, 300.0
 """With one message, and with anything."""
-SOCKETS = Path("/tmp")  # noqa: S108 - that is where it puts them
-HIVEMINDS = ("hivemind-p2p*.sock", "pymp-*/listener-*")
-"""The second by multiprocessing, with which it forks: a socket in a folder of its own."""
+SOCKETS, HIVEMINDS = Path("/tmp"), "hivemind-p2p*.sock"  # noqa: S108 - that is where it puts them
 
 
 def serve(side: Any) -> None:
@@ -60,14 +57,12 @@ async def _serve(side: Any) -> None:
 
 def sweep_sockets() -> None:
     """A hivemind leaves sockets behind. One at which somebody listens is not touched, whosever it is."""
-    for path in itertools.chain.from_iterable(SOCKETS.glob(pattern) for pattern in HIVEMINDS):
+    for path in SOCKETS.glob(HIVEMINDS):
         with socket.socket(socket.AF_UNIX) as caller:
             try:
                 caller.connect(str(path))
             except ConnectionRefusedError:
                 path.unlink(missing_ok=True)
-                if path.parent != SOCKETS:
-                    path.parent.rmdir()
             except OSError:
                 continue
 

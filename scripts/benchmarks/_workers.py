@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -131,6 +132,7 @@ def alone_steps(_job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float
 def mediated_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]:
     from scripts.benchmarks import _mediated  # hivemind's processes are forked from this one, which nobody else shall have to bear
 
+    tempfile.tempdir = job.folder  # where what hivemind's forks leave behind goes with the benchmark
     if job.rank < manifest.train.num_stages:
         _mediated.serve(manifest, job.rank, Path(job.folder), Pace(job.stand_in_ms / 1000), job.host)
         return iter(())
