@@ -14,7 +14,7 @@ MIN_FAULTS = 10
 SHAPE = "KIND:every=4s[,respawn=yes][,for=3s][,factor=4]"
 
 
-class Kind(enum.StrEnum):
+class FaultKind(enum.StrEnum):
     KILL = "kill"
     """SIGKILL."""
     STOP = "stop"
@@ -29,14 +29,14 @@ class Kind(enum.StrEnum):
     """Any of these at each turn."""
 
 
-PLAIN = tuple(kind for kind in Kind if kind is not Kind.MIXED)
+PLAIN = tuple(kind for kind in FaultKind if kind is not FaultKind.MIXED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chaos:
     """What --chaos asks for."""
 
-    kind: Kind
+    kind: FaultKind
     every_s: float
     respawn: bool = False
     for_s: float = 3.0
@@ -48,7 +48,7 @@ class Strike:
     """One fault of the schedule. `chance` in [0, 1) picks among those that may fall when its time has come."""
 
     at_s: float
-    kind: Kind
+    kind: FaultKind
     chance: float
 
     def victim(self, candidates: Sequence[int]) -> int | None:
@@ -56,7 +56,7 @@ class Strike:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Candidate:
     """What is known of a daemon when a strike is due."""
 
     peer: int
@@ -72,11 +72,11 @@ def parse_chaos(text: str) -> Chaos:
     """`kill:every=4s,respawn=yes`; UsageError where that cannot be."""
     kind, _, rest = text.partition(":")
     fields = dict(field.partition("=")[::2] for field in rest.split(",") if field)
-    if kind not in list(Kind) or "every" not in fields or set(fields) - {"every", "respawn", "for", "factor"}:
-        raise UsageError(f"--chaos {text}: not {SHAPE}", f"KIND is {', '.join(Kind)}; for example kill:every=4s,respawn=yes")
+    if kind not in list(FaultKind) or "every" not in fields or set(fields) - {"every", "respawn", "for", "factor"}:
+        raise UsageError(f"--chaos {text}: not {SHAPE}", f"KIND is {', '.join(FaultKind)}; for example kill:every=4s,respawn=yes")
     if fields.get("respawn", "no") not in ("yes", "no"):
         raise UsageError(f"--chaos {text}: respawn is yes or no")
-    chaos = Chaos(kind=Kind(kind), every_s=_number(text, fields, "every"), respawn=fields.get("respawn") == "yes")
+    chaos = Chaos(kind=FaultKind(kind), every_s=_number(text, fields, "every"), respawn=fields.get("respawn") == "yes")
     if "for" in fields:
         chaos = replace(chaos, for_s=_number(text, fields, "for"))
     if "factor" in fields:
@@ -97,14 +97,14 @@ def _number(text: str, fields: dict[str, str], name: str) -> float:
 def schedule(chaos: Chaos, seed: int) -> Iterator[Strike]:
     """The strikes in order, without end. Equal seeds give equal strikes."""
     chance = random.Random(seed)
-    kinds = PLAIN if chaos.kind is Kind.MIXED else (chaos.kind,)
+    kinds = PLAIN if chaos.kind is FaultKind.MIXED else (chaos.kind,)
     number = 0
     while True:
         number += 1
         yield Strike(at_s=number * chaos.every_s, kind=chance.choice(kinds), chance=chance.random())
 
 
-def may_fall(peers: Sequence[Standing]) -> list[int]:
+def may_fall(peers: Sequence[Candidate]) -> list[int]:
     """Whom chaos may strike: anyone but the last sound peer of a stage that holds the stage's newest step.
 
     What only such a peer holds nobody else could give back (PROTOCOL hole 16).

@@ -41,7 +41,7 @@ EXPORT_SILENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Placement:
     """Where on this machine a daemon runs; as it is, simply here and on loopback."""
 
     command: tuple[str, ...] = ()
@@ -50,7 +50,8 @@ class Place:
     """IPv4 address to listen on."""
 
 
-HERE = Place()
+def here(_peer: int) -> Placement:
+    return Placement()
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class DemoSwarm:
     say: Callable[[str], None]
     module: str = "peerd.daemon"
     """What each daemon runs; a benchmark has its own."""
-    place: Callable[[int], Place] = lambda _peer: HERE
+    place: Callable[[int], Placement] = here
     daemons: list[DemoDaemon] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     folder: Path = field(init=False)

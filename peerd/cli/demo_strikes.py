@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from peerd.cli.demo_chaos import MIN_FAULTS, Chaos, Kind, Standing, Strike, may_fall, schedule
+from peerd.cli.demo_chaos import MIN_FAULTS, Candidate, Chaos, FaultKind, Strike, may_fall, schedule
 from peerd.errors import PeerdError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Strikes:
         if self.over or now_s < self._next.at_s + self._late_s:
             return
         self._swarm.poll()
-        spared = self._spared if self._next.kind is Kind.KILL else frozenset()
+        spared = self._spared if self._next.kind is FaultKind.KILL else frozenset()
         victim = self._next.victim([peer for peer in self._able(self._swarm.living) if peer not in spared])
         self._nobody_left = victim is None and not self._chaos.respawn
         if victim is None or not self._still_may_fall(self._swarm.daemons[victim]):
@@ -94,7 +94,7 @@ class Strikes:
         self._next = next(self._schedule)
 
     def _able(self, daemons: Sequence[DemoDaemon]) -> list[int]:
-        return may_fall([self._standing(daemon) for daemon in daemons])
+        return may_fall([self._candidate(daemon) for daemon in daemons])
 
     def _still_may_fall(self, victim: DemoDaemon) -> bool:
         """Asked of its stage anew: while a poll waited for a daemon that is slow to answer, the victim may have gone a step ahead alone."""
@@ -102,8 +102,8 @@ class Strikes:
         self._swarm.ask(stage, LAST_LOOK_SILENCE_S)
         return victim.peer in self._able(stage)
 
-    def _standing(self, daemon: DemoDaemon) -> Standing:
-        return Standing(
+    def _candidate(self, daemon: DemoDaemon) -> Candidate:
+        return Candidate(
             peer=daemon.peer,
             stage=daemon.stage,
             step=daemon.step,
@@ -111,13 +111,13 @@ class Strikes:
             sound=daemon.ready is not None and daemon.answers and not daemon.disturbed,
         )
 
-    def _strike(self, daemon: DemoDaemon, kind: Kind) -> None:
-        deeds: dict[Kind, Callable[[DemoDaemon], str]] = {
-            Kind.KILL: self._kill,
-            Kind.STOP: self._stop,
-            Kind.CUT: self._cut,
-            Kind.SLOW: self._slow,
-            Kind.CORRUPT: self._corrupt,
+    def _strike(self, daemon: DemoDaemon, kind: FaultKind) -> None:
+        deeds: dict[FaultKind, Callable[[DemoDaemon], str]] = {
+            FaultKind.KILL: self._kill,
+            FaultKind.STOP: self._stop,
+            FaultKind.CUT: self._cut,
+            FaultKind.SLOW: self._slow,
+            FaultKind.CORRUPT: self._corrupt,
         }
         try:
             detail = deeds[kind](daemon)
@@ -125,7 +125,7 @@ class Strikes:
             return  # it ended by itself in this very moment, or is too busy to be told
         self._struck += 1
         daemon.disturbed_until = time.monotonic() + self._chaos.for_s
-        if kind is not Kind.KILL:  # a death is noted by the swarm, whoever caused it
+        if kind is not FaultKind.KILL:  # a death is noted by the swarm, whoever caused it
             self._swarm.note(daemon, str(kind), detail)
 
     def _kill(self, daemon: DemoDaemon) -> str:

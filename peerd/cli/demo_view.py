@@ -28,7 +28,7 @@ class DemoView(Protocol):
 def view_of(*, as_json: bool) -> DemoView:
     """The view that fits where progress goes: standard error with --json, else standard output."""
     out = console(to_stderr=as_json)
-    return LiveView(out) if out.is_terminal else LineView(out.file.write, out.file.flush)
+    return TerminalView(out) if out.is_terminal else LineView(out.file.write, out.file.flush)
 
 
 class LineView:
@@ -58,13 +58,13 @@ class LineView:
         self._shown = len(steps)
 
 
-class LiveView:
+class TerminalView:
     """The swarm as its daemons' table has it, redrawn in place."""
 
     def __init__(self, out: Console) -> None:
         self._live = Live(console=out, auto_refresh=False, transient=True)
 
-    def __enter__(self) -> LiveView:
+    def __enter__(self) -> TerminalView:
         self._live.start()
         return self
 

@@ -16,7 +16,7 @@ from peerd.daemon.lag import LoopLag
 from peerd.daemon.lookers import scalars
 from peerd.daemon.node import Node
 from peerd.observe.archive import Archive
-from peerd.observe.changes import Snapshot, Standing, changes
+from peerd.observe.changes import PeerState, SwarmState, changes
 from peerd.observe.sinks import Sinks
 from peerd.observe.values import Event, FinishedStep, Sample
 from peerd.policy.ledger import work_step
@@ -41,7 +41,7 @@ class Observer:
         """How long this peer has been in each phase."""
         self.lag = LoopLag()
         self.sinks: Sinks | None = None
-        self._before: Snapshot | None = None
+        self._before: SwarmState | None = None
         self._losses: dict[int, float] = {}
         self._known_history = -1
         """The newest step that was taken from the stage's own history."""
@@ -82,20 +82,20 @@ class Observer:
         if self._before is None:
             record = self._node.state.record
             self.archive.note_event(Event(time_s=now_s, kind="started", peer=record.peer, stage=record.stage))
-            self._before = Snapshot(time_s=now_s, peers=after.peers, partly_known=after.partly_known)
+            self._before = SwarmState(time_s=now_s, peers=after.peers, partly_known=after.partly_known)
         for event in changes(self._before, after):
             self.archive.note_event(event)
         self._before = after
 
-    def _snapshot(self, now_s: float) -> Snapshot:
+    def _snapshot(self, now_s: float) -> SwarmState:
         node = self._node
         view, live = node.membership.view, node.membership.live()
-        peers: dict[str, Standing] = {r.peer: Standing(r.stage, r.leaving) for r in live.records}
+        peers: dict[str, PeerState] = {r.peer: PeerState(r.stage, r.leaving) for r in live.records}
         for peer in view.suspects(clock_s()):
             record = view.sightings[peer].record
             if not record.leaving:
-                peers[peer] = Standing(record.stage, suspect=True)
-        return Snapshot(
+                peers[peer] = PeerState(record.stage, suspect=True)
+        return SwarmState(
             time_s=now_s,
             peers=peers,
             partly_known=frozenset(stage for stage in range(node.place.manifest.train.num_stages) if live.speakers(stage)),

@@ -9,7 +9,7 @@ from peerd.observe.values import Event
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PeerState:
     """How a peer stands in the table."""
 
     stage: int
@@ -18,11 +18,11 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class SwarmState:
     """What one look found. A peer that is leaving and does not answer any more is not in it: it has left."""
 
     time_s: float
-    peers: Mapping[str, Standing] = field(default_factory=dict)
+    peers: Mapping[str, PeerState] = field(default_factory=dict)
     partly_known: frozenset[int] = frozenset()
     """Stages of a large swarm of which only some peers are known, now these and now those: who appears there has not come."""
     health: Mapping[str, str] = field(default_factory=dict)
@@ -33,12 +33,12 @@ class Snapshot:
     """The step of the checkpoint this daemon took over."""
 
 
-def changes(before: Snapshot, after: Snapshot) -> list[Event]:
+def changes(before: SwarmState, after: SwarmState) -> list[Event]:
     """Peers first, then decisions, then health; within each in a fixed order."""
     return [*_of_peers(before, after), *_of_decisions(before, after), *_of_health(before, after)]
 
 
-def _of_peers(before: Snapshot, after: Snapshot) -> Iterator[Event]:
+def _of_peers(before: SwarmState, after: SwarmState) -> Iterator[Event]:
     for peer in sorted(before.peers.keys() | after.peers.keys()):
         old, new = before.peers.get(peer), after.peers.get(peer)
         if old == new or {each.stage for each in (old, new) if each is not None} <= before.partly_known | after.partly_known:
@@ -49,12 +49,12 @@ def _of_peers(before: Snapshot, after: Snapshot) -> Iterator[Event]:
             yield Event(time_s=after.time_s, kind=kind, peer=peer, stage=old.stage)
         elif old is None:
             yield Event(time_s=after.time_s, kind="joined", peer=peer, stage=new.stage)
-            yield from _of_one(peer, Standing(new.stage), new, after.time_s)
+            yield from _of_one(peer, PeerState(new.stage), new, after.time_s)
         else:
             yield from _of_one(peer, old, new, after.time_s)
 
 
-def _of_one(peer: str, old: Standing, new: Standing, time_s: float) -> Iterator[Event]:
+def _of_one(peer: str, old: PeerState, new: PeerState, time_s: float) -> Iterator[Event]:
     if old.stage != new.stage:
         yield Event(time_s=time_s, kind="moved", peer=peer, stage=new.stage, text=f"from stage {old.stage}")
     if old.suspect != new.suspect:
@@ -63,14 +63,14 @@ def _of_one(peer: str, old: Standing, new: Standing, time_s: float) -> Iterator[
         yield Event(time_s=time_s, kind="leaving", peer=peer, stage=new.stage)
 
 
-def _of_decisions(before: Snapshot, after: Snapshot) -> Iterator[Event]:
+def _of_decisions(before: SwarmState, after: SwarmState) -> Iterator[Event]:
     for peer, stage, reason in sorted(after.moves - before.moves):
         yield Event(time_s=after.time_s, kind="rebalancing", peer=peer, stage=stage, text=reason)
     if after.resumed_at is not None and after.resumed_at != before.resumed_at:
         yield Event(time_s=after.time_s, kind="resumed", text=f"from the checkpoint of step {after.resumed_at}")
 
 
-def _of_health(before: Snapshot, after: Snapshot) -> Iterator[Event]:
+def _of_health(before: SwarmState, after: SwarmState) -> Iterator[Event]:
     for code in sorted(before.health.keys() | after.health.keys()):
         if code not in before.health:
             yield Event(time_s=after.time_s, kind="raised", text=f"{code}: {after.health[code]}")

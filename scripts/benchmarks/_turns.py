@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, cast
 
-from peerd.cli.demo_daemons import HERE, DemoSwarm, Place
+from peerd.cli.demo_daemons import DemoSwarm, Placement, here
 from peerd.cli.demo_plan import DemoPlan
 from peerd.cli.launch import module_command
 from peerd.config.manifest import Manifest
@@ -62,11 +62,11 @@ class Team(Protocol):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
 
-def place_in(network: Network | None) -> Callable[[int], Place]:
+def place_in(network: Network | None) -> Callable[[int], Placement]:
     """Where each daemon goes."""
     if network is None:
-        return lambda _peer: HERE
-    return lambda peer: Place(command=network.command(peer), host=network.address(peer))
+        return here
+    return lambda peer: Placement(command=network.command(peer), host=network.address(peer))
 
 
 class Peers:

@@ -19,7 +19,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from peerd.cli.demo_chaos import Chaos, Kind
+from peerd.cli.demo_chaos import Chaos, FaultKind
 from peerd.cli.demo_daemons import DemoSwarm
 from peerd.cli.demo_plan import DemoPlan
 from peerd.cli.demo_strikes import Strikes
@@ -178,7 +178,7 @@ def main() -> int:
     plan = parse()
     for kind in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, interrupt)
-    dying = Side(f"one of {NUM_PEERS} killed every {plan.every_s:g} s", Chaos(kind=Kind.KILL, every_s=plan.every_s, respawn=True))
+    dying = Side(f"one of {NUM_PEERS} killed every {plan.every_s:g} s", Chaos(kind=FaultKind.KILL, every_s=plan.every_s, respawn=True))
     living = Side("nobody dies", None)
     try:
         for number, side in itertools.product(range(plan.rounds), (dying, living)):

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from peerd.cli.demo_chaos import Chaos, Kind
+from peerd.cli.demo_chaos import Chaos, FaultKind
 from peerd.cli.demo_daemons import DemoSwarm
 from peerd.cli.demo_plan import DemoPlan
 from peerd.cli.demo_process import DemoDaemon
@@ -67,7 +67,7 @@ class Plan:
             num_peers=self.num_peers,
             slow={},
             kills=(),
-            chaos=Chaos(kind=Kind.MIXED, every_s=self.every_s, respawn=True),
+            chaos=Chaos(kind=FaultKind.MIXED, every_s=self.every_s, respawn=True),
             stand_in_ms=self.stand_in_ms,
         )
 

@@ -7,58 +7,58 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.observe.changes import Snapshot, Standing, changes
+from peerd.observe.changes import PeerState, SwarmState, changes
 
-STANDINGS = st.builds(Standing, stage=st.integers(0, 3), leaving=st.booleans(), suspect=st.booleans())
-PEERS = st.dictionaries(st.sampled_from("abcdef"), STANDINGS)
+STATES = st.builds(PeerState, stage=st.integers(0, 3), leaving=st.booleans(), suspect=st.booleans())
+PEERS = st.dictionaries(st.sampled_from("abcdef"), STATES)
 
 
-def kinds(before: Snapshot, after: Snapshot) -> list[tuple[str, str]]:
+def kinds(before: SwarmState, after: SwarmState) -> list[tuple[str, str]]:
     return [(event.kind, event.peer) for event in changes(before, after)]
 
 
-def look(**peers: Standing) -> Snapshot:
-    return Snapshot(time_s=1.0, peers=peers)
+def look(**peers: PeerState) -> SwarmState:
+    return SwarmState(time_s=1.0, peers=peers)
 
 
 def test_a_killed_peer_is_suspect_and_then_gone() -> None:
-    assert kinds(look(a=Standing(0)), look(a=Standing(0, suspect=True))) == [("suspect", "a")]
-    assert kinds(look(a=Standing(0, suspect=True)), look()) == [("gone", "a")]
+    assert kinds(look(a=PeerState(0)), look(a=PeerState(0, suspect=True))) == [("suspect", "a")]
+    assert kinds(look(a=PeerState(0, suspect=True)), look()) == [("gone", "a")]
 
 
 def test_a_peer_that_said_goodbye_has_left_and_is_not_gone() -> None:
-    assert kinds(look(a=Standing(0)), look(a=Standing(0, leaving=True))) == [("leaving", "a")]
-    assert kinds(look(a=Standing(0, leaving=True)), look()) == [("left", "a")]
+    assert kinds(look(a=PeerState(0)), look(a=PeerState(0, leaving=True))) == [("leaving", "a")]
+    assert kinds(look(a=PeerState(0, leaving=True)), look()) == [("left", "a")]
 
 
 def test_a_wrong_suspicion_is_taken_back() -> None:
-    assert kinds(look(a=Standing(0, suspect=True)), look(a=Standing(0))) == [("back", "a")]
+    assert kinds(look(a=PeerState(0, suspect=True)), look(a=PeerState(0))) == [("back", "a")]
 
 
 def test_a_move_names_both_stages() -> None:
-    (event,) = changes(look(a=Standing(0)), look(a=Standing(2)))
+    (event,) = changes(look(a=PeerState(0)), look(a=PeerState(2)))
     assert (event.kind, event.stage, event.text) == ("moved", 2, "from stage 0")
 
 
 def test_who_comes_into_sight_or_out_of_it_in_a_stage_that_is_partly_known_has_neither_come_nor_gone() -> None:
-    seen, unseen = look(far=Standing(3)), look()
-    for before, after in ((seen, unseen), (unseen, seen), (seen, look(far=Standing(3, suspect=True)))):
+    seen, unseen = look(far=PeerState(3)), look()
+    for before, after in ((seen, unseen), (unseen, seen), (seen, look(far=PeerState(3, suspect=True)))):
         assert kinds(replace(before, partly_known=frozenset({3})), replace(after, partly_known=frozenset({3}))) == []
     partly = frozenset({3})
-    assert kinds(replace(look(far=Standing(0)), partly_known=partly), replace(seen, partly_known=partly)) == [("moved", "far")]
-    assert kinds(replace(look(near=Standing(0)), partly_known=partly), replace(unseen, partly_known=partly)) == [("gone", "near")]
+    assert kinds(replace(look(far=PeerState(0)), partly_known=partly), replace(seen, partly_known=partly)) == [("moved", "far")]
+    assert kinds(replace(look(near=PeerState(0)), partly_known=partly), replace(unseen, partly_known=partly)) == [("gone", "near")]
 
 
 def test_health_items_are_raised_and_cleared_once() -> None:
-    well, ill = Snapshot(time_s=1.0), Snapshot(time_s=2.0, health={"stage-empty": "nobody serves stage 1"})
+    well, ill = SwarmState(time_s=1.0), SwarmState(time_s=2.0, health={"stage-empty": "nobody serves stage 1"})
     assert [(e.kind, e.text) for e in changes(well, ill)] == [("raised", "stage-empty: nobody serves stage 1")]
     assert changes(ill, ill) == []
     assert [e.kind for e in changes(ill, well)] == ["cleared"]
 
 
 def test_a_rebalancing_plan_and_a_checkpoint_are_told_once() -> None:
-    still = Snapshot(time_s=1.0)
-    decided = Snapshot(time_s=2.0, moves=frozenset({("a", 1, "stage 1 is the weakest")}), resumed_at=7)
+    still = SwarmState(time_s=1.0)
+    decided = SwarmState(time_s=2.0, moves=frozenset({("a", 1, "stage 1 is the weakest")}), resumed_at=7)
     assert [(e.kind, e.stage, e.text) for e in changes(still, decided)] == [
         ("rebalancing", 1, "stage 1 is the weakest"),
         ("resumed", None, "from the checkpoint of step 7"),
@@ -67,8 +67,8 @@ def test_a_rebalancing_plan_and_a_checkpoint_are_told_once() -> None:
 
 
 @given(PEERS, PEERS)
-def test_nothing_happens_where_nothing_changed_and_something_where_a_peer_did(one: dict[str, Standing], two: dict[str, Standing]) -> None:
-    before, after = Snapshot(time_s=1.0, peers=one), Snapshot(time_s=2.0, peers=two)
+def test_nothing_happens_where_nothing_changed_and_something_where_a_peer_did(one: dict[str, PeerState], two: dict[str, PeerState]) -> None:
+    before, after = SwarmState(time_s=1.0, peers=one), SwarmState(time_s=2.0, peers=two)
     assert changes(before, before) == []
     named = {event.peer for event in changes(before, after)}
     stopped_leaving = {p for p in one.keys() & two.keys() if one[p] != two[p] and _only_stopped_leaving(one[p], two[p])}
@@ -76,5 +76,5 @@ def test_nothing_happens_where_nothing_changed_and_something_where_a_peer_did(on
     assert {event.time_s for event in changes(before, after)} <= {2.0}
 
 
-def _only_stopped_leaving(old: Standing, new: Standing) -> bool:
+def _only_stopped_leaving(old: PeerState, new: PeerState) -> bool:
     return old.leaving and not new.leaving and (old.stage, old.suspect) == (new.stage, new.suspect)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from peerd.cli.top.picture import Picture, picture_of
-from peerd.cli.top.recall import KEPT_STEPS, Reading, Recall
+from peerd.cli.top.recall import KEPT_STEPS, Poll, Recall
 from peerd.control.client import ControlClient
 from peerd.control.protocol import PeersReply, StatusReply, StepInfo
 from peerd.errors import PeerdError
@@ -44,9 +44,9 @@ class Feed:
     def ask(self) -> Picture:
         """The daemon's picture now. PeerdError where it does not answer, or not so that it can be understood."""
         try:
-            reading = self._reading()
-            recall = self._recall.after(reading)
-            picture = picture_of(reading, recall)
+            poll = self._poll()
+            recall = self._recall.after(poll)
+            picture = picture_of(poll, recall)
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             problem = f"the daemon's reply cannot be understood ({type(error).__name__}: {error})"
             raise PeerdError(problem, "client and daemon may differ in version: restart the daemon") from None
@@ -97,11 +97,11 @@ class Feed:
             if not self._stopped.is_set():
                 tell(found)
 
-    def _reading(self) -> Reading:
+    def _poll(self) -> Poll:
         status = cast("StatusReply", self._client.request("status", silence_s=SILENCE_S))
         peers = cast("PeersReply", self._client.request("peers", silence_s=SILENCE_S))
         clock = time.strftime("%H:%M:%S")
-        return Reading(at_s=time.monotonic(), clock=clock, status=status, peers=peers, steps=self._newer_steps(status, peers))
+        return Poll(at_s=time.monotonic(), clock=clock, status=status, peers=peers, steps=self._newer_steps(status, peers))
 
     def _newer_steps(self, status: StatusReply, peers: PeersReply) -> tuple[StepInfo, ...]:
         """Asked for where there may be any, and now and then all the same: that is the one question which the daemon looks up on disk."""

@@ -1,4 +1,4 @@
-"""One reading and what is remembered, as the values that the screen shows. Whatever a peer wrote has lost its control characters here."""
+"""One poll and what is remembered, as the values that the screen shows. Whatever a peer wrote has lost its control characters here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from peerd.cli.render import exactness, held_by, phase_of, plain, short_id
 from peerd.cli.top.ink import amount, duration, fixed
-from peerd.cli.top.recall import Event, Reading, Recall
+from peerd.cli.top.recall import Event, Poll, Recall
 from peerd.control.protocol import HealthItem, PeerInfo, StageInfo, StatusReply
 
 UNFOLDED_UP_TO = 60
@@ -95,8 +95,8 @@ class Picture:
         return next((row.peer for part in self.stages for row in part.peers if row.peer["id"] == name), None)
 
 
-def picture_of(reading: Reading, recall: Recall) -> Picture:
-    status, peers, run = reading.status, reading.peers, reading.peers["run"]
+def picture_of(poll: Poll, recall: Recall) -> Picture:
+    status, peers, run = poll.status, poll.peers, poll.peers["run"]
     me = status["peer"]["id"]
     stages = tuple(_part(stage, run["microbatches_per_step"], me) for stage in peers["stages"])
     step = peers["work_step"] if peers["work_step"] is not None else status["peer"]["step"] or None
@@ -112,10 +112,10 @@ def picture_of(reading: Reading, recall: Recall) -> Picture:
         tokens_per_second=peers["tokens_per_second"],
         losses=losses,
         speeds=tuple(recall.speeds.values()),
-        step_span="; ".join(filter(None, (_evaluated(reading), _span_of(recall)))),
+        step_span="; ".join(filter(None, (_evaluated(poll), _span_of(recall)))),
         stages=stages,
         greatest_queue=max((row.peer["queue"] for part in stages for row in part.peers), default=0),
-        own=tuple(_own(reading, recall)),
+        own=tuple(_own(poll, recall)),
         health=tuple(_health(status)),
         events=recall.events,
         uptime=duration(status["uptime_s"]),
@@ -132,8 +132,8 @@ def _span_of(recall: Recall) -> str:
     return f"{fixed(low)} to {fixed(high)}, steps {min(losses)}-{max(losses)}"
 
 
-def _evaluated(reading: Reading) -> str:
-    evaluation = reading.peers.get("evaluation")
+def _evaluated(poll: Poll) -> str:
+    evaluation = poll.peers.get("evaluation")
     return f"evaluation {fixed(evaluation['loss'])} at {evaluation['step']}" if evaluation else ""
 
 
@@ -159,24 +159,24 @@ def _phase(stage: StageInfo) -> str:
     return phases.most_common(1)[0][0] if phases else "nobody"
 
 
-def _own(reading: Reading, recall: Recall) -> Iterator[tuple[str, str]]:
+def _own(poll: Poll, recall: Recall) -> Iterator[tuple[str, str]]:
     """Name and value of what my daemon did, does and decided."""
-    status = reading.status
+    status = poll.status
     peer, counters, rates = status["peer"], status["counters"], recall.bytes_per_second()
     moves = {0: "", 1: ", moved once"}.get(status["moves"], f", moved {status['moves']} times")
     yield "you", f"{short_id(peer['id'])}, stage {peer['stage']}, {phase_of(peer)} at step {peer['step']}{moves}"
-    given = f"{amount(peer['tokens'])} tokens{_share(reading)}"
+    given = f"{amount(peer['tokens'])} tokens{_share(poll)}"
     yield "gave", f"{given}; traffic {amount(rates[0])}B/s out, {amount(rates[1])}B/s in"
     yield "exact", f"{exactness(counters)}; relaunched {counters['replayed_microbatches']}, faults {counters['faults_seen']}"
     yield "decision", plain(status["decision"])
     yield "rebalance", plain(status["rebalancing"])
 
 
-def _share(reading: Reading) -> str:
+def _share(poll: Poll) -> str:
     """My part of the tokens of all who are here."""
-    tokens = [peer["tokens"] for stage in reading.peers["stages"] for peer in stage["peers"]]
+    tokens = [peer["tokens"] for stage in poll.peers["stages"] for peer in stage["peers"]]
     total = math.fsum(tokens)
-    mine = reading.status["peer"]["tokens"]
+    mine = poll.status["peer"]["tokens"]
     share = min(1.0, mine / total) if total > 0 else 0.0
     return f" ({share:.0%} of those here)" if share >= 0.1 else f" ({share:.1%} of those here)"
 

@@ -1,4 +1,4 @@
-"""What is remembered from one reading to the next: losses and speeds, traffic, and who came, went, moved or fell silent.
+"""What is remembered from one poll to the next: losses and speeds, traffic, and who came, went, moved or fell silent.
 
 The daemon keeps no account of others' comings and goings; what is told here was seen while `peerd top` ran.
 """
@@ -23,7 +23,7 @@ MOST_TOLD_APART = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Poll:
     """What the daemon answered at one moment."""
 
     at_s: float
@@ -36,14 +36,14 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class ByteCount:
     at_s: float
     sent_bytes: int
     received_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PeerPlace:
     """Where a peer was, and whether it was in doubt."""
 
     stage: int
@@ -74,8 +74,8 @@ class Recall:
     """By step, in order; from the history, else as seen while the step after it was at work."""
     speeds: Mapping[int, float] = field(default_factory=_nothing)
     """Tokens per second, likewise."""
-    traffic: tuple[Traffic, ...] = ()
-    places: Mapping[str, Place] = field(default_factory=lambda: MappingProxyType({}))
+    traffic: tuple[ByteCount, ...] = ()
+    places: Mapping[str, PeerPlace] = field(default_factory=lambda: MappingProxyType({}))
     events: tuple[Event, ...] = ()
     """The latest last."""
 
@@ -84,22 +84,22 @@ class Recall:
         """The first step to ask for: a step's loss may be known after the next one has begun."""
         return max(0, self.steps[-1]["step"] - 8) if self.steps else 0
 
-    def after(self, reading: Reading) -> Recall:
-        status = reading.status
+    def after(self, poll: Poll) -> Recall:
+        status = poll.status
         if status["pid"] != self.pid:
-            told = [Event(reading.clock, "your daemon was started again")] if self.pid else []
-            return replace(Recall(pid=status["pid"], events=(*self.events, *told)), places=places_of(reading.peers))._measured(reading)
-        places = places_of(reading.peers)
-        happened = tuple(Event(reading.clock, text) for text in changes(self.places, places, status["peer"]["id"]))
-        return replace(self, places=places, events=(*self.events, *happened)[-KEPT_EVENTS:])._measured(reading)
+            told = [Event(poll.clock, "your daemon was started again")] if self.pid else []
+            return replace(Recall(pid=status["pid"], events=(*self.events, *told)), places=places_of(poll.peers))._measured(poll)
+        places = places_of(poll.peers)
+        happened = tuple(Event(poll.clock, text) for text in changes(self.places, places, status["peer"]["id"]))
+        return replace(self, places=places, events=(*self.events, *happened)[-KEPT_EVENTS:])._measured(poll)
 
-    def _measured(self, reading: Reading) -> Recall:
-        counters = reading.status["counters"]
-        latest = Traffic(reading.at_s, counters["bytes_sent"], counters["bytes_received"])
-        traffic = tuple(entry for entry in self.traffic if reading.at_s - entry.at_s < TRAFFIC_WINDOW_S)
-        by_step = {entry["step"]: entry for entry in (*self.steps, *reading.steps)}
+    def _measured(self, poll: Poll) -> Recall:
+        counters = poll.status["counters"]
+        latest = ByteCount(poll.at_s, counters["bytes_sent"], counters["bytes_received"])
+        traffic = tuple(entry for entry in self.traffic if poll.at_s - entry.at_s < TRAFFIC_WINDOW_S)
+        by_step = {entry["step"]: entry for entry in (*self.steps, *poll.steps)}
         steps = tuple(by_step[step] for step in sorted(by_step)[-KEPT_STEPS:])
-        seen, loss, speed = reading.peers["work_step"], reading.peers["last_loss"], reading.peers["tokens_per_second"]
+        seen, loss, speed = poll.peers["work_step"], poll.peers["last_loss"], poll.peers["tokens_per_second"]
         losses = {seen - 1: loss} if seen and loss is not None else {}
         speeds = {seen: speed} if seen is not None and speed > 0 else {}
         return replace(
@@ -134,16 +134,16 @@ def speeds_of(steps: tuple[StepInfo, ...]) -> Iterator[tuple[int, float]]:
             yield last["step"], (last["step"] - first["step"]) * last["tokens"] / span_s
 
 
-def places_of(peers: PeersReply) -> Mapping[str, Place]:
+def places_of(peers: PeersReply) -> Mapping[str, PeerPlace]:
     return MappingProxyType({peer["id"]: _place_of(peer, stage) for stage in peers["stages"] for peer in stage["peers"]})
 
 
-def _place_of(peer: PeerInfo, stage: StageInfo) -> Place:
+def _place_of(peer: PeerInfo, stage: StageInfo) -> PeerPlace:
     sampled = stage.get("num_peers", 0) > len(stage["peers"])
-    return Place(peer["stage"], phase_of(peer) == "suspect", peer["leaving"], sampled)
+    return PeerPlace(peer["stage"], phase_of(peer) == "suspect", peer["leaving"], sampled)
 
 
-def changes(before: Mapping[str, Place], now: Mapping[str, Place], me: str) -> list[str]:
+def changes(before: Mapping[str, PeerPlace], now: Mapping[str, PeerPlace], me: str) -> list[str]:
     """What befell whom, in words."""
     found: dict[str, list[str]] = {}
     for peer in sorted(now.keys() | before.keys()):
@@ -153,7 +153,7 @@ def changes(before: Mapping[str, Place], now: Mapping[str, Place], me: str) -> l
     return [text for what, who in found.items() for text in _told(what, who)]
 
 
-def _change(before: Place | None, now: Place | None) -> str:
+def _change(before: PeerPlace | None, now: PeerPlace | None) -> str:
     if all(place is None or place.sampled for place in (before, now)):
         return ""
     if before is None:

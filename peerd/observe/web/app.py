@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peerd.observe.metrics import CONTENT_TYPE
 from peerd.observe.web.guard import OPENS, SECURITY_HEADERS, Access, Asked, RateLimit, has_token, who_asks, why_refuse
-from peerd.observe.web.stream import Source, Stream
+from peerd.observe.web.stream import DashboardSource, Stream
 
 ASSETS = Path(__file__).with_name("assets")
 TYPES = {
@@ -83,7 +83,7 @@ def _address(request: Request, access: Access) -> str:
 class Pages:
     """The endpoints. Assets are read once."""
 
-    def __init__(self, source: Source, stream: Stream, access: Access) -> None:
+    def __init__(self, source: DashboardSource, stream: Stream, access: Access) -> None:
         self._source = source
         self._stream = stream
         self._access = access
@@ -149,7 +149,7 @@ class Pages:
         return PlainTextResponse("ok\n")
 
 
-def build(source: Source, stream: Stream, access: Access) -> ASGIApp:
+def build(source: DashboardSource, stream: Stream, access: Access) -> ASGIApp:
     pages = Pages(source, stream, access)
     routes = [
         Route("/", pages.page),

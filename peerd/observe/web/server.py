@@ -11,7 +11,7 @@ import uvicorn
 
 from peerd.observe.web.app import build
 from peerd.observe.web.guard import Access
-from peerd.observe.web.stream import Source, Stream
+from peerd.observe.web.stream import DashboardSource, Stream
 
 CLOSE_WITHIN_S = 1
 MAX_CONNECTIONS = 256
@@ -25,7 +25,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def dashboard(listener: socket.socket, source: Source, access: Access) -> AsyncIterator[None]:
+async def dashboard(listener: socket.socket, source: DashboardSource, access: Access) -> AsyncIterator[None]:
     """Serves until the block ends."""
     stream = Stream(source)
     config = uvicorn.Config(

@@ -16,7 +16,7 @@ MAX_PER_ADDRESS = 8
 KEEP_ALIVE_S = 15.0
 
 
-class Source(Protocol):
+class DashboardSource(Protocol):
     """Where the dashboard gets what it shows."""
 
     async def past(self, reach_s: float) -> Mapping[str, Any]:
@@ -45,7 +45,7 @@ class Source(Protocol):
 class Stream:
     """One for all viewers. Contract: nothing is computed while nobody looks; a slow viewer misses messages, and delays nobody."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: DashboardSource) -> None:
         self._source = source
         self._viewers: dict[asyncio.Queue[bytes | None], str] = {}
         self._ticking: asyncio.Task[None] | None = None

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from hypothesis import strategies as st
 
-from peerd.cli.top.recall import Reading
+from peerd.cli.top.recall import Poll
 from peerd.control.protocol import HealthItem, PeerInfo, PeersReply, StatusReply, StepInfo
 from tests.cli.replies import counters, peer_info, run_info, status_reply
 
@@ -91,8 +91,8 @@ def step_infos() -> st.SearchStrategy[StepInfo]:
 
 
 @st.composite
-def readings(draw: st.DrawFn) -> Reading:
+def polls(draw: st.DrawFn) -> Poll:
     swarm = draw(peers_replies())
     steps = tuple(draw(st.lists(step_infos(), max_size=8)))
     at_s = draw(st.floats(0, 1e6))
-    return Reading(at_s=at_s, clock="12:00:00", status=draw(status_replies(swarm)), peers=swarm, steps=steps)
+    return Poll(at_s=at_s, clock="12:00:00", status=draw(status_replies(swarm)), peers=swarm, steps=steps)

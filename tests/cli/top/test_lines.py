@@ -14,10 +14,10 @@ from peerd.cli.top.curve import drawn, levels, resampled
 from peerd.cli.top.ink import Ink, Line, bar, fitted, line_fitted, width_of
 from peerd.cli.top.notes import entry, heading, loss_title, notes, speed_title
 from peerd.cli.top.picture import StageRow, details_of, picture_of
-from peerd.cli.top.recall import Reading, Recall
+from peerd.cli.top.recall import Poll, Recall
 from peerd.control.protocol import PeersReply
 from tests.cli.replies import peer_info, peers_reply, run_info, status_reply
-from tests.cli.top.strategies import readings
+from tests.cli.top.strategies import polls
 
 WIDTHS = st.integers(0, 220)
 INKS = st.sampled_from(Ink)
@@ -33,12 +33,12 @@ def assert_fits(line: Line, width: int) -> None:
 
 
 @settings(max_examples=25)
-@given(st.lists(readings(), min_size=1, max_size=3), st.integers(40, 220), st.integers(0, 40))
-def test_every_line_fits_and_is_printable_for_any_replies(seen: list[Reading], width: int, height: int) -> None:
+@given(st.lists(polls(), min_size=1, max_size=3), st.integers(40, 220), st.integers(0, 40))
+def test_every_line_fits_and_is_printable_for_any_replies(seen: list[Poll], width: int, height: int) -> None:
     recall = Recall()
-    for reading in seen:
-        recall = recall.after(reading)
-        picture = picture_of(reading, recall)
+    for poll in seen:
+        recall = recall.after(poll)
+        picture = picture_of(poll, recall)
     for line in (*heading(picture, "live", width), loss_title(picture, width), speed_title(picture, width), table.head_line(width)):
         assert_fits(line, width)
     found = notes(picture, width, height)
@@ -128,9 +128,9 @@ def test_equal_values_are_one_level_line(value: float, count: int) -> None:
     assert sorted(len(set(row)) for row in rows if row.strip()) == [1]
 
 
-def picture_from(**fields: object) -> tuple[Reading, Recall]:
-    reading = Reading(at_s=1.0, clock="12:00:00", **{"status": status_reply(), "peers": peers_reply(), "steps": (), **fields})  # type: ignore[arg-type]
-    return reading, Recall().after(reading)
+def picture_from(**fields: object) -> tuple[Poll, Recall]:
+    poll = Poll(at_s=1.0, clock="12:00:00", **{"status": status_reply(), "peers": peers_reply(), "steps": (), **fields})  # type: ignore[arg-type]
+    return poll, Recall().after(poll)
 
 
 def with_values(reply: PeersReply, **values: object) -> PeersReply:
@@ -152,12 +152,10 @@ def test_doubtful_peers_and_empty_stages_are_told_in_words_not_by_colour_alone()
 
 
 def test_where_a_stage_has_nobody_the_last_loss_and_my_own_step_stay() -> None:
-    reading, recall = picture_from(peers=with_values(peers_reply(), work_step=4, last_loss=2.5))
-    empty = Reading(
-        at_s=2.0, clock="12:00:01", status=reading.status, peers=with_values(peers_reply(), work_step=None, last_loss=None), steps=()
-    )
+    poll, recall = picture_from(peers=with_values(peers_reply(), work_step=4, last_loss=2.5))
+    empty = Poll(at_s=2.0, clock="12:00:01", status=poll.status, peers=with_values(peers_reply(), work_step=None, last_loss=None), steps=())
     picture = picture_of(empty, recall.after(empty))
-    assert (picture.step, picture.loss) == (reading.status["peer"]["step"], 2.5)
+    assert (picture.step, picture.loss) == (poll.status["peer"]["step"], 2.5)
 
 
 def test_a_speed_that_nobody_knows_yet_is_not_called_zero() -> None:
@@ -195,10 +193,10 @@ def test_eighty_columns_show_every_column_that_matters() -> None:
 
 def test_problems_come_before_everything_and_events_keep_their_room() -> None:
     status = status_reply(health=[{"code": "x", "title": "nobody serves stage 1", "severity": "problem", "remedy": "more peers"}])
-    reading, recall = picture_from(status=status)
+    poll, recall = picture_from(status=status)
     smaller = peers_reply(num_stages=1)
-    recall = recall.after(Reading(at_s=2.0, clock="12:00:01", status=status, peers=smaller, steps=()))
-    lines = [text_of(line) for line in notes(picture_of(reading, recall), 78, 8)]
+    recall = recall.after(Poll(at_s=2.0, clock="12:00:01", status=status, peers=smaller, steps=()))
+    lines = [text_of(line) for line in notes(picture_of(poll, recall), 78, 8)]
     assert lines[0].startswith("problem:   nobody serves stage 1; more peers")
     assert "vanished from stage 1" in lines[-1]
     assert len(lines) == 8

@@ -18,7 +18,7 @@ from peerd.cli.top import app as app_module
 from peerd.cli.top.app import TopApp
 from peerd.cli.top.feed import Feed
 from peerd.cli.top.picture import picture_of
-from peerd.cli.top.recall import Reading, Recall
+from peerd.cli.top.recall import Poll, Recall
 from peerd.cli.top.swarm_list import SwarmList
 from peerd.config.paths import Home
 from peerd.control.client import ControlClient
@@ -327,7 +327,7 @@ async def test_a_thousand_peers_cost_little_per_update(home: Home, daemon: Daemo
                 for peer in stage["peers"]:
                     peer["queue"] = number
             began_s = time.process_time()
-            now = Reading(at_s=float(number), clock="", status=status_reply(), peers=reply, steps=())
+            now = Poll(at_s=float(number), clock="", status=status_reply(), peers=reply, steps=())
             recall = recall.after(now)
             swarm.show(picture_of(now, recall))
             await pilot.pause()
