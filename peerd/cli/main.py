@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from peerd import __version__
-from peerd.cli import demo, doctor, generate, guide, logs, new, organise, owner, past, service, simulate, trace, volunteer, watch
+from peerd.cli import demo, doctor, generate, guide, history, logs, new, organise, owner, service, simulate, trace, volunteer, watch
 from peerd.cli.options import home_option
 from peerd.errors import ExitCode, PeerdError
 
@@ -55,8 +55,8 @@ for _verb in (
     watch.top,
     watch.wait,
     watch.dashboard,
-    past.history,
-    past.contributions,
+    history.history,
+    history.contributions,
     trace.trace,
     logs.logs,
     volunteer.leave,

@@ -33,9 +33,9 @@ from peerd.daemon.observer import Observer
 from peerd.daemon.past import Past, event_info
 from peerd.errors import PeerdError, PortTakenError, UsageError
 from peerd.observe.archive import Archive
+from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.store import HistoryStore
 from peerd.observe.thinning import at_most, every_so_many
-from peerd.observe.values import Event, FinishedStep, Sample
 from peerd.observe.web.guard import OPENS, Access, Codes
 from peerd.table.record import Evaluation
 
@@ -149,7 +149,7 @@ class Dashboard:
     async def run(self) -> None:
         """Serves until cancelled. Whatever goes wrong with the dashboard costs the dashboard only."""
         try:
-            server = await asyncio.to_thread(importlib.import_module, "peerd.observe.web.server")
+            server = await asyncio.to_thread(importlib.import_module, "peerd.observe.web.pages")
             access = Access(host=self.place.host, port=self.place.port, token=self.place.token, public=self._public)
             async with server.dashboard(self.place.listener, self, access):
                 LOG.info("dashboard", address=self.place.address)

@@ -17,8 +17,8 @@ from peerd.daemon.lookers import scalars
 from peerd.daemon.node import Node
 from peerd.observe.archive import Archive
 from peerd.observe.changes import PeerState, SwarmState, changes
+from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.sinks import Sinks
-from peerd.observe.values import Event, FinishedStep, Sample
 from peerd.policy.ledger import work_step
 from peerd.policy.roster import Roster
 from peerd.swarm.membership import clock_s

@@ -13,7 +13,7 @@ from peerd.control.server import Say, Verb
 from peerd.daemon.node import Node
 from peerd.errors import RemoteError, UsageError
 from peerd.observe.archive import Archive
-from peerd.observe.values import Event
+from peerd.observe.entries import Event
 from peerd.policy.contributions import Contribution, Report, StageTally, merge, why_impossible
 from peerd.stage.export import HistoryEntry
 from peerd.swarm.membership import clock_s

@@ -17,8 +17,8 @@ from typing import TypeVar
 
 import structlog
 
+from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.store import HistoryStore
-from peerd.observe.values import Event, FinishedStep, Sample
 from peerd.policy.roster import Roster
 from peerd.table.record import Evaluation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from peerd.observe.values import Event
+from peerd.observe.entries import Event
 
 
 @dataclass(frozen=True, slots=True)

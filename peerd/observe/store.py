@@ -13,8 +13,8 @@ from pathlib import Path
 
 import structlog
 
+from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.thinning import TIERS, thinned
-from peerd.observe.values import Event, FinishedStep, Sample
 from peerd.policy.contributions import StageTally, Tally
 from peerd.policy.roster import Roster
 from peerd.table.record import Evaluation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from peerd.observe.values import FinishedStep, Sample
+from peerd.observe.entries import FinishedStep, Sample
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S

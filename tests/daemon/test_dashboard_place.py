@@ -18,8 +18,8 @@ from peerd.config.settings import Settings
 from peerd.daemon.dashboard import Dashboard, take_place
 from peerd.errors import PortTakenError, UsageError
 from peerd.observe.archive import Archive
+from peerd.observe.entries import Event
 from peerd.observe.store import HistoryStore
-from peerd.observe.values import Event
 
 
 def settings(home: Path, **changes: object) -> Settings:

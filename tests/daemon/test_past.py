@@ -19,8 +19,8 @@ from peerd.daemon.node import Node
 from peerd.daemon.past import Past
 from peerd.daemon.run import ControlService
 from peerd.observe.archive import Archive
+from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.thinning import DAY_S, HOUR_S
-from peerd.observe.values import Event, FinishedStep, Sample
 from peerd.policy.recovery import Beginning
 from peerd.policy.roster import Roster, RosterEntry
 from peerd.stage.export import HistoryEntry

@@ -9,7 +9,7 @@ from typing import Any
 
 from peerd.observe.metrics import scraper
 from peerd.observe.web.guard import Access
-from peerd.observe.web.server import dashboard
+from peerd.observe.web.pages import dashboard
 
 ME = "12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F"
 TOKEN = "5" * 48

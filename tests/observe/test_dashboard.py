@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from peerd.observe.web import app
+from peerd.observe.web import pages
 from tests.observe.paper_source import ME, TOKEN, PaperSource, served
 
 TIMEOUT_S = 20.0
@@ -64,10 +64,10 @@ async def test_the_page_and_all_it_names_are_served_from_here_alone() -> None:
         for path in named:
             assert path.startswith("/assets/")
             assert (await ask(port, path)).status == 200
-    for script in app.ASSETS.glob("*.js"):
+    for script in pages.ASSETS.glob("*.js"):
         imported = re.findall(r'from "([^"]+)"', script.read_text())
-        assert [name for name in imported if not (app.ASSETS / Path(name).name).exists() or not name.startswith("/assets/")] == []
-    everything = b"".join(path.read_bytes() for path in app.ASSETS.iterdir())
+        assert [name for name in imported if not (pages.ASSETS / Path(name).name).exists() or not name.startswith("/assets/")] == []
+    everything = b"".join(path.read_bytes() for path in pages.ASSETS.iterdir())
     assert set(re.findall(rb"https?://[^\"' )]+", everything)) <= {b"http://www.w3.org/2000/svg"}
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from peerd.observe import store as store_module
 from peerd.observe.archive import Archive
+from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.store import HistoryStore
 from peerd.observe.thinning import DAY_S, at_most, merged, thinned
-from peerd.observe.values import Event, FinishedStep, Sample
 from peerd.policy.roster import Roster, RosterEntry
 from peerd.table.record import Evaluation, PeerId
 
@@ -77,7 +77,7 @@ def test_what_was_written_survives_sigkill(tmp_path: Path) -> None:
     path = tmp_path / "run.sqlite"
     program = (
         "import os, signal, sys; from pathlib import Path; from peerd.observe.store import HistoryStore;"
-        "from peerd.observe.values import FinishedStep; store = HistoryStore(Path(sys.argv[1]));"
+        "from peerd.observe.entries import FinishedStep; store = HistoryStore(Path(sys.argv[1]));"
         "store.add([FinishedStep(step=n, loss=1.0, tokens=10, time_s=None) for n in range(500)]); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", program, path], check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})

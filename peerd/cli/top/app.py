@@ -21,8 +21,8 @@ from peerd.cli.top.feed import Feed, Trouble
 from peerd.cli.top.ink import Ink, Line, duration, line_fitted
 from peerd.cli.top.notes import heading, loss_title, notes, speed_title
 from peerd.cli.top.picture import Picture
+from peerd.cli.top.rows import head_line
 from peerd.cli.top.swarm_list import SCROLLBAR_WIDTH, SwarmList
-from peerd.cli.top.table import head_line
 from peerd.cli.top.views import LinesView
 
 CSS = """

@@ -13,7 +13,7 @@ from textual.strip import Strip
 
 from peerd.cli.top.ink import Line
 from peerd.cli.top.picture import Picture, StageRow
-from peerd.cli.top.table import Key, Row, key_of, row_line, rows_of
+from peerd.cli.top.rows import Key, Row, key_of, row_line, rows_of
 from peerd.cli.top.views import changed, strip_of
 
 SCROLLBAR_WIDTH = 1

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from peerd.cli.top import table
+from peerd.cli.top import rows as table_rows
 from peerd.cli.top.curve import drawn, levels, resampled
 from peerd.cli.top.ink import Ink, Line, bar, fitted, line_fitted, width_of
 from peerd.cli.top.notes import entry, heading, loss_title, notes, speed_title
@@ -39,15 +39,15 @@ def test_every_line_fits_and_is_printable_for_any_replies(seen: list[Poll], widt
     for poll in seen:
         recall = recall.after(poll)
         picture = picture_of(poll, recall)
-    for line in (*heading(picture, "live", width), loss_title(picture, width), speed_title(picture, width), table.head_line(width)):
+    for line in (*heading(picture, "live", width), loss_title(picture, width), speed_title(picture, width), table_rows.head_line(width)):
         assert_fits(line, width)
     found = notes(picture, width, height)
     assert len(found) <= height
     for line in found:
         assert_fits(line, width)
-    rows = table.rows_of(picture, frozenset())
+    rows = table_rows.rows_of(picture, frozenset())
     for row in (*rows[:40], *rows[-10:]):
-        assert_fits(table.row_line(row, picture, width), width)
+        assert_fits(table_rows.row_line(row, picture, width), width)
     for part in picture.stages:
         for peer in part.peers[:3]:
             for name, value in details_of(peer.peer, picture.num_microbatches):
@@ -143,12 +143,12 @@ def test_doubtful_peers_and_empty_stages_are_told_in_words_not_by_colour_alone()
     reply["stages"][1]["peers"][0]["leaving"] = True
     reply["stages"][2]["peers"] = []
     picture = picture_of(*picture_from(peers=reply))
-    shown = [text_of(table.row_line(row, picture, 77)) for row in table.rows_of(picture, frozenset())]
+    shown = [text_of(table_rows.row_line(row, picture, 77)) for row in table_rows.rows_of(picture, frozenset())]
     assert any("! suspect" in line for line in shown)
     assert any("! leaving" in line for line in shown)
     assert any("stage 2 (0)" in line and "! nobody" in line for line in shown)
-    stage = next(row for row in table.rows_of(picture, frozenset({0})) if isinstance(row, StageRow))
-    assert "! 1 in doubt" in text_of(table.row_line(stage, picture, 77, folded=True))
+    stage = next(row for row in table_rows.rows_of(picture, frozenset({0})) if isinstance(row, StageRow))
+    assert "! 1 in doubt" in text_of(table_rows.row_line(stage, picture, 77, folded=True))
 
 
 def test_where_a_stage_has_nobody_the_last_loss_and_my_own_step_stay() -> None:
@@ -167,8 +167,8 @@ def test_my_own_row_comes_first_in_its_stage_and_is_marked() -> None:
     reply = peers_reply()
     me = reply["stages"][1]["peers"][1]
     picture = picture_of(*picture_from(peers=reply, status=status_reply(peer=me)))
-    row = table.rows_of(picture, frozenset())[4]
-    assert "you" in text_of(table.row_line(row, picture, 77))
+    row = table_rows.rows_of(picture, frozenset())[4]
+    assert "you" in text_of(table_rows.row_line(row, picture, 77))
 
 
 def test_longer_queues_have_longer_bars_on_a_scale_that_does_not_jump() -> None:
@@ -176,19 +176,19 @@ def test_longer_queues_have_longer_bars_on_a_scale_that_does_not_jump() -> None:
     for peer, queue in zip(reply["stages"][0]["peers"], (0, 3, 6), strict=True):
         peer["queue"] = queue
     picture = picture_of(*picture_from(peers=reply))
-    lines = [text_of(table.row_line(row, picture, 100)) for row in table.rows_of(picture, frozenset())[1:]]
+    lines = [text_of(table_rows.row_line(row, picture, 100)) for row in table_rows.rows_of(picture, frozenset())[1:]]
     lengths = [line.count("\u2588") for line in lines]
     assert lengths[0] == 0 < lengths[1] < lengths[2]
     reply["stages"][0]["peers"][2]["queue"] = 7
     again = picture_of(*picture_from(peers=reply))
-    assert text_of(table.row_line(table.rows_of(again, frozenset())[2], again, 100)) == lines[1]
+    assert text_of(table_rows.row_line(table_rows.rows_of(again, frozenset())[2], again, 100)) == lines[1]
 
 
 def test_eighty_columns_show_every_column_that_matters() -> None:
-    head = text_of(table.head_line(77))
+    head = text_of(table_rows.head_line(77))
     assert [title for title in ("stage / peer", "step", "phase", "done", "queue", "samples/s") if title not in head] == []
-    wide = text_of(table.head_line(180))
-    assert [column.title for column in table.COLUMNS if column.title not in wide] == []
+    wide = text_of(table_rows.head_line(180))
+    assert [column.title for column in table_rows.COLUMNS if column.title not in wide] == []
 
 
 def test_problems_come_before_everything_and_events_keep_their_room() -> None:
@@ -213,4 +213,4 @@ def test_only_the_own_stage_of_a_large_swarm_is_unfolded_at_first() -> None:
     reply = peers_reply(num_stages=4, peers_per_stage=100)
     picture = picture_of(*picture_from(peers=reply, status=status_reply(peer=peer_info(stage=2), run=run_info(num_stages=4))))
     assert picture.folded_at_first() == {0, 1, 3}
-    assert len(table.rows_of(picture, picture.folded_at_first())) == 104
+    assert len(table_rows.rows_of(picture, picture.folded_at_first())) == 104

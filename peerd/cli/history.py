@@ -35,7 +35,7 @@ def history(context: click.Context, since: int | None, events: bool, as_json: bo
     if as_json:
         click.echo(json.dumps(reply))
         return
-    from peerd.cli.render_past import print_history
+    from peerd.cli.render_history import print_history
     from peerd.control.protocol import HistoryReply
 
     print_history(cast("HistoryReply", reply), most_steps=SHOWN_STEPS if since is None else None, with_events=events)
@@ -63,7 +63,7 @@ def contributions(context: click.Context, share: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(reply))
         return
-    from peerd.cli.render_past import print_contributions, shared_text
+    from peerd.cli.render_history import print_contributions, shared_text
     from peerd.control.protocol import ContributionsReply
 
     told = cast("ContributionsReply", reply)

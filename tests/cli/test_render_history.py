@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.cli.render_past import coverage, print_contributions, print_history, shared_text, shares_of
+from peerd.cli.render_history import coverage, print_contributions, print_history, shared_text, shares_of
 from peerd.control.protocol import ContributionsReply
 from tests.cli.replies import ME, OTHER, contributions_reply, history_reply
 

@@ -1,12 +1,16 @@
-"""The dashboard's HTTP: routes, and the guard before all of them."""
+"""The dashboard's HTTP: routes, the guard before all of them, and the server inside the daemon's own event loop."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Iterator
 from http import HTTPStatus
 from pathlib import Path
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -28,7 +32,8 @@ TYPES = {
 RANGES_S = {"1h": 3600.0, "24h": 24 * 3600.0, "7d": 7 * 24 * 3600.0, "all": float("inf")}
 USUAL_RANGE_S = RANGES_S["24h"]
 COOKIE_AGE_S = 30 * 24 * 3600
-Endpoint = Callable[[Request], Awaitable[Response]]
+CLOSE_WITHIN_S = 1
+MAX_CONNECTIONS = 256
 
 
 class Guard:
@@ -165,3 +170,38 @@ def build(source: DashboardSource, stream: Stream, access: Access) -> ASGIApp:
         Route("/healthz", pages.healthz),
     ]
     return Guard(Starlette(routes=routes), access)
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the daemon's affair."""
+        yield
+
+
+@contextlib.asynccontextmanager
+async def dashboard(listener: socket.socket, source: DashboardSource, access: Access) -> AsyncIterator[None]:
+    """Serves until the block ends."""
+    stream = Stream(source)
+    config = uvicorn.Config(
+        build(source, stream, access),
+        loop="none",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=CLOSE_WITHIN_S,
+    )
+    server = _Server(config)
+    serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        stream.close()
+        server.should_exit = True
+        await asyncio.wait({serving}, timeout=2 * CLOSE_WITHIN_S)
+        serving.cancel()
