@@ -30,7 +30,7 @@ from peerd.stage.executor import Executor, Priority
 from peerd.stage.state import HeldAverage, StageState
 from peerd.stage.tensors import decode_flat, encode_flat
 from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord
-from peerd.timeline.spans import Kind, SpanRing
+from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire.clients import AveragingClient, PartHeader
 from peerd.wire.links import digest_of
 from peerd.wire.services import Receive
@@ -208,7 +208,7 @@ class Rounds:
         except RemoteError:
             self.on_failure(peer)
             raise
-        self.spans.add(Kind.EXCHANGE, began_s, current.roster.step, -1, peer, 2 * size)
+        self.spans.add(SpanKind.EXCHANGE, began_s, current.roster.step, -1, peer, 2 * size)
         current.progress_s = self._clock()
         where, place = elements_of(current, number)
         self.compression.count(where.codec, size)
@@ -318,7 +318,7 @@ class Rounds:
         dtype, length = self._state.accumulator.flat.dtype, self._state.accumulator.num_tied
         began_s = time.monotonic()
         chunks = await self._client.get_tied(peer, step, wanted, length * dtype.itemsize, 2 * self._averaging_s)
-        self.spans.add(Kind.EXCHANGE, began_s, step, -1, peer, length * dtype.itemsize)
+        self.spans.add(SpanKind.EXCHANGE, began_s, step, -1, peer, length * dtype.itemsize)
         return await self._arithmetic.run(Priority.CONTROL, lambda: finite(decode_flat(chunks, dtype)))
 
     async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[bytes]]:

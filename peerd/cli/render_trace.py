@@ -14,7 +14,7 @@ from peerd.control.protocol import PeerTraceInfo, TraceReply
 from peerd.timeline.chrome import chrome_trace
 from peerd.timeline.critical import critical_shares
 from peerd.timeline.shares import Shares, StageShares, by_stage, shares_of, window
-from peerd.timeline.spans import Kind, PeerTimeline, Span
+from peerd.timeline.spans import PeerTimeline, Span, SpanKind
 
 
 def timelines_of(reply: TraceReply) -> list[PeerTimeline]:
@@ -32,7 +32,7 @@ def timelines_of(reply: TraceReply) -> list[PeerTimeline]:
 
 
 def _span(others: list[str], kind: int, began_us: int, took_us: int, step: int, microbatch: int, other: int, num_bytes: int) -> Span:
-    return Span(Kind(kind), began_us / 1e6, (began_us + took_us) / 1e6, step, microbatch, others[other], num_bytes)
+    return Span(SpanKind(kind), began_us / 1e6, (began_us + took_us) / 1e6, step, microbatch, others[other], num_bytes)
 
 
 def timeline_file(reply: TraceReply) -> dict[str, Any]:

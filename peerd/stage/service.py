@@ -32,7 +32,7 @@ from peerd.stage.finished import Finished, FinishedGradients
 from peerd.stage.state import Outcome, StageState, Ticket
 from peerd.stage.tensors import decode, encode, take
 from peerd.table.record import PeerId, RawRecord
-from peerd.timeline.spans import Kind, Span, SpanRing
+from peerd.timeline.spans import Span, SpanKind, SpanRing
 from peerd.wire.links import digest_of
 from peerd.wire.services import Progress, Receive
 from peerd.wire.values import Bytes, Call, CallResult, TensorBytes
@@ -132,7 +132,7 @@ class StageService:
             with self.tracing(call) as traced:
                 began_s = time.monotonic()
                 chunks = await receive()
-                self.spans.add(Kind.RECEIVE, began_s, call.step, call.index, caller, call.inputs.num_bytes + call.labels.num_bytes)
+                self.spans.add(SpanKind.RECEIVE, began_s, call.step, call.index, caller, call.inputs.num_bytes + call.labels.num_bytes)
                 if is_early:
                     await self._wait_for_step(ticket)
                 return await self._serve(traced, ticket, chunks, progress)
@@ -154,7 +154,7 @@ class StageService:
             await self.changed(EARLY_TICK_S)
         ticket.accept_mark = self._mark(ticket.step)
         ticket.queued_s = time.monotonic() - early_s
-        self.spans.add(Kind.QUEUED, early_s, ticket.step, ticket.index)
+        self.spans.add(SpanKind.QUEUED, early_s, ticket.step, ticket.index)
 
     def _check(self, call: Call) -> None:
         """Refuse before any tensor is received."""
@@ -215,7 +215,7 @@ class StageService:
             started_s = time.monotonic()
             below = await self._next_hop.send(onward, note)
             downstream_s = time.monotonic() - started_s
-            self.spans.add(Kind.BELOW, started_s, call.step, call.index, hops[-1])
+            self.spans.add(SpanKind.BELOW, started_s, call.step, call.index, hops[-1])
             if not call.needs_backward:  # only stages after this one lack the microbatch
                 return self._result(ticket, Outcome(None, "not asked to"), None, downstream_s, below)
             try:
@@ -247,7 +247,7 @@ class StageService:
                 raise WrongStateError("I am leaving")
             began_s = time.monotonic()
             ticket.queued_s += began_s - asked_s
-            self.spans.add(Kind.QUEUED, asked_s, ticket.step, ticket.index)
+            self.spans.add(SpanKind.QUEUED, asked_s, ticket.step, ticket.index)
             try:
                 return work()
             finally:
@@ -301,7 +301,7 @@ class StageService:
         labels = self._take_inputs(call, ticket, chunks)
         activations = encode(self._state.forward(ticket), self._activations.most_exact)
         self.pace.hold(started_s, FORWARD_SHARE)
-        self.spans.add(Kind.FORWARD, started_s, ticket.step, ticket.index)
+        self.spans.add(SpanKind.FORWARD, started_s, ticket.step, ticket.index)
         return activations, labels
 
     def _forward_only(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> tuple[TensorBytes | float, TensorBytes]:
@@ -356,7 +356,7 @@ class StageService:
         for kind, ended_s in ticket.passes:
             self.spans.put(Span(kind, started_s, ended_s, ticket.step, ticket.index))
             started_s = ended_s
-        self.spans.add(Kind.BACKWARD, started_s, ticket.step, ticket.index)
+        self.spans.add(SpanKind.BACKWARD, started_s, ticket.step, ticket.index)
 
 
 def _asked(labels: Tensor, manifest: Manifest) -> Tensor:

@@ -32,12 +32,12 @@ from peerd.stage.update import apply_means
 from peerd.stage.values import HeldAverage, Outcome, Ticket, TiedGradients
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, StepNorm, TiedSum, Void, check_transition
 from peerd.table.view import LiveView
-from peerd.timeline.spans import Kind, SpanRing
+from peerd.timeline.spans import SpanKind, SpanRing
 
 __all__ = ["HeldAverage", "Outcome", "StageState", "Ticket"]
 
 MAX_HISTORY = 100_000
-_PHASES = {Phase.ACCUMULATING: Kind.ACCUMULATING, Phase.AVERAGING: Kind.AVERAGING, Phase.AVERAGED: Kind.AVERAGED}
+_PHASES = {Phase.ACCUMULATING: SpanKind.ACCUMULATING, Phase.AVERAGING: SpanKind.AVERAGING, Phase.AVERAGED: SpanKind.AVERAGED}
 
 
 class StageState(Holdings):
@@ -89,14 +89,14 @@ class StageState(Holdings):
         ticket.passes = ()
         if output is None or ticket.module is not module:
             output = self._recompute(ticket)
-            ticket.passes = ((Kind.RECOMPUTE, time.monotonic()),)
+            ticket.passes = ((SpanKind.RECOMPUTE, time.monotonic()),)
         return self._finish(ticket, output, gradient, None)
 
     def forward_backward(self, ticket: Ticket) -> Outcome:
         """The last stage: loss and backward at once."""
         output = self._recompute(ticket)
         loss = float(output.detach())
-        ticket.passes = ((Kind.FORWARD, time.monotonic()),)
+        ticket.passes = ((SpanKind.FORWARD, time.monotonic()),)
         if not torch.isfinite(output).all():
             raise PeerGoneError("the loss of this microbatch is not finite: the run has diverged, or an earlier stage lies")
         return self._finish(ticket, output, None, loss)
@@ -245,7 +245,7 @@ class StageState(Holdings):
         began_s = time.monotonic()
         self._begin_after(held, norm)
         self._move(Phase.ACCUMULATING)
-        self.spans.add(Kind.COMMIT, began_s, held.roster.step)
+        self.spans.add(SpanKind.COMMIT, began_s, held.roster.step)
         return held
 
     def catch_up(self, roster: Roster, flat_sum: Tensor, norm: float | None = None, tied: TiedGradients | None = None) -> HeldAverage:
@@ -285,7 +285,7 @@ class StageState(Holdings):
             self.gradient_norms.pop(roster.step - MAX_HISTORY, None)
         if tied is not None:
             self.record = replace(self.record, tied_sums=(*self.record.tied_sums, TiedSum(roster.step, tied.id))[-KEPT_AVERAGES:])
-        self.spans.add(Kind.OPTIMIZER, began_s, roster.step)
+        self.spans.add(SpanKind.OPTIMIZER, began_s, roster.step)
 
     def skip_step(self) -> None:
         """Rule 11: the step is given up as inexact; the parameters stay as they are."""

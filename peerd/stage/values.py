@@ -9,7 +9,7 @@ from torch import Tensor
 from peerd.models.module import StageModule
 from peerd.policy.roster import Roster
 from peerd.table.record import AverageId, Lineage
-from peerd.timeline.spans import Kind
+from peerd.timeline.spans import SpanKind
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Ticket:
     """How long it has waited for the executor."""
     computed_s: float = 0.0
     """How long the executor has worked on it."""
-    passes: tuple[tuple[Kind, float], ...] = ()
+    passes: tuple[tuple[SpanKind, float], ...] = ()
     """Which passes the last job made, and when each was over."""
 
 

@@ -13,19 +13,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from peerd.timeline.shares import window
-from peerd.timeline.spans import COMPUTE, PHASES, UPDATE, Kind, PeerTimeline, Span
+from peerd.timeline.spans import COMPUTE, PHASES, UPDATE, PeerTimeline, Span, SpanKind
 
 ROWS = (
     ("step", PHASES),
     ("compute", COMPUTE | UPDATE),
-    ("sending", frozenset({Kind.SEND, Kind.SEND_GRADIENT})),
-    ("receiving", frozenset({Kind.RECEIVE, Kind.RECEIVE_GRADIENT})),
-    ("averaging", frozenset({Kind.EXCHANGE})),
-    ("waiting", frozenset({Kind.QUEUED, Kind.BELOW})),
+    ("sending", frozenset({SpanKind.SEND, SpanKind.SEND_GRADIENT})),
+    ("receiving", frozenset({SpanKind.RECEIVE, SpanKind.RECEIVE_GRADIENT})),
+    ("averaging", frozenset({SpanKind.EXCHANGE})),
+    ("waiting", frozenset({SpanKind.QUEUED, SpanKind.BELOW})),
 )
 LANES_PER_ROW = 1000
-_ARROWS = {Kind.SEND: ("s", "activations"), Kind.RECEIVE: ("f", "activations")}
-_ARROWS |= {Kind.SEND_GRADIENT: ("s", "gradients"), Kind.RECEIVE_GRADIENT: ("f", "gradients")}
+_ARROWS = {SpanKind.SEND: ("s", "activations"), SpanKind.RECEIVE: ("f", "activations")}
+_ARROWS |= {SpanKind.SEND_GRADIENT: ("s", "gradients"), SpanKind.RECEIVE_GRADIENT: ("f", "gradients")}
 
 
 def chrome_trace(timelines: Sequence[PeerTimeline], silent: Sequence[tuple[str, int, str]], about: Mapping[str, Any]) -> dict[str, Any]:

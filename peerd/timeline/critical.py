@@ -14,9 +14,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from peerd.timeline.shares import Interval, Shares, clipped, merged, window
-from peerd.timeline.spans import COMPUTE, UPDATE, WIRE, Kind, PeerTimeline, Span
+from peerd.timeline.spans import COMPUTE, UPDATE, WIRE, PeerTimeline, Span, SpanKind
 
-Done = tuple[int, int]
+SpanIndex = tuple[int, int]
 """Which peer's list, and which place in it."""
 
 
@@ -27,12 +27,12 @@ def critical_shares(timelines: Sequence[PeerTimeline]) -> Shares:
     if total_s <= 0:
         return Shares()
     spent = {"compute": 0.0, "wait": 0.0, "wire": 0.0, "step_end": 0.0}
-    for what, began_s, ended_s in _segments(_Work(timelines), within):
+    for what, began_s, ended_s in _segments(_ComputeHistory(timelines), within):
         spent[what] += max(0.0, ended_s - began_s)
     return Shares(**{what: spent_s / total_s for what, spent_s in spent.items()})
 
 
-def _segments(work: _Work, within: Interval) -> Iterator[tuple[str, float, float]]:
+def _segments(work: _ComputeHistory, within: Interval) -> Iterator[tuple[str, float, float]]:
     """The whole window, from its end, in pieces that do not overlap."""
     now_s, current = within[1], work.last()
     while current is not None:
@@ -48,17 +48,17 @@ def _segments(work: _Work, within: Interval) -> Iterator[tuple[str, float, float
     yield "step_end", within[0], now_s
 
 
-class _Work:
+class _ComputeHistory:
     """What the compute threads did, found by what is asked of it."""
 
     def __init__(self, timelines: Sequence[PeerTimeline]) -> None:
         kinds = COMPUTE | UPDATE
         self._stages = [timeline.stage for timeline in timelines]
         self._lanes = [sorted((s for s in timeline.spans if s.kind in kinds), key=lambda span: span.ended_s) for timeline in timelines]
-        self._passes: dict[tuple[Kind, int, int, int], list[Done]] = defaultdict(list)
+        self._passes: dict[tuple[SpanKind, int, int, int], list[SpanIndex]] = defaultdict(list)
         """By kind, stage, step and microbatch."""
-        self._computed: dict[int, list[Done]] = defaultdict(list)
-        self._updated: dict[int, list[Done]] = defaultdict(list)
+        self._computed: dict[int, list[SpanIndex]] = defaultdict(list)
+        self._updated: dict[int, list[SpanIndex]] = defaultdict(list)
         for done in sorted(((peer, at) for peer, lane in enumerate(self._lanes) for at in range(len(lane))), key=self._end):
             span = self.span(done)
             (self._computed if span.kind in COMPUTE else self._updated)[span.step].append(done)
@@ -69,13 +69,13 @@ class _Work:
         self._waits_for = 2 if any(map(_overlaps, self._lanes)) else 1
         """How many steps back the update lies that a step's first pass needs."""
 
-    def span(self, done: Done) -> Span:
+    def span(self, done: SpanIndex) -> Span:
         return self._lanes[done[0]][done[1]]
 
-    def last(self) -> Done | None:
+    def last(self) -> SpanIndex | None:
         return max(((peer, len(lane) - 1) for peer, lane in enumerate(self._lanes) if lane), key=self._end, default=None)
 
-    def needed_by(self, done: Done) -> Done | None:
+    def needed_by(self, done: SpanIndex) -> SpanIndex | None:
         """Of all that had to be over before, what was over last."""
         peer, at = done
         known = [(peer, at - 1)] if at else []
@@ -84,23 +84,23 @@ class _Work:
         earlier = [each for each in known if self.span(each).began_s < self.span(done).began_s]
         return max(earlier, key=self._end, default=None)
 
-    def _elsewhere(self, stage: int, span: Span) -> Done | None:
+    def _elsewhere(self, stage: int, span: Span) -> SpanIndex | None:
         match span.kind:
-            case Kind.FORWARD if stage > 0:
-                found = self._passes.get((Kind.FORWARD, stage - 1, span.step, span.microbatch), [])
-            case Kind.FORWARD:
+            case SpanKind.FORWARD if stage > 0:
+                found = self._passes.get((SpanKind.FORWARD, stage - 1, span.step, span.microbatch), [])
+            case SpanKind.FORWARD:
                 found = self._updated.get(span.step - self._waits_for, [])
-            case Kind.BACKWARD | Kind.RECOMPUTE:
-                found = self._passes.get((Kind.BACKWARD, stage + 1, span.step, span.microbatch), [])
+            case SpanKind.BACKWARD | SpanKind.RECOMPUTE:
+                found = self._passes.get((SpanKind.BACKWARD, stage + 1, span.step, span.microbatch), [])
             case _:
                 found = self._computed.get(span.step, [])
         at = bisect_right(found, span.began_s, key=self._end)
         return found[max(0, at - 1)] if found else None  # where clocks differ, the cause may seem to end too late
 
-    def _end(self, done: Done) -> float:
+    def _end(self, done: SpanIndex) -> float:
         return self.span(done).ended_s
 
-    def between(self, done: Done, before: Done, gap: Interval) -> Iterator[tuple[str, float, float]]:
+    def between(self, done: SpanIndex, before: SpanIndex, gap: Interval) -> Iterator[tuple[str, float, float]]:
         """The time from one span of the path to the next."""
         span = self.span(done)
         if UPDATE & {span.kind, self.span(before).kind}:
@@ -117,4 +117,4 @@ class _Work:
 def _overlaps(lane: Sequence[Span]) -> bool:
     """Whether a peer computed a step before it had applied the one before."""
     applied = {span.step: span.began_s for span in lane if span.kind in UPDATE}
-    return any(span.kind is Kind.FORWARD and span.began_s < applied.get(span.step - 1, span.began_s) for span in lane)
+    return any(span.kind is SpanKind.FORWARD and span.began_s < applied.get(span.step - 1, span.began_s) for span in lane)

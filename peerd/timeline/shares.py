@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from peerd.timeline.spans import COMPUTE, STEP_END, WIRE, Kind, PeerTimeline, Span
+from peerd.timeline.spans import COMPUTE, STEP_END, WIRE, PeerTimeline, Span, SpanKind
 
 Interval = tuple[float, float]
 
@@ -38,7 +38,7 @@ def window(timelines: Iterable[PeerTimeline]) -> Interval:
     spans = [span for timeline in timelines for span in timeline.spans]
     if not spans:
         return 0.0, 0.0
-    commits = [span.ended_s for span in spans if span.kind is Kind.COMMIT]
+    commits = [span.ended_s for span in spans if span.kind is SpanKind.COMMIT]
     return min(span.began_s for span in spans), max(commits or [span.ended_s for span in spans])
 
 
@@ -67,7 +67,7 @@ def by_stage(timelines: Sequence[PeerTimeline], within: Interval) -> list[StageS
     return found
 
 
-def clipped(spans: Iterable[Span], kinds: frozenset[Kind], within: Interval) -> list[Interval]:
+def clipped(spans: Iterable[Span], kinds: frozenset[SpanKind], within: Interval) -> list[Interval]:
     low, high = within
     cut = [(max(low, span.began_s), min(high, span.ended_s)) for span in spans if span.kind in kinds]
     return [(began_s, ended_s) for began_s, ended_s in cut if began_s < ended_s]

@@ -22,7 +22,7 @@ _PACKED = struct.Struct("<ddqqiHBx")
 _MAX_NAMES = 65_536
 
 
-class Kind(enum.IntEnum):
+class SpanKind(enum.IntEnum):
     """What was done. The numbers travel: never give one another meaning."""
 
     FORWARD = 1
@@ -48,17 +48,17 @@ class Kind(enum.IntEnum):
     """Waits until every stage has averaged."""
 
 
-COMPUTE = frozenset({Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD})
-WIRE = frozenset({Kind.SEND, Kind.RECEIVE, Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT})
-UPDATE = frozenset({Kind.OPTIMIZER, Kind.COMMIT})
-STEP_END = frozenset({Kind.AVERAGING, Kind.AVERAGED}) | UPDATE
-PHASES = frozenset({Kind.ACCUMULATING, Kind.AVERAGING, Kind.AVERAGED})
+COMPUTE = frozenset({SpanKind.FORWARD, SpanKind.RECOMPUTE, SpanKind.BACKWARD})
+WIRE = frozenset({SpanKind.SEND, SpanKind.RECEIVE, SpanKind.SEND_GRADIENT, SpanKind.RECEIVE_GRADIENT})
+UPDATE = frozenset({SpanKind.OPTIMIZER, SpanKind.COMMIT})
+STEP_END = frozenset({SpanKind.AVERAGING, SpanKind.AVERAGED}) | UPDATE
+PHASES = frozenset({SpanKind.ACCUMULATING, SpanKind.AVERAGING, SpanKind.AVERAGED})
 
 
 class Span(NamedTuple):
     """Times are of the peer's own monotonic clock, seconds."""
 
-    kind: Kind
+    kind: SpanKind
     began_s: float
     ended_s: float
     step: int
@@ -80,10 +80,10 @@ class SpanRing:
         """In all, forgotten ones too."""
         self._numbers: dict[str, int] = {"": 0}
         self._names = [""]
-        self.spent_s: dict[Kind, float] = dict.fromkeys(Kind, 0.0)
+        self.spent_s: dict[SpanKind, float] = dict.fromkeys(SpanKind, 0.0)
         """In all, forgotten ones too. Each kind is added by one thread only."""
 
-    def add(self, kind: Kind, began_s: float, step: int, microbatch: int = -1, peer: str = "", num_bytes: int = 0) -> None:
+    def add(self, kind: SpanKind, began_s: float, step: int, microbatch: int = -1, peer: str = "", num_bytes: int = 0) -> None:
         """What began then and ends now."""
         self.put(Span(kind, began_s, time.monotonic(), step, microbatch, peer, num_bytes))
 
@@ -115,7 +115,7 @@ class SpanRing:
         for slot in range(added - 1, max(0, added - self._most) - 1, -1):
             fields = _PACKED.unpack_from(packed, slot % self._most * _PACKED.size)
             began_s, ended_s, step, num_bytes, microbatch, number, kind = fields
-            yield Span(Kind(kind), began_s, ended_s, step, microbatch, self._names[number], num_bytes)
+            yield Span(SpanKind(kind), began_s, ended_s, step, microbatch, self._names[number], num_bytes)
 
     def _number_of(self, peer: str) -> int:
         """A short name for a long one. Who meets more than 65,535 others calls the rest none."""

@@ -11,7 +11,7 @@ from typing import Any
 from peerd.errors import BadMessageError, PeerGoneError, UnheardError
 from peerd.policy.roster import Roster
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, RawRecord, RunId
-from peerd.timeline.spans import Kind, SpanRing
+from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire import convert
 from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk, Headed, Pieces
 from peerd.wire.generated import (
@@ -61,7 +61,7 @@ class StageClient:
                     yield message
                 turn.end()
                 sent = header.ByteSize() + call.inputs.num_bytes + call.labels.num_bytes
-                self.spans.add(Kind.SEND, began_s, call.step, call.index, peer, sent)
+                self.spans.add(SpanKind.SEND, began_s, call.step, call.index, peer, sent)
                 traffic.sent_bytes += sent
                 if call.stage > 0:
                     traffic.boundary_crossings += 1
@@ -78,7 +78,7 @@ class StageClient:
                     with traffic.receiving((peer, way), expected.num_bytes):
                         chunks = await _read_chunks(rpc, expected.num_bytes, patience_s)
                     gradient = expected.with_chunks(chunks)
-                    self.spans.add(Kind.RECEIVE_GRADIENT, began_s, call.step, call.index, peer, expected.num_bytes)
+                    self.spans.add(SpanKind.RECEIVE_GRADIENT, began_s, call.step, call.index, peer, expected.num_bytes)
                     traffic.received_bytes += expected.num_bytes
                     traffic.received("activation_gradients", PeerRole.NEXT_STAGE, expected.num_bytes, expected.codec)
                 if await read_within(rpc.__aiter__(), patience_s) is not None:

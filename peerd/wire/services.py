@@ -21,7 +21,7 @@ from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError, 
 from peerd.policy.contributions import StageTally
 from peerd.policy.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
-from peerd.timeline.spans import MAX_SPANS, Kind, SpanRing
+from peerd.timeline.spans import MAX_SPANS, SpanKind, SpanRing
 from peerd.wire import convert, timelines
 from peerd.wire.chunks import Chunk, Headed, opening
 from peerd.wire.generated import (
@@ -248,7 +248,7 @@ class StageServicer(stage_pb2_grpc.StageServicer):
             for each in convert.result_to(result, self._door.traffic.incoming[link].rate):
                 yield each
             if result.gradient is not None:
-                self._door.spans.add(Kind.SEND_GRADIENT, began_s, call.step, call.index, caller, result.gradient.num_bytes)
+                self._door.spans.add(SpanKind.SEND_GRADIENT, began_s, call.step, call.index, caller, result.gradient.num_bytes)
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
         finally:

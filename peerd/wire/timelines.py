@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 
 from peerd.errors import BadMessageError
-from peerd.timeline.spans import MAX_SPANS, Kind, Span
+from peerd.timeline.spans import MAX_SPANS, Span, SpanKind
 from peerd.wire.convert import MAX_COUNT, MAX_PEER_CHARS
 from peerd.wire.generated import swarm_pb2
 
 MAX_OTHERS = 4096
 MAX_TOOK_S = 1e6
-_KINDS = {kind.value: kind for kind in Kind}
+_KINDS = {kind.value: kind for kind in SpanKind}
 
 
 def spans_to(spans: Sequence[Span], complete: bool) -> swarm_pb2.TimelineReply:

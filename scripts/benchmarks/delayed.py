@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
 from peerd.control.protocol import TraceReply
 from peerd.errors import ExitCode, PeerdError
-from peerd.timeline.spans import COMPUTE, Kind
+from peerd.timeline.spans import COMPUTE, SpanKind
 from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
 from scripts.benchmarks._turns import Contender, Peers, guard, thawed_at_exit
 from scripts.benchmarks.pipeline import LONG_ENOUGH_S
@@ -53,11 +53,11 @@ def times_of(reply: TraceReply) -> tuple[list[float], list[float], list[float]]:
     """Of every peer and counted step in seconds: gap, end and length."""
     gaps, ends, lengths = [], [], []
     for peer in reply["peers"]:
-        spans = [(Kind(kind), began / 1e6, (began + took) / 1e6, step) for kind, began, took, step, *_ in peer["spans"]]
+        spans = [(SpanKind(kind), began / 1e6, (began + took) / 1e6, step) for kind, began, took, step, *_ in peer["spans"]]
         for step in range(reply["first_step"] + UNSETTLED, reply["last_step"]):
-            last = max((ended for kind, _, ended, at in spans if kind is Kind.BACKWARD and at == step), default=None)
+            last = max((ended for kind, _, ended, at in spans if kind is SpanKind.BACKWARD and at == step), default=None)
             first = min((began for kind, began, _, at in spans if kind in COMPUTE and at == step + 1), default=None)
-            commits = {at: ended for kind, _, ended, at in spans if kind is Kind.COMMIT}
+            commits = {at: ended for kind, _, ended, at in spans if kind is SpanKind.COMMIT}
             if last is None or first is None or not {step - 1, step} <= commits.keys():
                 continue  # it had no microbatch of one of the two
             gaps.append(first - last)

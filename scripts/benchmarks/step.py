@@ -20,7 +20,7 @@ from peerd.cli.demo_daemons import DemoSwarm
 from peerd.cli.demo_plan import DemoPlan
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
 from peerd.errors import ExitCode, PeerdError
-from peerd.timeline.spans import COMPUTE, Kind
+from peerd.timeline.spans import COMPUTE, SpanKind
 from scripts.benchmarks._distant import ONE_WAY_MS
 from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
 from scripts.benchmarks._swarms import SILENCE_S, until_done
@@ -83,9 +83,9 @@ def gaps_of(reply: Any, first: int) -> Iterator[Gap]:
     steps = sorted({span[3] for span in spans})
     for step in (step for step in steps if step >= first and step + 1 in steps):
         ends = [began + took for kind, began, took, at, *_ in spans if at == step and kind in COMPUTE]
-        begins = [began for kind, began, _, at, *_ in spans if at == step + 1 and kind == Kind.FORWARD]
-        rounds = [(began, began + took) for kind, began, took, at, *_ in spans if at == step and kind == Kind.AVERAGING]
-        commits = [began + took for kind, began, took, at, *_ in spans if at == step and kind == Kind.COMMIT]
+        begins = [began for kind, began, _, at, *_ in spans if at == step + 1 and kind == SpanKind.FORWARD]
+        rounds = [(began, began + took) for kind, began, took, at, *_ in spans if at == step and kind == SpanKind.AVERAGING]
+        commits = [began + took for kind, began, took, at, *_ in spans if at == step and kind == SpanKind.COMMIT]
         if not (ends and begins and rounds and commits):
             continue
         last, opened, closed = max(ends), max(began for began, _ in rounds), max(ended for _, ended in rounds)

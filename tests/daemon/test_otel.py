@@ -20,7 +20,7 @@ from peerd.daemon.node import Node
 from peerd.daemon.otel import MicrobatchTraces, sampled_of
 from peerd.errors import BadMessageError, PeerGoneError
 from peerd.observe.otel import Tracer, tracer
-from peerd.timeline.spans import Kind, SpanRing
+from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire.convert import call_from, call_to
 from peerd.wire.generated import stage_pb2
 from peerd.wire.values import Call, TensorBytes
@@ -67,12 +67,12 @@ def test_the_spans_of_three_daemons_join_into_one_trace() -> None:
     exporters = [InMemorySpanExporter() for _ in range(3)]
     (trainer, _), (first, ring), (last, last_ring) = (traces_of(each, peer) for each, peer in zip(exporters, "tab", strict=True))
     with trainer.launched(call_of()) as launched, first.served(over_the_wire(launched)) as served:
-        ring.add(Kind.FORWARD, time.monotonic(), 3, 3)
+        ring.add(SpanKind.FORWARD, time.monotonic(), 3, 3)
         onward = replace(served, stage=1, inputs=TensorBytes("float32", (2, 4, 8), ()))
         with last.served(over_the_wire(onward)):
-            last_ring.add(Kind.BACKWARD, time.monotonic(), 3, 3)
-            last_ring.add(Kind.BACKWARD, time.monotonic(), 3, 4)  # another microbatch's
-        ring.add(Kind.BELOW, time.monotonic() - 60, 3, 3, "b", 5)  # began before this one was taken
+            last_ring.add(SpanKind.BACKWARD, time.monotonic(), 3, 3)
+            last_ring.add(SpanKind.BACKWARD, time.monotonic(), 3, 4)  # another microbatch's
+        ring.add(SpanKind.BELOW, time.monotonic() - 60, 3, 3, "b", 5)  # began before this one was taken
 
     (root,) = exporters[0].get_finished_spans()
     upper, lower = (by_name(exporter.get_finished_spans()) for exporter in exporters[1:])

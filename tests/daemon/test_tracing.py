@@ -18,7 +18,7 @@ from peerd.daemon.tracing import MAX_ASKED, MAX_SPANS_TOLD, Tracing, trace_reply
 from peerd.errors import BadMessageError, PeerGoneError, TimedOutError, UsageError
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
-from peerd.timeline.spans import Kind, PeerTimeline, Span, SpanRing
+from peerd.timeline.spans import PeerTimeline, Span, SpanKind, SpanRing
 from peerd.wire.swarm_client import ReceivedTimeline
 
 ME = PeerId("me")
@@ -40,7 +40,7 @@ class Client:
         if peer == "silent":
             await asyncio.Event().wait()
         now_s = time.monotonic()
-        spans = [Span(Kind.COMMIT, now_s + AHEAD_S - 0.5, now_s + AHEAD_S, steps[1])] if most else []
+        spans = [Span(SpanKind.COMMIT, now_s + AHEAD_S - 0.5, now_s + AHEAD_S, steps[1])] if most else []
         return ReceivedTimeline(spans=spans, complete=True, clock_s=now_s + AHEAD_S, asked_s=now_s - 0.001, answered_s=now_s + 0.001)
 
 
@@ -79,7 +79,7 @@ async def test_all_are_brought_onto_this_peers_clock_and_the_silent_are_named(mo
     monkeypatch.setattr(tracing, "ASK_TIMEOUT_S", 0.2)
     others = [record_of("far", 1), record_of("gone", 1), record_of("silent", 0), record_of("nonsense", 0)]
     found, ring = tracing_of(Membership(*others))
-    ring.add(Kind.COMMIT, time.monotonic() - 0.5, 1)
+    ring.add(SpanKind.COMMIT, time.monotonic() - 0.5, 1)
     told = await ask(found, steps=2)
     assert (told["first_step"], told["last_step"], told["not_asked"]) == (0, 1, 0)
     mine, far = told["peers"]
@@ -135,8 +135,8 @@ def test_of_a_large_swarm_as_many_of_each_stage_are_asked() -> None:
 
 def test_the_longest_reply_fits_a_line_of_the_control_socket() -> None:
     others = [f"12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbC{number:04}" for number in range(1000)]
-    sent = Span(Kind.SEND_GRADIENT, 1e6, 1e6 + 99, 10**6, 8191, "", 10**8)
-    spans = [Span(Kind.COMMIT, 0, 1, 0), *(sent._replace(peer=others[number % 1000]) for number in range(MAX_SPANS_TOLD - 1))]
+    sent = Span(SpanKind.SEND_GRADIENT, 1e6, 1e6 + 99, 10**6, 8191, "", 10**8)
+    spans = [Span(SpanKind.COMMIT, 0, 1, 0), *(sent._replace(peer=others[number % 1000]) for number in range(MAX_SPANS_TOLD - 1))]
     timeline = PeerTimeline(peer=others[0], stage=4000, spans=spans)
     reply = trace_reply(first=0, last=1, timelines=[timeline], silent=[], num_not_asked=0, run="r" * 64)
     assert len(json.dumps(reply)) < MAX_LINE_BYTES

@@ -18,13 +18,13 @@ from peerd.stage.service import StageService
 from peerd.stage.state import StageState
 from peerd.stage.tensors import encode
 from peerd.table.record import PeerId, PeerRecord
-from peerd.timeline.spans import Kind, SpanRing
+from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire.values import Bytes, Call, CallResult, TensorBytes
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
 CODECS = ["none", "bfloat16", "float16", "int8", "int6", "int5", "int4", "topk:0.25"]
-PASSES = {Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD}
+PASSES = {SpanKind.FORWARD, SpanKind.RECOMPUTE, SpanKind.BACKWARD}
 TOKENS, LABELS = torch.randint(0, 256, (2, 2, 16), generator=torch.Generator().manual_seed(3)).unbind(0)
 
 
@@ -111,8 +111,8 @@ async def test_a_replay_for_some_stages_goes_back_only_as_far_as_one_of_them_and
             state.accumulator.flat, expected.accumulator.flat if stage in lacking else torch.zeros_like(state.accumulator.flat)
         )
     made = [{span.kind for span in service.spans.of_microbatch(0, 0, 0.0)} for service in part.services]
-    assert [Kind.BACKWARD in kinds for kinds in made] == [stage >= min(lacking) for stage in range(3)]
-    assert all(Kind.FORWARD in kinds for kinds in made)
+    assert [SpanKind.BACKWARD in kinds for kinds in made] == [stage >= min(lacking) for stage in range(3)]
+    assert all(SpanKind.FORWARD in kinds for kinds in made)
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
@@ -125,7 +125,7 @@ async def test_stages_that_have_done_a_microbatch_give_its_gradient_again_until_
     sums = [state.accumulator.flat.clone() for state in chain.states]
     replay = replace(chain.launch(), accumulate=frozenset({lacking}))
 
-    async def made_anew() -> list[set[Kind]]:
+    async def made_anew() -> list[set[SpanKind]]:
         chain.states[lacking].reset_ledger()
         for service in chain.services:
             service.spans = SpanRing(100)
@@ -136,11 +136,11 @@ async def test_stages_that_have_done_a_microbatch_give_its_gradient_again_until_
 
     passes = await made_anew()
     assert [bool(kinds) for kinds in passes] == [stage <= lacking for stage in range(3)]
-    assert [Kind.BACKWARD in kinds for kinds in passes] == [stage == lacking for stage in range(3)]
+    assert [SpanKind.BACKWARD in kinds for kinds in passes] == [stage == lacking for stage in range(3)]
     asked = chain.states[lacking + 1]
     asked.load(asked.tensors(parameters_only=False), 0, asked.record.lineage, ())
     sums[lacking + 1].zero_()
-    assert Kind.BACKWARD in (await made_anew())[lacking + 1]
+    assert SpanKind.BACKWARD in (await made_anew())[lacking + 1]
 
 
 async def test_a_gradient_in_another_codec_is_the_next_stages_fault(make_chain: Callable[[WireConfig], Chain]) -> None:

@@ -14,7 +14,7 @@ from peerd.cli.render_trace import timelines_of
 from peerd.control.protocol import TraceReply
 from peerd.observe.metrics import METRICS
 from peerd.timeline.critical import critical_shares
-from peerd.timeline.spans import Kind
+from peerd.timeline.spans import SpanKind
 from tests.swarm.daemons import Daemon, Swarm, until
 from tests.swarm.runs import swarm_manifest
 
@@ -66,10 +66,10 @@ def assert_all_told_what_they_did(told: dict[str, Any], peers: set[str], per_ste
     assert {peer["peer"] for peer in told["peers"]} == peers
     timelines = timelines_of(cast(TraceReply, told))
     for stage in (0, 1):
-        passes = [(s.step, s.microbatch) for t in timelines if t.stage == stage for s in t.spans if s.kind is Kind.BACKWARD]
+        passes = [(s.step, s.microbatch) for t in timelines if t.stage == stage for s in t.spans if s.kind is SpanKind.BACKWARD]
         assert sorted(set(passes)) == [(step, number) for step in (3, 4, 5) for number in range(per_step)]
     for timeline in timelines:
-        assert [span.step for span in timeline.spans if span.kind is Kind.COMMIT] == [3, 4, 5]
+        assert [span.step for span in timeline.spans if span.kind is SpanKind.COMMIT] == [3, 4, 5]
         assert abs(timeline.offset_s) <= timeline.offset_error_s  # they run on one machine and have one clock
     path = critical_shares(timelines)
     assert 0.1 < path.compute < 1

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.timeline.chrome import ROWS, chrome_trace, in_lanes
-from peerd.timeline.spans import Kind, PeerTimeline, Span
+from peerd.timeline.spans import PeerTimeline, Span, SpanKind
 from tests.timeline.pipelines import one_step
 
 SILENT = [("12D3KooWabcdefgh", 1, "no answer within 5 s")]
@@ -70,7 +70,7 @@ def test_viewers_can_read_it() -> None:
 TIMES_S = st.floats(0, 100, allow_nan=False).map(lambda s: round(s, 7))
 SPANS = st.builds(
     lambda kind, began_s, took_s, number, peer: Span(kind, began_s, began_s + took_s, 0, number, peer, 8),
-    st.sampled_from(Kind),
+    st.sampled_from(SpanKind),
     TIMES_S,
     TIMES_S.map(lambda s: s / 50),
     st.integers(-1, 3),
@@ -87,13 +87,13 @@ def test_viewers_can_read_whatever_peers_did(first: list[Span], second: list[Spa
 @given(st.floats(0, 1000), st.lists(st.floats(1e-7, 1e-2), min_size=2, max_size=20))
 def test_what_follows_at_once_does_not_overlap(began_s: float, took_s: list[float]) -> None:
     ends = list(accumulate([began_s, *took_s]))
-    spans = [Span(Kind.FORWARD, begins, end, 0, number) for number, (begins, end) in enumerate(pairwise(ends))]
+    spans = [Span(SpanKind.FORWARD, begins, end, 0, number) for number, (begins, end) in enumerate(pairwise(ends))]
     assert_viewers_can_read(chrome_trace([PeerTimeline(peer="a", stage=0, spans=spans)], [], {}))
 
 
 def test_an_arrow_that_was_sent_twice_or_never_received_is_left_out() -> None:
-    send = Span(Kind.SEND, 1, 2, 0, 0, "b", 8)
-    receive = Span(Kind.RECEIVE, 1, 2, 0, 0, "a", 8)
+    send = Span(SpanKind.SEND, 1, 2, 0, 0, "b", 8)
+    receive = Span(SpanKind.RECEIVE, 1, 2, 0, 0, "a", 8)
     for sends, receives, arrows in (([send], [receive], 1), ([send, shift(send)], [receive], 0), ([send], [], 0), ([], [receive], 0)):
         timelines = [PeerTimeline(peer="a", stage=0, spans=sends), PeerTimeline(peer="b", stage=1, spans=receives)]
         told = chrome_trace(timelines, [], {})["traceEvents"]
@@ -129,12 +129,12 @@ def test_a_peer_that_told_nothing_is_named_with_the_reason() -> None:
 
 
 def test_every_kind_has_a_row() -> None:
-    assert sorted(kind for _, kinds in ROWS for kind in kinds) == sorted(Kind)
+    assert sorted(kind for _, kinds in ROWS for kind in kinds) == sorted(SpanKind)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=20))
 def test_no_lane_holds_two_spans_at_once(given: list[tuple[int, int]]) -> None:
-    spans = [Span(Kind.BELOW, began_s, began_s + took_s, 0) for began_s, took_s in given]
+    spans = [Span(SpanKind.BELOW, began_s, began_s + took_s, 0) for began_s, took_s in given]
     free_from: dict[int, float] = {}
     for lane, span in in_lanes(spans):
         assert free_from.get(lane, 0.0) <= span.began_s

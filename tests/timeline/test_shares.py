@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from peerd.timeline.critical import critical_shares
 from peerd.timeline.shares import Shares, by_stage, merged, shares_of, window
-from peerd.timeline.spans import Kind, PeerTimeline, Span
+from peerd.timeline.spans import PeerTimeline, Span, SpanKind
 from tests.timeline.pipelines import microbatch, one_step, shifted
 
 spans = st.lists(
     st.builds(
         lambda kind, began_s, took_s, step, number: Span(kind, began_s, began_s + took_s, step, number),
-        st.sampled_from(Kind),
+        st.sampled_from(SpanKind),
         st.integers(0, 50).map(float),
         st.integers(0, 20).map(float),
         st.integers(0, 2),
@@ -49,10 +49,10 @@ def test_the_critical_path_goes_through_every_stage_and_over_the_wire() -> None:
 
 
 def test_a_stage_that_always_computes_makes_the_path_and_hides_the_wire() -> None:
-    busy = [Span(Kind.FORWARD, n, n + 1, 0, n) for n in range(9)]
-    idle = [Span(Kind.FORWARD, n + 1, n + 1.2, 0, n) for n in range(8)]
-    sent = [Span(Kind.SEND, n + 0.5, n + 1, 0, n) for n in range(8)]
-    end = Span(Kind.COMMIT, 9, 10, 0)
+    busy = [Span(SpanKind.FORWARD, n, n + 1, 0, n) for n in range(9)]
+    idle = [Span(SpanKind.FORWARD, n + 1, n + 1.2, 0, n) for n in range(8)]
+    sent = [Span(SpanKind.SEND, n + 0.5, n + 1, 0, n) for n in range(8)]
+    end = Span(SpanKind.COMMIT, 9, 10, 0)
     path = critical_shares(
         [PeerTimeline(peer="a", stage=0, spans=[*busy, *sent, end]), PeerTimeline(peer="b", stage=1, spans=[*idle, end])]
     )
@@ -72,8 +72,8 @@ def test_two_steps_are_joined_where_the_first_one_commits() -> None:
 
 def test_where_steps_overlap_nothing_of_a_steps_end_is_on_the_path() -> None:
     """Peer b averages step 0 while both compute step 1; step 1's first pass waits for no update of step 0."""
-    passes = [Span(Kind.FORWARD if n % 2 == 0 else Kind.BACKWARD, n, n + 1, n // 4, n // 2 % 2) for n in range(8)]
-    end = [Span(Kind.AVERAGING, 4, 6, 0), Span(Kind.AVERAGED, 6, 6.2, 0), Span(Kind.COMMIT, 7.9, 8, 0)]
+    passes = [Span(SpanKind.FORWARD if n % 2 == 0 else SpanKind.BACKWARD, n, n + 1, n // 4, n // 2 % 2) for n in range(8)]
+    end = [Span(SpanKind.AVERAGING, 4, 6, 0), Span(SpanKind.AVERAGED, 6, 6.2, 0), Span(SpanKind.COMMIT, 7.9, 8, 0)]
     shares = critical_shares([PeerTimeline(peer="a", stage=0, spans=[*passes, *end])])
     assert shares.compute == pytest.approx(1.0, abs=0.02)
     assert shares.step_end == pytest.approx(0.0, abs=0.02)
@@ -94,7 +94,7 @@ def test_a_peer_that_told_nothing_leaves_the_path_of_the_others() -> None:
 
 def test_of_two_peers_of_a_stage_the_mean_is_told() -> None:
     pipeline = one_step()
-    idle = PeerTimeline(peer="c", stage=0, spans=[Span(Kind.AVERAGED, 8, 10, 0)])
+    idle = PeerTimeline(peer="c", stage=0, spans=[Span(SpanKind.AVERAGED, 8, 10, 0)])
     assert by_stage([*pipeline, idle], (0, 10))[0].shares.compute == pytest.approx(0.15)
 
 

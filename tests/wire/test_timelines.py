@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from peerd.daemon.tracing import offset_to
 from peerd.errors import BadMessageError, WrongStateError
 from peerd.table.record import RunId
-from peerd.timeline.spans import MAX_SPANS, Kind, Span, SpanRing
+from peerd.timeline.spans import MAX_SPANS, Span, SpanKind, SpanRing
 from peerd.wire.generated import swarm_pb2
 from peerd.wire.swarm_client import ReceivedTimeline, SwarmClient
 from peerd.wire.timelines import spans_from, spans_to
@@ -20,7 +20,7 @@ from tests.wire.callee import RUN, Callee
 
 spans = st.builds(
     lambda kind, began_s, took_s, step, number, peer, size: Span(kind, began_s, began_s + took_s, step, number, peer, size),
-    st.sampled_from(Kind),
+    st.sampled_from(SpanKind),
     st.integers(0, 10**6).map(float),
     st.integers(0, 1000).map(float),
     st.integers(0, 2**40),
@@ -79,10 +79,10 @@ def test_a_timeline_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
 async def test_a_peer_tells_the_last_spans_of_some_steps_and_its_clock(callee: Callee) -> None:
     ring = callee.door.spans = SpanRing(100)
     for step in range(5):
-        ring.add(Kind.FORWARD, time.monotonic() - 1, step, 3)
+        ring.add(SpanKind.FORWARD, time.monotonic() - 1, step, 3)
     client = SwarmClient(callee.links(), RUN)
     told = await client.timeline(callee.caller.peer, (1, 3), 2, 5.0)
-    assert [(span.kind, span.step, span.microbatch) for span in told.spans] == [(Kind.FORWARD, 2, 3), (Kind.FORWARD, 3, 3)]
+    assert [(span.kind, span.step, span.microbatch) for span in told.spans] == [(SpanKind.FORWARD, 2, 3), (SpanKind.FORWARD, 3, 3)]
     assert not told.complete
     probe = await client.timeline(callee.caller.peer, (1, 3), 0, 5.0)
     assert probe.spans == []
@@ -108,4 +108,4 @@ async def test_what_crosses_the_wire_is_noted_at_both_ends(callee: Callee) -> No
     callee.door.spans = callee.service.spans = callee.state.spans = SpanRing(100)
     await callee.assert_lives()
     kinds = [span.kind for span in callee.door.spans.of_steps(0, 0, 100)[0]]
-    assert {Kind.RECEIVE, Kind.QUEUED, Kind.FORWARD, Kind.BACKWARD, Kind.SEND_GRADIENT} == set(kinds)
+    assert {SpanKind.RECEIVE, SpanKind.QUEUED, SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.SEND_GRADIENT} == set(kinds)
