@@ -11,7 +11,7 @@ import click
 from peerd.cli.options import SEED, FiniteRange, home_option, json_option
 
 if TYPE_CHECKING:
-    from peerd.sim.comparison import Row
+    from peerd.sim.comparison import ComparisonRow
 
 SCHEMA = 1
 MAX_STAGES = 512
@@ -64,13 +64,13 @@ def rebalance(trace: Path | None, stages: tuple[tuple[int, ...], ...], plot: Pat
       peerd simulate rebalance --trace my-churn.csv --peers 60 --json
     """
     from peerd.sim import plot as picture
-    from peerd.sim.comparison import PAPER_STAGES, Question, compare
+    from peerd.sim.comparison import PAPER_STAGES, ComparisonSettings, compare
     from peerd.sim.trace import read_changes
 
     if plot is not None:
         picture.check(plot)
     chosen = tuple(dict.fromkeys(number for numbers in stages for number in numbers)) or PAPER_STAGES
-    question = Question(num_stages=chosen, changes=read_changes(trace) if trace else None, **fields)
+    question = ComparisonSettings(num_stages=chosen, changes=read_changes(trace) if trace else None, **fields)
     rows = []
     if not as_json:
         click.echo(_HEADING)
@@ -88,13 +88,13 @@ def rebalance(trace: Path | None, stages: tuple[tuple[int, ...], ...], plot: Pat
 _HEADING = "percent of optimal throughput\nrule          T, s  stages  download, s  overall  first h  last h  moves"
 
 
-def _told(row: Row) -> str:
+def _told(row: ComparisonRow) -> str:
     period = f"{row.period_s:g}" if row.period_s else "-"
     percents = f"{row.overall:>7.1f}  {row.first:>7.1f}  {row.last:>6.1f}"
     return f"{row.rule:<12}{period:>6}  {row.stages:>6}  {row.download_s:>11g}  {percents}  {row.moves:>5.0f}"
 
 
-def _fields(row: Row) -> dict[str, str | int | float]:
+def _fields(row: ComparisonRow) -> dict[str, str | int | float]:
     percents = {name: round(getattr(row, name), 2) for name in ("overall", "first", "last")}
     return {
         "rule": row.rule,

@@ -10,7 +10,7 @@ from peerd.errors import UsageError
 from peerd.policy.rebalance import Rebalancing, Rule
 from peerd.sim.devices import Devices
 from peerd.sim.meter import Window
-from peerd.sim.rebalance import Outcome, Scenario, simulate
+from peerd.sim.rebalance import Scenario, SimulationResult, simulate
 from peerd.sim.trace import PEERS_PER_STAGE, ChangeFile, Trace, generate
 
 UNLIKE_SPREAD = 8.0
@@ -20,7 +20,7 @@ CONTENDERS = ((Rule.NONE, 0.0), (Rule.ALGORITHM_2, 300.0), (Rule.ALGORITHM_2, 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ComparisonSettings:
     """What to compare on. Times in seconds."""
 
     num_stages: tuple[int, ...] = PAPER_STAGES
@@ -48,7 +48,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CurvePoint:
     """Means over one part of the time, in samples/s."""
 
     hour: float
@@ -57,7 +57,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ComparisonRow:
     """One rule on one number of stages. `overall`, `first` and `last` (hour) are percent of optimal throughput."""
 
     rule: str
@@ -69,10 +69,10 @@ class Row:
     first: float
     last: float
     moves: float
-    course: tuple[Point, ...]
+    course: tuple[CurvePoint, ...]
 
 
-def compare(question: Question) -> Iterator[Row]:
+def compare(question: ComparisonSettings) -> Iterator[ComparisonRow]:
     """Row after row, as they are computed."""
     for num_stages in question.num_stages:
         traces = [question.trace(num_stages, question.seed + run) for run in range(question.num_runs)]
@@ -81,7 +81,7 @@ def compare(question: Question) -> Iterator[Row]:
             yield _row(question, outcomes, (rule, period_s, num_stages))
 
 
-def _outcome(question: Question, trace: Trace, what: tuple[Rule, float, int], run: int) -> Outcome:
+def _outcome(question: ComparisonSettings, trace: Trace, what: tuple[Rule, float, int], run: int) -> SimulationResult:
     rule, period_s, num_stages = what
     devices = Devices.downloading(question.download_s, UNLIKE_SPREAD if question.unlike else 1.0)
     # who cannot measure well is told so; who can, keeps the rule's own caution
@@ -101,10 +101,10 @@ def _outcome(question: Question, trace: Trace, what: tuple[Rule, float, int], ru
     )
 
 
-def _row(question: Question, outcomes: list[Outcome], what: tuple[Rule, float, int]) -> Row:
+def _row(question: ComparisonSettings, outcomes: list[SimulationResult], what: tuple[Rule, float, int]) -> ComparisonRow:
     rule, period_s, num_stages = what
     meters = [outcome.meter for outcome in outcomes]
-    return Row(
+    return ComparisonRow(
         rule=rule.value,
         period_s=period_s,
         stages=num_stages,
@@ -117,8 +117,8 @@ def _row(question: Question, outcomes: list[Outcome], what: tuple[Rule, float, i
     )
 
 
-def _point(windows: list[Window]) -> Point:
+def _point(windows: list[Window]) -> CurvePoint:
     first = windows[0]
     length_s = (first.end_s - first.start_s) * len(windows)
     middle_s = (first.start_s + first.end_s) / 2
-    return Point(middle_s / 3600, sum(w.done for w in windows) / length_s, sum(w.possible for w in windows) / length_s)
+    return CurvePoint(middle_s / 3600, sum(w.done for w in windows) / length_s, sum(w.possible for w in windows) / length_s)

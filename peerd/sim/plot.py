@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from peerd.errors import DiskError, UsageError
 from peerd.policy.rebalance import Rule
-from peerd.sim.comparison import Row
+from peerd.sim.comparison import ComparisonRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ def check(path: Path) -> None:
         raise UsageError("--plot needs matplotlib, which is not installed", remedy) from None
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(rows: Sequence[ComparisonRow], path: Path) -> None:
     """Write the picture; its kind follows from the file's name."""
     from matplotlib.figure import Figure
 
@@ -52,7 +52,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         raise DiskError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _draw_throughput(panel: Axes, rows: Sequence[Row]) -> None:
+def _draw_throughput(panel: Axes, rows: Sequence[ComparisonRow]) -> None:
     hours = [point.hour for point in rows[0].course]
     panel.plot(hours, [point.optimum for point in rows[0].course], color="black", linewidth=2, label="optimal")
     for row in rows:
@@ -63,7 +63,7 @@ def _draw_throughput(panel: Axes, rows: Sequence[Row]) -> None:
     panel.legend(fontsize=8, loc="lower left")
 
 
-def _draw_percent(panel: Axes, rows: Sequence[Row]) -> None:
+def _draw_percent(panel: Axes, rows: Sequence[ComparisonRow]) -> None:
     """What the curves of throughput hide where they lie close together. Who never moves falls out of the picture at the bottom."""
     lowest = 100.0
     for row in rows:
@@ -78,5 +78,5 @@ def _draw_percent(panel: Axes, rows: Sequence[Row]) -> None:
     panel.legend(fontsize=8, loc="lower left", ncols=2)
 
 
-def _name(row: Row) -> str:
+def _name(row: ComparisonRow) -> str:
     return f"{row.rule}, T = {row.period_s:g} s" if row.period_s else row.rule

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from peerd.policy.rebalance import Rebalancing, Rule, plan, seed_at
+from peerd.sim.delayed_table import DelayedTable
 from peerd.sim.devices import Devices
 from peerd.sim.meter import Meter, best_bottleneck
-from peerd.sim.swarm import Peer, Swarm
-from peerd.sim.table import Table
+from peerd.sim.simulated_swarm import SimulatedPeer, SimulatedSwarm
 from peerd.sim.trace import Trace
 from peerd.table.record import PeerId
 
@@ -35,12 +35,12 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationResult:
     meter: Meter
     num_moves: int
 
 
-def simulate(scenario: Scenario) -> Outcome:
+def simulate(scenario: Scenario) -> SimulationResult:
     """Virtual time from 0 to the trace's end; a function of the scenario alone."""
     return _Simulation(scenario).run()
 
@@ -54,15 +54,15 @@ class _Simulation:
         self._fate = random.Random(f"fate/{seed}")
         # a source of its own, so that every rule meets the same machines
         self._lottery = random.Random(f"devices/{seed}")
-        self._swarm = Swarm(num_stages)
-        self._table = Table(num_stages, scenario.view_delay_s, scenario.noise, random.Random(f"noise/{seed}"))
+        self._swarm = SimulatedSwarm(num_stages)
+        self._table = DelayedTable(num_stages, scenario.view_delay_s, scenario.noise, random.Random(f"noise/{seed}"))
         self._downloads: list[tuple[float, PeerId, int]] = []
         """A heap of (end, peer, its number of moves when the download began)."""
         self._now_s = 0.0
         self._num_arrived = 0
         self._num_moves = 0
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulationResult:
         duration_s = self._scenario.trace.duration_s
         meter = Meter(duration_s)
         changes, periods = iter(self._scenario.trace.changes), self._periods()
@@ -84,7 +84,7 @@ class _Simulation:
             elif until_s == period_at_s:
                 self._rebalance()
                 period_at_s = next(periods)
-        return Outcome(meter, self._num_moves)
+        return SimulationResult(meter, self._num_moves)
 
     def _periods(self) -> Iterator[float]:
         """When plans are made."""
@@ -107,9 +107,9 @@ class _Simulation:
             self._table.publish(-self._scenario.view_delay_s, peer)
         self._table.advance(0.0)
 
-    def _newcomer(self) -> Peer:
+    def _newcomer(self) -> SimulatedPeer:
         self._num_arrived += 1
-        return Peer(PeerId(f"peer{self._num_arrived:09}"), self._scenario.devices.draw(self._lottery))
+        return SimulatedPeer(PeerId(f"peer{self._num_arrived:09}"), self._scenario.devices.draw(self._lottery))
 
     def _optimum(self) -> float:
         return best_bottleneck(self._swarm.speeds, self._scenario.num_stages)
@@ -137,7 +137,7 @@ class _Simulation:
         self._table.withdraw(self._now_s, peer)
         self._table.advance(self._now_s)
 
-    def _announce(self, peer: Peer) -> None:
+    def _announce(self, peer: SimulatedPeer) -> None:
         if not peer.serving:
             heapq.heappush(self._downloads, (self._now_s + peer.device.download_s, peer.id, peer.moves))
         self._table.publish(self._now_s, peer)

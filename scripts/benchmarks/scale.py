@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from peerd.cli.demo_daemons import DemoSwarm
 from peerd.errors import ExitCode, PeerdError
 from peerd.policy.spreading import TAG_BYTES
-from peerd.sim.spreading import Spreading, Swarm
+from peerd.sim.gossip import GossipScenario, GossipSimulation
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedRecord, sign_record
@@ -129,22 +129,22 @@ async def _time_calls(signed: list[SignedRecord]) -> float:
     return spent_s / CALLS
 
 
-def simulate(swarm: Swarm, seconds: float, units: Units) -> Line:
-    cost = Spreading(swarm).run(seconds)
-    per_s = 1 / (cost.seconds * swarm.num_peers)
+def simulate(scenario: GossipScenario, seconds: float, units: Units) -> Line:
+    cost = GossipSimulation(scenario).run(seconds)
+    per_s = 1 / (cost.seconds * scenario.num_peers)
     calls = cost.asked + cost.told
     carried = cost.records * (units.record_bytes + RECORD_FRAMING_BYTES) + cost.tags * TAG_BYTES + calls * CALL_BYTES
     delays_s = sorted(cost.delays_s)
     return Line(
-        peers=swarm.num_peers,
+        peers=scenario.num_peers,
         known=cost.known,
-        announces_every_s=cost.periods * swarm.period_s,
+        announces_every_s=cost.periods * scenario.period_s,
         kb_per_s=2 * carried * per_s / 1000,
         core_share=(cost.risen * units.record_s + calls * units.call_s) * per_s,
         delay_s=delays_s[len(delays_s) // 2],
         delay_p99_s=delays_s[len(delays_s) * 99 // 100],
         too_late=cost.too_late,
-        telling_all_kb_per_s=2 * swarm.num_peers * units.record_bytes / swarm.period_s / 1000,
+        telling_all_kb_per_s=2 * scenario.num_peers * units.record_bytes / scenario.period_s / 1000,
     )
 
 
@@ -205,8 +205,8 @@ def main() -> int:
         units = measure_units()
         for num_peers in given.peers:
             progress(f"simulating {num_peers} peers")
-            swarm = Swarm(num_peers=num_peers, num_stages=given.stages, step_s=given.step)
-            lines.append(simulate(swarm, given.seconds, units))
+            scenario = GossipScenario(num_peers=num_peers, num_stages=given.stages, step_s=given.step)
+            lines.append(simulate(scenario, given.seconds, units))
         real = real_daemons(given.daemons, given.turn, given.turns) if given.daemons else []
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED

@@ -10,7 +10,7 @@ from peerd.table.record import PeerId
 
 
 @dataclass(slots=True)
-class Peer:
+class SimulatedPeer:
     """One simulated machine. `moves` tells a download begun from one that a later move has made void."""
 
     id: PeerId
@@ -22,13 +22,13 @@ class Peer:
     moves: int = 0
 
 
-class Swarm:
+class SimulatedSwarm:
     """Reality. Strengths are sums over serving peers, in samples/s."""
 
     def __init__(self, num_stages: int) -> None:
         self.num_stages = num_stages
-        self.peers: dict[PeerId, Peer] = {}
-        self.stages: list[list[Peer]] = [[] for _ in range(num_stages)]
+        self.peers: dict[PeerId, SimulatedPeer] = {}
+        self.stages: list[list[SimulatedPeer]] = [[] for _ in range(num_stages)]
         self.strengths = [0.0] * num_stages
         self.num_serving = [0] * num_stages
         self.speeds: list[float] = []
@@ -38,34 +38,34 @@ class Swarm:
     def throughput(self) -> float:
         return min(self.strengths)
 
-    def enter(self, peer: Peer) -> None:
+    def enter(self, peer: SimulatedPeer) -> None:
         self.peers[peer.id] = peer
         bisect.insort(self.speeds, peer.device.speed)
         self._attach(peer)
 
-    def leave(self, peer: Peer) -> None:
+    def leave(self, peer: SimulatedPeer) -> None:
         del self.peers[peer.id]
         del self.speeds[bisect.bisect_left(self.speeds, peer.device.speed)]
         self._detach(peer)
 
-    def move(self, peer: Peer, stage: int, *, serving: bool) -> None:
+    def move(self, peer: SimulatedPeer, stage: int, *, serving: bool) -> None:
         self._detach(peer)
         peer.stage, peer.serving, peer.moves = stage, serving, peer.moves + 1
         self._attach(peer)
 
-    def serve(self, peer: Peer) -> None:
+    def serve(self, peer: SimulatedPeer) -> None:
         """Its download is done."""
         peer.serving = True
         self._count(peer, 1)
 
-    def _attach(self, peer: Peer) -> None:
+    def _attach(self, peer: SimulatedPeer) -> None:
         members = self.stages[peer.stage]
         peer.place = len(members)
         members.append(peer)
         if peer.serving:
             self._count(peer, 1)
 
-    def _detach(self, peer: Peer) -> None:
+    def _detach(self, peer: SimulatedPeer) -> None:
         members = self.stages[peer.stage]
         last = members.pop()
         if last is not peer:
@@ -74,7 +74,7 @@ class Swarm:
         if peer.serving:
             self._count(peer, -1)
 
-    def _count(self, peer: Peer, sign: int) -> None:
+    def _count(self, peer: SimulatedPeer, sign: int) -> None:
         self.num_serving[peer.stage] += sign
         self.strengths[peer.stage] += sign * peer.device.speed
         if self.num_serving[peer.stage] == 0:

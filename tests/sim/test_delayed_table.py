@@ -6,18 +6,18 @@ import random
 
 import pytest
 
+from peerd.sim.delayed_table import DelayedTable
 from peerd.sim.devices import Device
-from peerd.sim.swarm import Peer
-from peerd.sim.table import Table
+from peerd.sim.simulated_swarm import SimulatedPeer
 from peerd.table.record import PeerId, Phase
 
 
-def peer_of(number: int, stage: int = 0, speed: float = 1.0, *, serving: bool = True) -> Peer:
-    return Peer(PeerId(f"peer{number}"), Device(speed, 0.0), stage, serving)
+def peer_of(number: int, stage: int = 0, speed: float = 1.0, *, serving: bool = True) -> SimulatedPeer:
+    return SimulatedPeer(PeerId(f"peer{number}"), Device(speed, 0.0), stage, serving)
 
 
-def table_of(*peers: Peer, delay_s: float = 0.0, noise: float = 0.0) -> Table:
-    table = Table(2, delay_s, noise, random.Random(0))
+def table_of(*peers: SimulatedPeer, delay_s: float = 0.0, noise: float = 0.0) -> DelayedTable:
+    table = DelayedTable(2, delay_s, noise, random.Random(0))
     for peer in peers:
         table.publish(0.0, peer)
     table.advance(delay_s)

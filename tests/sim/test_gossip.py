@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from peerd.sim.spreading import Spreading, Swarm
+from peerd.sim.gossip import GossipScenario, GossipSimulation
 
 
 @pytest.mark.parametrize(("num_peers", "num_stages", "step_s"), [(20, 4, 0.0), (60, 12, 30.0), (160, 16, 0.0)])
 def test_news_reach_all_they_concern_before_anybody_counts_as_dead(num_peers: int, num_stages: int, step_s: float) -> None:
-    swarm = Swarm(num_peers=num_peers, num_stages=num_stages, step_s=step_s)
-    cost = Spreading(swarm).run(40.0)
+    swarm = GossipScenario(num_peers=num_peers, num_stages=num_stages, step_s=step_s)
+    cost = GossipSimulation(swarm).run(40.0)
     assert cost.too_late == 0
     assert cost.risen > 0.7 * cost.announced * cost.known  # the last ones are still on their way
     assert max(cost.delays_s) < 3 * swarm.period_s * cost.periods
 
 
 def test_a_peer_of_a_large_swarm_knows_its_neighbourhood_and_the_speakers() -> None:
-    cost = Spreading(Swarm(num_peers=320, num_stages=32)).run(2.0)
+    cost = GossipSimulation(GossipScenario(num_peers=320, num_stages=32)).run(2.0)
     assert 20 < cost.known < 30 + 3 * 32

@@ -32,7 +32,7 @@ WORKING = (Phase.ACCUMULATING, Phase.AVERAGED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swarm:
+class GossipScenario:
     num_peers: int
     num_stages: int
     period_s: float = 5.0
@@ -41,7 +41,7 @@ class Swarm:
 
 
 @dataclass(slots=True, kw_only=True)
-class Cost:
+class GossipCost:
     """Of all peers together, while it was measured."""
 
     seconds: float = 0.0
@@ -76,21 +76,21 @@ class _Peer:
     """Version and when it rose here, of those that have risen since the start."""
 
 
-class Spreading:
+class GossipSimulation:
     """Time goes by turns; in one each peer asks once, in an order of chance."""
 
-    def __init__(self, swarm: Swarm, seed: int = 0) -> None:
-        self._swarm, self._chance = swarm, random.Random(seed)
-        self._turn_s = swarm.period_s / TURNS_PER_PERIOD
-        self._large = swarm.num_peers >= SUMMARISED
-        stages = [range(stage, swarm.num_peers, swarm.num_stages) for stage in range(swarm.num_stages)]
+    def __init__(self, scenario: GossipScenario, seed: int = 0) -> None:
+        self._scenario, self._chance = scenario, random.Random(seed)
+        self._turn_s = scenario.period_s / TURNS_PER_PERIOD
+        self._large = scenario.num_peers >= SUMMARISED
+        stages = [range(stage, scenario.num_peers, scenario.num_stages) for stage in range(scenario.num_stages)]
         speakers = [self._speakers_of(stage) for stage in stages]
         self._peers = [peer for peer, _ in sorted(self._make(stages, speakers), key=lambda made: made[1])]
         self._announced_s: list[dict[int, float]] = [{} for _ in self._peers]
         self._made: dict[tuple[int, int], PeerRecord] = {}
         self.cost = self._nothing_yet()
 
-    def run(self, measured_s: float) -> Cost:
+    def run(self, measured_s: float) -> GossipCost:
         """Some turns to get under way, then those that count."""
         turns = round(measured_s / self._turn_s)
         for number in range(KEPT_TURNS + turns):
@@ -100,8 +100,8 @@ class Spreading:
         self.cost.seconds = turns * self._turn_s
         return self.cost
 
-    def _nothing_yet(self) -> Cost:
-        return Cost(
+    def _nothing_yet(self) -> GossipCost:
+        return GossipCost(
             known=sum(peer.num_known for peer in self._peers) // len(self._peers), periods=max(peer.record.periods for peer in self._peers)
         )
 
@@ -119,8 +119,8 @@ class Spreading:
                 mine = self._chance.sample(others, min(PARTNERS, len(others)))
                 summary = SPEAKERS_SUMMARY if index in speakers[stage] else None
                 record = PeerRecord(peer=PeerId(str(index)), stage=stage, phase=Phase.ACCUMULATING, periods=every, summary=summary)
-                due_s = self._chance.uniform(0, every * self._swarm.period_s)
-                yield _Peer(record, mine, far, len(near) + len(far), News(self._swarm.period_s), due_s), index
+                due_s = self._chance.uniform(0, every * self._scenario.period_s)
+                yield _Peer(record, mine, far, len(near) + len(far), News(self._scenario.period_s), due_s), index
 
     def _turn(self, now_s: float) -> None:
         order = list(range(len(self._peers)))
@@ -134,9 +134,9 @@ class Spreading:
 
     def _announce(self, index: int, peer: _Peer, now_s: float) -> None:
         record = replace(peer.record, version=peer.record.version + 1)
-        peer.due_s = now_s + record.periods * self._swarm.period_s
-        if self._swarm.step_s:
-            half_s = self._swarm.step_s / len(WORKING)
+        peer.due_s = now_s + record.periods * self._scenario.period_s
+        if self._scenario.step_s:
+            half_s = self._scenario.step_s / len(WORKING)
             number = int(now_s // half_s)
             record = replace(record, phase=WORKING[number % len(WORKING)], step=number // len(WORKING))
             peer.due_s = min(peer.due_s, (number + 1) * half_s)
@@ -169,7 +169,7 @@ class Spreading:
         if version <= held:
             return
         record = self._made[index, version]
-        if risen_s is not None and now_s - risen_s > TTL_PERIODS * self._swarm.period_s * record.periods:
+        if risen_s is not None and now_s - risen_s > TTL_PERIODS * self._scenario.period_s * record.periods:
             self.cost.too_late += 1
         self.cost.risen += 1
         if self._chance.random() < SAMPLED:

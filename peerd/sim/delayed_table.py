@@ -7,7 +7,7 @@ import random
 from collections import deque
 
 from peerd.policy.admission import choose_stage
-from peerd.sim.swarm import Peer
+from peerd.sim.simulated_swarm import SimulatedPeer
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
@@ -17,7 +17,7 @@ ROUNDING = 1e-9
 """What additions and subtractions may leave of a stage's total that nobody is at, in samples/s."""
 
 
-class Table:
+class DelayedTable:
     """Records become known `delay_s` after the fact; what peers measure is off by `noise`, a relative deviation.
 
     Peer ids ascend in the order of arrival, so the dictionary's order is that of a view's records.
@@ -31,12 +31,12 @@ class Table:
         """Per stage, of all members."""
         self._summary = [PeerRecord(peer=PeerId(f"stage {stage}"), stage=stage) for stage in range(num_stages)]
 
-    def publish(self, now_s: float, peer: Peer) -> None:
+    def publish(self, now_s: float, peer: SimulatedPeer) -> None:
         phase = Phase.ACCUMULATING if peer.serving else Phase.JOINING
         record = PeerRecord(peer=peer.id, stage=peer.stage, phase=phase, throughput=peer.device.speed)
         self._news.append((now_s + self._delay_s, peer.id, record))
 
-    def withdraw(self, now_s: float, peer: Peer) -> None:
+    def withdraw(self, now_s: float, peer: SimulatedPeer) -> None:
         self._news.append((now_s + self._delay_s, peer.id, None))
 
     def advance(self, now_s: float) -> None:
