@@ -22,7 +22,7 @@ from peerd.daemon.network import Network, allow_direct, ask_for_run, open_networ
 from peerd.daemon.node import Node
 from peerd.daemon.place import Place, Stage, Swarm
 from peerd.daemon.text import Run, organise, start_for, text_for
-from peerd.data.progress import Interrupted, Lines, Progress, Report, TerminalBar
+from peerd.data.progress import ByteProgress, Interrupted, ProgressLog, Report, TerminalBar
 from peerd.errors import AddressError, PeerdError, PortTakenError, RemoteError, StageError, UnreachableError, UsageError
 from peerd.models.stages import estimate_stage_memory_bytes, keeps_graphs
 from peerd.policy.admission import choose_stage
@@ -96,9 +96,9 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
 async def _with_progress(work: Callable[[Report], Result]) -> Result:
     """Work that may take long, in a thread: shown on a terminal, now and then in the log elsewhere; cancelling interrupts it."""
     stop, bar = threading.Event(), TerminalBar() if sys.stderr.isatty() else None
-    show = bar or Lines(lambda text: LOG.info("preparing the data", progress=text))
+    show = bar or ProgressLog(lambda text: LOG.info("preparing the data", progress=text))
 
-    def report(progress: Progress) -> None:
+    def report(progress: ByteProgress) -> None:
         if stop.is_set():
             raise Interrupted
         show(progress)

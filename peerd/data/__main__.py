@@ -22,13 +22,13 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class TokenFileRequest:
     run_file: str
     data: str = ""
     """Replaces the run's own source."""
 
 
-def prepare(request: Request) -> dict[str, Any]:
+def prepare(request: TokenFileRequest) -> dict[str, Any]:
     """What the token file of a run.toml is, once it is there."""
     run_file = Path(request.run_file)
     manifest, bar = load(run_file), TerminalBar()
@@ -56,7 +56,7 @@ def prepare(request: Request) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     line = "interrupted; the same command goes on from here"
-    return answer(lambda text: prepare(parse_request(Request, text)), arguments, interrupted=line)
+    return answer(lambda text: prepare(parse_request(TokenFileRequest, text)), arguments, interrupted=line)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import IO, Any
 from blake3 import blake3
 
 from peerd.config.atomic import commit, disk_error, draft
-from peerd.data.progress import Progress, Report
+from peerd.data.progress import ByteProgress, Report
 from peerd.errors import DiskError, ManifestError, UnreachableError
 
 HUB_PREFIX = "hub:"
@@ -115,18 +115,18 @@ def _fetch(url: str, part: Path, report: Report, most_bytes: int) -> None:
         mark_file.write_text(_mark_of(answer.headers))
         with part.open("ab") as stream:
             stream.truncate(reached)
-            _copy(answer, stream, Progress(f"downloading {part.name[1:-5]}", reached, total), report, most_bytes)
+            _copy(answer, stream, ByteProgress(f"downloading {part.name[1:-5]}", reached, total), report, most_bytes)
     mark_file.unlink(missing_ok=True)
 
 
-def _copy(answer: IO[bytes], stream: IO[bytes], progress: Progress, report: Report, most_bytes: int) -> None:
+def _copy(answer: IO[bytes], stream: IO[bytes], progress: ByteProgress, report: Report, most_bytes: int) -> None:
     done, total = progress.done_bytes, progress.total_bytes
     while chunk := answer.read(READ_BYTES):
         stream.write(chunk)
         done += len(chunk)
         if done > most_bytes:
             raise ManifestError(f"the download grew past {most_bytes} bytes", "is it the right address?")
-        report(Progress(progress.what, done, total))
+        report(ByteProgress(progress.what, done, total))
     if total and done < total:
         raise http.client.IncompleteRead(b"", total - done)
 

@@ -15,7 +15,7 @@ BAR_WIDTH = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ByteProgress:
     what: str
     done_bytes: int
     total_bytes: int
@@ -31,10 +31,10 @@ class Progress:
         return f"{self.what}: {done:,.1f} of {total:,.1f} MB, {self.share:.0%}" if total else f"{self.what}: {done:,.1f} MB"
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[ByteProgress], None]
 
 
-def silent(_progress: Progress) -> None:
+def silent(_progress: ByteProgress) -> None:
     """Where nobody looks on."""
 
 
@@ -50,7 +50,7 @@ class TerminalBar:
         self._shown_s = 0.0
         self._width = 0
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: ByteProgress) -> None:
         now_s = time.monotonic()
         if now_s - self._began_s < QUIET_FOR_S or now_s - self._shown_s < SHOWN_EVERY_S:
             return
@@ -71,7 +71,7 @@ class TerminalBar:
         self._width = len(line)
 
 
-class Lines:
+class ProgressLog:
     """A report that says now and then in the log how far the work is."""
 
     def __init__(self, say: Callable[[str], None], every_s: float = 10.0) -> None:
@@ -79,7 +79,7 @@ class Lines:
         self._every_s = every_s
         self._said_s = time.monotonic()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: ByteProgress) -> None:
         if time.monotonic() - self._said_s >= self._every_s:
             self._said_s = time.monotonic()
             self._say(progress.text)

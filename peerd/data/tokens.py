@@ -22,7 +22,7 @@ from blake3 import blake3
 
 from peerd.config.atomic import commit, disk_error, draft
 from peerd.config.data_config import LOCAL, REMOTE, DataConfig
-from peerd.data.progress import Progress, Report, silent
+from peerd.data.progress import ByteProgress, Report, silent
 from peerd.data.sources import STDLIB, Piece, SourceFile, list_source, pieces
 from peerd.data.tokenizer import (
     BPE_PREFIX,
@@ -68,7 +68,7 @@ class TokenFile:
 
 
 @dataclass(slots=True)
-class _Reached:
+class _ConvertedSoFar:
     """How far a conversion is."""
 
     file: int = 0
@@ -78,7 +78,7 @@ class _Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _Conversion:
     """One conversion: of which files, with which tokenizer, and under which names in the cache."""
 
     files: Sequence[SourceFile]
@@ -119,7 +119,7 @@ def prepare_tokens(source: str, cache: Path, data: DataConfig | None = None, rep
         return replace(kept, source_blake3=source_blake3)
     digest, end_of_text = _tokenizer_of(files, data, cache, report)
     tokenizer = open_tokenizer(digest, end_of_text, cache)
-    work = _Work(files, data.field, tokenizer, cache, blake3(f"{key} {digest} {end_of_text}".encode()).hexdigest(length=16), report)
+    work = _Conversion(files, data.field, tokenizer, cache, blake3(f"{key} {digest} {end_of_text}".encode()).hexdigest(length=16), report)
     with _owned(work) as stream:
         kept = _look_up(cache / f"{key}.json", cache)  # another process may just have made it
         if kept is not None and kept.tokenizer_blake3 == digest:
@@ -185,7 +185,7 @@ def _tokenizer_of(files: Sequence[SourceFile], data: DataConfig, cache: Path, re
 
         def texts() -> Iterator[bytes]:
             for piece in pieces(files, data.field):
-                report(Progress("reading for the tokenizer", _read_bytes(files, piece), total_bytes))
+                report(ByteProgress("reading for the tokenizer", _read_bytes(files, piece), total_bytes))
                 yield piece.text
 
         content = train_bpe(sampled(texts(), total_bytes), int(data.tokenizer.removeprefix(BPE_PREFIX)))
@@ -204,7 +204,7 @@ def _tokenizer_place(data: DataConfig, cache: Path, report: Report) -> Path:
 
 
 @contextlib.contextmanager
-def _owned(work: _Work) -> Iterator[IO[bytes]]:
+def _owned(work: _Conversion) -> Iterator[IO[bytes]]:
     """The unfinished file, for this process alone: of two that want the same, one waits.
 
     What cannot go on (no text, a full disk) leaves nothing behind; what is interrupted leaves all.
@@ -232,7 +232,7 @@ def _lock(stream: IO[bytes], report: Report) -> None:
         try:
             return fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report(Progress("waiting for another peerd that makes the same file", 0, 0))
+            report(ByteProgress("waiting for another peerd that makes the same file", 0, 0))
             time.sleep(WAIT_S)
 
 
@@ -244,7 +244,7 @@ def _is_same(stream: IO[bytes], path: Path) -> bool:
         return False
 
 
-def _convert(work: _Work, stream: IO[bytes], source: str) -> int:
+def _convert(work: _Conversion, stream: IO[bytes], source: str) -> int:
     """Write what is still to be written; returns the number of tokens. Raises ManifestError when there are none."""
     reached = _read_note(work, stream)
     stream.truncate(reached.written_bytes)
@@ -256,7 +256,7 @@ def _convert(work: _Work, stream: IO[bytes], source: str) -> int:
             last = batch[-1]
             if last.position is not None:
                 reached.file, reached.position, reached.written_bytes = last.file, last.position, stream.tell()
-            work.report(Progress("tokenizing", _read_bytes(work.files, last), total_bytes))
+            work.report(ByteProgress("tokenizing", _read_bytes(work.files, last), total_bytes))
             if reached.written_bytes - noted_bytes >= NOTED_EVERY_BYTES:
                 _write_note(work, stream, reached)
                 noted_bytes = reached.written_bytes
@@ -286,7 +286,7 @@ def _batches(found: Iterator[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def _write(work: _Work, stream: IO[bytes], batch: Sequence[Piece], reached: _Reached) -> None:
+def _write(work: _Conversion, stream: IO[bytes], batch: Sequence[Piece], reached: _ConvertedSoFar) -> None:
     between, after = (np.asarray(tokens, dtype=work.dtype).tobytes() for tokens in (work.tokenizer.between, work.tokenizer.after))
     for piece, tokens in zip(batch, work.tokenizer.encode([piece.text for piece in batch]), strict=True):
         if piece.begins and reached.any_document:
@@ -297,16 +297,16 @@ def _write(work: _Work, stream: IO[bytes], batch: Sequence[Piece], reached: _Rea
         reached.any_document = True
 
 
-def _read_note(work: _Work, stream: IO[bytes]) -> _Reached:
+def _read_note(work: _Conversion, stream: IO[bytes]) -> _ConvertedSoFar:
     try:
-        reached = _Reached(**json.loads(work.note.read_text(encoding="utf-8")))
+        reached = _ConvertedSoFar(**json.loads(work.note.read_text(encoding="utf-8")))
         sound = reached.written_bytes <= os.fstat(stream.fileno()).st_size and reached.file < len(work.files)
     except (OSError, ValueError, TypeError):
-        return _Reached()
-    return reached if sound else _Reached()
+        return _ConvertedSoFar()
+    return reached if sound else _ConvertedSoFar()
 
 
-def _write_note(work: _Work, stream: IO[bytes], reached: _Reached) -> None:
+def _write_note(work: _Conversion, stream: IO[bytes], reached: _ConvertedSoFar) -> None:
     stream.flush()
     os.fsync(stream.fileno())
     with draft(work.cache) as path:
@@ -314,7 +314,7 @@ def _write_note(work: _Work, stream: IO[bytes], reached: _Reached) -> None:
         commit(path, work.note)
 
 
-def _finish(work: _Work, num_tokens: int, digest: str, end_of_text: str, index: Path) -> TokenFile:
+def _finish(work: _Conversion, num_tokens: int, digest: str, end_of_text: str, index: Path) -> TokenFile:
     """Give the finished file its name. Its index comes first: whoever waited for the file must find both."""
     content = blake3().update_mmap(work.part).hexdigest()
     made = TokenFile(

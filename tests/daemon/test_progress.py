@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from peerd.daemon.enter import _with_progress
-from peerd.data.progress import Interrupted, Lines, Progress, Report
+from peerd.data.progress import ByteProgress, Interrupted, ProgressLog, Report
 
 
 async def test_cancelling_interrupts_the_work_at_its_next_report() -> None:
@@ -17,7 +17,7 @@ async def test_cancelling_interrupts_the_work_at_its_next_report() -> None:
     def work(report: Report) -> None:
         try:
             while True:
-                report(Progress("tokenizing", 1, 2))
+                report(ByteProgress("tokenizing", 1, 2))
                 begun.set()
         except Interrupted:
             ended.set()
@@ -33,8 +33,8 @@ async def test_cancelling_interrupts_the_work_at_its_next_report() -> None:
 
 def test_a_log_gets_a_line_now_and_then_and_no_more() -> None:
     said: list[str] = []
-    often, seldom = Lines(said.append, every_s=0.0), Lines(said.append, every_s=1000.0)
+    often, seldom = ProgressLog(said.append, every_s=0.0), ProgressLog(said.append, every_s=1000.0)
     for done in (10_000_000, 20_000_000):
-        often(Progress("tokenizing", done, 40_000_000))
-        seldom(Progress("tokenizing", done, 40_000_000))
+        often(ByteProgress("tokenizing", done, 40_000_000))
+        seldom(ByteProgress("tokenizing", done, 40_000_000))
     assert said == ["tokenizing: 10.0 of 40.0 MB, 25%", "tokenizing: 20.0 of 40.0 MB, 50%"]

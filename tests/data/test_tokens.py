@@ -12,7 +12,7 @@ import pytest
 
 from peerd.config.manifest import DataConfig
 from peerd.data import tokens
-from peerd.data.progress import Interrupted, Progress
+from peerd.data.progress import ByteProgress, Interrupted
 from peerd.data.tokenizer import FileTokenizer, end_token, tokenizer_path
 from peerd.data.tokens import CHUNK_BYTES, chunk_hashes, hash_of_hashes, kept_tokens, prepare_tokens
 from peerd.errors import ManifestError
@@ -33,9 +33,9 @@ class InterruptedAfter:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.first: Progress | None = None
+        self.first: ByteProgress | None = None
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: ByteProgress) -> None:
         if progress.what == "tokenizing":
             self.first = self.first or progress
             self.count -= 1
@@ -118,7 +118,7 @@ def test_what_was_interrupted_is_gone_on_with_and_ends_the_same(
 def test_two_that_want_the_same_file_make_it_once(tmp_path: Path, source: str) -> None:
     cache = tmp_path / "cache"
     made: list[str] = []
-    heard: list[Progress] = []
+    heard: list[ByteProgress] = []
 
     def prepare() -> None:
         made.append(prepare_tokens(source, cache, DataConfig(field="text"), heard.append).blake3)
