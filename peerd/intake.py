@@ -20,7 +20,7 @@ from peerd.data.download import HUB_PREFIX
 from peerd.data.tokenizer import TOKENIZER_FILE
 from peerd.equality import check_split
 from peerd.errors import DiskError, ManifestError, UsageError
-from peerd.models.hf.taking_in import choose_model, find_checkpoint, load_weights, remarks_on
+from peerd.models.hf.manifest_model import choose_model, find_checkpoint, load_weights, remarks_on
 from peerd.stage.start import write_start
 
 SCHEMA = 1
@@ -28,7 +28,7 @@ NO_WEIGHTS = "there are no safetensors beside its config: training starts from f
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class IntakeRequest:
     model: str
     """`hf:NAME`, `blocks:ENTRY` or a folder."""
     config: str = ""
@@ -42,7 +42,7 @@ class Request:
     """Where to write the state to go on from, if the model comes with weights."""
 
 
-def take_in(request: Request) -> dict[str, Any]:
+def take_in(request: IntakeRequest) -> dict[str, Any]:
     """The whole command. Returns the summary that goes to standard output."""
     kind, _, name = request.model.partition(":")
     if kind == "blocks" and name:
@@ -74,7 +74,7 @@ def _tokenizer_of(model: str, folder: Path) -> str:
     return f"{HUB_PREFIX}{name}" if kind == "hf" else f"{folder.absolute()}/"
 
 
-def _check(model: HuggingFaceConfig | BlocksConfig, request: Request) -> None:
+def _check(model: HuggingFaceConfig | BlocksConfig, request: IntakeRequest) -> None:
     train = replace(TrainConfig(), num_stages=min(request.num_stages, model.num_layers))
     check_split(Manifest(model=model, seed=request.seed, train=train))
 
@@ -93,7 +93,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 def _answered(text: str) -> dict[str, Any]:
     try:
-        return take_in(parse_request(Request, text))
+        return take_in(parse_request(IntakeRequest, text))
     except OSError as error:
         raise DiskError(str(error)) from None
     except ValueError as error:  # a rule of the manifest's dataclasses

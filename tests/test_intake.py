@@ -15,7 +15,7 @@ from peerd.config import manifest
 from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
 from peerd.config.run_file import explained
 from peerd.errors import ManifestError, UsageError
-from peerd.intake import Request, take_in
+from peerd.intake import IntakeRequest, take_in
 from peerd.models.stages import initial_parameter_spec
 from peerd.reference import ReferenceRequest
 from peerd.reference import run as run_reference
@@ -40,7 +40,7 @@ def test_a_checkpoint_goes_on_from_its_weights(checkpoint: Path, tmp_path: Path)
     transformers = pytest.importorskip("transformers")
     folder = tmp_path / "run"
     folder.mkdir()
-    reply = take_in(Request(model=str(checkpoint), num_stages=2, start=str(folder / "start.safetensors")))
+    reply = take_in(IntakeRequest(model=str(checkpoint), num_stages=2, start=str(folder / "start.safetensors")))
     assert reply["start"]
     assert any("tied elsewhere, are trained apart; --tie-word-embeddings keeps them one" in remark for remark in reply["remarks"])
     made = manifest.parse(
@@ -61,7 +61,7 @@ def test_a_checkpoint_goes_on_from_its_weights(checkpoint: Path, tmp_path: Path)
 
 def test_a_tied_checkpoint_goes_on_from_its_one_weight(checkpoint: Path, tmp_path: Path) -> None:
     start = tmp_path / "start.safetensors"
-    reply = take_in(Request(model=str(checkpoint), tie_word_embeddings=True, num_stages=2, start=str(start)))
+    reply = take_in(IntakeRequest(model=str(checkpoint), tie_word_embeddings=True, num_stages=2, start=str(start)))
     assert not any("tied" in remark for remark in reply["remarks"])
     made = manifest.parse({"model": reply["model"], "train": {"num_stages": 2}}, "test")
     assert made.ties_stages
@@ -73,7 +73,7 @@ def test_a_tied_checkpoint_goes_on_from_its_one_weight(checkpoint: Path, tmp_pat
 
 def test_a_checkpoint_comes_with_its_tokenizer_and_without_weights_it_says_so(checkpoint: Path) -> None:
     def told() -> dict[str, Any]:
-        return take_in(Request(model=str(checkpoint), start=str(checkpoint / "start")))
+        return take_in(IntakeRequest(model=str(checkpoint), start=str(checkpoint / "start")))
 
     assert told()["tokenizer"] == "", "it has none"
     (checkpoint / "tokenizer.json").write_text("{}")
@@ -86,7 +86,7 @@ def test_a_checkpoint_comes_with_its_tokenizer_and_without_weights_it_says_so(ch
 
 def _loss_of(whole: torch.nn.Module, folder: Path) -> float:
     from peerd.config.paths import cache_folder
-    from peerd.train.data import Corpus, prepare_tokens
+    from peerd.train.corpus import Corpus, prepare_tokens
 
     made = manifest.load(folder / "run.toml")
     corpus = Corpus(prepare_tokens(made.data.source, cache_folder()), made)
@@ -100,37 +100,37 @@ def _loss_of(whole: torch.nn.Module, folder: Path) -> float:
 
 def test_weights_that_do_not_fit_the_config_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"transformer\.\S+ of the shape|cannot be read"):
-        take_in(Request(model=str(checkpoint), changes={"n_inner": 77}, start=str(tmp_path / "s")))
+        take_in(IntakeRequest(model=str(checkpoint), changes={"n_inner": 77}, start=str(tmp_path / "s")))
     assert not (tmp_path / "s").exists()
 
 
 def test_a_config_file_is_taken_as_it_is_and_may_be_changed(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", **SIZES, "num_key_value_heads": 1, "architectures": ["X"]}))
-    reply = take_in(Request(model="hf:qwen2", config=str(tmp_path / "config.json"), changes={"num_hidden_layers": 3}, start=""))
+    reply = take_in(IntakeRequest(model="hf:qwen2", config=str(tmp_path / "config.json"), changes={"num_hidden_layers": 3}, start=""))
     model = HuggingFaceConfig(**reply["model"])
     assert (model.num_layers, model.d_model, model.objective) == (3, 32, "causal")
     assert model.fields["num_key_value_heads"] == 1
     with pytest.raises(UsageError, match="is of a qwen2, and --model says hf:llama"):
-        take_in(Request(model="hf:llama", config=str(tmp_path / "config.json"), start=""))
+        take_in(IntakeRequest(model="hf:llama", config=str(tmp_path / "config.json"), start=""))
 
 
 def test_a_config_with_code_of_its_own_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES, "auto_map": {"AutoConfig": "own.Config"}}))
     with pytest.raises(ManifestError, match="auto_map"):
-        take_in(Request(model=str(tmp_path), start=""))
+        take_in(IntakeRequest(model=str(tmp_path), start=""))
 
 
 def test_a_list_of_blocks_is_described_by_what_is_installed() -> None:
-    reply = take_in(Request(model="blocks:resnet", start=""))
+    reply = take_in(IntakeRequest(model="blocks:resnet", start=""))
     model = BlocksConfig(**reply["model"])
     assert model.shapes[-1] == (10,)
     with pytest.raises(UsageError, match="no word embeddings to tie"):
-        take_in(Request(model="blocks:resnet", tie_word_embeddings=True, start=""))
+        take_in(IntakeRequest(model="blocks:resnet", tie_word_embeddings=True, start=""))
     assert initial_parameter_spec(manifest.Manifest(model=model), 0)["blocks.stem.norm.bias"] == (16,)
     with pytest.raises(UsageError, match="no config"):
-        take_in(Request(model="blocks:resnet", changes={"hidden_size": 3}, start=""))
+        take_in(IntakeRequest(model="blocks:resnet", changes={"hidden_size": 3}, start=""))
 
 
 SMALL_LLAMA = ["hf:llama", "--layers", "3", "--d-model", "32", "--heads", "2", "--d-ff", "48", "--evaluation-fraction", "0.1"]

@@ -61,7 +61,7 @@ class FeedForward(nn.Module):
         return transformed
 
 
-class Block(nn.Module):
+class DecoderLayer(nn.Module):
     """One layer: attention and feed-forward, each behind a LayerNorm and added to the residual stream."""
 
     def __init__(self, config: ModelConfig, dropout: float) -> None:
@@ -93,7 +93,7 @@ class DecoderStage(StageModule):
         if self.is_first:
             self.embedding_dropout = Dropout(self.dropout)
         # Dictionaries, not lists: their keys are the layers' indices in the whole model, so names do not depend on the split.
-        self.blocks = nn.ModuleDict({str(layer): Block(config, self.dropout) for layer in layers[:: config.layers_per_group]})
+        self.blocks = nn.ModuleDict({str(layer): DecoderLayer(config, self.dropout) for layer in layers[:: config.layers_per_group]})
         narrowed = narrowed_before(config, layers)
         self.narrow = nn.ModuleDict({str(layer): Narrow(config) for layer in narrowed if layer > layers.start})
         self.widen = nn.ModuleDict({str(layer): Widen(config) for layer in narrowed if layer < layers.stop})

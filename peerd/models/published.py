@@ -32,7 +32,7 @@ _OUTER_NAMES = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class PublishedModel:
     config: dict[str, Any]
     tensors: dict[str, Tensor]
 
@@ -51,7 +51,7 @@ def check_publishable(manifest: Manifest) -> None:
             raise UsageError(f"no architecture of transformers is a decoder with model.{field.name} exactly", remedy)
 
 
-def publish(manifest: Manifest, parameters: Mapping[str, Tensor], tokenizer: str = "") -> Published:
+def publish(manifest: Manifest, parameters: Mapping[str, Tensor], tokenizer: str = "") -> PublishedModel:
     """The whole model's parameters under transformers' names; their memory is shared. Raises UsageError as `check_publishable`.
 
     `tokenizer` is the content of the run's tokenizer.json, where it has one.
@@ -59,11 +59,11 @@ def publish(manifest: Manifest, parameters: Mapping[str, Tensor], tokenizer: str
     check_publishable(manifest)
     ends = _token_ids(manifest, tokenizer)
     if isinstance(manifest.model, HuggingFaceConfig):
-        return Published(config=_library_config(manifest.model) | ends, tensors=dict(parameters))
+        return PublishedModel(config=_library_config(manifest.model) | ends, tensors=dict(parameters))
     tensors: dict[str, Tensor] = {}
     for name, value in parameters.items():
         tensors |= _stablelm_tensors(name, value, manifest.decoder.layers_per_group)
-    return Published(config=_stablelm_config(manifest) | ends, tensors=tensors)
+    return PublishedModel(config=_stablelm_config(manifest) | ends, tensors=tensors)
 
 
 def _token_ids(manifest: Manifest, tokenizer: str) -> dict[str, int | None]:

@@ -37,7 +37,7 @@ class Stem(nn.Module):
         return functional.relu(self.norm(self.convolution(images)))
 
 
-class Residual(nn.Module):
+class ResidualBlock(nn.Module):
     """[N, given, H, W] -> [N, width, H / stride, W / stride]."""
 
     def __init__(self, given: int, width: int, stride: int) -> None:
@@ -72,7 +72,7 @@ def resnet() -> BlockModel:
     for group, width in enumerate(WIDTHS):
         for number in range(BLOCKS_PER_WIDTH):
             stride = 2 if group and not number else 1
-            blocks[f"group{group + 1}_{number + 1}"] = partial(Residual, given, width, stride)
+            blocks[f"group{group + 1}_{number + 1}"] = partial(ResidualBlock, given, width, stride)
             given = width
     blocks["head"] = partial(Head)
     return BlockModel(blocks=blocks, input_shape=IMAGE_SHAPE, num_labels=NUM_LABELS, loss=functional.cross_entropy, samples=samples)

@@ -23,7 +23,7 @@ from peerd.config.manifest import Manifest, TrainConfig
 from peerd.equality import check_split
 from peerd.errors import ExitCode, PeerdError
 from peerd.models.hf.library import load_library
-from peerd.models.hf.taking_in import choose_model
+from peerd.models.hf.manifest_model import choose_model
 from scripts.benchmarks._report import SCHEMA, progress
 
 SPLITS, REFUSED, FAILED = "splits", "refused", "FAILED"

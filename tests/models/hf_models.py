@@ -6,7 +6,7 @@ from typing import Any
 
 from peerd.config.manifest import ComputeConfig, Manifest, TrainConfig
 from peerd.config.model_kinds import HuggingFaceConfig
-from peerd.models.hf.taking_in import choose_model
+from peerd.models.hf.manifest_model import choose_model
 
 ARCHITECTURES = [
     "gpt2",

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 from peerd.config.manifest import Manifest
 from peerd.models.dropout import Dropout, dropout_of
-from peerd.models.hf.taking_in import choose_model, remarks_on
+from peerd.models.hf.manifest_model import choose_model, remarks_on
 from peerd.models.hf.tiny import tiny_copy
 from peerd.models.module import StageModule
 from peerd.models.stages import build_stage, estimate_graph_bytes

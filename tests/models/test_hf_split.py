@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 from peerd.equality import MAX_STAGES, check_split
 from peerd.errors import ManifestError, UsageError
 from peerd.models.hf.layout import layout_of
-from peerd.models.hf.taking_in import choose_model
+from peerd.models.hf.manifest_model import choose_model
 from peerd.models.stages import (
     build_stage,
     estimate_forward_flops,

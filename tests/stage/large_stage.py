@@ -17,7 +17,7 @@ import psutil
 import torch
 
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, TrainConfig
-from peerd.models.hf.taking_in import choose_model
+from peerd.models.hf.manifest_model import choose_model
 from peerd.models.stages import build_stage, estimate_stage_memory_bytes, initial_parameter_spec
 from peerd.policy.roster import Roster, RosterEntry
 from peerd.stage.state import StageState, Ticket

@@ -27,14 +27,14 @@ ROUGH_FLOATS_PER_WIDTH = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class StageCost:
     graph_bytes: int
     """What autograd keeps of one microbatch between forward and backward, and the loss's own scratch memory."""
     forward_flops: int
     """Matrix products of one microbatch's forward pass."""
 
 
-def cost_of(module: StageModule, config: Any, manifest: Manifest, num_layers: int) -> Cost:
+def cost_of(module: StageModule, config: Any, manifest: Manifest, num_layers: int) -> StageCost:
     """One microbatch through a stage that is used for nothing else; `config` is its PreTrainedConfig."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -57,7 +57,7 @@ def cost_of(module: StageModule, config: Any, manifest: Manifest, num_layers: in
     except Exception:  # shapes that depend on values, kernels without a form for fake tensors: any model may fail in its own way
         graph_bytes = 4 * ROUGH_FLOATS_PER_WIDTH * manifest.tokens_per_microbatch * config.hidden_size * num_layers + scratch_bytes // 2
         flops = 2 * num_parameters * manifest.tokens_per_microbatch
-    return Cost(graph_bytes=graph_bytes + scratch_bytes, forward_flops=flops)
+    return StageCost(graph_bytes=graph_bytes + scratch_bytes, forward_flops=flops)
 
 
 def kinds_of_layers(model: HuggingFaceConfig) -> tuple[object, ...]:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import HuggingFaceConfig
 from peerd.errors import ManifestError
-from peerd.models.hf.cost import Cost, cost_of
+from peerd.models.hf.cost import StageCost, cost_of
 from peerd.models.hf.dropout import place_dropout
 from peerd.models.hf.layout import Layout, blocks_of, hidden_in, layout_of, replaced_hidden
 from peerd.models.hf.library import empty_model, library_config
@@ -127,12 +127,12 @@ class HuggingFaceStage(StageModule):
         return self._cost.forward_flops * microbatch * sequence // self._manifest.tokens_per_microbatch
 
     @property
-    def _cost(self) -> Cost:
+    def _cost(self) -> StageCost:
         return _cost_of(self._manifest, self.stage, self._layers)
 
 
 @functools.lru_cache(maxsize=64)
-def _cost_of(manifest: Manifest, stage: int, layers: range) -> Cost:
+def _cost_of(manifest: Manifest, stage: int, layers: range) -> StageCost:
     module = HuggingFaceStage(manifest, stage, layers)
     return cost_of(module, module.whole.config, manifest, len(layers))
 
