@@ -32,7 +32,7 @@ Logits = Callable[[list[int]], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class GenerationRequest:
     sources: list[str]
     prompt: str
     max_tokens: int = 100
@@ -42,7 +42,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speaker:
+class TextModel:
     """A model and its tokenizer."""
 
     logits: Logits
@@ -51,7 +51,7 @@ class Speaker:
     max_context: int
 
 
-def open_speaker(sources: Sequence[Path]) -> Speaker:
+def open_speaker(sources: Sequence[Path]) -> TextModel:
     """Raises ManifestError or UsageError where the sources hold no language model that goes on from a prompt."""
     if len(sources) == 1 and (sources[0] / "config.json").exists():
         return _exported_speaker(sources[0])
@@ -71,7 +71,7 @@ def open_speaker(sources: Sequence[Path]) -> Speaker:
         return hidden[0, -1]
 
     encode, decode = _tokenizer_of(manifest.data)
-    return Speaker(logits=logits, encode=encode, decode=decode, max_context=manifest.train.sequence_length)
+    return TextModel(logits=logits, encode=encode, decode=decode, max_context=manifest.train.sequence_length)
 
 
 def _tokenizer_of(data: DataConfig) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
@@ -96,13 +96,13 @@ def _refuse_masked(is_masked: bool) -> None:
         raise UsageError("a masked language model does not go on from a prompt", "look at its losses with `peerd history`")
 
 
-def _exported_speaker(folder: Path) -> Speaker:
+def _exported_speaker(folder: Path) -> TextModel:
     from peerd.models.hf.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained(folder)
     _refuse_masked(any("ForMaskedLM" in name for name in model.config.architectures or ()))
     most = getattr(model.config, "max_position_embeddings", None) or MAX_CONTEXT
-    return Speaker(
+    return TextModel(
         logits=lambda tokens: model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1],
         encode=lambda text: [*tokenizer(text, add_special_tokens=False)["input_ids"]],
         decode=lambda tokens: str(tokenizer.decode(tokens)),
@@ -111,7 +111,7 @@ def _exported_speaker(folder: Path) -> Speaker:
 
 
 @torch.no_grad()
-def generate(speaker: Speaker, request: Request) -> str:
+def generate(speaker: TextModel, request: GenerationRequest) -> str:
     """The text that follows the prompt. The same request always gives the same text on one machine."""
     tokens = speaker.encode(request.prompt)
     if not tokens:
@@ -129,14 +129,14 @@ def choose(logits: Tensor, temperature: float, chance: torch.Generator) -> int:
     return int(torch.multinomial((logits.double() / temperature).softmax(-1), 1, generator=chance))
 
 
-def run(request: Request) -> dict[str, Any]:
+def run(request: GenerationRequest) -> dict[str, Any]:
     """The whole command. Returns what goes to standard output."""
     speaker = open_speaker([Path(source) for source in request.sources])
     return {"schema": SCHEMA, "prompt": request.prompt, "text": generate(speaker, request)}
 
 
 def main(arguments: Sequence[str]) -> int:
-    return answer(lambda text: run(parse_request(Request, text)), arguments)
+    return answer(lambda text: run(parse_request(GenerationRequest, text)), arguments)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import StartState
 from peerd.stage.update import apply_means
 from peerd.table.record import Evaluation
-from peerd.train.data import Corpus, agree_on_data
+from peerd.train.corpus import Corpus, agree_on_data
 from peerd.train.samples import Microbatches, Samples
 from peerd.wire.codecs import through
 

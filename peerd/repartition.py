@@ -34,13 +34,13 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class RepartitionRequest:
     sources: list[str]
     out: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
+class GatheredState:
     """A whole model at one step. Without an optimizer's state its mapping is empty."""
 
     manifest: Manifest
@@ -51,7 +51,7 @@ class Reached:
     inexact_steps: int = 0
 
 
-def gather(sources: Sequence[Path]) -> Reached:
+def gather(sources: Sequence[Path]) -> GatheredState:
     """The newest step that the sources hold whole. Raises ManifestError where there is none, UsageError for odd sources."""
     exports = [source for source in sources if (source / "model.safetensors").exists()]
     if exports and len(sources) > 1:
@@ -59,7 +59,7 @@ def gather(sources: Sequence[Path]) -> Reached:
     return read_export(exports[0]) if exports else gather_checkpoints([Home(source) for source in sources])
 
 
-def read_export(folder: Path) -> Reached:
+def read_export(folder: Path) -> GatheredState:
     """What `peerd export` wrote."""
     manifest = manifest_files.load(folder / "run.toml")
     parameters, step = _read_tensors(folder / "model.safetensors")
@@ -72,10 +72,10 @@ def read_export(folder: Path) -> Reached:
         history = ()
     except (OSError, ValueError) as error:
         raise ManifestError(f"{folder / 'history.jsonl'} is not an export's history: {error}", "export the run anew") from None
-    return Reached(manifest=manifest, step=step, parameters=parameters, optimizer=optimizer, history=history)
+    return GatheredState(manifest=manifest, step=step, parameters=parameters, optimizer=optimizer, history=history)
 
 
-def gather_checkpoints(homes: Sequence[Home]) -> Reached:
+def gather_checkpoints(homes: Sequence[Home]) -> GatheredState:
     """The newest step of which the homes' checkpoints hold every parameter between them."""
     manifest, found = _checkpoints_of(homes)
     wanted = _whole_model(manifest)
@@ -86,7 +86,7 @@ def gather_checkpoints(homes: Sequence[Home]) -> Reached:
         parameters = {name: tensors[newest + name] for name in wanted if newest + name in tensors}
         if parameters.keys() != wanted.keys():
             continue
-        return Reached(
+        return GatheredState(
             manifest=manifest,
             step=step,
             parameters=parameters,
@@ -154,7 +154,7 @@ def _with_boundaries(manifest: Manifest) -> Manifest:
     return replace(manifest, model=replace(model, boundary_layers=cuts))
 
 
-def run(request: Request) -> dict[str, Any]:
+def run(request: RepartitionRequest) -> dict[str, Any]:
     """The whole command. Returns the summary that goes to standard output."""
     if not request.sources:
         raise UsageError("no source given", "name an exported run or peers' homes")
@@ -171,7 +171,7 @@ def run(request: Request) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    return answer(lambda text: run(parse_request(Request, text)), arguments)
+    return answer(lambda text: run(parse_request(RepartitionRequest, text)), arguments)
 
 
 if __name__ == "__main__":

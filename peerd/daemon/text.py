@@ -22,7 +22,7 @@ from peerd.models.stages import with_cut
 from peerd.stage.optimizer import check_no_decay
 from peerd.stage.start import StartState
 from peerd.swarm.signed import SignedManifest, sign_manifest
-from peerd.train.data import Corpus, agree_on_data
+from peerd.train.corpus import Corpus, agree_on_data
 from peerd.train.samples import Microbatches, Samples
 
 SWARM = "swarm"

@@ -15,7 +15,7 @@ from peerd.policy.evaluating import newest_evaluation
 from peerd.policy.launching import first_step_owned
 from peerd.swarm.membership import Membership
 from peerd.table.record import Evaluation
-from peerd.train.data import Corpus
+from peerd.train.corpus import Corpus
 from peerd.train.evaluator import Evaluator
 from peerd.train.samples import Microbatches
 from peerd.train.sharing import DataFetcher, DataGiver

@@ -31,7 +31,7 @@ from peerd.stage.service import slots_of
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import PeerId
 from peerd.table.view import LiveView
-from peerd.train.prepared import Prepared
+from peerd.train.prefetch import Prefetcher
 from peerd.train.samples import Microbatches
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.values import Call
@@ -63,7 +63,7 @@ class Trainer:
 
     def __init__(self, manifest: Manifest, corpus: Microbatches, membership: Membership, dispatcher: Dispatcher) -> None:
         self._manifest = manifest
-        self._prepared = Prepared(corpus)
+        self._prepared = Prefetcher(corpus)
         self._prepared_step = -1
         self._membership = membership
         self._dispatcher = dispatcher

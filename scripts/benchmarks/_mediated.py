@@ -27,7 +27,7 @@ from peerd.config.manifest import Manifest, ModelConfig
 from peerd.models.stages import StageModule, build_stage
 from peerd.stage.executor import BACKWARD_SHARE, FORWARD_SHARE, Pace
 from peerd.stage.optimizer import Optimizer
-from peerd.train.data import Corpus
+from peerd.train.corpus import Corpus
 
 IN_FLIGHT = 8
 """Microbatches that the trainer has under way; more makes nothing faster here."""

@@ -32,7 +32,7 @@ from peerd.config.paths import cache_folder
 from peerd.models.stages import StageModule, build_stage
 from peerd.stage.executor import BACKWARD_SHARE, FORWARD_SHARE, Pace
 from peerd.stage.optimizer import Optimizer
-from peerd.train.data import STDLIB, Corpus, agree_on_data, prepare_tokens
+from peerd.train.corpus import STDLIB, Corpus, agree_on_data, prepare_tokens
 
 Kind = Literal["alone", "gpipe", "1f1b", "mediated"]
 

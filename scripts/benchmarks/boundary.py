@@ -22,7 +22,7 @@ from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConf
 from peerd.config.paths import cache_folder
 from peerd.errors import ExitCode, PeerdError
 from peerd.reference import train_reference
-from peerd.train.data import STDLIB, Corpus, prepare_tokens
+from peerd.train.corpus import STDLIB, Corpus, prepare_tokens
 from scripts.benchmarks._report import SCHEMA, progress
 
 WINDOW = 20

@@ -31,7 +31,7 @@ from peerd.reference import backpropagate
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.update import apply_means
 from peerd.table.record import AverageId
-from peerd.train.data import STDLIB, Corpus, prepare_tokens
+from peerd.train.corpus import STDLIB, Corpus, prepare_tokens
 from scripts.benchmarks._report import SCHEMA, progress
 
 WINDOW = 20

@@ -31,7 +31,7 @@ from peerd.stage.state import StageState, Ticket
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, RawRecord
 from peerd.table.view import LiveView
-from peerd.train.data import Corpus
+from peerd.train.corpus import Corpus
 from peerd.wire.clients import AveragingClient, PartHeader, ReceivedAverage, SnapshotHeader, StateClient, StateRequest
 from peerd.wire.links import chunks_of
 from peerd.wire.values import Part

@@ -18,13 +18,13 @@ from peerd.config.paths import cache_folder
 from peerd.data.tokenizer import tokenizer_path
 from peerd.data.tokens import prepare_tokens
 from peerd.errors import UsageError
-from peerd.generate import Request, choose, generate, open_speaker
+from peerd.generate import GenerationRequest, choose, generate, open_speaker
 from peerd.models.blocks import describe_entry
 from peerd.models.published import byte_signs, check_publishable, publish
 from peerd.models.stages import build_stage
 from peerd.stage.export import write_export
 from peerd.stage.hf_export import split_into_shards, write_hf_export
-from peerd.train.data import agree_on_data
+from peerd.train.corpus import agree_on_data
 from tests.tiny_run import real_text, replace_train, tiny_manifest
 
 
@@ -113,7 +113,7 @@ def test_both_formats_say_the_same_from_a_prompt(tmp_path: Path) -> None:
     write_export(tmp_path / "a", manifest, parameters, None, ())
     write_hf_export(tmp_path / "b", manifest, parameters, step=0)
     for temperature in (0.0, 0.8):
-        request = Request(sources=[], prompt="def ", max_tokens=20, temperature=temperature, seed=3)
+        request = GenerationRequest(sources=[], prompt="def ", max_tokens=20, temperature=temperature, seed=3)
         said = [generate(open_speaker([tmp_path / name]), request) for name in ("a", "b")]
         assert said[0] == said[1]
         assert said[0] == generate(open_speaker([tmp_path / "a"]), request)
@@ -204,7 +204,7 @@ def test_both_formats_speak_by_the_runs_own_tokenizer(tmp_path: Path, monkeypatc
     parameters = {name: value.detach() for stage in stages for name, value in stage.named_parameters()}
     write_export(tmp_path / "a", manifest, parameters, None, ())
     write_hf_export(tmp_path / "b", manifest, parameters, 0, tokenizer.read_text())
-    told = [generate(open_speaker([tmp_path / name]), Request(sources=[], prompt="def f", max_tokens=12)) for name in "ab"]
+    told = [generate(open_speaker([tmp_path / name]), GenerationRequest(sources=[], prompt="def f", max_tokens=12)) for name in "ab"]
     assert told[0] == told[1] != ""
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     ends = [each["id"] for each in json.loads(tokenizer.read_text())["added_tokens"] if each["content"] == manifest.data.end_of_text]

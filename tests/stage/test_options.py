@@ -26,7 +26,7 @@ from peerd.policy.tied import sum_id
 from peerd.reference import train_reference
 from peerd.stage.state import HeldAverage, StageState, Ticket
 from peerd.table.record import AverageId, PeerId, PeerRecord
-from peerd.train.data import Corpus
+from peerd.train.corpus import Corpus
 from tests.strategies import view_of
 from tests.tiny_run import corpus_of, replace_train, tiny_manifest
 

@@ -13,7 +13,7 @@ from peerd.errors import WrongStateError
 from peerd.reference import train_reference
 from peerd.stage.state import Ticket
 from peerd.table.record import Phase
-from peerd.train.data import Corpus
+from peerd.train.corpus import Corpus
 from tests.stage.test_options import OPTIONS, Chain, run_with, worst_difference
 from tests.stage.test_state import Stage
 from tests.tiny_run import corpus_of, tiny_manifest

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
 from peerd.config.paths import cache_folder
 from peerd.reference import train_reference
-from peerd.train.data import Corpus, prepare_tokens
+from peerd.train.corpus import Corpus, prepare_tokens
 from tests.tiny_run import real_text
 
 PERIOD_S = 1.0

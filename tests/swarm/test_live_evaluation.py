@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from peerd.reference import train_reference
-from peerd.train.data import Corpus, prepare_tokens
+from peerd.train.corpus import Corpus, prepare_tokens
 from tests.swarm.daemons import Swarm, until
 from tests.swarm.runs import assert_equals_reference, exported_steps, swarm_manifest
 

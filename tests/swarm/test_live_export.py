@@ -15,7 +15,7 @@ from torch import Tensor
 from peerd.config.manifest import Manifest
 from peerd.models.stages import build_stage
 from peerd.reference import train_reference
-from peerd.train.data import Corpus, prepare_tokens
+from peerd.train.corpus import Corpus, prepare_tokens
 from tests.swarm.daemons import Swarm
 from tests.swarm.machine import slowdown
 from tests.swarm.runs import swarm_manifest

@@ -14,7 +14,7 @@ from safetensors.torch import load, load_file
 from peerd.errors import BadMessageError, BusyError, ExitCode, WrongStateError
 from peerd.reference import train_reference
 from peerd.table.record import PeerId, RunId
-from peerd.train.data import Corpus, prepare_tokens
+from peerd.train.corpus import Corpus, prepare_tokens
 from peerd.wire.links import Links
 from peerd.wire.values import TensorBytes
 from tests.swarm.daemons import Daemon, Swarm, run_peerd, until

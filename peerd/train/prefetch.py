@@ -19,7 +19,7 @@ Sample = tuple[TensorBytes, TensorBytes]
 """Inputs and labels, as they travel."""
 
 
-class Prepared:
+class Prefetcher:
     def __init__(self, corpus: Microbatches) -> None:
         self._corpus = corpus
         self._held: dict[Key, Sample] = {}

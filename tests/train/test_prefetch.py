@@ -13,7 +13,7 @@ from torch import Tensor
 
 from peerd.errors import DiskError
 from peerd.stage.tensors import decode
-from peerd.train.prepared import MOST_PREPARED, Prepared
+from peerd.train.prefetch import MOST_PREPARED, Prefetcher
 from peerd.train.samples import Microbatches
 
 CPU = torch.device("cpu")
@@ -33,11 +33,11 @@ class Corpus:
         return torch.full((2, 3), step), torch.full((2, 3), index)
 
 
-def prepared_of(corpus: Corpus) -> Prepared:
-    return Prepared(cast(Microbatches, corpus))
+def prepared_of(corpus: Corpus) -> Prefetcher:
+    return Prefetcher(cast(Microbatches, corpus))
 
 
-async def read(prepared: Prepared) -> None:
+async def read(prepared: Prefetcher) -> None:
     assert prepared._reading is not None
     await prepared._reading
 
