@@ -32,7 +32,7 @@ from peerd.data.tokens import prepare_tokens
 from peerd.errors import UsageError
 from peerd.models.dropout import dropout_of
 from peerd.models.stages import StageModule, build_stage
-from peerd.policy.norms import combine
+from peerd.policy.step.norms import combine
 from peerd.stage.accumulator import gradient_norm
 from peerd.stage.export import HistoryEntry, write_evaluations, write_export
 from peerd.stage.optimizer import Optimizer, check_no_decay

@@ -59,11 +59,11 @@ def test_sources_are_ascii() -> None:
 
 
 def test_generated_code_is_what_the_protos_say(tmp_path: Path) -> None:
-    checked_in = ROOT / "peerd" / "wire" / "generated"
+    checked_in = ROOT / "peerd" / "generated"
     subprocess.run(
         [ROOT / "scripts" / "protos", tmp_path], check=True, cwd=ROOT, env={**os.environ, "PYTHON": sys.executable}, capture_output=True
     )
-    fresh = {path.name: path.read_text() for path in (tmp_path / "peerd" / "wire" / "generated").iterdir() if path.name != "__init__.py"}
+    fresh = {path.name: path.read_text() for path in (tmp_path / "peerd" / "generated").iterdir() if path.name != "__init__.py"}
     known = {path.name: path.read_text() for path in checked_in.iterdir() if path.suffix in (".py", ".pyi") and path.name != "__init__.py"}
     assert sorted(fresh) == sorted(known)
     assert [name for name in fresh if fresh[name] != known[name]] == []
@@ -108,7 +108,7 @@ def test_documents_name_only_verbs_that_exist() -> None:
 
 
 def test_the_page_on_errors_lists_every_state_that_status_can_name() -> None:
-    sources = "".join((ROOT / "peerd" / name).read_text() for name in ("policy/health.py", "daemon/answers.py"))
+    sources = "".join((ROOT / "peerd" / name).read_text() for name in ("policy/swarm/health.py", "daemon/answers.py"))
     named = set(re.findall(r'[Ii]tem\("([\w-]+)", .*"(info|warning|problem)"', sources))
     assert len(named) == len(re.findall(r'\b_?[Ii]tem\("', sources))
     page = (ROOT / "peerd" / "docs" / "errors.md").read_text()

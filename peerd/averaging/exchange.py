@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from peerd.averaging.compression import Compression, Slice
-from peerd.policy.roster import Roster
+from peerd.policy.step.roster import Roster
 from peerd.table.record import PeerId
 
 

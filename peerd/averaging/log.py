@@ -14,11 +14,11 @@ from pathlib import Path
 import structlog
 import torch
 
-from peerd.policy.roster import Roster
-from peerd.policy.stepping import KEPT_AVERAGES
-from peerd.stage.tensors import encode_flat
-from peerd.stage.values import HeldAverage, TiedGradients
+from peerd.policy.step.roster import Roster
+from peerd.policy.step.stepping import KEPT_AVERAGES
+from peerd.stage.results import HeldAverage, TiedGradients
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage
+from peerd.wire.tensors import encode_flat
 
 LOG = structlog.get_logger()
 

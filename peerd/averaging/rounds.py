@@ -19,22 +19,22 @@ from typing import Any
 import structlog
 from torch import Tensor
 
+from peerd.averaging.codec_choice import Terms
 from peerd.averaging.compression import Compression
 from peerd.averaging.exchange import Round, elements_of, own_part, part_for, reduce, whole_of
+from peerd.averaging.handover import finite, packed, unpacked
 from peerd.averaging.log import AverageLog
-from peerd.averaging.missed import finite, packed, unpacked
-from peerd.averaging.terms import Terms
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
-from peerd.policy.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt
+from peerd.link.links import digest_of
+from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.state import HeldAverage, StageState
-from peerd.stage.tensors import decode_flat, encode_flat
 from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord
 from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire.clients import AveragingClient, PartHeader
-from peerd.wire.links import digest_of
+from peerd.wire.messages import Average, Part
 from peerd.wire.services import Receive
-from peerd.wire.values import Average, Part
+from peerd.wire.tensors import decode_flat, encode_flat
 
 MAX_DEAD_ROUNDS = 64
 ABORT_TIMEOUT_S = 2.0

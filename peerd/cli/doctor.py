@@ -46,7 +46,7 @@ def doctor(context: click.Context, /, addresses: tuple[str, ...], as_json: bool,
 
     order = {"home": str(chosen_home(context).folder), "addresses": addresses, **checked, "host": ipv4(checked["host"])}
     with _patience():
-        reply = run_child("peerd.daemon.doctor", json.dumps(order), timeout_s=DOCTOR_TIMEOUT_S, what="the checkup")
+        reply = run_child("peerd.checkup.doctor", json.dumps(order), timeout_s=DOCTOR_TIMEOUT_S, what="the checkup")
     if as_json:
         click.echo(json.dumps(reply))
     else:

@@ -1,7 +1,7 @@
 """The codecs that tensors travel in: what a manifest and a message call them, and how many bytes each takes.
 
 Sizes follow from codec and shape alone, so a message of another size is refused before its bytes come. How values become
-bytes is `wire/codecs.py`; which of several a link takes is `policy/compressing.py`.
+bytes is `wire/codecs.py`; which of several a link takes is `policy/route/compressing.py`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 from peerd.config.atomic import commit, draft
 from peerd.config.paths import Home
 from peerd.errors import DiskError, UsageError
-from peerd.policy.governor import MINUTES_A_DAY, Hours, Limits, Pause, clock
+from peerd.policy.owner.governor import MINUTES_A_DAY, Hours, Limits, Pause, clock
 
 NONE = "none"
 _POWERS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

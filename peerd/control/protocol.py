@@ -107,7 +107,7 @@ class Counters(TypedDict):
 class OwnerInfo(TypedDict):
     """What this machine's owner allows, and what came of it."""
 
-    limits: dict[str, Any]  # as peerd/policy/governor.py names them
+    limits: dict[str, Any]  # as peerd/policy/owner/governor.py names them
     today: int  # bytes moved since midnight
     this_month: int
     paused: str  # the reason; empty: it works

@@ -15,7 +15,7 @@ def main(arguments: list[str]) -> int:
     """Run until left; the exit code is an ExitCode."""
     from peerd.config.settings import Settings
     from peerd.errors import ExitCode, PeerdError
-    from peerd.stage.heap import limit_arenas
+    from peerd.stage.malloc import limit_arenas
 
     limit_arenas()
     try:

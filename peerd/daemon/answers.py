@@ -15,17 +15,17 @@ from peerd.config.schedule import learning_rate_at
 from peerd.control.protocol import SCHEMA, Counters, DirectInfo, HealthItem, OwnerInfo, PeerInfo, PeersReply, ReachInfo, RunInfo, UpdateInfo
 from peerd.control.server import Say, Verb
 from peerd.daemon.departure import Departure
-from peerd.daemon.dialled import dial_backs
 from peerd.daemon.export import export_run
-from peerd.daemon.governor import Governor
 from peerd.daemon.node import Node
-from peerd.daemon.past import number_in
-from peerd.daemon.table import TableReport, evaluation_info
+from peerd.daemon.swarm_replies import TableReport, evaluation_info
 from peerd.daemon.volunteering import relay_info
+from peerd.daemon.watching.history import number_in
 from peerd.errors import PeerdError, TimedOutError, UsageError
-from peerd.policy.checkup import CAPPED
-from peerd.policy.health import health
+from peerd.owner.governor import Governor
+from peerd.policy.swarm.checkup import CAPPED
+from peerd.policy.swarm.health import health
 from peerd.table.record import Phase, Reach
+from peerd.wire.dial_back import dial_backs
 
 MAX_WAIT_S = 7 * 24 * 3600.0
 

@@ -10,7 +10,7 @@ import structlog
 
 from peerd.daemon.node import Node
 from peerd.errors import PeerdError
-from peerd.policy.leaving import has_successors, owes_nothing
+from peerd.policy.step.leaving import has_successors, owes_nothing
 from peerd.table.record import Phase
 
 DRAIN_TIMEOUT_S = 60.0

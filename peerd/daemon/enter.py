@@ -17,16 +17,17 @@ from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.address import Address, parse_address
 from peerd.daemon.device import choose_device, has_own_memory, memory_for
-from peerd.daemon.governor import Governor
 from peerd.daemon.network import Network, allow_direct, ask_for_run, open_network
 from peerd.daemon.node import Node
 from peerd.daemon.place import Place, Stage, Swarm
-from peerd.daemon.text import Run, organise, start_for, text_for
+from peerd.daemon.run_data import Run, organise, start_for, text_for
 from peerd.data.progress import ByteProgress, Interrupted, ProgressLog, Report, TerminalBar
 from peerd.errors import AddressError, PeerdError, PortTakenError, RemoteError, StageError, UnreachableError, UsageError
+from peerd.link.p2pd import check_port_free
 from peerd.models.stages import estimate_stage_memory_bytes, keeps_graphs
-from peerd.policy.admission import choose_stage
-from peerd.policy.ledger import stage_step
+from peerd.owner.governor import Governor
+from peerd.policy.route.admission import choose_stage
+from peerd.policy.step.ledger import stage_step
 from peerd.stage.checkpoints import Checkpoint, CheckpointStore
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.service import slots_of
@@ -38,7 +39,6 @@ from peerd.swarm.signed import SignedManifest, pack_manifest, unpack_manifest
 from peerd.table.circuit import direct, is_circuit
 from peerd.table.record import HIDDEN, PeerId, PeerRecord, RunId
 from peerd.table.view import TTL_PERIODS
-from peerd.wire.p2pd import check_port_free
 from peerd.wire.swarm_client import SwarmClient
 
 FIRST_LOOK_TIMEOUT_S = 10.0

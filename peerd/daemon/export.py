@@ -15,7 +15,7 @@ from peerd.config.manifest import Manifest
 from peerd.config.paths import cache_folder
 from peerd.control.server import Say
 from peerd.daemon.node import Node
-from peerd.daemon.text import SWARM
+from peerd.daemon.run_data import SWARM
 from peerd.data.tokenizer import tokenizer_path
 from peerd.errors import DiskError, StageError
 from peerd.models.published import check_publishable

@@ -29,8 +29,8 @@ from peerd.stage.service import StageService
 from peerd.stage.snapshots import SnapshotServer
 from peerd.stage.state import StageState
 from peerd.wire.clients import AveragingClient, StageClient
+from peerd.wire.messages import TensorBytes
 from peerd.wire.swarm_client import SwarmClient
-from peerd.wire.values import TensorBytes
 
 SHARE_BROKEN = 0.25
 """Of a corrupt peer's messages so many are broken."""

@@ -13,7 +13,7 @@ import structlog
 from peerd.daemon.departure import Departure
 from peerd.daemon.node import Node
 from peerd.models.stages import estimate_forward_flops, estimate_stage_memory_bytes
-from peerd.policy.rebalance import Rebalancing, move_of, plan, seed_at
+from peerd.policy.swarm.rebalance import Rebalancing, move_of, plan, seed_at
 from peerd.stage.service import slots_of
 
 THROUGHPUT_ERROR = 0.05

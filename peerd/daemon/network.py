@@ -18,28 +18,28 @@ from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.address import Address
 from peerd.errors import AddressError, ClockError, PortTakenError, RemoteError, UnreachableError
-from peerd.policy.checkup import clock_is_off
-from peerd.policy.relaying import Bounds
+from peerd.link import run_folder
+from peerd.link.certificate import make_certificate
+from peerd.link.circuits import Circuits
+from peerd.link.direct import DirectPaths, DirectServicer, Pins, Showing, caller_past_the_tunnel
+from peerd.link.links import Links
+from peerd.link.local import Neighbours
+from peerd.link.p2pd import P2pd, P2pdConfig, check_port_free, is_public, start_p2pd
+from peerd.link.relay import Relay
+from peerd.link.run_folder import RunFolder
+from peerd.link.seal import Seal
+from peerd.link.throttle import Throttles
+from peerd.link.tunnel import Tunnel
+from peerd.policy.swarm.checkup import clock_is_off
+from peerd.policy.swarm.relaying import Bounds
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedManifest, read_manifest
 from peerd.table.circuit import direct, is_circuit
 from peerd.table.record import PeerId, RunId
-from peerd.wire import run_folder
-from peerd.wire.certificate import make_certificate
-from peerd.wire.circuits import Circuits
-from peerd.wire.direct import DirectPaths, DirectServicer, Pins, Showing, caller_past_the_tunnel
-from peerd.wire.links import Links
-from peerd.wire.local import Neighbours
-from peerd.wire.p2pd import P2pd, P2pdConfig, check_port_free, is_public, start_p2pd
-from peerd.wire.relay import Relay
-from peerd.wire.run_folder import RunFolder
-from peerd.wire.seal import Seal
-from peerd.wire.server import DirectEndpoint, start_server
+from peerd.wire.grpc_server import DirectEndpoint, start_server
+from peerd.wire.messages import Description
 from peerd.wire.services import Door
 from peerd.wire.swarm_client import SwarmClient
-from peerd.wire.throttle import Throttles
-from peerd.wire.tunnel import Tunnel
-from peerd.wire.values import Description
 
 DESCRIBE_TIMEOUT_S = 10.0
 STOP_GRACE_S = 0.2
@@ -258,7 +258,7 @@ def choose_run(description: Description, address: Address) -> SignedManifest:
 
 
 def describe_self(manifests: Sequence[SignedManifest]) -> Description:
-    from peerd.wire.values import RawManifest
+    from peerd.wire.messages import RawManifest
 
     raws = tuple(RawManifest(m.body, m.organiser_key, m.signature) for m in manifests)
     return Description(raws, __version__, time.time())

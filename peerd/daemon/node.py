@@ -12,29 +12,29 @@ import structlog
 from peerd import __version__
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
-from peerd.averaging.stepper import Stepper, rules_of
 from peerd.config.settings import Settings
 from peerd.daemon.device import describe, has_own_memory
 from peerd.daemon.network import Network, describe_self
 from peerd.daemon.place import Place, Stage, Swarm
 from peerd.daemon.reachability import Reachability
-from peerd.daemon.text import SWARM
+from peerd.daemon.run_data import SWARM
 from peerd.daemon.training import Training
 from peerd.errors import BadMessageError
 from peerd.models.stages import affordable_slots
-from peerd.policy.contributions import StageTally
-from peerd.policy.governor import Limits
-from peerd.policy.health import Facts, Progress, advance
-from peerd.policy.ledger import missing
-from peerd.policy.rebalance import Move
-from peerd.policy.recovery import Beginning
-from peerd.policy.stepping import Act
+from peerd.policy.owner.governor import Limits
+from peerd.policy.step.contributions import StageTally
+from peerd.policy.step.ledger import missing
+from peerd.policy.step.recovery import Beginning
+from peerd.policy.step.stepping import Act
+from peerd.policy.swarm.health import Facts, Progress, advance
+from peerd.policy.swarm.rebalance import Move
 from peerd.stage.adapting import LinkCodecs
 from peerd.stage.executor import Pace
-from peerd.stage.heap import give_back_free_memory
+from peerd.stage.malloc import give_back_free_memory
 from peerd.stage.service import StageService
 from peerd.stage.snapshots import Downloaded, Downloader, SnapshotServer
 from peerd.stage.start import start_lineage
+from peerd.step.stepper import Stepper, rules_of
 from peerd.swarm.directory import Directory
 from peerd.swarm.gossip import Gossip
 from peerd.swarm.liveness import Liveness

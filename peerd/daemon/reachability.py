@@ -12,15 +12,15 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from peerd.daemon.dialled import MAX_DIALLERS, dial_backs
 from peerd.daemon.network import Network
 from peerd.errors import PeerdError
-from peerd.policy.reaching import can_be_dialled, whom_to_ask
-from peerd.policy.relaying import NUM_RELAYS, relays_to_ask
+from peerd.link.circuits import Reservation
+from peerd.policy.swarm.reaching import can_be_dialled, whom_to_ask
+from peerd.policy.swarm.relaying import NUM_RELAYS, relays_to_ask
 from peerd.swarm.membership import Membership
 from peerd.table.circuit import direct
 from peerd.table.record import HIDDEN, PeerId, PeerRecord, Reach, RunId
-from peerd.wire.circuits import Reservation
+from peerd.wire.dial_back import MAX_DIALLERS, dial_backs
 
 LOOK_PERIOD_S = 2.0
 ASK_AGAIN_S, RECHECK_S = 20.0, 300.0

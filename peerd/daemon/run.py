@@ -23,26 +23,26 @@ from peerd.config.settings import Settings
 from peerd.control.protocol import SCHEMA
 from peerd.control.server import Verb, control_server
 from peerd.daemon.answers import Answers, join_line
-from peerd.daemon.dashboard import Dashboard, no_dashboard, take_place
 from peerd.daemon.departure import Departure, Left, Moved, Paused
 from peerd.daemon.device import choose_device
 from peerd.daemon.enter import enter
-from peerd.daemon.governor import Governor
 from peerd.daemon.log import configure
-from peerd.daemon.lookers import sinks_of
 from peerd.daemon.mover import Mover
 from peerd.daemon.node import Node
-from peerd.daemon.observer import Observer
-from peerd.daemon.otel import OpenTelemetry
-from peerd.daemon.past import Past
-from peerd.daemon.stacks import tell_on_signal
+from peerd.daemon.stack_dump import tell_on_signal
 from peerd.daemon.supervisor import Supervisor
-from peerd.daemon.tracing import Tracing
 from peerd.daemon.volunteering import Volunteering
+from peerd.daemon.watching.dashboard import Dashboard, no_dashboard, take_place
+from peerd.daemon.watching.history import Past
+from peerd.daemon.watching.observer import Observer
+from peerd.daemon.watching.otel import OpenTelemetry
+from peerd.daemon.watching.sinks import sinks_of
+from peerd.daemon.watching.tracing import Tracing
 from peerd.data.sources import STDLIB
 from peerd.errors import ExitCode, PeerdError
 from peerd.observe.archive import Archive
-from peerd.stage.heap import give_back_free_memory
+from peerd.owner.governor import Governor
+from peerd.stage.malloc import give_back_free_memory
 from peerd.swarm.identity import lock_home
 
 ANY_STAGE = -1

@@ -9,11 +9,11 @@ import structlog
 
 from peerd.daemon.node import MAX_BOOTSTRAP, Node
 from peerd.errors import PeerdError, PeerGoneError, RemoteError
-from peerd.policy.patience import Patience
-from peerd.policy.reaching import all_gone_silent
+from peerd.link.p2pd import watch
+from peerd.policy.swarm.reaching import all_gone_silent
+from peerd.policy.swarm.suspicion import Patience
 from peerd.swarm.membership import clock_s
 from peerd.table.record import PeerId
-from peerd.wire.p2pd import watch
 
 ANSWER_TIMEOUT_S = 3.0
 CHECK_PERIOD_S = 2.0

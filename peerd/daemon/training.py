@@ -9,10 +9,10 @@ import structlog
 
 from peerd.config.manifest import Manifest
 from peerd.config.paths import cache_folder
-from peerd.daemon.text import SWARM
+from peerd.daemon.run_data import SWARM
 from peerd.errors import PeerdError
-from peerd.policy.evaluating import newest_evaluation
-from peerd.policy.launching import first_step_owned
+from peerd.policy.route.evaluating import newest_evaluation
+from peerd.policy.route.launching import first_step_owned
 from peerd.swarm.membership import Membership
 from peerd.table.record import Evaluation
 from peerd.train.corpus import Corpus

@@ -26,7 +26,7 @@ from peerd.config.settings import Settings
 from peerd.daemon.address import parse_address
 from peerd.daemon.enter import first_look
 from peerd.daemon.network import ask_for_run, open_network
-from peerd.daemon.table import TableReport
+from peerd.daemon.swarm_replies import TableReport
 from peerd.errors import PeerdError
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership

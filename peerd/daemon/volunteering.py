@@ -8,10 +8,10 @@ import datetime
 import structlog
 
 from peerd.control.protocol import RelayInfo
-from peerd.daemon.governor import Governor
 from peerd.daemon.node import Node
-from peerd.policy.relaying import Standing, why_not_relay
-from peerd.wire.relay import Relay
+from peerd.link.relay import Relay
+from peerd.owner.governor import Governor
+from peerd.policy.swarm.relaying import Standing, why_not_relay
 
 LOOK_PERIOD_S = 1.0
 LOG = structlog.get_logger()

@@ -19,7 +19,7 @@ import structlog
 
 from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.store import HistoryStore
-from peerd.policy.roster import Roster
+from peerd.policy.step.roster import Roster
 from peerd.table.record import Evaluation
 
 PRUNE_PERIOD_S = 600.0

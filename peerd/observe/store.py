@@ -15,8 +15,8 @@ import structlog
 
 from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.thinning import TIERS, thinned
-from peerd.policy.contributions import StageTally, Tally
-from peerd.policy.roster import Roster
+from peerd.policy.step.contributions import StageTally, Tally
+from peerd.policy.step.roster import Roster
 from peerd.table.record import Evaluation
 
 VERSION = 1

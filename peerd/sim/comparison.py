@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from peerd.errors import UsageError
-from peerd.policy.rebalance import Rebalancing, Rule
+from peerd.policy.swarm.rebalance import Rebalancing, Rule
 from peerd.sim.devices import Devices
 from peerd.sim.meter import Window
 from peerd.sim.rebalance import Scenario, SimulationResult, simulate

@@ -1,6 +1,6 @@
 """What the table costs a peer of a large swarm, and how fresh it stays: many peers that ask one another for news, in simulated time.
 
-The daemon's own rules (policy/spreading.py) choose whom to ask, what is news and what is answered; only clock, network and
+The daemon's own rules (policy/swarm/spreading.py) choose whom to ask, what is news and what is answered; only clock, network and
 signatures are left out. Everybody knows everybody it has to from the start, and nobody comes or goes.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from peerd.policy.hashing import digest
-from peerd.policy.spreading import (
+from peerd.policy.swarm.spreading import (
     ANNOUNCED_TO,
     KEPT_TURNS,
     PARTNERS,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peerd.errors import DiskError, UsageError
-from peerd.policy.rebalance import Rule
+from peerd.policy.swarm.rebalance import Rule
 from peerd.sim.comparison import ComparisonRow
 
 if TYPE_CHECKING:

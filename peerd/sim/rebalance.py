@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from peerd.policy.rebalance import Rebalancing, Rule, plan, seed_at
+from peerd.policy.swarm.rebalance import Rebalancing, Rule, plan, seed_at
 from peerd.sim.delayed_table import DelayedTable
 from peerd.sim.devices import Devices
 from peerd.sim.meter import Meter, best_bottleneck

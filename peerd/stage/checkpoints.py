@@ -23,8 +23,8 @@ from peerd.config.atomic import commit, draft
 from peerd.errors import DiskError
 from peerd.stage.export import HistoryEntry
 from peerd.stage.snapshots import Downloaded
-from peerd.stage.tensors import file_of
 from peerd.table.record import Lineage
+from peerd.wire.tensors import file_of
 
 KEPT = 4
 HASH_CHARS = 32

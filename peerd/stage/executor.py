@@ -17,8 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from peerd.policy.launching import FORWARDS_PER_MICROBATCH
-from peerd.stage.heap import keep_freed_memory
+from peerd.policy.route.launching import FORWARDS_PER_MICROBATCH
+from peerd.stage.malloc import keep_freed_memory
 
 Result = TypeVar("Result")
 

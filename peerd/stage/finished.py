@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from peerd.config.codec import Codec
-from peerd.wire.values import Call, TensorBytes
+from peerd.wire.messages import Call, TensorBytes
 
 MOST_BYTES = 1 << 28
 """Of main memory, for the gradients of the steps under way; where they are more, the oldest are not kept."""

@@ -16,7 +16,7 @@ from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError
 from peerd.models.stages import StageModule, build_stage
 from peerd.stage.accumulator import Accumulator, all_finite
-from peerd.stage.ahead import Ahead
+from peerd.stage.delayed import Ahead
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.parameters import by_kind, checked_state, copy_parameters, set_parameters
 from peerd.stage.passes import Passes

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from peerd.config.manifest import TrainConfig
 from peerd.models.module import StageModule
-from peerd.policy.norms import KEPT_NORMS
+from peerd.policy.step.norms import KEPT_NORMS
 from peerd.table.record import StepNorm
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -23,19 +23,19 @@ from peerd.config.codec import NONE, Allowed, Codec, parse_allowed
 from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import NOT_ASKED, HuggingFaceConfig
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
+from peerd.link.links import digest_of
 from peerd.models.stages import input_of, labels_shape
-from peerd.policy.admission import newest_taken, slots_for, why_refuse_call, why_refuse_evaluation
-from peerd.policy.ledger import ledger_of, number_of
+from peerd.policy.route.admission import newest_taken, slots_for, why_refuse_call, why_refuse_evaluation
+from peerd.policy.step.ledger import ledger_of, number_of
 from peerd.stage.accumulator import all_finite
 from peerd.stage.executor import BACKWARD_SHARE, FORWARD_SHARE, Executor, Pace, Priority, Result
 from peerd.stage.finished import Finished, FinishedGradients
 from peerd.stage.state import Outcome, StageState, Ticket
-from peerd.stage.tensors import decode, encode, take
 from peerd.table.record import PeerId, RawRecord
 from peerd.timeline.spans import Span, SpanKind, SpanRing
-from peerd.wire.links import digest_of
+from peerd.wire.messages import Bytes, Call, CallResult, TensorBytes
 from peerd.wire.services import Progress, Receive
-from peerd.wire.values import Bytes, Call, CallResult, TensorBytes
+from peerd.wire.tensors import decode, encode, take
 
 _RAW = Allowed((NONE,))
 MEASURED_MICROBATCHES = 15

@@ -18,18 +18,18 @@ from peerd.config.codec import parse_averaged
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
 from peerd.models.stages import StageModule
-from peerd.policy.ledger import at_next_step, both_dropped, marked, may_accumulate, this_dropped, with_overlap
-from peerd.policy.norms import KEPT_NORMS
-from peerd.policy.roster import Roster, lineage_after, lineage_skipped, why_inexact, why_refuse
-from peerd.policy.stepping import KEPT_AVERAGES
-from peerd.policy.tied import history_after, lineage_replaced
+from peerd.policy.step.ledger import at_next_step, both_dropped, marked, may_accumulate, this_dropped, with_overlap
+from peerd.policy.step.norms import KEPT_NORMS
+from peerd.policy.step.roster import Roster, lineage_after, lineage_skipped, why_inexact, why_refuse
+from peerd.policy.step.stepping import KEPT_AVERAGES
+from peerd.policy.step.tied import history_after, lineage_replaced
 from peerd.stage.accumulator import all_finite
 from peerd.stage.evaluated import EvaluatedStep
 from peerd.stage.export import HistoryEntry
 from peerd.stage.holdings import Holdings, history_of
 from peerd.stage.parameters import flat_parameters, set_mean_parameters
+from peerd.stage.results import HeldAverage, Outcome, Ticket, TiedGradients
 from peerd.stage.update import apply_means
-from peerd.stage.values import HeldAverage, Outcome, Ticket, TiedGradients
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, StepNorm, TiedSum, Void, check_transition
 from peerd.table.view import LiveView
 from peerd.timeline.spans import SpanKind, SpanRing

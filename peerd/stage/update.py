@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from peerd.config.manifest import TrainConfig
-from peerd.policy.norms import clip_factor
+from peerd.policy.step.norms import clip_factor
 from peerd.stage.optimizer import Optimizer
 
 

@@ -17,9 +17,9 @@ import msgpack
 import structlog
 
 from peerd.errors import PeerdError, UnreachableError
+from peerd.link.libp2p import DHTID, P2P, DHTNode, DHTRecord, MSGPackSerializer, RecordValidatorBase, get_dht_time
 from peerd.swarm.signed import SignedManifest, SignedRecord, pack_manifest, pack_record, unpack_manifest, unpack_record
 from peerd.table.record import RawRecord, RunId
-from peerd.wire.libp2p import DHTID, P2P, DHTNode, DHTRecord, MSGPackSerializer, RecordValidatorBase, get_dht_time
 
 MANIFEST_SUBKEY = "manifest"
 MANIFEST_LIFE_S = 3600.0

@@ -1,9 +1,9 @@
 """Spreads records: every period to the peers and every other to the DHT, at once when a phase changes, with bounded fan-out.
 
-What others wait for goes out at once: a change of phase, but for a commit, which whoever waits for it expects (policy/admission.py),
+What others wait for goes out at once: a change of phase, but for a commit, which whoever waits for it expects (policy/route/admission.py),
 and a ledger with which a step is whole. Other news of my ledger wait a moment for more. Few messages to one peer are on
 their way at a time: newer news of mine waits and goes out as one. A swarm too large for each
-to tell all asks around for what is new (policy/spreading.py), and only changes of phase are pushed.
+to tell all asks around for what is new (policy/swarm/spreading.py), and only changes of phase are pushed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import random
 from collections.abc import Callable, Collection, Sequence
 
 from peerd.errors import BadMessageError, RemoteError
-from peerd.policy.roster import leader_of
-from peerd.policy.spreading import (
+from peerd.policy.step.roster import leader_of
+from peerd.policy.swarm.spreading import (
     ANNOUNCED_TO,
     TELLS_ALL,
     TURNS_PER_PERIOD,
@@ -31,8 +31,8 @@ from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import PeerId, RawRecord
 from peerd.table.view import NEAR_STAGES, LiveView
+from peerd.wire.messages import Description
 from peerd.wire.swarm_client import SwarmClient
-from peerd.wire.values import Description
 
 STAGE_FAN_OUT = 16
 OTHERS_FAN_OUT = 16

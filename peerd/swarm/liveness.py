@@ -1,7 +1,7 @@
 """Fast and fallible liveness: a peer whose connection broke and that does not answer a re-dial is suspect.
 
 Sure and slow liveness is the record's TTL, in table/. A wrong suspicion costs replays, never exactness, and makes the next
-slower (policy/patience.py).
+slower (policy/swarm/suspicion.py).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable
 
 from peerd.errors import PeerGoneError, RemoteError
-from peerd.policy.patience import Patience
-from peerd.policy.reaching import is_out_of_reach
+from peerd.policy.swarm.reaching import is_out_of_reach
+from peerd.policy.swarm.suspicion import Patience
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import PeerId, Reach
 from peerd.wire.swarm_client import SwarmClient

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from peerd.errors import BadMessageError
-from peerd.policy.spreading import periods, summarise
+from peerd.policy.swarm.spreading import periods, summarise
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedRecord, peek_record, read_record, sign_record
 from peerd.table.record import Evaluation, PeerId, PeerRecord, RawRecord, Reach, RunId, Suspicion

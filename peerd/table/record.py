@@ -100,7 +100,7 @@ class StepNorm:
 
 @dataclass(frozen=True, slots=True)
 class TiedSum:
-    """The sum of both stages' gradients of a tied weight with which a step was finished (policy/tied.py)."""
+    """The sum of both stages' gradients of a tied weight with which a step was finished (policy/step/tied.py)."""
 
     step: int
     id: AverageId

@@ -16,14 +16,14 @@ import structlog
 
 from peerd.config.manifest import Manifest
 from peerd.errors import RemoteError, WrongStateError
-from peerd.policy.evaluating import due_step, is_my_turn, newest_evaluation
-from peerd.policy.ledger import work_step
-from peerd.stage.tensors import encode
+from peerd.policy.route.evaluating import due_step, is_my_turn, newest_evaluation
+from peerd.policy.step.ledger import work_step
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import Evaluation
 from peerd.train.samples import Microbatches
 from peerd.wire.dispatch import Dispatcher
-from peerd.wire.values import Call
+from peerd.wire.messages import Call
+from peerd.wire.tensors import encode
 
 TICK_S = 2.0
 TAKEOVER_S = 60.0

@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Sequence
 
 from peerd.errors import PeerdError
-from peerd.stage.tensors import encode
 from peerd.train.samples import Microbatches
-from peerd.wire.values import TensorBytes
+from peerd.wire.messages import TensorBytes
+from peerd.wire.tensors import encode
 
 MOST_PREPARED = 16
 

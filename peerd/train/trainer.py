@@ -14,7 +14,7 @@ import structlog
 
 from peerd.config.manifest import Manifest
 from peerd.errors import RemoteError
-from peerd.policy.launching import (
+from peerd.policy.route.launching import (
     Launch,
     WayTime,
     Work,
@@ -26,7 +26,7 @@ from peerd.policy.launching import (
     what_launches_hang_on,
     window,
 )
-from peerd.policy.ledger import work_step
+from peerd.policy.step.ledger import work_step
 from peerd.stage.service import slots_of
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import PeerId
@@ -34,7 +34,7 @@ from peerd.table.view import LiveView
 from peerd.train.prefetch import Prefetcher
 from peerd.train.samples import Microbatches
 from peerd.wire.dispatch import Dispatcher
-from peerd.wire.values import Call
+from peerd.wire.messages import Call
 
 TAKEOVER_S = 4.0
 """At least so long, and at least twice as long as a step has taken, stays missing what another trainer owns."""

@@ -1,4 +1,4 @@
-"""The wire: gRPC services and their clients, the libp2p tunnel that carries them, and p2pd's keeper.
+"""Messages between peers: gRPC services and their clients, tensors and their codecs.
 
 Converts between protobuf messages and the project's own values at this boundary; nothing generated passes inward.
 """

@@ -12,13 +12,13 @@ from typing import Any
 import grpc
 
 from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError, WrongStateError
-from peerd.policy.favours import Ration
+from peerd.generated import checkup_pb2, checkup_pb2_grpc
+from peerd.link.dialling import answers_as
+from peerd.link.links import Links, as_remote_error, raise_if_ours
+from peerd.policy.owner.rate_limit import Ration
 from peerd.table.record import PeerId, RunId
-from peerd.wire.dialling import answers_as
-from peerd.wire.generated import checkup_pb2, checkup_pb2_grpc
-from peerd.wire.links import Links, as_remote_error, raise_if_ours
+from peerd.wire.messages import DialBack, Speed
 from peerd.wire.services import Door
-from peerd.wire.values import DialBack, Speed
 
 MAX_PROBE_BYTES = 2 << 20
 PROBE_TIMEOUT_S = 15.0

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from peerd.errors import BadMessageError
-from peerd.wire.generated import averaging_pb2, stage_pb2
-from peerd.wire.values import CHUNK_BYTES, Bytes
+from peerd.generated import averaging_pb2, stage_pb2
+from peerd.wire.messages import CHUNK_BYTES, Bytes
 
 _LENGTH_DELIMITED = 2
 _MAX_LENGTH_BYTES = 5

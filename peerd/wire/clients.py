@@ -9,12 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peerd.errors import BadMessageError, PeerGoneError, UnheardError
-from peerd.policy.roster import Roster
-from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, RawRecord, RunId
-from peerd.timeline.spans import SpanKind, SpanRing
-from peerd.wire import convert
-from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk, Headed, Pieces
-from peerd.wire.generated import (
+from peerd.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
     data_pb2,
@@ -24,9 +19,14 @@ from peerd.wire.generated import (
     state_pb2,
     state_pb2_grpc,
 )
-from peerd.wire.lanes import Lanes
-from peerd.wire.links import Links, PeerRole, answer_of, digest_of, read_within
-from peerd.wire.values import Call, CallResult
+from peerd.link.lanes import Lanes
+from peerd.link.links import Links, PeerRole, answer_of, digest_of, read_within
+from peerd.policy.step.roster import Roster
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, RawRecord, RunId
+from peerd.timeline.spans import SpanKind, SpanRing
+from peerd.wire import convert
+from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk, Headed, Pieces
+from peerd.wire.messages import Call, CallResult
 
 BACKPROPAGATE, REDUCE = "/peerd.Stage/Backpropagate", "/peerd.Averaging/Reduce"
 MAX_CHUNKS = 1 << 20

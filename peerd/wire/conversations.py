@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError
+from peerd.link.links import Links, as_remote_error, raise_if_ours, was_cut_short
 from peerd.table.record import PeerId
-from peerd.wire.links import Links, as_remote_error, raise_if_ours, was_cut_short
 
 SHUNNED_S = 30.0
 """About what it takes until gRPC finds that nobody is at the other end."""

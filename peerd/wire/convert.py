@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from peerd.config.codec import NONE, Codec, parse_codec
 from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BadMessageError
-from peerd.policy.contributions import StageTally, Tally
-from peerd.policy.roster import Roster, RosterEntry
-from peerd.policy.spreading import MOST_TAGS, TAG_BYTES
+from peerd.generated import averaging_pb2, stage_pb2, swarm_pb2
+from peerd.policy.step.contributions import StageTally, Tally
+from peerd.policy.step.roster import Roster, RosterEntry
+from peerd.policy.swarm.spreading import MOST_TAGS, TAG_BYTES
 from peerd.table.record import PeerId, RawRecord
 from peerd.wire.chunks import Headed, Pieces
-from peerd.wire.generated import averaging_pb2, stage_pb2, swarm_pb2
-from peerd.wire.values import CHUNK_BYTES, ITEM_BYTES, Bytes, Call, CallResult, TensorBytes
+from peerd.wire.messages import CHUNK_BYTES, ITEM_BYTES, Bytes, Call, CallResult, TensorBytes
 
 MAX_RECORDS = 64
 MAX_STAGES = 4096

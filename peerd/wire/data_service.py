@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from peerd.errors import PeerdError
-from peerd.wire.generated import data_pb2, data_pb2_grpc
-from peerd.wire.links import PeerRole
+from peerd.generated import data_pb2, data_pb2_grpc
+from peerd.link.links import PeerRole
 from peerd.wire.services import Door
 
 

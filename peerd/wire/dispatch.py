@@ -15,13 +15,13 @@ from typing import Protocol
 import structlog
 
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, UnheardError, WrongStateError
-from peerd.policy.admission import able_to_compute
-from peerd.policy.ledger import holders, work_step
-from peerd.policy.wiring import Router, point_of
+from peerd.policy.route.admission import able_to_compute
+from peerd.policy.route.wiring import Router, point_of
+from peerd.policy.step.ledger import holders, work_step
 from peerd.table.record import PeerId, PeerRecord, RawRecord
 from peerd.table.view import LiveView
 from peerd.wire.clients import StageClient
-from peerd.wire.values import Call, CallResult
+from peerd.wire.messages import Call, CallResult
 
 BUSY_PAUSE_S = 0.02
 MOST_BUSY_PAUSE_S = 0.16

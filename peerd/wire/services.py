@@ -18,13 +18,7 @@ import grpc
 import structlog
 
 from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError, WrongStateError
-from peerd.policy.contributions import StageTally
-from peerd.policy.roster import Roster
-from peerd.table.record import AverageId, PeerId, RawRecord, RunId
-from peerd.timeline.spans import MAX_SPANS, SpanKind, SpanRing
-from peerd.wire import convert, timelines
-from peerd.wire.chunks import Chunk, Headed, opening
-from peerd.wire.generated import (
+from peerd.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
     stage_pb2,
@@ -34,11 +28,17 @@ from peerd.wire.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
-from peerd.wire.held import Held
-from peerd.wire.lanes import Lanes, Turn
-from peerd.wire.links import RETRY_AFTER_MS, Link, PeerRole, Traffic, Way, chunks_of
-from peerd.wire.tunnel import caller_of
-from peerd.wire.values import Average, Bytes, Call, CallResult, Description, Part, Snapshot
+from peerd.link.lanes import Lanes, Turn
+from peerd.link.links import RETRY_AFTER_MS, Link, PeerRole, Traffic, Way, chunks_of
+from peerd.link.tunnel import caller_of
+from peerd.policy.step.contributions import StageTally
+from peerd.policy.step.roster import Roster
+from peerd.table.record import AverageId, PeerId, RawRecord, RunId
+from peerd.timeline.spans import MAX_SPANS, SpanKind, SpanRing
+from peerd.wire import convert, timelines
+from peerd.wire.chunks import Chunk, Headed, opening
+from peerd.wire.messages import Average, Bytes, Call, CallResult, Description, Part, Snapshot
+from peerd.wire.open_conversations import Held
 
 LOG = structlog.get_logger()
 _STATUS: dict[type[PeerdError], grpc.StatusCode] = {

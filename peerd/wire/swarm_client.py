@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from peerd.errors import BadMessageError
-from peerd.policy.contributions import StageTally
+from peerd.generated import swarm_pb2, swarm_pb2_grpc
+from peerd.link.links import Links, answer_of
+from peerd.policy.step.contributions import StageTally
 from peerd.table.record import PeerId, RawRecord, RunId
 from peerd.timeline.spans import Span
 from peerd.wire import convert, timelines
 from peerd.wire.conversations import Conversations
-from peerd.wire.generated import swarm_pb2, swarm_pb2_grpc
-from peerd.wire.links import Links, answer_of
-from peerd.wire.values import Description, RawManifest
+from peerd.wire.messages import Description, RawManifest
 
 CONVERSE = "/peerd.Swarm/Converse"
 
@@ -39,7 +39,7 @@ class SwarmClient:
         return await self._gossip(peer, request, timeout_s)
 
     async def ask_for_news(self, peer: PeerId, known: Sequence[bytes], timeout_s: float) -> tuple[RawRecord, ...]:
-        """What rose lately at `peer`, but for what is known here, by the tags of policy/spreading.py."""
+        """What rose lately at `peer`, but for what is known here, by the tags of policy/swarm/spreading.py."""
         request = swarm_pb2.GossipRequest(run=self._run, want_news=True, known=convert.tags_to(known))
         return await self._gossip(peer, request, timeout_s)
 

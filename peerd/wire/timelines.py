@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from peerd.errors import BadMessageError
+from peerd.generated import swarm_pb2
 from peerd.timeline.spans import MAX_SPANS, Span, SpanKind
 from peerd.wire.convert import MAX_COUNT, MAX_PEER_CHARS
-from peerd.wire.generated import swarm_pb2
 
 MAX_OTHERS = 4096
 MAX_TOOK_S = 1e6

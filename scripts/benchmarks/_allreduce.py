@@ -265,7 +265,7 @@ class Peerd:
 
     async def go(self, others: Sequence[dict[str, Any]]) -> float:
         """From the proposal of the one that leads to an average that everybody has checked and taken."""
-        from peerd.policy.roster import Roster, RosterEntry
+        from peerd.policy.step.roster import Roster, RosterEntry
         from peerd.table.record import Phase
 
         began_s, record = time.monotonic(), self._state.record

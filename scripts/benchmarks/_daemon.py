@@ -14,11 +14,11 @@ from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.network import Network, allow_direct, open_network
 from peerd.errors import PeerdError
+from peerd.link.links import Links
+from peerd.link.throttle import Throttles
 from peerd.swarm.identity import Identity
 from peerd.table.record import PeerId, RunId
-from peerd.wire.links import Links
 from peerd.wire.services import Door
-from peerd.wire.throttle import Throttles
 from scripts.benchmarks._sides import PATIENCE_S, TIMEOUT_S
 
 RUN = RunId("b" * 32)

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from peerd.config.settings import Settings
 from peerd.daemon.__main__ import main
-from peerd.wire import streams
-from peerd.wire.throttle import Throttle
+from peerd.link import streams
+from peerd.link.throttle import Throttle
 
 ONE_WAY_MS = "PEERD_BENCH_ONE_WAY_MS"
 MOST_WAITING = 256

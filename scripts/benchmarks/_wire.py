@@ -100,7 +100,7 @@ class Receiver:
     """The stage of a callee that takes a microbatch and does nothing with it."""
 
     async def backpropagate(self, _caller: Any, call: Any, receive: Any, _progress: Any) -> Any:
-        from peerd.wire.values import CallResult
+        from peerd.wire.messages import CallResult
 
         num_bytes = sum(map(len, await receive()))
         return CallResult(gradient=None, downstream_s=0.0, queued_s=0.0, records=(), loss=float(num_bytes))
@@ -141,9 +141,9 @@ class Peerd:
         self._other = others[1 - self._job.rank]["peer"]
 
     async def measure(self, stream: bool, num_bytes: int, repeats: int, direct: bool) -> list[float]:
+        from peerd.link.links import chunks_of
         from peerd.wire.clients import StageClient
-        from peerd.wire.links import chunks_of
-        from peerd.wire.values import Call, TensorBytes
+        from peerd.wire.messages import Call, TensorBytes
         from scripts.benchmarks._daemon import RUN
 
         self._daemon.use(direct)

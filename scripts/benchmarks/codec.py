@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from peerd.config.codec import Codec, parse_codec
-from peerd.stage.tensors import decode, encode
+from peerd.wire.tensors import decode, encode
 from scripts.benchmarks._report import SCHEMA
 
 NAMES = ("none", "bfloat16", "float16", "int8", "int6", "int5", "int4", "topk:0.1", "topk:0.01")

@@ -26,7 +26,7 @@ from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConf
 from peerd.config.paths import cache_folder
 from peerd.errors import ExitCode, PeerdError
 from peerd.models.stages import StageModule, build_stage, initial_parameter_spec
-from peerd.policy.compressing import choose_rung
+from peerd.policy.route.compressing import choose_rung
 from peerd.reference import backpropagate
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.update import apply_means

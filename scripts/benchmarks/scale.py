@@ -1,6 +1,6 @@
 """What a peer pays for the table, against the number of peers: simulated swarms of any size, and real daemons on this machine.
 
-The simulation drives the very rules by which daemons exchange news (policy/spreading.py); what a record and a call cost is measured
+The simulation drives the very rules by which daemons exchange news (policy/swarm/spreading.py); what a record and a call cost is measured
 here, the call without p2pd. In the comparison everybody is told everybody's record once a period, which is the least that knowing
 everybody takes. The real daemons have nothing to do; theirs and p2pd's processor time is measured.
 """
@@ -23,14 +23,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.cli.demo_daemons import DemoSwarm
 from peerd.errors import ExitCode, PeerdError
-from peerd.policy.spreading import TAG_BYTES
+from peerd.generated import swarm_pb2, swarm_pb2_grpc
+from peerd.policy.swarm.spreading import TAG_BYTES
 from peerd.sim.gossip import GossipScenario, GossipSimulation
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedRecord, sign_record
 from peerd.table.record import Lineage, PeerRecord, Phase, RunId
 from peerd.wire import convert
-from peerd.wire.generated import swarm_pb2, swarm_pb2_grpc
 from scripts.benchmarks._report import Row, interrupt, print_json, print_table, progress
 from scripts.benchmarks._usage import tiny_plan, wait_until_idle, watch
 

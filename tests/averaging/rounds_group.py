@@ -13,12 +13,12 @@ import torch
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.config.manifest import Manifest
-from peerd.policy.roster import Roster, entry_of
+from peerd.policy.step.roster import Roster, entry_of
 from peerd.stage.executor import Executor
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, RawRecord
 from peerd.wire.clients import AveragingClient, PartHeader, ReceivedAverage
-from peerd.wire.values import Part
+from peerd.wire.messages import Part
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 

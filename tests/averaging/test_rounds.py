@@ -25,9 +25,9 @@ from peerd.stage.accumulator import split_evenly
 from peerd.stage.executor import Priority
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.state import HeldAverage
-from peerd.stage.tensors import views_of_flat
 from peerd.table.record import PeerId, Phase, RawRecord
-from peerd.wire.values import Part
+from peerd.wire.messages import Part
+from peerd.wire.tensors import views_of_flat
 from tests.averaging.rounds_group import (
     MANIFEST,
     MICROBATCHES,

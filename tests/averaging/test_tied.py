@@ -14,8 +14,8 @@ import torch
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.errors import BadMessageError, WrongStateError
-from peerd.policy.roster import Roster, entry_of
-from peerd.policy.tied import sum_id
+from peerd.policy.step.roster import Roster, entry_of
+from peerd.policy.step.tied import sum_id
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId, PeerRecord

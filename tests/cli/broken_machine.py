@@ -22,14 +22,14 @@ import torch
 
 from peerd.config.limits import Wishes, save_wishes
 from peerd.config.paths import Home
-from peerd.daemon.usage import Usage
-from peerd.policy.checkup import SLOW_UPLOAD_BITS_PER_S
-from peerd.policy.governor import MINUTES_A_DAY, Hours, Limits
+from peerd.link.libp2p import P2PD
+from peerd.owner.usage import Usage
+from peerd.policy.owner.governor import MINUTES_A_DAY, Hours, Limits
+from peerd.policy.swarm.checkup import SLOW_UPLOAD_BITS_PER_S
 from peerd.stage.checkpoints import CheckpointStore
 from peerd.stage.snapshots import Downloaded
 from peerd.swarm.identity import Identity, LocalState
 from peerd.table.record import Lineage, RunId
-from peerd.wire.libp2p import P2PD
 from tests.cli.conftest import Command
 
 RUN = RunId("a" * 32)

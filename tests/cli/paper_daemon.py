@@ -20,7 +20,7 @@ from typing import Any
 
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
-from peerd.wire.run_folder import RunFolder, claim
+from peerd.link.run_folder import RunFolder, claim
 from tests.cli.replies import counters, peer_info, peers_reply, run_info, status_reply
 
 STEP_S = 0.1

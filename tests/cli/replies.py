@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from peerd.config import limits
 from peerd.control.protocol import ContributionsReply, Counters, HistoryReply, OwnerInfo, PeerInfo, PeersReply, RunInfo, StatusReply
-from peerd.policy.governor import Limits
+from peerd.policy.owner.governor import Limits
 
 
 def run_info(**changes: Any) -> RunInfo:

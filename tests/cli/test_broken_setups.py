@@ -21,19 +21,19 @@ from typing import Any
 import pytest
 import torch
 
+from peerd.checkup import doctor
 from peerd.cli import launch
 from peerd.config import paths
 from peerd.config.limits import Wishes, save_wishes
 from peerd.config.manifest import ModelConfig
 from peerd.config.paths import Home
-from peerd.daemon import doctor
-from peerd.policy.governor import Limits
+from peerd.link import p2pd
+from peerd.policy.owner.governor import Limits
 from peerd.swarm.identity import LocalState
-from peerd.wire import p2pd
+from tests.checkup.stub_peer import Faults, stub_peer
 from tests.cli import broken_machine as broken
 from tests.cli.broken_machine import RUN, Break, Line, Machine, problem, warning
 from tests.cli.conftest import ROOT, Command
-from tests.daemon.stub_peer import Faults, stub_peer
 from tests.tiny_run import tiny_manifest
 
 pytestmark = [

@@ -28,7 +28,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     story: dict[str, Any] = {}
 
     def run_child(module: str, order: str, **_bounds: object) -> dict[str, Any]:
-        assert module == "peerd.daemon.doctor"
+        assert module == "peerd.checkup.doctor"
         story["order"] = json.loads(order)
         return dict(story["reply"])
 

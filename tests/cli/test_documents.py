@@ -13,8 +13,8 @@ import pytest
 from peerd.cli.main import cli
 from peerd.config.limits import owner_info
 from peerd.config.paths import Home
-from peerd.daemon.tracing import trace_reply
-from peerd.policy.governor import Limits
+from peerd.daemon.watching.tracing import trace_reply
+from peerd.policy.owner.governor import Limits
 from tests.cli.conftest import Command
 from tests.cli.replies import contributions_reply, history_reply, peers_reply, status_reply
 from tests.cli.test_contract import verbs_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from peerd.config.paths import Home
-from peerd.daemon.tracing import trace_reply
+from peerd.daemon.watching.tracing import trace_reply
 from tests.cli.conftest import Command
 from tests.cli.replies import OTHER
 from tests.control.fake_daemon import answering, line

@@ -23,7 +23,7 @@ from peerd.config.limits import (
 )
 from peerd.config.paths import Home
 from peerd.errors import DiskError, UsageError
-from peerd.policy.governor import Hours, Limits
+from peerd.policy.owner.governor import Hours, Limits
 
 amounts = st.floats(0, 1e15) | st.just(0)
 minutes = st.integers(0, 1439)

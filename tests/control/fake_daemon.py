@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from peerd.config.paths import Home
-from peerd.wire.run_folder import claim
+from peerd.link.run_folder import claim
 
 
 def line(message: object) -> bytes:

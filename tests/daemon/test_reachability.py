@@ -12,12 +12,12 @@ import pytest
 from peerd.daemon import reachability
 from peerd.daemon.network import Network
 from peerd.daemon.reachability import Reachability
-from peerd.policy.checkup import Dialled
+from peerd.policy.swarm.checkup import Dialled
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId, Reach
+from tests.link.test_relay import Peer, World, world
 from tests.strategies import member, view_of
 from tests.wire.callee import RUN
-from tests.wire.test_relay import Peer, World, world
 
 OWN = "/ip4/192.168.0.2/tcp/7/p2p/me"
 

@@ -8,7 +8,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.daemon.lag import KEPT_S, PERIOD_S, LoopLag
+from peerd.daemon.watching.loop_lag import KEPT_S, PERIOD_S, LoopLag
 from peerd.observe.quantiles import quantile
 
 

@@ -18,7 +18,7 @@ from peerd.observe.archive import Archive
 from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.store import HistoryStore
 from peerd.observe.thinning import DAY_S, at_most, merged, thinned
-from peerd.policy.roster import Roster, RosterEntry
+from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.table.record import Evaluation, PeerId
 
 SAMPLES = st.lists(

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from peerd.policy.admission import able_to_compute, newest_taken, slots_for, why_refuse_call
-from peerd.policy.launching import Launch, launchable, share, window
-from peerd.policy.ledger import ledger_of, marked, may_accumulate, number_of
-from peerd.policy.wiring import Router, point_of
+from peerd.policy.route.admission import able_to_compute, newest_taken, slots_for, why_refuse_call
+from peerd.policy.route.launching import Launch, launchable, share, window
+from peerd.policy.route.wiring import Router, point_of
+from peerd.policy.step.ledger import ledger_of, marked, may_accumulate, number_of
 from peerd.table.record import PeerRecord
 from peerd.table.view import LiveView
 from tests.policy.model_theta import Gradient, ThetaId

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from peerd.policy.leaving import has_successors, owes_nothing
-from peerd.policy.ledger import at_next_step, both_dropped, this_dropped, with_overlap
-from peerd.policy.norms import KEPT_NORMS
-from peerd.policy.roster import lineage_after, lineage_skipped
-from peerd.policy.stepping import KEPT_AVERAGES, Act, Decision, OwnState, decide, looks_lost
+from peerd.policy.step.leaving import has_successors, owes_nothing
+from peerd.policy.step.ledger import at_next_step, both_dropped, this_dropped, with_overlap
+from peerd.policy.step.norms import KEPT_NORMS
+from peerd.policy.step.roster import lineage_after, lineage_skipped
+from peerd.policy.step.stepping import KEPT_AVERAGES, Act, Decision, OwnState, decide, looks_lost
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm, Suspicion, check_transition
 from peerd.table.view import LiveView, Sighting, SwarmView
 from tests.policy.model_calls import Calls

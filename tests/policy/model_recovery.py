@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerd.policy.admission import donors
-from peerd.policy.recovery import Beginning, plan
+from peerd.policy.route.admission import donors
+from peerd.policy.step.recovery import Beginning, plan
 from peerd.table.record import PeerId, Phase
 
 if TYPE_CHECKING:

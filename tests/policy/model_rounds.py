@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from peerd.policy.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt, why_refuse
+from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt, why_refuse
 from peerd.table.record import AverageId, Lineage, PeerId, Phase, StepNorm
 from tests.policy.model_theta import Average, ThetaId
 from tests.policy.model_tied import Copy, Sum

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.hashing import digest
-from peerd.policy.roster import lineage_skipped
-from peerd.policy.stepping import KEPT_AVERAGES, Act, Decision
-from peerd.policy.tied import history_after, lineage_replaced, other_end
+from peerd.policy.step.roster import lineage_skipped
+from peerd.policy.step.stepping import KEPT_AVERAGES, Act, Decision
+from peerd.policy.step.tied import history_after, lineage_replaced, other_end
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, Phase, TiedSum
 from tests.policy.model_theta import Average, ThetaId
 

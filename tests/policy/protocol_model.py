@@ -22,8 +22,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from peerd.policy.admission import choose_stage
-from peerd.policy.stepping import StepRules
+from peerd.policy.route.admission import choose_stage
+from peerd.policy.step.stepping import StepRules
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from tests.policy.model_faults import TAKES_AWAY, Fault, Kind, Scenario, Survivor
 from tests.policy.model_peer import AVERAGING_S, TTL_S, ModelPeer

@@ -8,8 +8,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.admission import able_to_compute, choose_stage, donors, newest_taken, slots_for, why_refuse_call
-from peerd.policy.ledger import at_next_step, ledger_of
+from peerd.policy.route.admission import able_to_compute, choose_stage, donors, newest_taken, slots_for, why_refuse_call
+from peerd.policy.step.ledger import at_next_step, ledger_of
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from tests.strategies import live_views, member, records, view_of

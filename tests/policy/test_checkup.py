@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peerd.policy import checkup
-from peerd.policy.checkup import Dialled, Finding, Verdict
-from peerd.policy.governor import Limits, Pause
+from peerd.policy.owner.governor import Limits, Pause
+from peerd.policy.swarm import checkup
+from peerd.policy.swarm.checkup import Dialled, Finding, Verdict
 from peerd.table.record import PeerId
 
 OK, WARNING, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.compressing import MOST_LOAD, TARGET_LOAD, RateMeter, choose_rung, pace_s
+from peerd.policy.route.compressing import MOST_LOAD, TARGET_LOAD, RateMeter, choose_rung, pace_s
 from peerd.table.record import PeerId
 from tests.strategies import member, view_of
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.contributions import ABOUT_AS_LONG, Report, StageTally, Tally, merge, why_impossible
+from peerd.policy.step.contributions import ABOUT_AS_LONG, Report, StageTally, Tally, merge, why_impossible
 
 NAMES = st.sampled_from("abcd")
 TALLIES = st.lists(st.builds(Tally, peer=NAMES, steps=st.integers(1, 9), microbatches=st.integers(0, 99)), unique_by=lambda t: t.peer)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.evaluating import due_step, is_my_turn, newest_evaluation
-from peerd.policy.ledger import work_step
+from peerd.policy.route.evaluating import due_step, is_my_turn, newest_evaluation
+from peerd.policy.step.ledger import work_step
 from peerd.table.record import Evaluation
 from peerd.table.view import LiveView
 from tests.strategies import live_views, member, view_of

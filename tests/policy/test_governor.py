@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.governor import (
+from peerd.policy.owner.governor import (
     BUSY_SHARE,
     COOL_DOWN_C,
     LEAST_DUTY,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.health import STALLED_AFTER_S, Facts, Item, advance, health
+from peerd.policy.swarm.health import STALLED_AFTER_S, Facts, Item, advance, health
 from peerd.table.record import AverageId, Lineage, PeerRecord, Phase
 from peerd.table.view import LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, live_views, member, view_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from peerd.policy.launching import (
+from peerd.policy.route.launching import (
     WayTime,
     Work,
     at_first,
@@ -23,7 +23,7 @@ from peerd.policy.launching import (
     what_launches_hang_on,
     window,
 )
-from peerd.policy.ledger import is_averaged, stages_missing, work_step
+from peerd.policy.step.ledger import is_averaged, stages_missing, work_step
 from peerd.table.record import PeerId, Phase, StageSummary, Void
 from peerd.table.view import LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, live_views, member, view_of

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.leaving import has_successors, owes_nothing
+from peerd.policy.step.leaving import has_successors, owes_nothing
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from tests.strategies import records

@@ -10,7 +10,7 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from peerd.policy.ledger import (
+from peerd.policy.step.ledger import (
     accumulate_set,
     at_next_step,
     both_dropped,

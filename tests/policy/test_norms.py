@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.norms import clip_factor, combine, norm_of_step, told_by
-from peerd.policy.roster import lineage_after
-from peerd.policy.stepping import Act, Decision, OwnState, StepRules, decide, looks_lost
+from peerd.policy.step.norms import clip_factor, combine, norm_of_step, told_by
+from peerd.policy.step.roster import lineage_after
+from peerd.policy.step.stepping import Act, Decision, OwnState, StepRules, decide, looks_lost
 from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, StepNorm
 from tests.strategies import FULL, NUM_MICROBATCHES, member, view_of
 

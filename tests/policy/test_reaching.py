@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.reaching import all_gone_silent
+from peerd.policy.swarm.reaching import all_gone_silent
 from peerd.table.record import PeerId
 from peerd.table.view import SwarmView
 from tests.strategies import member

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from peerd.policy.rebalance import Move, Plan, Rebalancing, Rule, move_of, plan
+from peerd.policy.swarm.rebalance import Move, Plan, Rebalancing, Rule, move_of, plan
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from tests.strategies import member

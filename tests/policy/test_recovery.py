@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.recovery import Beginning, plan
+from peerd.policy.step.recovery import Beginning, plan
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.checkup import Dialled
-from peerd.policy.governor import Limits, Pause
-from peerd.policy.reaching import can_be_dialled, whom_to_ask
-from peerd.policy.relaying import Bounds, Standing, relays_to_ask, why_not_connect, why_not_relay, why_not_reserve
+from peerd.policy.owner.governor import Limits, Pause
+from peerd.policy.swarm.checkup import Dialled
+from peerd.policy.swarm.reaching import can_be_dialled, whom_to_ask
+from peerd.policy.swarm.relaying import Bounds, Standing, relays_to_ask, why_not_connect, why_not_relay, why_not_reserve
 from peerd.table.circuit import circuit_address, direct, is_circuit, relay_in
 from peerd.table.record import PeerId, Reach
 from tests.strategies import member, view_of

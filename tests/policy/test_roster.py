@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.policy.hashing import peer_rank
-from peerd.policy.roster import (
+from peerd.policy.step.roster import (
     Roster,
     RosterEntry,
     compose,

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.admission import choose_stage
-from peerd.policy.evaluating import is_my_turn
-from peerd.policy.launching import launchable, trainers_of, window
-from peerd.policy.ledger import may_accumulate, missing
-from peerd.policy.rebalance import Rebalancing, plan
-from peerd.policy.spreading import (
+from peerd.policy.route.admission import choose_stage
+from peerd.policy.route.evaluating import is_my_turn
+from peerd.policy.route.launching import launchable, trainers_of, window
+from peerd.policy.step.ledger import may_accumulate, missing
+from peerd.policy.swarm.rebalance import Rebalancing, plan
+from peerd.policy.swarm.spreading import (
     KEEPERS,
     KEPT_TURNS,
     MOST_NEWS,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.roster import Roster, compose, entry_of
-from peerd.policy.stepping import KEPT_AVERAGES, Act, Decision, OwnState, StepRules, decide, looks_lost
+from peerd.policy.step.roster import Roster, compose, entry_of
+from peerd.policy.step.stepping import KEPT_AVERAGES, Act, Decision, OwnState, StepRules, decide, looks_lost
 from peerd.table.record import TRANSITIONS, AverageId, Lineage, PeerId, PeerRecord, Phase, Void
 from peerd.table.view import LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, ledgers, live_views, member, view_of

@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.roster import lineage_after, lineage_skipped
-from peerd.policy.stepping import Act, Decision, OwnState, StepRules, decide, looks_lost
-from peerd.policy.tied import Source, better_copy, history_after, lineage_replaced, other_end, sum_id, sum_of_step
+from peerd.policy.step.roster import lineage_after, lineage_skipped
+from peerd.policy.step.stepping import Act, Decision, OwnState, StepRules, decide, looks_lost
+from peerd.policy.step.tied import Source, better_copy, history_after, lineage_replaced, other_end, sum_id, sum_of_step
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, TiedSum
 from tests.strategies import FULL, NUM_MICROBATCHES, average_ids, member, view_of
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy import wiring
-from peerd.policy.wiring import GOLDEN, RECENT, Router, point_of
+from peerd.policy.route import wiring
+from peerd.policy.route.wiring import GOLDEN, RECENT, Router, point_of
 from peerd.table.record import PeerId, PeerRecord
 from tests.strategies import member
 

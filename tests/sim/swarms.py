@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from peerd.policy.rebalance import Rebalancing, Rule
+from peerd.policy.swarm.rebalance import Rebalancing, Rule
 from peerd.sim.devices import Devices
 from peerd.sim.rebalance import Scenario, simulate
 from peerd.sim.trace import generate

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from peerd.policy.rebalance import Rebalancing
+from peerd.policy.swarm.rebalance import Rebalancing
 from peerd.sim.devices import Devices
 from peerd.sim.rebalance import Scenario, simulate
 from peerd.sim.trace import Change, Trace, generate

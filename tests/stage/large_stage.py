@@ -19,7 +19,7 @@ import torch
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, TrainConfig
 from peerd.models.hf.manifest_model import choose_model
 from peerd.models.stages import build_stage, estimate_stage_memory_bytes, initial_parameter_spec
-from peerd.policy.roster import Roster, RosterEntry
+from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.stage.state import StageState, Ticket
 from peerd.table.record import PeerId, PeerRecord
 from tests.strategies import view_of

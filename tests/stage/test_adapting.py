@@ -8,12 +8,12 @@ import torch
 
 from peerd.config.codec import parse_codec
 from peerd.config.manifest import Manifest, WireConfig
+from peerd.link.links import Traffic, Way
 from peerd.stage.adapting import LinkCodecs
-from peerd.stage.tensors import decode, encode
 from peerd.table.record import PeerId
 from peerd.wire.codecs import through
-from peerd.wire.links import Traffic, Way
-from peerd.wire.values import Call
+from peerd.wire.messages import Call
+from peerd.wire.tensors import decode, encode
 from tests.strategies import member, view_of
 from tests.tiny_run import tiny_manifest
 

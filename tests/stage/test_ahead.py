@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from peerd.models.stages import StageModule, build_stage
-from peerd.stage.ahead import Ahead
+from peerd.stage.delayed import Ahead
 from tests.tiny_run import tiny_manifest
 
 

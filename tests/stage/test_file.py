@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load, save
 
-from peerd.stage.tensors import file_of
+from peerd.wire.tensors import file_of
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 NAMES = st.text("abz/._09", min_size=1, max_size=8)

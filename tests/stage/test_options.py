@@ -19,10 +19,10 @@ from torch.optim.adamw import adamw
 from peerd.config.manifest import ComputeConfig, Manifest, TrainConfig
 from peerd.models.dropout import dropout_of
 from peerd.models.stages import StageModule, build_stage
-from peerd.policy.ledger import number_of
-from peerd.policy.norms import combine
-from peerd.policy.roster import Roster, entry_of
-from peerd.policy.tied import sum_id
+from peerd.policy.step.ledger import number_of
+from peerd.policy.step.norms import combine
+from peerd.policy.step.roster import Roster, entry_of
+from peerd.policy.step.tied import sum_id
 from peerd.reference import train_reference
 from peerd.stage.state import HeldAverage, StageState, Ticket
 from peerd.table.record import AverageId, PeerId, PeerRecord

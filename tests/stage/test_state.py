@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from peerd.errors import PeerGoneError, WrongStateError
-from peerd.policy.roster import Roster, RosterEntry, lineage_after
+from peerd.policy.step.roster import Roster, RosterEntry, lineage_after
 from peerd.stage.accumulator import views_of
 from peerd.stage.state import StageState, Ticket
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase

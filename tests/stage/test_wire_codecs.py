@@ -16,10 +16,10 @@ from peerd.reference import backpropagate
 from peerd.stage.executor import Executor, Pace
 from peerd.stage.service import StageService
 from peerd.stage.state import StageState
-from peerd.stage.tensors import encode
 from peerd.table.record import PeerId, PeerRecord
 from peerd.timeline.spans import SpanKind, SpanRing
-from peerd.wire.values import Bytes, Call, CallResult, TensorBytes
+from peerd.wire.messages import Bytes, Call, CallResult, TensorBytes
+from peerd.wire.tensors import encode
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 

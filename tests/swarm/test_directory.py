@@ -6,12 +6,12 @@ import msgpack
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from peerd.link.libp2p import DHTID, DHTRecord, MSGPackSerializer
 from peerd.swarm import directory
 from peerd.swarm.directory import MAX_SOUND, RunValidator, stage_key
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import pack_record, sign_record
 from peerd.table.record import PeerRecord, RunId
-from peerd.wire.libp2p import DHTID, DHTRecord, MSGPackSerializer
 
 RUN = RunId("a" * 32)
 ME, OTHER = (Identity(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)) for number in range(2))

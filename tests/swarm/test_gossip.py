@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.errors import PeerGoneError
-from peerd.policy.spreading import ANNOUNCED_TO, MOST_PAUSE, STORED_EVERY, TELLS_ALL
+from peerd.policy.swarm.spreading import ANNOUNCED_TO, MOST_PAUSE, STORED_EVERY, TELLS_ALL
 from peerd.swarm.directory import Directory
 from peerd.swarm.gossip import CALM_GAP_S, MOST_ON_THEIR_WAY, UNHURRIED_S, Gossip
 from peerd.swarm.identity import Identity

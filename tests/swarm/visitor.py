@@ -17,12 +17,12 @@ from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.address import parse_address
 from peerd.daemon.network import Network, ask_for_run, open_network
-from peerd.stage.tensors import encode
+from peerd.link.p2pd import watch
 from peerd.swarm.identity import Identity
 from peerd.table.record import PeerId, RunId
 from peerd.wire.clients import SnapshotHeader, StageClient, StateClient, StateRequest
-from peerd.wire.p2pd import watch
-from peerd.wire.values import Call, CallResult
+from peerd.wire.messages import Call, CallResult
+from peerd.wire.tensors import encode
 
 PATIENCE_S = 10.0
 

@@ -15,7 +15,6 @@ import torch
 from peerd.errors import PeerGoneError, RemoteError, WrongStateError
 from peerd.models.blocks import describe_entry
 from peerd.models.stages import input_of, labels_shape
-from peerd.stage.tensors import decode
 from peerd.swarm.membership import Membership
 from peerd.table.record import Evaluation, PeerId, PeerRecord
 from peerd.table.view import LiveView
@@ -23,7 +22,8 @@ from peerd.train import evaluator
 from peerd.train.evaluator import Evaluator
 from peerd.train.samples import Samples
 from peerd.wire.dispatch import Dispatcher
-from peerd.wire.values import Call, CallResult
+from peerd.wire.messages import Call, CallResult
+from peerd.wire.tensors import decode
 from tests.strategies import member, view_of
 from tests.tiny_run import corpus_of, tiny_manifest
 

@@ -17,8 +17,8 @@ from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import NOT_ASKED
 from peerd.errors import BadMessageError
 from peerd.reference import train_reference
-from peerd.stage.tensors import encode
 from peerd.train.masking import Masking
+from peerd.wire.tensors import encode
 from tests.stage.test_wire_codecs import LABELS, TOKENS, Chain
 from tests.tiny_run import corpus_of
 

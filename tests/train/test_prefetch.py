@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from peerd.errors import DiskError
-from peerd.stage.tensors import decode
 from peerd.train.prefetch import MOST_PREPARED, Prefetcher
 from peerd.train.samples import Microbatches
+from peerd.wire.tensors import decode
 
 CPU = torch.device("cpu")
 

@@ -17,7 +17,7 @@ from peerd.data import tokens
 from peerd.data.tokenizer import tokenizer_path
 from peerd.data.tokens import chunk_hashes, hash_of_hashes, kept_tokens
 from peerd.errors import BusyError, PeerGoneError, StageError, WrongStateError
-from peerd.policy.admission import givers_of_data
+from peerd.policy.route.admission import givers_of_data
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId
 from peerd.table.view import LiveView

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from peerd.errors import PeerGoneError
-from peerd.policy.launching import AT_FIRST, Work, first_owned, window
+from peerd.policy.route.launching import AT_FIRST, Work, first_owned, window
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
@@ -22,7 +22,7 @@ from peerd.train import trainer
 from peerd.train.samples import Microbatches
 from peerd.train.trainer import Trainer
 from peerd.wire.dispatch import Dispatcher
-from peerd.wire.values import Call, CallResult
+from peerd.wire.messages import Call, CallResult
 from tests.strategies import member, view_of
 from tests.tiny_run import tiny_manifest
 

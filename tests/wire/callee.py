@@ -15,15 +15,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.stage.service import StageService
 from peerd.stage.state import StageState
-from peerd.stage.tensors import encode
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId, RawRecord, RunId
 from peerd.wire.clients import StageClient
+from peerd.wire.messages import Call, CallResult, Description
 from peerd.wire.services import Door
-from peerd.wire.values import Call, CallResult, Description
+from peerd.wire.tensors import encode
+from tests.link.local_peers import Served
 from tests.tiny_run import tiny_manifest
-from tests.wire.local_peers import Served
 
 RUN = RunId("a" * 32)
 BAD, STATE, BUSY, GONE = (

@@ -12,7 +12,8 @@ import torch
 
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
-from peerd.policy.contributions import StageTally, Tally
+from peerd.link.links import Traffic
+from peerd.policy.step.contributions import StageTally, Tally
 from peerd.stage.executor import Executor, Pace, Priority
 from peerd.stage.service import StageService
 from peerd.stage.snapshots import SnapshotServer
@@ -20,8 +21,8 @@ from peerd.stage.state import StageState
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import PeerRecord
 from peerd.wire.clients import AveragingClient
-from peerd.wire.links import Traffic
 from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer
+from tests.link.local_peers import serving
 from tests.wire.callee import (
     MANIFEST,
     PATIENCE_S,
@@ -32,7 +33,6 @@ from tests.wire.callee import (
     Unanswering,
     new_identity,
 )
-from tests.wire.local_peers import serving
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from peerd.config.codec import parse_codec
 from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP
-from peerd.policy.roster import Roster, RosterEntry
+from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.table.record import PeerId
-from peerd.wire.values import ITEM_BYTES, Call, TensorBytes
+from peerd.wire.messages import ITEM_BYTES, Call, TensorBytes
 
 peers = st.text("abcdefgh123", min_size=1, max_size=12).map(PeerId)
 numbers = st.integers(0, (1 << 62) - 1)

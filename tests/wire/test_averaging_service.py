@@ -12,18 +12,18 @@ import torch
 
 from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BadMessageError, WrongStateError
-from peerd.policy.roster import Roster, RosterEntry
-from peerd.table.record import AverageId, PeerId
-from peerd.wire import convert
-from peerd.wire.clients import AveragingClient
-from peerd.wire.generated import (
+from peerd.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
 )
-from peerd.wire.links import Traffic, digest_of
+from peerd.link.links import Traffic, digest_of
+from peerd.policy.step.roster import Roster, RosterEntry
+from peerd.table.record import AverageId, PeerId
+from peerd.wire import convert
+from peerd.wire.clients import AveragingClient
 from peerd.wire.services import AveragingHandler, AveragingServicer, Door
+from tests.link.local_peers import serving
 from tests.wire.callee import ALL, BAD, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain
-from tests.wire.local_peers import serving
 
 
 async def test_a_roster_that_does_not_cover_the_step_is_not_joined(callee: Callee) -> None:

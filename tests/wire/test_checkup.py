@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 
 from peerd.errors import BusyError, WrongStateError
+from peerd.generated import checkup_pb2, checkup_pb2_grpc
+from peerd.link.certificate import holder_of, make_certificate
+from peerd.link.dialling import answers_as
+from peerd.link.direct import Pins, Showing
+from peerd.link.libp2p import P2PD
+from peerd.link.links import Traffic
+from peerd.link.throttle import Throttles
 from peerd.swarm.identity import Identity
 from peerd.table.record import PeerId, RunId
-from peerd.wire.certificate import holder_of, make_certificate
 from peerd.wire.checkup import MAX_PROBE_BYTES, CheckupClient, CheckupServicer, host_in
-from peerd.wire.dialling import answers_as
-from peerd.wire.direct import Pins, Showing
-from peerd.wire.generated import checkup_pb2, checkup_pb2_grpc
-from peerd.wire.libp2p import P2PD
-from peerd.wire.links import Traffic
-from peerd.wire.server import DirectEndpoint
+from peerd.wire.grpc_server import DirectEndpoint
 from peerd.wire.services import Door
-from peerd.wire.throttle import Throttles
+from tests.link.local_peers import Served, serving
 from tests.wire.callee import BAD, BUSY, RUN, drain, new_identity
-from tests.wire.local_peers import Served, serving
 
 TIMEOUT_S = 20.0
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from peerd.config.codec import BLOCKS, LADDER, TOPK_CHUNK, Codec, parse_allowed, parse_codec
 from peerd.errors import BadMessageError
-from peerd.stage.tensors import decode as decode_tensor
-from peerd.stage.tensors import encode as encode_tensor
-from peerd.stage.tensors import take
 from peerd.wire.codecs import decode, encode, through
+from peerd.wire.tensors import decode as decode_tensor
+from peerd.wire.tensors import encode as encode_tensor
+from peerd.wire.tensors import take
 
 NAMES = ["none", "bfloat16", "float16", "int8", "int6", "int5", "int4", "topk:0.01", "topk:0.25", "topk:0.9", "topk:1"]
 codecs = st.sampled_from(NAMES).map(parse_codec)

@@ -12,12 +12,12 @@ import grpc
 import pytest
 
 from peerd.errors import BadMessageError, BusyError, PeerGoneError
+from peerd.generated import swarm_pb2, swarm_pb2_grpc
+from peerd.link.links import Links
 from peerd.swarm.signed import sign_record
 from peerd.table.record import PeerId, PeerRecord
-from peerd.wire import held
+from peerd.wire import open_conversations as held
 from peerd.wire.conversations import Conversations
-from peerd.wire.generated import swarm_pb2, swarm_pb2_grpc
-from peerd.wire.links import Links
 from peerd.wire.swarm_client import SwarmClient
 from tests.wire.callee import BAD, RUN, Callee, assert_refused, new_identity
 

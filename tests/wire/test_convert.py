@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BadMessageError
-from peerd.policy.contributions import StageTally, Tally
-from peerd.policy.roster import Roster
+from peerd.generated import averaging_pb2, stage_pb2, swarm_pb2
+from peerd.policy.step.contributions import StageTally, Tally
+from peerd.policy.step.roster import Roster
 from peerd.table.record import PeerId
 from peerd.wire import convert
-from peerd.wire.generated import averaging_pb2, stage_pb2, swarm_pb2
-from peerd.wire.values import Call, TensorBytes
+from peerd.wire.messages import Call, TensorBytes
 from tests.wire.strategies import bitmaps, calls, rosters, tensors
 
 RUN = "f" * 32

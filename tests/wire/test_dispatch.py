@@ -17,7 +17,7 @@ from peerd.table.view import LiveView
 from peerd.wire import dispatch
 from peerd.wire.clients import StageClient
 from peerd.wire.dispatch import Dispatcher
-from peerd.wire.values import Call, CallResult, TensorBytes
+from peerd.wire.messages import Call, CallResult, TensorBytes
 from tests.strategies import FULL, member, view_of
 
 A, B = PeerId("a"), PeerId("b")

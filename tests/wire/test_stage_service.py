@@ -15,19 +15,19 @@ import torch
 from peerd.config.codec import parse_codec
 from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BusyError, WrongStateError
-from peerd.policy.roster import Roster, RosterEntry
-from peerd.stage.tensors import decode, encode
-from peerd.stage.values import Outcome, Ticket
-from peerd.table.record import RawRecord
-from peerd.wire import convert
-from peerd.wire.clients import StageClient
-from peerd.wire.generated import (
+from peerd.generated import (
     stage_pb2,
     stage_pb2_grpc,
 )
-from peerd.wire.links import Way
+from peerd.link.links import Way
+from peerd.policy.step.roster import Roster, RosterEntry
+from peerd.stage.results import Outcome, Ticket
+from peerd.table.record import RawRecord
+from peerd.wire import convert
+from peerd.wire.clients import StageClient
+from peerd.wire.messages import Call, CallResult
 from peerd.wire.swarm_client import SwarmClient
-from peerd.wire.values import Call, CallResult
+from peerd.wire.tensors import decode, encode
 from tests.wire.callee import ALL, BAD, BUSY, GONE, MANIFEST, PATIENCE_S, ROWS, RUN, STATE, Callee, assert_refused, drain
 
 CPU = torch.device("cpu")

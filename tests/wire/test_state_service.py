@@ -8,9 +8,7 @@ import grpc
 import pytest
 
 from peerd.errors import BadMessageError, BusyError, WrongStateError
-from peerd.table.record import AverageId, RunId
-from peerd.wire.clients import AveragingClient, PartHeader, StateClient, StateRequest
-from peerd.wire.generated import (
+from peerd.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
     state_pb2,
@@ -18,6 +16,8 @@ from peerd.wire.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
+from peerd.table.record import AverageId, RunId
+from peerd.wire.clients import AveragingClient, PartHeader, StateClient, StateRequest
 from peerd.wire.swarm_client import SwarmClient
 from tests.wire.callee import PATIENCE_S, RUN, STATE, Callee, assert_refused, drain
 

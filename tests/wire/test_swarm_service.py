@@ -8,13 +8,13 @@ import pytest
 
 from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP
 from peerd.errors import WrongStateError
-from peerd.swarm.identity import Identity
-from peerd.swarm.signed import sign_record
-from peerd.table.record import PeerRecord, RunId
-from peerd.wire.generated import (
+from peerd.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
+from peerd.swarm.identity import Identity
+from peerd.swarm.signed import sign_record
+from peerd.table.record import PeerRecord, RunId
 from peerd.wire.swarm_client import SwarmClient
 from tests.wire.callee import BAD, RUN, STATE, Callee, assert_refused, new_identity
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.daemon.tracing import offset_to
+from peerd.daemon.watching.tracing import offset_to
 from peerd.errors import BadMessageError, WrongStateError
+from peerd.generated import swarm_pb2
 from peerd.table.record import RunId
 from peerd.timeline.spans import MAX_SPANS, Span, SpanKind, SpanRing
-from peerd.wire.generated import swarm_pb2
 from peerd.wire.swarm_client import ReceivedTimeline, SwarmClient
 from peerd.wire.timelines import spans_from, spans_to
 from tests.wire.callee import RUN, Callee

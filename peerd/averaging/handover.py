@@ -1,0 +1,44 @@
+"""A finished average as it travels to a mate that missed it, and what is checked of it there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from peerd.errors import BadMessageError
+from peerd.link.links import digest_of
+from peerd.stage.accumulator import all_finite
+from peerd.stage.results import TiedGradients
+from peerd.stage.state import HeldAverage, StageState
+from peerd.table.record import NO_AVERAGE
+from peerd.wire.clients import ReceivedAverage
+from peerd.wire.messages import Average
+from peerd.wire.tensors import decode_flat, encode_flat
+
+
+def packed(held: HeldAverage) -> tuple[Average, bytes, Sequence[bytes]]:
+    """With its hash, and as chunks: the average, and after it what was applied to a tied weight."""
+    chunks = (*encode_flat(held.flat_sum), *(encode_flat(held.tied.values) if held.tied else ()))
+    num_bytes = sum(map(len, chunks))
+    return Average(held.roster, held.lineage, num_bytes, held.tied.id if held.tied else NO_AVERAGE), digest_of(chunks), chunks
+
+
+def unpacked(received: ReceivedAverage, state: StageState, step: int) -> HeldAverage:
+    """BadMessageError where it is no average of my stage's step."""
+    dtype, length = state.accumulator.flat.dtype, state.average_length(step)
+    num_tied = state.accumulator.num_tied if received.tied_sum else 0
+    if sum(len(chunk) for chunk in received.chunks) != (length + num_tied) * dtype.itemsize:
+        raise BadMessageError("the average has another length than the stage's parameters")
+    if digest_of(received.chunks) != received.blake3:
+        raise BadMessageError("the average does not match its hash")
+    whole = decode_flat(received.chunks, dtype)
+    state.check_average(received.roster, whole[:length], step)
+    tied = TiedGradients(received.tied_sum, finite(whole[length:])) if num_tied else None
+    return HeldAverage(received.roster, received.lineage, whole[:length], tied)
+
+
+def finite(values: Tensor) -> Tensor:
+    if not all_finite([values]):
+        raise BadMessageError("a tied weight's gradients that are not finite")
+    return values

@@ -1,0 +1,191 @@
+"""`python -m peerd.checkup.doctor ORDER-JSON`: checks what a volunteer can get wrong, and prints one JSON object on standard output.
+
+No check stands in another's way: what one of them cannot do is a finding, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from peerd.checkup import here as here
+from peerd.checkup.here import Order
+from peerd.config.paths import Home
+from peerd.control.client import ControlClient
+from peerd.control.protocol import SCHEMA
+from peerd.errors import PeerdError
+from peerd.policy.owner.governor import Limits
+from peerd.policy.swarm.checkup import (
+    Dialled,
+    Finding,
+    of_daemons_relays,
+    of_dial_backs,
+    of_direct,
+    of_memory,
+    of_no_direct,
+    ok,
+    problem,
+    warning,
+    with_relay,
+    worst,
+)
+from peerd.table.record import PeerId
+
+DIAL_BACK_SILENCE_S = 60.0
+MAX_CONTACTS = 4
+
+
+def examine(order: Order) -> list[Finding]:
+    """Everything, this machine first."""
+    home = Home(Path(order.home))
+    status, findings = here.running_daemon(home)
+    runs = status is not None
+    limits, set_by_owner = here.owners_limits(home, status)
+    findings += [
+        *attempt("platform", here.platform_line()),
+        *attempt("versions", here.versions()),
+        *attempt("device", here.device(order.device)),
+        *attempt("disk", here.disk(home)),
+        *attempt("open-files", here.open_files()),
+        *attempt("home", here.home_files(home)),
+        *([] if runs else attempt("checkpoints", here.checkpoints(home))),
+        *set_by_owner,
+        *attempt("limits", here.gpu_tells(limits, order.device)),
+        *([] if runs else attempt("port", here.port(order.host, order.port, home))),
+        *([] if runs else attempt("direct", here.direct_port(order.host, order.direct_port))),
+        *attempt("leftovers", here.leftovers(home, runs=runs)),
+    ]
+    try:
+        contacts, remembered = _contacts(order, home, runs)
+    except PeerdError as error:
+        return [*findings, *_memory(order, limits, []), problem("address", error.message, error.remedy)]
+    except Exception as error:  # such as a library that is not there
+        return [*findings, _unchecked("network", error)]
+    taken = {finding.code for finding in findings if finding.verdict != "ok"}
+    # The rest can be told on any port.
+    order = replace(order, port=0 if runs or "port" in taken else order.port, direct_port=0 if "direct" in taken else order.direct_port)
+    try:
+        return findings + asyncio.run(_examine_network(order, limits, contacts, status, remembered))
+    except PeerdError as error:
+        return [*findings, *_memory(order, limits, []), problem("p2pd", error.message, error.remedy or "install peerd anew")]
+    except Exception as error:  # such as a library that does not load
+        return [*findings, _unchecked("network", error)]
+
+
+def attempt(code: str, check: Iterator[Finding]) -> list[Finding]:
+    """What a check finds; that it could not be made is a finding, too."""
+    findings: list[Finding] = []
+    try:
+        findings.extend(check)
+    except Exception as error:  # a broken installation breaks in many ways, and telling of it is what the doctor is for
+        findings.append(_unchecked(code, error))
+    return findings
+
+
+def _unchecked(code: str, error: Exception) -> Finding:
+    said = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+    return problem(code, f"could not be checked: {said}", "install peerd anew with the versions in scripts/constraints.txt")
+
+
+def _contacts(order: Order, home: Home, runs: bool) -> tuple[list[Any], bool]:
+    """Whom to ask: the addresses given, else the peers that this home's daemon knows, else those it has met."""
+    from peerd.daemon.address import parse_address
+    from peerd.swarm.identity import LocalState
+
+    if order.addresses:
+        return [parse_address(each) for each in order.addresses], False
+    known: Sequence[str] = []
+    if runs:
+        peers = [peer for stage in ControlClient(home).request("peers")["stages"] for peer in stage["peers"]]
+        own = ControlClient(home).request("status")["peer"]["id"]
+        known = [peer["addresses"][0] for peer in peers if peer["addresses"] and peer["id"] != own]
+    else:
+        try:
+            known = LocalState(home).peers
+        except PeerdError:
+            return [], True  # told with the home
+    return [parse_address(each) for each in known[:MAX_CONTACTS]], True
+
+
+async def _examine_network(
+    order: Order, limits: Limits, contacts: list[Any], status: Mapping[str, Any] | None, remembered: bool
+) -> list[Finding]:
+    from peerd.checkup import there as there
+
+    async with there.visitor(order, contacts) as (network, identity, book):
+        findings = [ok("p2pd", "p2pd starts")]
+        if not contacts:
+            return [
+                *findings,
+                *_memory(order, limits, []),
+                warning("reach", "nobody asked: no peer is known", "peerd doctor ADDRESS checks the rest"),
+            ]
+        contact, reached = await there.reach(network, identity, contacts)
+        if contact is None:
+            told = [_milder(each) if remembered else each for each in reached]
+            return [*findings, *_memory(order, limits, []), *told]
+        book.update({record.peer: record.addresses for record in contact.membership.live().records if record.addresses})
+        needed = await asyncio.to_thread(contact.stage_memory_bytes)
+        findings += [*_memory(order, limits, needed), *reached]
+        if status is not None:
+            findings += await asyncio.to_thread(_told_by_daemon, Home(Path(order.home)), status)
+        else:
+            findings += [finding async for finding in there.ways_in(network, identity, contact, order, limits)]
+        return findings + [finding async for finding in there.examine(network, contact, limits)]
+
+
+def _milder(finding: Finding) -> Finding:
+    """That a peer met earlier is gone is no fault of this machine."""
+    if finding.code != "reach":
+        return finding
+    return warning("reach", finding.title, "it may be gone for good: ask the organiser for an ADDRESS, and run peerd doctor ADDRESS")
+
+
+def _memory(order: Order, limits: Limits, needed: list[int]) -> list[Finding]:
+    try:
+        return [of_memory(here.free_memory(order.device), needed, limits.memory)]
+    except PeerdError:
+        return []  # told with the device
+    except Exception as error:  # torch may be what is broken
+        return [_unchecked("memory", error)]
+
+
+def _told_by_daemon(home: Home, status: Mapping[str, Any]) -> list[Finding]:
+    """Whether the running daemon can be reached at its own port under its own key."""
+    try:
+        reply = ControlClient(home).request("reach", silence_s=DIAL_BACK_SILENCE_S)
+    except PeerdError as error:
+        return [warning("dial-back", error.message, error.remedy or "try again")]
+    dial_back = of_dial_backs(_answers_in(reply), reply["port"])
+    relay = of_daemons_relays(dial_back, status["reach"]["state"] == "relayed", status["reach"]["reason"])
+    direct = reply.get("direct")  # absent where the daemon is older
+    if direct is None:
+        return [with_relay(dial_back, relay), relay]
+    past_the_tunnel = of_direct(_answers_in(direct), direct["port"]) if direct["port"] else of_no_direct(direct["why"])
+    return [with_relay(dial_back, relay), relay, past_the_tunnel]
+
+
+def _answers_in(told: Mapping[str, Any]) -> list[Dialled]:
+    return [Dialled(PeerId(each["peer"]), each["observed"], each["reached"]) for each in told["answers"]]
+
+
+def main(arguments: list[str]) -> int:
+    fields = json.loads(arguments[0])
+    findings = examine(Order(**{**fields, "addresses": tuple(fields["addresses"])}))
+    print(json.dumps({"schema": SCHEMA, "worst": worst(findings), "checks": [asdict(finding) for finding in findings]}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

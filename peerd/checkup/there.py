@@ -1,0 +1,225 @@
+"""What `peerd doctor` finds on the network, asked under an identity of its own that is thrown away, without joining."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peerd import __version__
+from peerd.checkup.here import Order
+from peerd.config.paths import Home
+from peerd.config.settings import Settings
+from peerd.daemon.address import Address
+from peerd.daemon.enter import first_look
+from peerd.daemon.network import Network, choose_run, open_network, visit_peer
+from peerd.errors import PeerdError, RemoteError, UnreachableError
+from peerd.link.certificate import make_certificate
+from peerd.link.direct import Pins, Showing
+from peerd.link.links import Links
+from peerd.link.throttle import Throttles
+from peerd.models.stages import estimate_stage_memory_bytes
+from peerd.policy.owner.governor import Limits
+from peerd.policy.swarm.checkup import (
+    CAPPED,
+    Finding,
+    Verdict,
+    of_clock,
+    of_dial_backs,
+    of_direct,
+    of_no_direct,
+    of_relay,
+    of_software,
+    of_speed,
+    ok,
+    problem,
+    warning,
+    with_relay,
+)
+from peerd.policy.swarm.relaying import relays_to_ask
+from peerd.stage.service import slots_of
+from peerd.swarm.directory import round_trip
+from peerd.swarm.identity import Identity
+from peerd.swarm.membership import Membership
+from peerd.swarm.signed import SignedManifest
+from peerd.table.circuit import direct
+from peerd.table.record import PeerId, RunId
+from peerd.table.view import TTL_PERIODS
+from peerd.wire.checkup import MAX_PROBE_BYTES, CheckupClient
+from peerd.wire.dial_back import MAX_DIALLERS, dial_backs
+from peerd.wire.grpc_server import DirectEndpoint
+
+MAX_RELAYS = 3
+MAPPED_WITHIN_S, LOOK_AGAIN_S = 12.0, 0.5
+FIRST_PROBE_BYTES = 256 * 1024
+WORTH_MORE_BITS_PER_S = 4e6
+"""A connection as fast as this is measured again with more bytes: the first few tell little about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """The peer that answered, the run that it serves, and who else is in it."""
+
+    address: Address
+    signed: SignedManifest
+    membership: Membership
+
+    @property
+    def others(self) -> list[PeerId]:
+        live = self.membership.live().records
+        return [record.peer for record in live if record.peer != self.address.peer and record.addresses]
+
+    @property
+    def peers(self) -> list[PeerId]:
+        return [self.address.peer, *self.others]
+
+    def stage_memory_bytes(self) -> list[int]:
+        """What each of the run's stages takes."""
+        manifest = self.signed.manifest
+        return [estimate_stage_memory_bytes(manifest, stage, slots_of(manifest)) for stage in range(manifest.train.num_stages)]
+
+
+@contextlib.asynccontextmanager
+async def visitor(order: Order, contacts: Sequence[Address]) -> AsyncIterator[tuple[Network, Identity, dict[PeerId, tuple[str, ...]]]]:
+    """On the network under a new identity, listening where a daemon would. PeerdError where p2pd does not start."""
+    home = Home(Path(tempfile.mkdtemp(prefix="peerd-doctor-")))
+    identity = Identity.load_or_create(home.identity)
+    is_local = all(each.is_loopback for each in contacts)
+    host = order.host or ("127.0.0.1" if is_local else "0.0.0.0")  # noqa: S104 - the answers may come in anywhere
+    book: dict[PeerId, tuple[str, ...]] = {each.peer: (each.multiaddr,) for each in contacts}
+    settings = Settings(home=str(home.folder), host=host, port=order.port, ephemeral=True)
+    try:
+        network = await open_network(settings, home, (), lambda peer: book.get(peer, ()))
+        try:
+            yield network, identity, book
+        finally:
+            await network.close()
+    finally:
+        shutil.rmtree(home.folder, ignore_errors=True)
+
+
+async def reach(network: Network, identity: Identity, contacts: Sequence[Address]) -> tuple[Contact | None, list[Finding]]:
+    """The first of the contacts that answers, and what is to be said about all that were asked."""
+    findings: list[Finding] = []
+    for address in contacts:
+        try:
+            visited = await visit_peer(network, address)
+        except UnreachableError as error:
+            findings.append(problem("reach", error.message, error.remedy))
+            continue
+        findings = [warning(each.code, each.title, "that peer may be gone; another one answered") for each in findings]
+        findings.append(ok("reach", f"{address.peer} answers in {visited.round_trip_s * 1000:.0f} ms"))
+        findings.append(of_software(__version__, visited.description.software[:40]))
+        findings.append(of_clock(visited.clock_offset_s, visited.round_trip_s))
+        try:
+            signed = choose_run(visited.description, address)
+            membership = Membership(identity, signed.run, TTL_PERIODS * signed.manifest.swarm.announce_period_s)
+            await first_look(network, membership, signed, address.peer)
+        except PeerdError as error:
+            findings.append(problem("run", error.message, error.remedy))
+            return None, findings
+        contact = Contact(address, signed, membership)
+        findings.append(ok("run", f"run {signed.manifest.name}, signed by its organiser, {len(contact.others) + 1} peers"))
+        return contact, findings
+    return None, findings
+
+
+async def _mapped(network: Network) -> bool:
+    """Whether the router forwards another port in time; it is asked as soon as p2pd starts."""
+    deadline_s = time.monotonic() + MAPPED_WITHIN_S
+    while network.outside_port == network.port and time.monotonic() < deadline_s:
+        await asyncio.sleep(LOOK_AGAIN_S)
+        await network.look_at_addresses()
+    return network.outside_port != network.port
+
+
+async def speeds(links: Links, run: RunId, peers: Sequence[PeerId], limits: Limits) -> list[Finding]:
+    """Up and down, against the first peer that takes part."""
+    client = CheckupClient(links, run)
+    up = down = None
+    for peer in peers[:MAX_DIALLERS]:
+        up = up or await _rate(client, peer, upwards=True)
+        down = down or await _rate(client, peer, upwards=False)
+    return of_speed(up, down, limits)
+
+
+async def _rate(client: CheckupClient, peer: PeerId, *, upwards: bool) -> float | None:
+    """Bits a second; None where the peer does not take part."""
+    rate = None
+    for num_bytes in (FIRST_PROBE_BYTES, MAX_PROBE_BYTES):
+        try:
+            speed = await (client.upload if upwards else client.download)(peer, num_bytes)
+        except RemoteError:
+            return rate
+        if speed.took_s <= 0:
+            return rate
+        rate = 8 * speed.num_bytes / speed.took_s
+        if rate < WORTH_MORE_BITS_PER_S:
+            break
+    return rate
+
+
+async def _relays_refusals(network: Network, contact: Contact) -> list[str]:
+    """Of each volunteer that was asked for a place, why not; empty where it has one, which is given up again."""
+    network.serves(contact.signed.run)
+    refusals = []
+    for record in relays_to_ask(contact.membership.live(), (), ())[:MAX_RELAYS]:
+        try:
+            network.circuits.give_up(await network.circuits.reserve(record.peer, direct(record.addresses)[0]))
+        except (PeerdError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            refusals.append(str(error) or "it does not answer")
+        else:
+            refusals.append("")
+    return refusals
+
+
+async def ways_in(network: Network, identity: Identity, contact: Contact, order: Order, limits: Limits) -> AsyncIterator[Finding]:
+    """Whether a daemon here could be reached: dialled, through a relay, and past the tunnel."""
+    run, port = contact.signed.run, network.port
+    dialled = await dial_backs(network.links, run, contact.peers, port)
+    if network.config.map_port and not any(answer.reached for answer in dialled) and await _mapped(network):
+        port = network.outside_port
+        dialled = await dial_backs(network.links, run, contact.peers, port)
+    dial_back = of_dial_backs(dialled, port)
+    relay = of_relay(dial_back, [] if dial_back.verdict is Verdict.OK else await _relays_refusals(network, contact))
+    yield with_relay(dial_back, relay)
+    yield relay
+    if limits.upload or limits.download:
+        yield of_no_direct(CAPPED)
+        return
+    async with _taking_direct(network.config.host, order.direct_port, identity) as direct_port:
+        if direct_port:
+            yield of_direct(await dial_backs(network.links, run, contact.peers, direct_port, direct=True), direct_port)
+        else:
+            yield of_no_direct("")
+
+
+@contextlib.asynccontextmanager
+async def _taking_direct(host: str, port: int, identity: Identity) -> AsyncIterator[int]:
+    """An endpoint like a daemon's that serves nothing. Its port; 0 where none was free."""
+    showing = Showing(make_certificate(identity.peer, identity.sign))
+    endpoint = DirectEndpoint(host, port, showing, Pins(), Throttles())
+    await endpoint.open(())
+    try:
+        yield showing.port
+    finally:
+        await endpoint.close()
+
+
+async def examine(network: Network, contact: Contact, limits: Limits) -> AsyncIterator[Finding]:
+    """How fast bytes go, and whether the DHT works, with the contact and the peers it knows."""
+    for finding in await speeds(network.links, contact.signed.run, contact.peers, limits):
+        yield finding
+    live = contact.membership.live().records
+    known = [contact.address.multiaddr, *(address for r in live if r.peer in contact.others[:MAX_DIALLERS] for address in r.addresses[:1])]
+    bootstrap = direct(known)
+    failure = await round_trip(network.p2pd.p2p, bootstrap)
+    if failure:
+        yield problem("dht", f"the swarm's DHT: {failure}", "check your network; a firewall may cut long connections")
+    else:
+        yield ok("dht", "the swarm's DHT takes a value and gives it back")

@@ -1,0 +1,115 @@
+"""The table in plain values, for `peers` and `status`: what the control socket and a visitor print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from peerd.control.protocol import SCHEMA, EvaluationInfo, PeerInfo, RunInfo, StageInfo
+from peerd.policy.route.evaluating import newest_evaluation
+from peerd.policy.step.ledger import missing, stage_step, work_step
+from peerd.swarm.membership import Membership, clock_s
+from peerd.swarm.signed import SignedManifest
+from peerd.table.record import Evaluation, PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
+
+
+def evaluation_info(evaluation: Evaluation | None) -> EvaluationInfo | None:
+    return None if evaluation is None else {"step": evaluation.step, "loss": evaluation.loss}
+
+
+class TableReport:
+    """One run's table as one membership has it."""
+
+    def __init__(self, signed: SignedManifest, membership: Membership) -> None:
+        self._signed = signed
+        self._membership = membership
+        self.path_to: Callable[[PeerId], str] = lambda _peer: ""
+        """How tensors travel to a peer; empty where that is not known."""
+
+    def run(self) -> RunInfo:
+        manifest = self._signed.manifest
+        return {
+            "id": self._signed.run,
+            "name": manifest.name,
+            "num_stages": manifest.train.num_stages,
+            "microbatches_per_step": manifest.train.microbatches_per_step,
+            "steps": manifest.train.steps,
+            "tokens_per_step": manifest.tokens_per_step,
+            "boundary_bytes": manifest.boundary_bytes,
+        }
+
+    def peers(self, tokens_per_second: float) -> Mapping[str, Any]:
+        live, suspects, train = self._membership.live(), self._suspects(), self._signed.manifest.train
+        step = work_step(live, train.num_stages)
+        losses = [(record.step, record.last_loss) for record in live.records if record.last_loss is not None]
+        return {
+            "schema": SCHEMA,
+            "run": self.run(),
+            "work_step": step,
+            "last_loss": max(losses)[1] if losses else None,
+            "evaluation": evaluation_info(newest_evaluation(live, train.num_stages, None)),
+            "tokens_per_second": tokens_per_second,
+            "stages": [self._stage(stage, step, live, suspects) for stage in range(train.num_stages)],
+        }
+
+    def peer(self, record: PeerRecord) -> PeerInfo:
+        return self._peer(record, self._suspects())
+
+    def _suspects(self) -> frozenset[PeerId]:
+        return self._membership.view.suspects(clock_s())
+
+    def _peer(self, record: PeerRecord, suspects: frozenset[PeerId]) -> PeerInfo:
+        now_s = clock_s()
+        seen = self._membership.view.sightings.get(record.peer)
+        row: PeerInfo = {
+            "id": record.peer,
+            "stage": record.stage,
+            "step": record.step,
+            "phase": record.phase.name.lower(),
+            "leaving": record.leaving,
+            "suspect": record.peer in suspects,
+            "queue": record.queue,
+            "in_flight": record.in_flight,
+            "done": record.done.bit_count(),
+            "next_done": record.next_done.bit_count(),
+            "throughput": record.throughput,
+            "tokens": record.tokens,
+            "last_loss": record.last_loss,
+            "device": record.device,
+            "memory_bytes": record.memory_bytes,
+            "software": record.software,
+            "incarnation": record.incarnation,
+            "inexact": record.lineage.inexact,
+            "trains": record.trains,
+            "addresses": list(record.addresses),
+            "reach": record.reach.name.lower(),
+            "relays": record.relays,
+            "age_s": max(0.0, now_s - seen.risen_at_s) if seen else 0.0,
+        }
+        if path := self.path_to(record.peer) if record.peer != self._membership.me else "":
+            row["path"] = path
+        return row
+
+    def _stage(self, stage: int, step: int | None, live: LiveView, suspects: frozenset[PeerId]) -> StageInfo:
+        """A stage with its live peers and those suspected; `missing` counts only while it works on the step."""
+        train = self._signed.manifest.train
+        newest = stage_step(live, stage)
+        at_work = step is not None and newest == step and not any(r.phase is Phase.AVERAGED for r in live.members(stage, step))
+        peers = [self._peer(record, suspects) for record in self._shown(stage, live, suspects)]
+        told = live.summary(stage)  # in a large swarm of a stage far from mine, whose other peers I do not know
+        return {
+            "stage": stage,
+            "num_peers": max(len(peers), live.num_serving(stage)),
+            "step": newest or 0,
+            "missing": missing(live, stage, step or 0, train.microbatches_per_step).bit_count() if at_work else 0,
+            "queue": told.queue if told else sum(peer["queue"] for peer in peers),
+            "throughput": told.throughput if told else sum(peer["throughput"] for peer in peers),
+            "peers": peers,
+        }
+
+    def _shown(self, stage: int, live: LiveView, suspects: frozenset[PeerId]) -> list[PeerRecord]:
+        sightings = self._membership.view.sightings
+        shown: dict[PeerId, PeerRecord] = {r.peer: r for r in live.records}
+        shown |= {peer: sightings[peer].record for peer in suspects}
+        return sorted((record for record in shown.values() if record.stage == stage), key=lambda record: record.peer)

@@ -1,0 +1,1 @@
+"""What looks at a daemon and changes nothing: history, metrics, dashboard, traces."""

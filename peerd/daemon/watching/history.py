@@ -1,0 +1,164 @@
+"""What the daemon answers about the past: the verbs history and contributions, and what it tells other peers of who computed what."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from peerd.config.schedule import learning_rate_at
+from peerd.control.protocol import SCHEMA, ContributionInfo, EvaluationInfo, EventInfo, StageContributionsInfo, StepInfo
+from peerd.control.server import Say, Verb
+from peerd.daemon.node import Node
+from peerd.errors import RemoteError, UsageError
+from peerd.observe.archive import Archive
+from peerd.observe.entries import Event
+from peerd.policy.step.contributions import Contribution, Report, StageTally, merge, why_impossible
+from peerd.stage.export import HistoryEntry
+from peerd.swarm.membership import clock_s
+from peerd.table.record import Evaluation, PeerId
+from peerd.table.view import LiveView
+
+MAX_STEPS_TOLD = 20_000
+MAX_EVENTS_TOLD = 5_000
+ASKED_PER_STAGE = 3
+MAX_ASKED = 48
+ASK_TIMEOUT_S = 3.0
+TOLD_AGAIN_WITHIN_S = 2.0
+"""Whoever asks within this time gets what the last one got."""
+
+
+class Past:
+    """One daemon's past, of the run it is in."""
+
+    def __init__(self, node: Node, archive: Archive) -> None:
+        self._node = node
+        self._archive = archive
+        self._told: tuple[float, Sequence[StageTally]] = (float("-inf"), ())
+        node.tallies = self.tallies
+        node.evaluations = self._evaluations
+
+    def verbs(self) -> dict[str, Verb]:
+        return {"history": self.history, "contributions": self.contributions}
+
+    async def history(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+        since = number_in(request, "since", 0)
+        events: list[Event] | None = []
+        if request.get("events"):
+            after = number_in(request, "after", 0)
+            events = await self._archive.read(lambda store: store.events(after, MAX_EVENTS_TOLD))
+        return {
+            "schema": SCHEMA,
+            "steps": await self.steps(since),
+            "evaluations": await self.evaluations(since),
+            "events": [event_info(event) for event in events or []],
+        }
+
+    async def evaluations(self, since: int) -> list[EvaluationInfo]:
+        return [{"step": each.step, "loss": each.loss} for each in await self._evaluations() if each.step >= since]
+
+    async def _evaluations(self) -> Sequence[Evaluation]:
+        return await self._archive.read(lambda store: store.evaluations(0, MAX_STEPS_TOLD)) or ()
+
+    async def steps(self, since: int) -> list[StepInfo]:
+        """Finished steps whose loss is known: of the file, and what this stage's own state remembers."""
+        stored = await self._archive.read(lambda store: store.steps(since, MAX_STEPS_TOLD)) or []
+        times = {entry.step: entry.time_s for entry in stored if entry.time_s is not None} | self._node.commit_times_s
+        known = {entry.step: (entry.loss, entry.tokens) for entry in stored if entry.loss is not None}
+        known |= {entry.step: (entry.loss, entry.tokens) for entry in self._remembered() if entry.step >= since}
+        newest = sorted(known)[-MAX_STEPS_TOLD:]
+        # They may be thousands, and others get their turn while a thread goes through them.
+        return await asyncio.to_thread(lambda: [self._step(step, *known[step], times.get(step, 0.0)) for step in newest])
+
+    def _step(self, step: int, loss: float, tokens: int, time_s: float) -> StepInfo:
+        norm = self._node.state.gradient_norms.get(step)
+        return {
+            "step": step,
+            "loss": loss,
+            "tokens": tokens,
+            "time_s": time_s,
+            "learning_rate": learning_rate_at(self._node.place.manifest.train, step),
+            "gradient_norm": norm if norm is not None and math.isfinite(norm) else None,
+            "overflowed": norm == math.inf,
+        }
+
+    def _remembered(self) -> list[HistoryEntry]:
+        """What the stage's state knows of finished steps, but for one that the torch thread has not quite finished: it has no time yet."""
+        entries, committed = self._node.state.history[-MAX_STEPS_TOLD:], self._node.commit_times_s
+        under_way = max(committed, default=-1) + 1
+        return [entry for entry in entries if not committed or entry.step != under_way]
+
+    async def contributions(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+        manifest = self._node.place.manifest
+        num_stages, per_step = manifest.train.num_stages, manifest.train.microbatches_per_step
+        live = self._node.membership.live()
+        asked = _whom_to_ask(live, num_stages)
+        answers = await asyncio.gather(*(self._ask(peer) for peer in asked))
+        told = [(self._node.membership.me, await self.tallies()), *zip(asked, answers, strict=True)]
+        reports = [
+            Report(reporter=reporter, tally=tally)
+            for reporter, tallies in told
+            for tally in tallies
+            if why_impossible(tally, num_stages, per_step, manifest.tokens_per_microbatch_at) is None
+        ]
+        stages: list[StageContributionsInfo] = [
+            {
+                "stage": found.stage,
+                "first_step": found.first_step,
+                "last_step": found.last_step,
+                "steps": found.steps,
+                "peers": [_row(row, manifest.tokens_per_microbatch_at(found.last_step)) for row in found.rows],
+            }
+            for found in merge(reports)
+        ]
+        return {"schema": SCHEMA, "me": self._node.membership.me, "run": manifest.name, "num_stages": num_stages, "stages": stages}
+
+    async def tallies(self) -> Sequence[StageTally]:
+        """What this daemon counted itself."""
+        told_s, tallies = self._told
+        if clock_s() - told_s > TOLD_AGAIN_WITHIN_S:
+            tallies = await self._archive.read(lambda store: store.tallies()) or ()
+            self._told = (clock_s(), tallies)
+        return tallies
+
+    async def _ask(self, peer: PeerId) -> Sequence[StageTally]:
+        try:
+            return await self._node.swarm_client.contributions(peer, ASK_TIMEOUT_S)
+        except RemoteError:
+            return ()
+
+
+def _row(row: Contribution, tokens: int) -> ContributionInfo:
+    """`tokens` are a microbatch's, for what was counted in microbatches alone: then they are the most that it can be."""
+    told = row.tokens or row.microbatches * tokens
+    return {"peer": row.peer, "steps": row.steps, "microbatches": row.microbatches, "tokens": told, "reporter": row.reporter}
+
+
+def _whom_to_ask(live: LiveView, num_stages: int) -> list[PeerId]:
+    """Of each stage those who have been there for longest, as far as that can be told: who computed most."""
+    chosen: list[PeerId] = []
+    for stage in range(num_stages):
+        others = [record for record in live.serving(stage) if record.peer != live.me]
+        chosen += [record.peer for record in sorted(others, key=lambda record: (-record.tokens, record.peer))[:ASKED_PER_STAGE]]
+    return chosen[:MAX_ASKED]
+
+
+def event_info(event: Event) -> EventInfo:
+    return {
+        "number": event.number,
+        "time_s": event.time_s,
+        "kind": event.kind,
+        "peer": event.peer,
+        "stage": event.stage,
+        "text": event.text,
+    }
+
+
+def number_in(request: Mapping[str, Any], name: str, default: int) -> int:
+    value = request.get(name, default)
+    if value is None:
+        return default
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise UsageError(f"{name} must be a whole number")
+    return value

@@ -1,0 +1,1 @@
+"""Bytes to a peer: p2pd and the tunnel through it, circuits over relays, direct and local connections, their rates and limits."""

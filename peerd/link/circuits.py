@@ -1,0 +1,213 @@
+"""This peer's ends of circuits: streams through a relay, to a peer that nobody can dial, or to this one where it is such a peer.
+
+A relay is asked for a circuit only where there is no connection yet. The callee then first tries to dial the caller: it can
+dial out, and where that succeeds the relay has done its part and no byte passes through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from peerd.errors import BadMessageError, BusyError, PeerdError, UnreachableError
+from peerd.generated import relay_pb2
+from peerd.link.certificate import raw_key_of
+from peerd.link.p2pd import P2pd
+from peerd.link.seal import Seal
+from peerd.link.streams import Stream, StreamTasks, hear, say
+from peerd.table.circuit import circuit_address, direct, is_circuit, relay_in
+from peerd.table.record import PeerId, RunId
+
+PROTOCOL = "/peerd/grpc/1"
+"""Of the streams that carry gRPC."""
+RELAY_PROTOCOL, CIRCUIT_PROTOCOL = "/peerd/relay/1", "/peerd/circuit/1"
+OPEN_TIMEOUT_S = 3.0
+REVERSAL_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 8.0
+SEAL_TIMEOUT_S = 8.0
+FRUITLESS_S = 60.0
+"""So long a caller that could not be dialled is not dialled again."""
+MAX_FRUITLESS = 1024
+BEAT_S = 5.0
+SILENCE_S = 3 * BEAT_S
+"""A relay, or a peer with a reservation, that says nothing for so long is gone."""
+
+
+class Reservation:
+    """A place at a relay, for as long as the stream to it lasts."""
+
+    def __init__(self, relay_address: str, relay: PeerId, me: PeerId, stream: Stream) -> None:
+        self.relay = relay
+        self.address = circuit_address(relay_address, me)
+        """By which others reach this peer."""
+        self._stream = stream
+
+    async def held(self) -> str:
+        """Returns at its end: what ended it."""
+        reader, writer = self._stream
+        try:
+            while True:
+                async with asyncio.timeout(SILENCE_S):
+                    beat = await reader.read(1)
+                if not beat:
+                    break
+                writer.write(beat)
+                await writer.drain()
+        except TimeoutError:
+            return f"the relay was silent for {SILENCE_S:.0f} s"
+        except OSError:
+            pass  # as good as its end
+        finally:
+            self.give_up()
+        return "the relay has ended it"
+
+    def give_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream[1].close()
+
+
+class Circuits:
+    """One daemon's. `addresses_of` is the table's; `serve` takes a stream whose caller has proved who it is."""
+
+    def __init__(self, p2pd: P2pd, me: PeerId, seal: Seal, addresses_of: Callable[[PeerId], tuple[str, ...]]) -> None:
+        self._p2pd = p2pd
+        self._me = me
+        self._seal = seal
+        self._addresses_of = addresses_of
+        self._streams = StreamTasks()
+        self._relays: dict[PeerId, Reservation] = {}
+        self._fruitless_until_s: dict[PeerId, float] = {}
+        self._through_relays: dict[PeerId, asyncio.StreamWriter] = {}
+        """My last stream to a peer that goes through a relay."""
+        self.serve: Callable[[PeerId, str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+        self.run = RunId("")
+        """What a relay is told it shall relay for."""
+
+    async def attach(self, p2pd: P2pd) -> None:
+        self._p2pd = p2pd
+        await p2pd.p2p.add_binary_stream_handler(CIRCUIT_PROTOCOL, self._offered)
+
+    async def close(self) -> None:
+        for reservation in self._relays.values():
+            reservation.give_up()
+        await self._streams.close()
+
+    # To others
+
+    async def dial(self, peer: PeerId, addresses: Sequence[str]) -> Stream:
+        """A stream to a peer that has circuit addresses: over a connection that there is, else through one of its relays."""
+        problem: Exception = UnreachableError(f"{peer} has no relay that this peer could ask")
+        if await self._p2pd.is_connected(peer):
+            try:
+                async with asyncio.timeout(OPEN_TIMEOUT_S):
+                    return await self._p2pd.open_stream(peer, PROTOCOL)
+            except (OSError, TimeoutError) as error:
+                problem = error
+        for address in filter(is_circuit, addresses):
+            relay_address, relay = relay_in(address)
+            if relay == self._me:
+                continue
+            try:
+                return await self._dial_through(PeerId(relay), relay_address, peer)
+            except (PeerdError, OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
+                problem = error
+        raise UnreachableError(f"{peer} cannot be reached through its relays: {str(problem) or type(problem).__name__}")
+
+    def leads_to(self, peer: PeerId) -> bool:
+        """Whether a relay carries what goes to this peer now."""
+        writer = self._through_relays.get(peer)
+        if writer is not None and writer.is_closing():
+            del self._through_relays[peer]
+            return False
+        return writer is not None
+
+    async def _dial_through(self, relay: PeerId, relay_address: str, peer: PeerId) -> Stream:
+        stream, reply = await self._ask(relay, relay_address, to=peer)
+        try:
+            if reply.direct:
+                stream[1].close()
+                return await self._p2pd.open_stream(peer, PROTOCOL)
+            async with asyncio.timeout(SEAL_TIMEOUT_S):
+                await self._seal.call(peer, stream)
+        except BaseException:
+            stream[1].close()
+            raise
+        self._through_relays[peer] = stream[1]
+        return stream
+
+    async def reserve(self, relay: PeerId, relay_address: str) -> Reservation:
+        """BusyError with the relay's reason where it has no place; UnreachableError and OSError where it does not answer."""
+        stream, _ = await self._ask(relay, relay_address, to="")
+        known = self._relays.pop(relay, None)
+        if known is not None:
+            known.give_up()
+        reservation = self._relays[relay] = Reservation(relay_address, relay, self._me, stream)
+        return reservation
+
+    def give_up(self, reservation: Reservation) -> None:
+        reservation.give_up()
+        if self._relays.get(reservation.relay) is reservation:
+            del self._relays[reservation.relay]
+
+    async def _ask(self, relay: PeerId, relay_address: str, to: str) -> tuple[Stream, relay_pb2.RelayReply]:
+        await self._p2pd.connect(relay, [relay_address])
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            stream = await self._p2pd.open_stream(relay, RELAY_PROTOCOL)
+            try:
+                say(stream[1], relay_pb2.RelayRequest(run=self.run, to=to))
+                reply = await hear(stream[0], relay_pb2.RelayReply)
+                if not reply.accepted:
+                    raise BusyError(f"the relay refuses: {reply.reason[:200]}")
+            except BaseException:
+                stream[1].close()
+                raise
+        return stream, reply
+
+    # To me
+
+    async def _offered(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._streams.track(self._take(PeerId(info.peer_id.to_base58()), (reader, writer)))
+
+    async def _take(self, relay: PeerId, stream: Stream) -> None:
+        """A relay has somebody who wants to reach me. Only those with which I hold a reservation are heard."""
+        reader, writer = stream
+        with contextlib.closing(writer):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                offer = await hear(reader, relay_pb2.CircuitOffer)
+            if relay not in self._relays:
+                say(writer, relay_pb2.RelayReply(reason="no reservation is held there"))
+                return
+            caller = _peer_in(offer.caller)
+            if await self._reaches(caller):
+                say(writer, relay_pb2.RelayReply(accepted=True, direct=True))
+                return
+            say(writer, relay_pb2.RelayReply(accepted=True))
+            async with asyncio.timeout(SEAL_TIMEOUT_S):
+                await self._seal.answer(caller, stream)
+            await self.serve(caller, f"/p2p/{relay}/p2p-circuit", reader, writer)
+
+    async def _reaches(self, caller: PeerId) -> bool:
+        """Whether this peer can dial the caller instead, at the addresses that the table has of it."""
+        addresses, now_s = self._addresses_of(caller), time.monotonic()
+        if not addresses or direct(addresses) != addresses or self._fruitless_until_s.get(caller, 0.0) > now_s:
+            return False
+        try:
+            async with asyncio.timeout(REVERSAL_TIMEOUT_S):
+                await self._p2pd.connect(caller, addresses)
+        except (UnreachableError, TimeoutError):
+            if len(self._fruitless_until_s) >= MAX_FRUITLESS:
+                self._fruitless_until_s.clear()
+            self._fruitless_until_s[caller] = now_s + FRUITLESS_S
+            return False
+        return True
+
+
+def _peer_in(text: str) -> PeerId:
+    try:
+        raw_key_of(PeerId(text[:64]))
+    except ValueError:
+        raise BadMessageError("a circuit without a caller") from None
+    return PeerId(text)

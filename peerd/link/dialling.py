@@ -1,0 +1,62 @@
+"""Who answers at an IP address and port, found out without libp2p's own daemon, which would use the connection it has.
+
+A libp2p peer that speaks TLS shows a certificate that proves its peer id, and so does a peer that takes direct connections. Looking at
+that tells who answers; nothing else is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+
+from peerd.link.certificate import holder_of
+from peerd.link.libp2p import PeerID
+from peerd.table.record import PeerId
+
+_GREETING = ("/multistream/1.0.0", "/tls/1.0.0")
+
+
+async def answers_as(peer: PeerId, host: str, port: int, timeout_s: float, *, direct: bool = False) -> bool:
+    """Whether `peer` itself answers there in time, to libp2p or to `direct` connections. Never raises for what is or is not there."""
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port)
+            if not direct and not await _is_libp2p(reader, writer):
+                return False
+            await writer.start_tls(caller_context("h2" if direct else "libp2p"))
+            certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return certificate is not None and holder_of(certificate) == PeerID.from_base58(peer).to_bytes()
+    except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError):  # ssl.SSLError is an OSError
+        return False
+    finally:
+        if writer is not None:
+            with contextlib.suppress(OSError):
+                writer.transport.abort()
+
+
+async def _is_libp2p(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """Whether it greets as one that speaks TLS."""
+    for word in _GREETING:
+        writer.write(_line(word))
+    for word in _GREETING:
+        if await reader.readexactly(len(_line(word))) != _line(word):
+            return False
+    return True
+
+
+def _line(word: str) -> bytes:
+    """As multistream-select frames it: the length, the word, a line's end."""
+    text = word.encode() + b"\n"
+    return bytes([len(text)]) + text
+
+
+def caller_context(protocol: str = "libp2p") -> ssl.SSLContext:
+    """TLS 1.3 without authorities: the certificate's extension says who it is. `protocol`: what is spoken inside, by its ALPN name."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols([protocol])
+    return context

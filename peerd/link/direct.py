@@ -1,0 +1,366 @@
+"""Direct connections: gRPC by mutual TLS straight to a peer's own TCP port, for tensors, which the tunnel carries more slowly; to a
+neighbour, which another daemon of this user on this machine is, over a local socket (local.py).
+
+Who is who is settled in the tunnel, where libp2p proves both ends: there a caller shows its certificate and is shown the
+callee's, and each checks that the other's peer key vouches for it. From then on TLS takes exactly these two certificates. A path
+is tried beside the calls that the tunnel carries meanwhile, so one that leads nowhere costs nobody any time, and a broken one
+leads back into the tunnel, as does one over which tensors travel much more slowly (policy/route/direct_path.py). What is pushed goes with the
+tensors; liveness and checkups always take the tunnel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+
+from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
+from peerd.generated import direct_pb2, direct_pb2_grpc
+from peerd.link.certificate import MAX_CERTIFICATE_BYTES, SERVER_NAME, Certificate, checked_pem
+from peerd.link.links import CHANNEL_OPTIONS, Links, Way, answer_of
+from peerd.link.local import NeighbourChannel, Neighbours, checked_target
+from peerd.link.metered import CountedChannel
+from peerd.link.throttle import Throttles
+from peerd.policy.route.direct_path import tunnel_is_faster
+from peerd.policy.swarm.checkup import CAPPED
+from peerd.table.record import PeerId
+from peerd.wire.checkup import host_in
+from peerd.wire.services import Door
+
+MAX_PINS = 1024
+MAX_HOSTS = 4
+SHOW_TIMEOUT_S = 10.0
+SHOW_AGAIN_S = 60.0
+"""A callee that did not hear of this peer for long has forgotten its certificate."""
+DIAL_TIMEOUT_S = 5.0
+CLOSING_S = 60.0
+"""What is under way on a connection that gets no new calls may take this long."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 600.0
+"""Before a path that failed is tried again: twice as long each time, and a random part of it off."""
+KEEPALIVE_OPTIONS = (
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+"""The tunnel's libp2p finds out about a line that was cut; a bare TCP connection has to ask."""
+_DIAL_OPTIONS = (
+    *(option for option in CHANNEL_OPTIONS if not option[0].endswith("_backoff_ms")),
+    *KEEPALIVE_OPTIONS,
+    ("grpc.ssl_target_name_override", SERVER_NAME),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", int(DIAL_TIMEOUT_S * 1000)),
+)
+LOG = structlog.get_logger()
+Channel = CountedChannel | NeighbourChannel
+Told = tuple[object, object]
+
+
+class Pins:
+    """The certificates under which peers call: one each, the last that it has shown.
+
+    Those of peers that are gone stay as long as there is room: a daemon that slept takes all others for gone, and they call it
+    over connections that have outlived its sleep.
+    """
+
+    def __init__(self) -> None:
+        self._pems: dict[PeerId, bytes] = {}
+        self._gone: dict[PeerId, None] = {}
+        self._peers: dict[bytes, PeerId] = {}
+        self.pems = b""
+        """All of them; read on gRPC's threads."""
+
+    def show(self, peer: PeerId, certificate: bytes) -> bool:
+        """From now on TLS takes this one as `peer`'s. False where there is no room; BadMessageError where it is not its own."""
+        pem = checked_pem(certificate, peer)
+        self._gone.pop(peer, None)
+        if self._pems.get(peer) == pem:
+            return True
+        if peer not in self._pems and len(self._pems) >= MAX_PINS:
+            if not self._gone:
+                return False
+            self.forget(next(iter(self._gone)))
+        self.forget(peer)
+        self._pems[peer], self._peers[pem] = pem, peer
+        self.pems = b"".join(self._pems.values())
+        return True
+
+    def release(self, peer: PeerId) -> None:
+        """It is gone: another may have its place."""
+        if peer in self._pems:
+            self._gone[peer] = None
+
+    def forget(self, peer: PeerId) -> None:
+        self._gone.pop(peer, None)
+        pem = self._pems.pop(peer, None)
+        if pem is not None:
+            self._peers.pop(pem, None)
+            self.pems = b"".join(self._pems.values())
+
+    def caller(self, context: Any) -> PeerId | None:
+        """The peer behind a call that came by TLS: its handshake has proven the key of the certificate."""
+        shown = context.auth_context().get("x509_pem_cert")
+        return self._peers.get(shown[0]) if shown else None
+
+
+def caller_past_the_tunnel(context: Any, pins: Pins, neighbours: Neighbours | None) -> PeerId | None:
+    """The peer behind a direct call."""
+    if context.peer().startswith("unix:"):
+        return neighbours.caller(context) if neighbours is not None else None
+    return pins.caller(context)
+
+
+@dataclass(slots=True)
+class Showing:
+    """What this daemon tells of its own endpoint."""
+
+    certificate: Certificate
+    port: int = 0
+    """0: it takes no direct connections now."""
+    socket: str = ""
+    """At which it takes its neighbours'."""
+
+
+class DirectServicer(direct_pb2_grpc.DirectServicer):
+    def __init__(self, door: Door, pins: Pins, showing: Showing, neighbours: Neighbours | None = None) -> None:
+        self._door = door
+        self._pins = pins
+        self._showing = showing
+        self._neighbours = neighbours
+
+    async def Show(self, request: direct_pb2.ShowRequest, context: Any) -> direct_pb2.ShowReply:
+        caller = await self._door.caller(context)
+        try:
+            if not self._showing.port or not self._pins.show(caller, request.certificate):
+                return direct_pb2.ShowReply()
+        except BadMessageError as error:
+            await self._door.refuse(context, caller, error)
+        reply = direct_pb2.ShowReply(port=self._showing.port, certificate=self._showing.certificate.der)
+        if self._neighbours is not None and self._showing.socket and (token := self._neighbours.token_for(caller, request.neighbour)):
+            reply.socket, reply.token = self._showing.socket, token
+        return reply
+
+
+@dataclass(slots=True)
+class _Path:
+    channel: Channel | None = None
+    work: asyncio.Task[None] | None = None
+    """Tries the path, then watches it."""
+    failures: int = 0
+    retry_s: float = 0.0
+    """Monotonic clock."""
+    was_capped: bool = False
+    """When it was last given up."""
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.channel, NeighbourChannel)
+
+
+class DirectPaths:
+    """Direct channels to peers that have an endpoint; while a cap is set only to neighbours, for caps are kept in the tunnel."""
+
+    def __init__(
+        self,
+        links: Links,
+        certificate: Certificate,
+        addresses_of: Callable[[PeerId], tuple[str, ...]],
+        throttles: Throttles,
+        neighbours: Neighbours | None = None,
+    ) -> None:
+        self._links = links
+        self._neighbours = neighbours
+        self._certificate = certificate
+        self._addresses_of = addresses_of
+        self._throttles = throttles
+        self._paths: dict[PeerId, _Path] = {}
+        self._closing: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
+
+    def channel(self, peer: PeerId) -> Channel | None:
+        """The direct channel, where there is one; where there might be, it is looked for meanwhile."""
+        if self._throttles.capped and self._neighbours is None:
+            return None
+        path = self._paths.setdefault(peer, _Path())
+        is_due = time.monotonic() >= path.retry_s or (path.was_capped and not self._throttles.capped)
+        if path.work is None and is_due:
+            path.work = asyncio.get_running_loop().create_task(self._follow(peer, path))
+        return path.channel if self.leads_to(peer) else None
+
+    def leads_to(self, peer: PeerId) -> bool:
+        path = self._paths.get(peer)
+        return path is not None and path.channel is not None and (path.is_local or not self._throttles.capped)
+
+    def is_local(self, peer: PeerId) -> bool:
+        """Of a path that leads there: whether it is a local socket."""
+        return self.leads_to(peer) and self._paths[peer].is_local
+
+    @property
+    def num_open(self) -> int:
+        return sum(map(self.leads_to, self._paths))
+
+    @property
+    def num_local(self) -> int:
+        return sum(map(self.is_local, self._paths))
+
+    def drop(self, peer: PeerId) -> None:
+        """The peer is gone for good."""
+        path = self._paths.pop(peer, None)
+        if path is not None and path.work is not None:
+            path.work.cancel()
+
+    async def close(self) -> None:
+        works = [path.work for path in self._paths.values() if path.work is not None]
+        for task in works:
+            task.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+        closing = dict(self._closing)
+        for task in closing.values():
+            task.cancel()
+        await asyncio.gather(*closing.values(), return_exceptions=True)
+        for channel in closing:
+            await channel.close(None)
+
+    async def _follow(self, peer: PeerId, path: _Path) -> None:
+        """Open it and hold it until it breaks; then it rests for a while."""
+        try:
+            offer = await self._show(peer)
+            channel, path.channel = await self._open_local(peer, offer) or await self._open(peer, offer)
+            LOG.debug("direct path", to=peer, local=path.is_local)
+            try:
+                path.failures = path.failures + 1 if await self._hold(peer, path, channel, offer) else 0
+            finally:
+                path.channel = None
+                self._close_soon(channel)
+        except (RemoteError, OSError) as error:
+            path.failures += 1
+            LOG.debug("no direct path", to=peer, reason=str(error))
+        finally:
+            path.retry_s, path.was_capped = time.monotonic() + _pause_s(path.failures), self._throttles.capped
+            path.work = None
+
+    async def _hold(self, peer: PeerId, path: _Path, channel: grpc.aio.Channel, offer: direct_pb2.ShowReply) -> bool:
+        """Until it breaks, the callee takes none like it any more, or the tunnel is the faster way: then True."""
+        broken, told = asyncio.ensure_future(_broken(channel)), _told_of(path, offer)
+        try:
+            while not broken.done():
+                await asyncio.wait({broken}, timeout=SHOW_AGAIN_S)
+                if not broken.done():
+                    if self._is_outrun(peer):
+                        return True
+                    with contextlib.suppress(RemoteError):  # the tunnel's trouble is not this path's
+                        if _told_of(path, await self._show(peer)) != told:
+                            return False
+            return False
+        finally:
+            broken.cancel()
+
+    def _is_outrun(self, peer: PeerId) -> bool:
+        """By the tunnel, when it was last used. What was measured here is forgotten then: the next try counts afresh."""
+        traffic = self._links.traffic
+        rates = traffic.rates(peer, Way.DIRECT), traffic.rates(peer, Way.TUNNEL)
+        outrun = tunnel_is_faster(*rates)
+        if outrun:
+            LOG.info("the tunnel is faster than the direct path", to=peer, direct=rates[0], tunnel=rates[1])
+            traffic.forget_way(peer, Way.DIRECT)
+        return outrun
+
+    async def _open_local(self, peer: PeerId, offer: direct_pb2.ShowReply) -> tuple[grpc.aio.Channel, Channel] | None:
+        """To a neighbour, who then has answered to the token that it gave me; None where it is none or cannot be reached so."""
+        if self._neighbours is None or not offer.socket:
+            return None
+        try:
+            channel = await _connected(checked_target(offer.socket))
+            try:
+                neighbour = NeighbourChannel(channel, offer.token)
+                if await self._show(peer, neighbour) != offer:
+                    raise WrongStateError("it offers something else there")
+            except BaseException:
+                await channel.close(None)
+                raise
+        except RemoteError as error:
+            LOG.debug("no local path", to=peer, reason=error.message)
+            return None
+        return channel, neighbour
+
+    async def _open(self, peer: PeerId, offer: direct_pb2.ShowReply) -> tuple[grpc.aio.Channel, Channel]:
+        """By TLS. RemoteError says why there is none."""
+        if self._throttles.capped:
+            raise PeerGoneError(CAPPED)
+        hosts = hosts_in(self._addresses_of(peer))
+        if not offer.port or not hosts:
+            raise PeerGoneError("it takes no direct connections")
+        if offer.port > 65535 or len(offer.certificate) > MAX_CERTIFICATE_BYTES:
+            raise BadMessageError("a port or certificate that cannot be")
+        mine = self._certificate
+        credentials = grpc.ssl_channel_credentials(checked_pem(offer.certificate, peer), mine.key_pem, mine.pem)
+        channel = await _connected("ipv4:" + ",".join(f"{host}:{offer.port}" for host in hosts), credentials)
+        return channel, CountedChannel(channel, self._throttles)
+
+    async def _show(self, peer: PeerId, channel: Any = None) -> direct_pb2.ShowReply:
+        """Through the tunnel, unless another way is given."""
+        stub: Any = direct_pb2_grpc.DirectStub(channel or await self._links.channel(peer))
+        request = direct_pb2.ShowRequest(certificate=self._certificate.der)
+        if self._neighbours is not None:
+            request.neighbour = self._neighbours.proof_for(peer)
+        reply: direct_pb2.ShowReply = await answer_of(stub.Show(request, timeout=SHOW_TIMEOUT_S))
+        return reply
+
+    def _close_soon(self, channel: grpc.aio.Channel) -> None:
+        """What is under way on it may finish."""
+        self._closing[channel] = task = asyncio.get_running_loop().create_task(channel.close(CLOSING_S))
+        task.add_done_callback(lambda _task: self._closing.pop(channel, None))
+
+
+def hosts_in(addresses: tuple[str, ...]) -> list[str]:
+    """IPv4 addresses at which a peer may be dialled directly; loopback only where it has no other."""
+    hosts = list(dict.fromkeys(filter(None, map(host_in, addresses))))
+    return ([host for host in hosts if not host.startswith("127.")] or hosts)[:MAX_HOSTS]
+
+
+def _told_of(path: _Path, offer: direct_pb2.ShowReply) -> Told:
+    """What a path hangs on: a local one not on the port, which comes and goes with caps."""
+    return (offer.socket, offer.token) if path.is_local else (offer.port, offer.certificate)
+
+
+async def _connected(target: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """PeerGoneError where nobody answers there, under these credentials if any."""
+    if credentials is None:
+        channel = grpc.aio.insecure_channel(target, options=_DIAL_OPTIONS)
+    else:
+        channel = grpc.aio.secure_channel(target, credentials, options=_DIAL_OPTIONS)
+    try:
+        async with asyncio.timeout(DIAL_TIMEOUT_S):
+            await _ready(channel)
+    except BaseException as error:
+        await channel.close(None)
+        if isinstance(error, TimeoutError):
+            raise PeerGoneError(f"nobody answers at {target}" + (" under the certificate that was shown" if credentials else "")) from None
+        raise
+    return channel
+
+
+async def _ready(channel: grpc.aio.Channel) -> None:
+    """Connect. TimeoutError when the last address has been tried in vain."""
+    state = channel.get_state(try_to_connect=True)
+    while state is not grpc.ChannelConnectivity.READY:
+        await channel.wait_for_state_change(state)
+        state = channel.get_state()
+        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            raise TimeoutError
+
+
+async def _broken(channel: grpc.aio.Channel) -> None:
+    with contextlib.suppress(grpc.aio.UsageError):  # closed by us
+        await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+
+
+def _pause_s(failures: int) -> float:
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**failures) * random.uniform(0.75, 1.0)

@@ -1,0 +1,295 @@
+"""One gRPC channel per peer, reused; errors turned into what the caller can do about them; bytes counted."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import grpc
+from blake3 import blake3
+from google.protobuf.message import Message as ProtoMessage
+
+from peerd.config.codec import NONE, Codec
+from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, WrongStateError
+from peerd.link.tunnel import Tunnel
+from peerd.policy.route.compressing import RateMeter
+from peerd.table.record import PeerId
+from peerd.wire.messages import CHUNK_BYTES, Bytes, Call
+
+MAX_MESSAGE_BYTES = 4 * CHUNK_BYTES
+CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 3000),  # to gRPC: the least time an attempt gets; a circuit takes half a dozen round trips
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.http2.lookahead_bytes", 4 * CHUNK_BYTES),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_FAULTS: dict[grpc.StatusCode, type[RemoteError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: BadMessageError,
+    grpc.StatusCode.FAILED_PRECONDITION: WrongStateError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: BusyError,
+}
+RETRY_AFTER_MS = "retry-after-ms"
+MOST_RETRY_MS = 60_000
+_CUT_SHORT = "Internal error from Core"
+"""What gRPC's client makes of a refusal that comes while it still sends; the callee's own status is lost to it."""
+Message = TypeVar("Message")
+Reply = TypeVar("Reply", bound=ProtoMessage)
+
+
+class PeerRole(enum.StrEnum):
+    """What the peer at the other end of a transfer is to this one."""
+
+    TRAINER = "trainer"
+    """Launched the microbatch that is served here."""
+    PREVIOUS_STAGE = "previous_stage"
+    NEXT_STAGE = "next_stage"
+    """Of a trainer: stage 0."""
+    STAGE_PEER = "stage_peer"
+    """Averages with this one."""
+    DONOR = "donor"
+    """Has what is downloaded."""
+    RECIPIENT = "recipient"
+    """Downloads what is here."""
+
+
+class Way(enum.StrEnum):
+    """How tensors come to a peer."""
+
+    DIRECT = "direct"
+    TUNNEL = "tunnel"
+
+
+Link = tuple[PeerId, Way]
+"""What has a rate: each way to a peer its own."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of RPC payload this daemon has sent and received, tensors and messages alike."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    boundary_bytes: int = 0
+    boundary_crossings: int = 0
+    tensors: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
+    """Bytes of tensors and files by what they are, their codec, the role of the peer at the other end, and sent or received."""
+    incoming: defaultdict[Link, RateMeter] = field(default_factory=lambda: defaultdict(RateMeter))
+    """How fast tensors come in, by the peer that sends them and the way they take."""
+    outgoing: dict[Link, float] = field(default_factory=dict)
+    """Bytes per second at which mine arrive, by the peer that measured and told it and the way they took."""
+    taken: dict[PeerId, Way] = field(default_factory=dict)
+    """By which way the last microbatch went to each peer."""
+
+    def sent(self, what: str, role: PeerRole, num_bytes: int, codec: Codec = NONE) -> None:
+        self.tensors[what, str(codec), role, "sent"] += num_bytes
+
+    def received(self, what: str, role: PeerRole, num_bytes: int, codec: Codec = NONE) -> None:
+        self.tensors[what, str(codec), role, "received"] += num_bytes
+
+    def sent_inputs(self, call: Call) -> None:
+        self.sent("activations" if call.stage else "tokens", PeerRole.NEXT_STAGE, call.inputs.num_bytes, call.inputs.codec)
+        self.sent("tokens", PeerRole.NEXT_STAGE, call.labels.num_bytes)
+
+    def received_inputs(self, call: Call) -> None:
+        what, role = ("activations", PeerRole.PREVIOUS_STAGE) if call.stage else ("tokens", PeerRole.TRAINER)
+        self.received(what, role, call.inputs.num_bytes, call.inputs.codec)
+        self.received("tokens", role, call.labels.num_bytes)
+
+    def gave(self, what: str, role: PeerRole, num_bytes: int) -> None:
+        """Part of a download from here, which is nothing but these bytes."""
+        self.sent_bytes += num_bytes
+        self.sent(what, role, num_bytes)
+
+    def answered(self, request: ProtoMessage, reply: Reply) -> Reply:
+        """Counts both, and gives the reply."""
+        self.received_bytes += request.ByteSize()
+        self.sent_bytes += reply.ByteSize()
+        return reply
+
+    @contextmanager
+    def receiving(self, link: Link, num_bytes: int) -> Iterator[None]:
+        """So many bytes of tensors are on their way over `link`; the first word of them has come."""
+        meter = self.incoming[link]
+        meter.begin(time.monotonic())
+        arrived = 0
+        try:
+            yield
+            arrived = num_bytes
+        finally:
+            meter.end(arrived, time.monotonic())
+
+    def told(self, link: Link, rate: float) -> None:
+        """The peer says how fast my tensors come in over it; 0 where it does not know yet."""
+        if math.isfinite(rate) and rate > 0:
+            self.outgoing[link] = rate
+
+    def rates(self, peer: PeerId, way: Way | None = None) -> tuple[float | None, float | None]:
+        """Bytes per second to the peer and from it, by this way or that of the last microbatch; None: not known."""
+        link = peer, way or self.taken.get(peer, Way.TUNNEL)
+        meter = self.incoming.get(link)
+        return self.outgoing.get(link), meter.rate if meter is not None else None
+
+    def forget(self, peer: PeerId) -> None:
+        self.taken.pop(peer, None)
+        for way in Way:
+            self.forget_way(peer, way)
+
+    def forget_way(self, peer: PeerId, way: Way) -> None:
+        self.outgoing.pop((peer, way), None)
+        self.incoming.pop((peer, way), None)
+
+
+class Paths(Protocol):
+    """Ways around the tunnel (`DirectPaths`)."""
+
+    def channel(self, peer: PeerId) -> Any: ...
+
+    def leads_to(self, peer: PeerId) -> bool: ...
+
+    def drop(self, peer: PeerId) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Links:
+    """Channels to other peers: through the tunnel, and for tensors the direct one where there is one."""
+
+    def __init__(self, tunnel: Tunnel) -> None:
+        self._tunnel = tunnel
+        self._channels: dict[PeerId, grpc.aio.Channel] = {}
+        self._opening: dict[PeerId, asyncio.Lock] = {}
+        self.traffic = Traffic()
+        self.direct: Paths | None = None
+
+    async def channel_for_tensors(self, peer: PeerId) -> Any:
+        """A `grpc.aio.Channel` as far as stubs can tell."""
+        return (await self.way_for_tensors(peer))[0]
+
+    async def way_for_tensors(self, peer: PeerId) -> tuple[Any, Way]:
+        """The same, and where it leads through."""
+        direct = self.direct.channel(peer) if self.direct is not None else None
+        return (direct, Way.DIRECT) if direct else (await self.channel(peer), Way.TUNNEL)
+
+    async def quickest_channel(self, peer: PeerId) -> Any:
+        """The direct channel if there is one now; none is looked for."""
+        leads = self.direct is not None and self.direct.leads_to(peer)
+        return await (self.channel_for_tensors(peer) if leads else self.channel(peer))
+
+    async def channel(self, peer: PeerId) -> grpc.aio.Channel:
+        async with self._opening.setdefault(peer, asyncio.Lock()):
+            known = self._channels.get(peer)
+            if known is None:
+                known = grpc.aio.insecure_channel(await self._tunnel.target(peer), options=CHANNEL_OPTIONS)
+                self._channels[peer] = known
+            return known
+
+    async def drop(self, peer: PeerId) -> None:
+        """Close what leads to a peer that is gone for good."""
+        if self.direct is not None:
+            self.direct.drop(peer)
+        channel = self._channels.pop(peer, None)
+        self._opening.pop(peer, None)
+        self.traffic.forget(peer)
+        if channel is not None:
+            await channel.close(None)
+            await self._tunnel.close_target(peer)
+
+    async def close(self) -> None:
+        if self.direct is not None:
+            await self.direct.close()
+        for peer in list(self._channels):
+            await self.drop(peer)
+
+
+def was_cut_short(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the callee had ended the call, in whatever way, before it had all of it."""
+    return error.code() is grpc.StatusCode.INTERNAL and error.details() == _CUT_SHORT
+
+
+def as_remote_error(error: grpc.aio.AioRpcError) -> RemoteError:
+    """The error class that tells what the caller can do."""
+    if was_cut_short(error):
+        return BusyError("the callee refused the call before it had all of it")
+    kind = _FAULTS.get(error.code(), PeerGoneError)
+    told = kind(error.details() or error.code().name.lower())
+    if isinstance(told, BusyError):
+        told.retry_after_s = _retry_after_s(error)
+    return told
+
+
+def _retry_after_s(error: grpc.aio.AioRpcError) -> float:
+    """What the callee says of it, as far as it is believed."""
+    for name, value in error.trailing_metadata() or ():
+        if name == RETRY_AFTER_MS and isinstance(value, str) and value.isdecimal() and len(value) <= len(str(MOST_RETRY_MS)):
+            return min(int(value), MOST_RETRY_MS) / 1000
+    return 0.0
+
+
+async def read_within(call: AsyncIterator[Message], patience_s: float) -> Message | None:
+    """The next message of a stream, None at its end. PeerGoneError when it takes too long; RemoteError as the peer says."""
+    try:
+        async with asyncio.timeout(patience_s):
+            return await anext(call, None)
+    except TimeoutError:
+        raise PeerGoneError(f"no word for {patience_s:.1f} s") from None
+    except grpc.aio.AioRpcError as error:
+        raise as_remote_error(error) from None
+    except asyncio.CancelledError:
+        raise_if_ours()
+        raise PeerGoneError("the connection was closed") from None
+
+
+def raise_if_ours() -> None:
+    """Inside `except CancelledError`: pass on a cancellation of this task.
+
+    gRPC cancels a call from within when its channel closes; only the task's own cancellation may end the task.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise
+
+
+async def answer_of(rpc: Any) -> Any:
+    """What a call with one answer brings. RemoteError as the peer says, or when the connection closes."""
+    try:
+        return await rpc
+    except grpc.aio.AioRpcError as error:
+        raise as_remote_error(error) from None
+    except asyncio.CancelledError:
+        raise_if_ours()
+        raise PeerGoneError("the connection was closed") from None
+
+
+def digest_of(chunks: Iterable[Bytes]) -> bytes:
+    """The BLAKE3 hash of bytes that travel in chunks, however they are cut."""
+    hasher = blake3()
+    for chunk in chunks:
+        hasher.update(chunk)
+    return hasher.digest()
+
+
+def chunks_of(pieces: Iterable[Bytes], first: int = 0) -> Iterator[bytes]:
+    """Bytes that lie in pieces as chunks of 1 MB, from this one on; each is copied when it is asked for (gRPC takes only `bytes`)."""
+    skipped, held, size = first * CHUNK_BYTES, list[memoryview](), 0
+    for piece in pieces:
+        left = memoryview(piece)[skipped:]
+        skipped -= min(skipped, len(piece))
+        while left:
+            held.append(left[: CHUNK_BYTES - size])
+            size += len(held[-1])
+            left = left[len(held[-1]) :]
+            if size == CHUNK_BYTES:
+                yield b"".join(held)
+                held, size = [], 0
+    if held:
+        yield b"".join(held)

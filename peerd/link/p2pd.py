@@ -1,0 +1,201 @@
+"""Starts and watches p2pd, hivemind's libp2p daemon, and attaches to it.
+
+p2pd runs under keeper.py, so it dies with this process even on SIGKILL. hivemind's own start-up is not used: it leaves
+sockets in /tmp and an orphan after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import os
+import socket
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peerd.errors import PeerdError, PortTakenError, UnreachableError
+from peerd.link.libp2p import P2P, P2PD, Multiaddr, PeerID
+from peerd.link.streams import Stream
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 5.0
+CONTROL_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class P2pdConfig:
+    """How p2pd listens. `remove` and `prune` are the folders the keeper deletes after the daemon."""
+
+    identity_file: Path
+    run_folder: Path
+    host: str = "127.0.0.1"
+    port: int = 0
+    bootstrap: tuple[str, ...] = ()
+    map_port: bool = False
+    """Ask the router to forward the port (UPnP, NAT-PMP). p2pd renews that every 20 s; a minute after its end it is gone."""
+    remove: tuple[Path, ...] = ()
+    prune: tuple[Path, ...] = ()
+
+
+@dataclass(slots=True)
+class P2pd:
+    """A running p2pd with a client attached. `exited` is set when it has ended, wanted or not."""
+
+    p2p: P2P
+    process: asyncio.subprocess.Process
+    exited: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def addresses(self) -> tuple[str, ...]:
+        """Where others reach this peer: multiaddrs with its id, public ones first, loopback last."""
+        async with asyncio.timeout(CONTROL_TIMEOUT_S):
+            found = [str(address) for address in await self.p2p.get_visible_maddrs(latest=True)]
+        return tuple(sorted((address for address in found if "/tcp/" in address and "/ip4/" in address), key=_remoteness))
+
+    async def connect(self, peer: str, addresses: Sequence[str]) -> None:
+        """Make p2pd know and dial a peer's addresses; UnreachableError when none answers."""
+        try:
+            bare = [Multiaddr(address.split("/p2p/")[0]) for address in addresses]
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                await self.p2p._client.connect(PeerID.from_base58(peer), bare)
+        except Exception as error:  # hivemind raises its own family, none of them documented
+            raise UnreachableError(f"{peer} does not answer: {str(error) or type(error).__name__}") from None
+
+    async def is_connected(self, peer: str) -> bool:
+        """Whether there is a connection now, whichever side dialled."""
+        try:
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                return any(info.peer_id.to_base58() == peer for info in await self.p2p._client.list_peers())
+        except Exception:  # any failure to answer is the answer
+            return False
+
+    async def open_stream(self, peer: str, protocol: str) -> Stream:
+        """To a peer that is connected or whose addresses p2pd knows. OSError where it cannot be had."""
+        try:
+            _, reader, writer = await self.p2p.call_binary_stream_handler(PeerID.from_base58(peer), protocol)
+        except Exception as error:  # hivemind raises its own family, none of them documented
+            raise OSError(str(error)) from None
+        return reader, writer
+
+    async def answers(self, timeout_s: float) -> bool:
+        """Whether p2pd still reacts; it can hang without ending."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.p2p._client.identify()
+        except Exception:  # any failure to answer is the answer
+            return False
+        return True
+
+    async def discard(self) -> None:
+        """End a p2pd that is to be replaced; the run folder and this daemon's sockets stay."""
+        await self.p2p.shutdown()
+        if self.process.returncode is None and self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.write(b"x")
+                await self.process.stdin.drain()
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self.process.wait()
+
+    async def stop(self) -> None:
+        """Detach and end the keeper, which ends p2pd and removes the sockets."""
+        await self.p2p.shutdown()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+
+
+async def start_p2pd(config: P2pdConfig) -> P2pd:
+    """Start p2pd and attach. PortTakenError, or PeerdError with p2pd's last words."""
+    check_port_free(config.host, config.port)
+    control = config.run_folder / "p2pd.sock"
+    control.unlink(missing_ok=True)
+    order = {
+        "command": _command(config, control),
+        "remove": [str(folder) for folder in (config.run_folder, *config.remove)],
+        "prune": [str(folder) for folder in config.prune],
+    }
+    keeper = Path(__file__).with_name("keeper.py")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-S", str(keeper), json.dumps(order),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "GOLOG_LOG_LEVEL": "error"}, start_new_session=True,
+    )  # fmt: skip
+    last_words: deque[str] = deque(maxlen=20)
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await _wait_until_ready(process, last_words, config.bootstrap)
+    except TimeoutError:
+        process.kill()
+        raise PeerdError(f"p2pd did not start within {START_TIMEOUT_S:.0f} s: {' | '.join(last_words)}") from None
+    # The client's own socket goes into the run folder, too, where the keeper removes it.
+    attached: Any = type("LocalP2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{config.run_folder}/"})
+    return P2pd(await attached.replicate(Multiaddr(f"/unix{control}")), process)
+
+
+async def watch(daemon: P2pd) -> None:
+    """Drain p2pd's output until it ends, then set `exited`."""
+    assert daemon.process.stdout is not None
+    while await daemon.process.stdout.read(65536):
+        pass
+    await daemon.process.wait()
+    daemon.exited.set()
+
+
+def is_public(address: str) -> bool:
+    """Whether a multiaddr of an IPv4 address is one that the internet knows."""
+    return _remoteness(address) == 0
+
+
+def _remoteness(address: str) -> int:
+    """0: known to the internet; 1: to a private network; 2: to this machine."""
+    host = ipaddress.IPv4Address(address.split("/")[2])
+    return 2 if host.is_loopback else 0 if host.is_global else 1
+
+
+def _command(config: P2pdConfig, control: Path) -> list[str]:
+    command = [
+        str(P2PD), f"-id={config.identity_file}", f"-listen=/unix{control}",
+        f"-hostAddrs=/ip4/{config.host}/tcp/{config.port}", "-dhtServer=1", "-relay=1", "-relayService=0", "-autonat=0",
+        f"-natPortMap={int(config.map_port)}", "-autoRelay=0", "-connManager=1", "-idleTimeout=0s", "-persistentConnMaxMsgSize=4194304",
+    ]  # fmt: skip
+    if config.bootstrap:
+        command += ["-b=1", "-bootstrapPeers=" + ",".join(config.bootstrap)]
+    return command
+
+
+async def _wait_until_ready(process: asyncio.subprocess.Process, last_words: deque[str], bootstrap: Sequence[str]) -> None:
+    assert process.stdout is not None
+    while line := await process.stdout.readline():
+        text = line.decode(errors="replace").strip()
+        last_words.append(text)
+        if text.startswith("Peer ID:"):
+            return
+    said = " | ".join(last_words)
+    if "address already in use" in said:
+        raise PortTakenError("the port is in use", "choose another one with --port, or leave it out")
+    if "failed to connect to bootstrap peers" in said:
+        remedy = "check the address, that its daemon is running, and your network"
+        raise UnreachableError(f"nobody answers at {' or '.join(bootstrap)}", remedy)
+    raise PeerdError(f"p2pd ended at its start: {said or 'it said nothing'}")
+
+
+def check_port_free(host: str, port: int) -> None:
+    """libp2p shares ports between processes of one user; peerd must not."""
+    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closing connections of a daemon before us do not count
+        try:
+            probe.bind((host, port))
+        except PermissionError:
+            raise PortTakenError(f"port {port} needs more rights than this user has", "choose one above 1023 with --port") from None
+        except OSError as error:
+            in_use = "is in use" if error.errno == 98 or "in use" in str(error) else f"cannot be used on {host}: {error.strerror}"
+            raise PortTakenError(f"port {port} {in_use}", "choose another one with --port, or leave it out") from None

@@ -1,0 +1,135 @@
+"""The relay: a peer that volunteers keeps streams open to peers that nobody can dial, and copies bytes between them and their callers.
+
+What it copies is sealed between the two ends (seal.py). p2pd's own relay is not used: it has no rate, does not tell what it carries,
+and a peer that changes its relay, or a relay that stops, would have to restart p2pd and lose every connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from peerd.errors import PeerdError
+from peerd.generated import relay_pb2
+from peerd.link.circuits import ANSWER_TIMEOUT_S, BEAT_S, CIRCUIT_PROTOCOL, RELAY_PROTOCOL, SILENCE_S
+from peerd.link.p2pd import P2pd
+from peerd.link.streams import Stream, StreamTasks, hear, say, splice
+from peerd.link.throttle import Throttle, Throttles
+from peerd.policy.swarm.relaying import Bounds, why_not_connect, why_not_reserve
+from peerd.table.record import PeerId, RunId
+
+NOT_ASKED = "this peer does not volunteer"
+
+
+class RelayedBytes(Throttle):
+    """What is copied: below the relay's own rate, and counted as downloaded and as uploaded."""
+
+    def __init__(self, rate: float, whole: Throttles) -> None:
+        super().__init__()
+        self.rate = rate
+        self._whole = whole
+
+    async def let_pass(self, num_bytes: int) -> None:
+        for direction in (self._whole.download, self._whole.upload):
+            direction.total += num_bytes
+        await super().let_pass(num_bytes)
+
+
+class Relay:
+    """One daemon's; it refuses everybody until `off` is empty."""
+
+    def __init__(self, bounds: Bounds, whole: Throttles) -> None:
+        self.bounds = bounds
+        self.off = NOT_ASKED
+        """Why it does not relay now; empty where it does."""
+        self.run = RunId("")
+        self.carried = RelayedBytes(bounds.rate, whole)
+        self.circuits: list[tuple[PeerId, PeerId]] = []
+        self._p2pd: P2pd
+        self._streams = StreamTasks()
+        self._reserved: dict[PeerId, Stream] = {}
+
+    @property
+    def reserved(self) -> tuple[PeerId, ...]:
+        """Who holds a place."""
+        return tuple(self._reserved)
+
+    async def attach(self, p2pd: P2pd) -> None:
+        self._p2pd = p2pd
+        await p2pd.p2p.add_binary_stream_handler(RELAY_PROTOCOL, self._asked)
+
+    async def switch(self, off: str) -> None:
+        """Relay, or for this reason stop: all reservations and circuits end, and their peers look for another relay."""
+        self.off = off
+        if off:
+            await self._streams.close()
+
+    async def close(self) -> None:
+        await self._streams.close()
+
+    async def _asked(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._streams.track(self._answer(PeerId(info.peer_id.to_base58()), (reader, writer)))
+
+    async def _answer(self, caller: PeerId, stream: Stream) -> None:
+        reader, writer = stream
+        with contextlib.closing(writer):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                request = await hear(reader, relay_pb2.RelayRequest)
+            callee = PeerId(request.to)
+            refusal = self.off or (self._why_not_connect(caller, callee) if callee else self._why_not_reserve(caller, request.run))
+            if refusal:
+                say(writer, relay_pb2.RelayReply(reason=refusal))
+            elif callee:
+                await self._connect(caller, callee, stream)
+            else:
+                await self._hold(caller, stream)
+
+    def _why_not_reserve(self, caller: PeerId, run: str) -> str:
+        return "it relays for another run" if run != self.run else why_not_reserve(self.bounds, self._reserved, caller)
+
+    def _why_not_connect(self, caller: PeerId, callee: PeerId) -> str:
+        if callee not in self._reserved:
+            return "that peer holds no reservation here"
+        return why_not_connect(self.bounds, self.circuits, caller, callee)
+
+    async def _hold(self, caller: PeerId, stream: Stream) -> None:
+        """A reservation, until its stream ends or falls silent; a newer one takes its place."""
+        reader, writer = stream
+        before = self._reserved.pop(caller, None)
+        if before is not None:
+            before[1].close()
+        self._reserved[caller] = stream
+        try:
+            say(writer, relay_pb2.RelayReply(accepted=True))
+            while True:
+                writer.write(b"\0")
+                await writer.drain()
+                async with asyncio.timeout(SILENCE_S):
+                    if not await reader.read(1):
+                        return
+                await asyncio.sleep(BEAT_S)
+        finally:
+            if self._reserved.get(caller) is stream:
+                del self._reserved[caller]
+
+    async def _connect(self, caller: PeerId, callee: PeerId, stream: Stream) -> None:
+        """Ask the callee, pass its answer on, then copy both ways until either side ends."""
+        ends = (caller, callee)
+        self.circuits.append(ends)
+        try:
+            try:
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    far = await self._p2pd.open_stream(callee, CIRCUIT_PROTOCOL)
+            except (PeerdError, OSError, TimeoutError):
+                say(stream[1], relay_pb2.RelayReply(reason="that peer does not answer"))
+                return
+            with contextlib.closing(far[1]):
+                say(far[1], relay_pb2.CircuitOffer(caller=caller))
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    reply = await hear(far[0], relay_pb2.RelayReply)
+                say(stream[1], relay_pb2.RelayReply(accepted=reply.accepted, direct=reply.direct, reason=reply.reason[:200]))
+                if reply.accepted and not reply.direct:
+                    await splice(stream, far, Throttles(self.carried, self.carried))
+        finally:
+            self.circuits.remove(ends)

@@ -1,0 +1,79 @@
+"""Seals a stream that passes through a relay: TLS 1.3 between its two ends, each of which proves its peer id to the other.
+
+The called end shows a libp2p certificate (certificate.py): its identity key vouches for the certificate's key. The calling end signs, with
+its own identity key and inside the sealed stream, that certificate's hash and a nonce of the called end. The signature so holds for this
+connection only, and whoever sits between would need the certificate's key to get at it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import ssl
+import tempfile
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from peerd.errors import BadMessageError, PeerGoneError
+from peerd.link.certificate import holder_of, make_certificate, raw_key_of
+from peerd.link.dialling import caller_context
+from peerd.link.libp2p import PeerID
+from peerd.link.streams import Stream
+from peerd.table.record import PeerId
+
+NONCE_BYTES, SIGNATURE_BYTES = 32, 64
+_CALLER_DOMAIN = b"peerd circuit caller\0"
+
+
+class Seal:
+    """One peer's. `sign` is by its identity key; `folder` is its own alone."""
+
+    def __init__(self, me: PeerId, sign: Callable[[bytes], bytes], folder: Path) -> None:
+        self._me = me
+        self._sign = sign
+        self._folder = folder
+
+    async def call(self, callee: PeerId, stream: Stream) -> None:
+        """Seal the stream as who asked for it. PeerGoneError where somebody else is at the other end."""
+        reader, writer = stream
+        await writer.start_tls(caller_context())
+        certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        if certificate is None or holder_of(certificate) != PeerID.from_base58(callee).to_bytes():
+            raise PeerGoneError(f"{callee} is not at the other end of the circuit")
+        writer.write(self._sign(_claim(certificate, await reader.readexactly(NONCE_BYTES))))
+        await writer.drain()
+
+    async def answer(self, caller: PeerId, stream: Stream) -> None:
+        """Seal the stream as who was called. BadMessageError where the caller is not `caller`. Nothing may have been read ahead."""
+        reader, writer = stream
+        context, certificate = self._own
+        await writer.start_tls(context)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        writer.write(nonce)
+        await writer.drain()
+        signature = await reader.readexactly(SIGNATURE_BYTES)
+        try:
+            Ed25519PublicKey.from_public_bytes(raw_key_of(caller)).verify(signature, _claim(certificate, nonce))
+        except (InvalidSignature, ValueError):
+            raise BadMessageError(f"{caller} is not at the other end of the circuit") from None
+
+    @cached_property
+    def _own(self) -> tuple[ssl.SSLContext, bytes]:
+        """A fresh key and certificate for as long as this daemon runs; OpenSSL takes them from a file only."""
+        made = make_certificate(self._me, self._sign)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.set_alpn_protocols(["libp2p"])
+        with tempfile.NamedTemporaryFile(dir=self._folder, prefix="seal-") as file:  # mode 0600
+            file.write(made.key_pem + made.pem)
+            file.flush()
+            context.load_cert_chain(file.name)
+        return context, made.der
+
+
+def _claim(certificate: bytes, nonce: bytes) -> bytes:
+    return _CALLER_DOMAIN + hashlib.sha256(certificate).digest() + nonce

@@ -1,0 +1,81 @@
+"""Byte streams: copying between two of them, the short messages that open some, and the tasks that carry them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from peerd.errors import BadMessageError, PeerGoneError
+from peerd.link.throttle import Throttle, Throttles
+
+CHUNK_BYTES = 256 * 1024
+MAX_MESSAGE_BYTES = 1024
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_ENDS = (OSError, TimeoutError, asyncio.IncompleteReadError, BadMessageError, PeerGoneError)
+"""What the other side may cause at any moment."""
+Heard = TypeVar("Heard", bound=Message)
+
+
+class StreamTasks:
+    """Streams in tasks that `close` can cancel without cancelling asyncio's own callbacks around them."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def track(self, work: Coroutine[Any, Any, None]) -> None:
+        """Returns at the stream's end."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        await asyncio.wait({task})
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, _ENDS):
+            raise error
+
+    async def close(self) -> None:
+        """Ends all of them."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def splice(local: Stream, remote: Stream, throttles: Throttles) -> bool:
+    """Copy both ways until either side ends. True when the remote side ended first."""
+    outward = asyncio.ensure_future(_copy(local[0], remote[1], throttles.upload))
+    inward = asyncio.ensure_future(_copy(remote[0], local[1], throttles.download))
+    try:
+        done, _ = await asyncio.wait({outward, inward}, return_when=asyncio.FIRST_COMPLETED)
+        return inward in done
+    finally:
+        for task in (outward, inward):
+            task.cancel()
+        await asyncio.gather(outward, inward, return_exceptions=True)
+
+
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, throttle: Throttle) -> None:
+    while data := await source.read(throttle.chunk(CHUNK_BYTES)):
+        await throttle.let_pass(len(data))
+        sink.write(data)
+        await sink.drain()
+
+
+def say(writer: asyncio.StreamWriter, message: Message) -> None:
+    """One message; never more than a buffer holds."""
+    raw = message.SerializeToString()
+    assert len(raw) <= MAX_MESSAGE_BYTES
+    writer.write(len(raw).to_bytes(2, "big") + raw)
+
+
+async def hear(reader: asyncio.StreamReader, kind: type[Heard]) -> Heard:
+    """The next message. BadMessageError for what is none; asyncio.IncompleteReadError where the stream ends."""
+    num_bytes = int.from_bytes(await reader.readexactly(2), "big")
+    if num_bytes > MAX_MESSAGE_BYTES:
+        raise BadMessageError(f"a message of {num_bytes} bytes opens a stream")
+    try:
+        return kind.FromString(await reader.readexactly(num_bytes))
+    except DecodeError:
+        raise BadMessageError("no message opens a stream") from None

@@ -1,0 +1,155 @@
+"""Carries gRPC's byte stream over libp2p streams, so that peers are addressed by peer id, encrypted and authenticated.
+
+Outward, each peer has a local socket to which its gRPC channel connects; every connection becomes one libp2p stream.
+Inward, every stream becomes a connection to the local gRPC server. That connection is bound to a socket name that holds
+the sender's authenticated peer id, which is how the server's handlers know who calls: `caller_of(context.peer())`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from peerd.errors import PeerdError
+from peerd.link.circuits import PROTOCOL, Circuits
+from peerd.link.p2pd import P2pd
+from peerd.link.streams import Stream, StreamTasks, splice
+from peerd.link.throttle import Throttles
+from peerd.table.circuit import is_circuit
+from peerd.table.record import PeerId
+
+DIAL_TIMEOUT_S = 10.0
+LOCAL_TIMEOUT_S = 5.0
+_CALLER_PREFIX = "from-"
+
+
+class Tunnel:
+    """Both ends of the tunnel of one daemon."""
+
+    def __init__(
+        self,
+        p2pd: P2pd,
+        folder: Path,
+        grpc_socket: Path,
+        addresses_of: Callable[[PeerId], tuple[str, ...]],
+        throttles: Throttles | None = None,
+        circuits: Circuits | None = None,
+    ) -> None:
+        self._p2pd = p2pd
+        self.circuits = circuits
+        """By which peers that cannot be dialled are reached; None where nobody is behind a relay."""
+        if circuits is not None:
+            circuits.serve = self.serve_inward
+        self._folder = folder
+        self._grpc_socket = grpc_socket
+        self._addresses_of = addresses_of
+        self._throttles = throttles or Throttles()
+        self._me = PeerId(p2pd.p2p.peer_id.to_base58())
+        self._servers: dict[PeerId, asyncio.Server] = {}
+        self._numbers = itertools.count()
+        self._streams = StreamTasks()
+        self._origins: dict[str, str] = {}
+        """Where the connections come from, by the names of their sockets."""
+        self.on_broken: Callable[[PeerId], None] = lambda _peer: None
+        """Called when a stream that had been open ends from the other side."""
+
+    async def start(self) -> None:
+        await self._p2pd.p2p.add_binary_stream_handler(PROTOCOL, self._inward)
+        if self.circuits is not None:
+            await self.circuits.attach(self._p2pd)
+
+    async def attach(self, p2pd: P2pd) -> None:
+        """Go on over a new p2pd; channels stay and dial anew."""
+        self._p2pd = p2pd
+        await self.start()
+
+    async def target(self, peer: PeerId) -> str:
+        """The gRPC target whose connections reach `peer`."""
+        path = self._folder / f"to-{peer[-16:]}"
+        if peer not in self._servers:
+            path.unlink(missing_ok=True)
+            self._servers[peer] = await asyncio.start_unix_server(lambda r, w: self._streams.track(self._outward(peer, r, w)), path)
+        return f"unix:{path}"
+
+    async def close_target(self, peer: PeerId) -> None:
+        server = self._servers.pop(peer, None)
+        if server is not None:
+            server.close()
+            (self._folder / f"to-{peer[-16:]}").unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        for peer in list(self._servers):
+            await self.close_target(peer)
+        await self._streams.close()
+
+    async def _outward(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            try:
+                async with asyncio.timeout(DIAL_TIMEOUT_S):
+                    remote = await self._dial(peer)
+            except (PeerdError, TimeoutError, OSError):
+                return
+            with contextlib.closing(remote[1]):
+                ended_by_remote = await splice((reader, writer), remote, Throttles() if peer == self._me else self._throttles)
+        if ended_by_remote:
+            self.on_broken(peer)
+
+    async def _dial(self, peer: PeerId) -> Stream:
+        if peer == self._me:  # libp2p refuses to dial itself
+            return await self._connect_as(self._new_name(peer))
+        addresses = self._addresses_of(peer)
+        if self.circuits is not None and any(is_circuit(address) for address in addresses):
+            return await self.circuits.dial(peer, addresses)
+        if addresses:
+            await self._p2pd.connect(peer, addresses)
+        return await self._p2pd.open_stream(peer, PROTOCOL)
+
+    async def _inward(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._streams.track(self.serve_inward(PeerId(info.peer_id.to_base58()), str(info.addr), reader, writer))
+
+    def seen_at(self, grpc_peer: str) -> str | None:
+        """The multiaddr from which the connection behind a call comes, by gRPC's name of it; None where it is not known."""
+        return self._origins.get(grpc_peer.rpartition("/")[2])
+
+    async def serve_inward(self, peer: PeerId, origin: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Hand a stream to the gRPC server, as coming from `peer`, who has proved to be that."""
+        name = self._new_name(peer)
+        self._origins[name] = origin
+        try:
+            with contextlib.closing(writer):
+                async with asyncio.timeout(LOCAL_TIMEOUT_S):
+                    local = await self._connect_as(name)
+                with contextlib.closing(local[1]):
+                    await splice(local, (reader, writer), self._throttles)
+        finally:
+            self._origins.pop(name, None)
+
+    def _new_name(self, peer: PeerId) -> str:
+        return f"{_CALLER_PREFIX}{peer}.{next(self._numbers) % 100_000}"  # config/paths.py counts its characters
+
+    async def _connect_as(self, caller: str) -> Stream:
+        name = self._folder / caller
+        local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            local.setblocking(False)
+            local.bind(str(name))
+            await asyncio.get_running_loop().sock_connect(local, str(self._grpc_socket))
+            return await asyncio.open_unix_connection(sock=local)
+        except BaseException:
+            local.close()
+            raise
+        finally:
+            name.unlink(missing_ok=True)
+
+
+def caller_of(grpc_peer: str) -> PeerId | None:
+    """The authenticated peer behind a call, from gRPC's name of the connection; None for anything else."""
+    name = grpc_peer.rpartition("/")[2]
+    if not grpc_peer.startswith("unix:") or not name.startswith(_CALLER_PREFIX):
+        return None
+    return PeerId(name.removeprefix(_CALLER_PREFIX).partition(".")[0])

@@ -1,0 +1,1 @@
+"""What the owner of the machine allows: limits, sensors, quotas, pauses."""

@@ -1,0 +1,182 @@
+"""The owner's say in the daemon: keeps the limits, reads the sensors, and tells when this peer pauses and when it goes on.
+
+It outlives stages and pauses. What may be done when is decided in policy/owner/governor.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import structlog
+import torch
+
+from peerd.config.limits import Wishes, from_fields, load_wishes, owner_info, save_wishes, to_fields
+from peerd.config.paths import Home
+from peerd.control.protocol import SCHEMA
+from peerd.control.server import Say
+from peerd.errors import UsageError
+from peerd.link.throttle import Throttles
+from peerd.owner.sensors import Sensors
+from peerd.owner.usage import Usage
+from peerd.policy.owner.governor import Limits, Pause, Verdict, duty_within, judge, why_pause
+
+LOOK_PERIOD_S = 2.0
+LOOKS_PER_NOTE = 30
+MAX_PAUSE_S = 366 * 86400.0
+LOG = structlog.get_logger()
+
+
+class Governor:
+    """One daemon's."""
+
+    def __init__(self, home: Home, device: torch.device) -> None:
+        self._home = home
+        self._wishes = load_wishes(home)
+        self._sensors = Sensors(device)
+        self._usage = Usage(home)
+        self._counted = 0
+        self._verdict = Verdict()
+        self._changed = asyncio.Event()
+        self.throttles = Throttles()
+        self._resting = False
+        self._duty = self.limits.duty
+        self.on_limits: Callable[[Limits], None] = lambda _limits: None
+        """Limits that the stage served now has to keep."""
+        self._apply()
+
+    @property
+    def limits(self) -> Limits:
+        return self._wishes.limits
+
+    @property
+    def in_force(self) -> Limits:
+        """With the share of the time that keeps the GPU within its power."""
+        return replace(self.limits, duty=self._duty)
+
+    @property
+    def pause(self) -> Pause | None:
+        """Why this peer shall not work now."""
+        return self._verdict.pause
+
+    async def run(self) -> None:
+        """Looks again and again until cancelled."""
+        looks = 0
+        try:
+            while True:
+                await self.look()
+                looks += 1
+                if looks % LOOKS_PER_NOTE == 0:
+                    await asyncio.to_thread(self._usage.save)
+                await asyncio.sleep(LOOK_PERIOD_S)
+        finally:
+            self._usage.save()
+
+    async def look(self) -> None:
+        """Read the sensors and judge anew."""
+        moved = self.throttles.upload.total + self.throttles.download.total
+        self._usage.add(moved - self._counted)
+        self._counted = moved
+        limits, usage = self.limits, self._usage
+        try:
+            asked = (limits, usage.today, usage.this_month)
+            looks = self._sensors.has_to_look(limits)
+            readings = await asyncio.to_thread(self._sensors.read, *asked) if looks else self._sensors.read(*asked)
+            found = why_pause(limits, readings, paused=self.pause is not None)
+        except Exception as error:  # the edge of what the platform tells: a broken sensor pauses nobody
+            LOG.warning("a sensor failed", error=repr(error))
+            found = None
+        else:
+            self._keep_duty(duty_within(self.limits, self._duty, readings.power))
+        self._judge(self._asked() or found)
+
+    def _keep_duty(self, duty: float) -> None:
+        if duty != self._duty:
+            self._duty = duty
+            self.on_limits(self.in_force)
+
+    def _asked(self) -> Pause | None:
+        """The owner's own word, which may have run out."""
+        wishes = self._wishes
+        if wishes.paused and wishes.paused_until_s and time.time() >= wishes.paused_until_s:
+            self._keep(replace(wishes, paused=False, paused_until_s=0.0))
+        return self._wishes.pause
+
+    def _judge(self, found: Pause | None) -> None:
+        before, self._verdict = self.pause, judge(self._verdict, found, time.monotonic())
+        if self.pause == before:
+            return
+        if self.pause is None:
+            LOG.info("going on")
+        elif before is None:
+            LOG.info("pausing", reason=self.pause.reason, until=self.pause.until)
+        self._changed.set()
+
+    async def until_paused(self) -> None:
+        """Returns when this peer shall stop working."""
+        await self._until(lambda: self.pause is not None)
+
+    async def until_free(self) -> None:
+        """Returns when it may go on."""
+        await self._until(lambda: self.pause is None)
+
+    def rest(self, yes: bool) -> None:
+        """The daemon has left its stage, or serves one again."""
+        self._resting = yes
+        self._changed.set()
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self._changed.clear()
+            await self._changed.wait()
+
+    # Verbs of the control socket
+
+    async def pause_verb(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+        """Returns once the daemon has handed on what it held, unless `wait` is false."""
+        for_s = request.get("for_s", 0.0)
+        if isinstance(for_s, bool) or not isinstance(for_s, int | float) or not 0 <= for_s <= MAX_PAUSE_S:
+            raise UsageError("for_s must be between 0 and a year")
+        self._keep(replace(self._wishes, paused=True, paused_until_s=time.time() + for_s if for_s else 0.0))
+        await self.look()
+        if request.get("wait", True):
+            await self._until(lambda: self._resting or self.pause is None)
+        return {"schema": SCHEMA, **self.fields()}
+
+    async def resume_verb(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+        """Takes the owner's own pause back; limits go on to count."""
+        self._keep(replace(self._wishes, paused=False, paused_until_s=0.0))
+        await self.look()
+        return {"schema": SCHEMA, **self.fields()}
+
+    async def limits_verb(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
+        """Changes those that are named, and tells all."""
+        change = request.get("change", {})
+        if change:
+            try:
+                limits = from_fields({**to_fields(self.limits), **change})
+            except (ValueError, TypeError) as error:
+                raise UsageError(str(error)) from None
+            self._keep(replace(self._wishes, limits=limits))
+            self._apply()
+            await self.look()
+        return {"schema": SCHEMA, **self.fields()}
+
+    def fields(self) -> dict[str, Any]:
+        """For replies: the limits, what was used of the quotas, and why this peer pauses."""
+        usage = self._usage
+        return owner_info(self.limits, self.pause, today=usage.today, this_month=usage.this_month, resting=self._resting)
+
+    def _keep(self, wishes: Wishes) -> None:
+        if wishes != self._wishes:
+            save_wishes(self._home, wishes)
+            self._wishes = wishes
+
+    def _apply(self) -> None:
+        self.throttles.upload.rate = self.limits.upload
+        self.throttles.download.rate = self.limits.download
+        self._duty = min(self._duty, self.limits.duty) if self.limits.power else self.limits.duty
+        self.on_limits(self.in_force)

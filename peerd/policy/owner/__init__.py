@@ -1,0 +1,1 @@
+"""What the owner's limits permit, and how often peers are helped."""

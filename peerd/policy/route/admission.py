@@ -1,0 +1,124 @@
+"""Which stage a joiner takes, and which messages a peer takes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from peerd.policy.hashing import digest
+from peerd.policy.step.ledger import ledger_of
+from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
+
+
+@dataclass(frozen=True, slots=True)
+class StageChoice:
+    """The stage to serve and why; `stage` is None where none fits."""
+
+    stage: int | None
+    reason: str
+
+
+def choose_stage(live: LiveView, needed_bytes: Sequence[int], available_bytes: int) -> StageChoice:
+    """The weakest stage among those that fit this machine's memory.
+
+    Strength is the sum of throughputs; a peer still downloading counts, and one not yet measured counts as the mean.
+    Ties go by hash, so that joiners at one moment spread.
+    """
+    fitting = [stage for stage, needed in enumerate(needed_bytes) if needed <= available_bytes]
+    if not fitting:
+        least = min(needed_bytes)
+        return StageChoice(None, f"the smallest stage needs {least / 1e9:.2f} GB of memory and {available_bytes / 1e9:.2f} GB is free")
+    measured = [r.throughput for r in live.records if r.throughput > 0 and r.peer != live.me]
+    mean = sum(measured) / len(measured) if measured else 1.0
+
+    def strength(stage: int) -> tuple[float, bytes]:
+        peers = [r for r in live.of_stage(stage) if not r.leaving and r.peer != live.me]
+        told = live.summary(stage)
+        known = sum(r.throughput or mean for r in peers)
+        return max(known, told.throughput if told else 0.0), digest("stage", live.me, stage, size=8)
+
+    weakest = min(fitting, key=strength)
+    total = strength(weakest)[0]
+    if total == 0:
+        return StageChoice(weakest, f"stage {weakest} has nobody")
+    return StageChoice(weakest, f"stage {weakest} is the weakest, at {total:.1f} samples/s")
+
+
+def why_refuse_call(mine: PeerRecord, *, stage: int, step: int, holds_previous: bool) -> str | None:
+    """CALL: None when I can compute this microbatch, now or after a commit, else the reason (holes 4, 17)."""
+    reason = _why_not_here(mine, stage)
+    if reason is not None:
+        return reason
+    if mine.step <= step <= newest_taken(mine) or (step == mine.step - 1 and holds_previous):
+        return None
+    return f"I am at step {mine.step}"
+
+
+def newest_taken(record: PeerRecord) -> int:
+    """The newest step of which this peer takes microbatches: one more than it has a ledger for, while it holds an average.
+
+    Those wait at it for the commit, which needs nothing more but news of the other stages. Whoever launches one has these news.
+    So the microbatches of a step are on their way while its parameters are being made, and not only once everybody has heard
+    that they are.
+    """
+    return ledger_of(record) + (record.phase is Phase.AVERAGED)
+
+
+def slots_for(steps_ahead: int, slots: int) -> int:
+    """How many of my slots may be taken when a microbatch of a step so many ahead of mine comes in.
+
+    One more than I have is for the step before, which others have still to end, and one is kept from the next: else what is
+    launched ahead would keep out what the step under way lacks. An evaluation may be of any step, and has what there is.
+    """
+    return {-1: slots + 1, 1: max(1, slots - 1), 2: max(1, slots - 1)}.get(steps_ahead, slots)
+
+
+def able_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
+    """Who takes this step: peers of the stage that can add it to a ledger, now or in a moment; else those just past it (hole 4), or
+    about to leave."""
+    adding = [r for r in live.serving(stage) if r.step <= step <= newest_taken(r)]
+    staying = [r for r in adding if not r.leaving]
+    past = [r for r in live.serving(stage) if r.step == step + 1]
+    return staying or [r for r in past if not r.leaving] or [*adding, *past]
+
+
+def why_refuse_evaluation(mine: PeerRecord, *, stage: int, step: int, kept: int | None) -> str | None:
+    """None when I can compute with the parameters of an evaluated step, else the reason. `kept`: the step I set them aside for."""
+    return _why_not_here(mine, stage) or (None if step in (mine.step, kept) else f"I do not hold the parameters of step {step}")
+
+
+def _why_not_here(mine: PeerRecord, stage: int) -> str | None:
+    """What keeps me from computing anything for others, whatever the step."""
+    if stage != mine.stage:
+        return f"I serve stage {mine.stage}"
+    if mine.phase is Phase.JOINING:
+        return "I am still joining"
+    return "I am leaving" if mine.leaving else None
+
+
+def donors(live: LiveView, stage: int, tried: frozenset[PeerId]) -> list[PeerRecord]:
+    """Peers to download a stage's state from: newest step first, those that stay, best lineage; those tried already last.
+
+    Of equals each joiner asks another first, so that many at once do not meet at one. A leaving peer still gives: it may be the
+    only one left with the newest step.
+    """
+    able = [r for r in live.serving(stage) if r.peer != live.me]
+    return sorted(able, key=lambda r: (r.peer in tried, -r.step, r.leaving, r.lineage, turn_of(live.me, r.peer)))
+
+
+def turn_of(joiner: PeerId, donor: PeerId) -> bytes:
+    """When a joiner asks this donor among equals: the least first."""
+    return digest("donor", joiner, donor, size=8)
+
+
+def givers_of_data(live: LiveView) -> list[PeerRecord]:
+    """Peers to fetch the run's data from: all that train and stay, in an order that differs from one who asks to the next."""
+    able = [r for r in live.records if r.trains and not r.leaving and r.peer != live.me]
+    return sorted(able, key=lambda r: digest("data", live.me, r.peer, size=8))
+
+
+def givers_of_start(live: LiveView, tried: frozenset[PeerId]) -> list[PeerRecord]:
+    """Peers to get the state that the run begins from: those that stay first, then by id."""
+    able = [r for r in live.records if r.gives_start and r.peer != live.me]
+    return sorted(able, key=lambda r: (r.peer in tried, r.leaving, r.peer))

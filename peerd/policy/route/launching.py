@@ -1,0 +1,221 @@
+"""Which trainer launches which missing microbatch, and when another takes over (rendezvous hashing)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from peerd.policy.hashing import digest
+from peerd.policy.step.ledger import accumulate_set, indices, is_averaged, stages_missing, work_step
+from peerd.table.record import PeerId, PeerRecord
+from peerd.table.view import LiveView
+
+STEPS_TO_BE_HEARD = 2
+FORWARDS_PER_MICROBATCH = 3
+"""Forward passes that take as long as a forward and a backward pass."""
+AT_FIRST = 2
+"""Microbatches for each peer of the first stage, one to compute and one to wait, that come while it commits the step before theirs."""
+REMEMBERED = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Send microbatch `index` of `step` through the pipeline; the stages in `accumulate` shall add it."""
+
+    step: int
+    index: int
+    accumulate: frozenset[int]
+
+
+@lru_cache(maxsize=REMEMBERED)
+def owners(trainers: tuple[PeerId, ...], step: int, index: int) -> tuple[PeerId, ...]:
+    """Trainers in the order in which they own (step, index): highest rendezvous weight first.
+
+    Remembered: the missing microbatches are looked through at every change of the table, and it hardly ever changes these.
+    """
+    return tuple(sorted(trainers, key=lambda trainer: digest("owner", trainer, step, index, size=8), reverse=True))
+
+
+def first_owned(live: LiveView, step: int, num_microbatches: int) -> list[int]:
+    """The microbatches of a step that are mine to launch before anybody takes them over, as it looks now."""
+    trainers = tuple(trainers_of(live, step))
+    return [index for index in range(num_microbatches) if trainers and owners(trainers, step, index)[0] == live.me]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What there is to do, and what of it is one trainer's."""
+
+    launches: tuple[Launch, ...] = ()
+    """Mine, in the order to launch them."""
+    absent: frozenset[tuple[int, int]] = frozenset()
+    """Every (step, index) that is missing and that others may take over."""
+    missing: int = 0
+    """How many of these and of the next step's there are, to launch now."""
+
+
+def those_who_train(live: LiveView) -> list[PeerRecord]:
+    """All trainers; in a swarm too large for anybody to know them all, those of the first stage that has any: they know each other."""
+    trainers = [record for record in live.records if record.trains]
+    if not live.is_summarised:
+        return trainers
+    told = [record.stage for record in live.records if record.summary is not None and record.summary.trainers]
+    first = min([record.stage for record in trainers] + told, default=0)
+    return [record for record in trainers if record.stage == first]
+
+
+def trainers_of(live: LiveView, step: int) -> list[PeerId]:
+    """Who owns microbatches of `step`: trainers that were there when it began, or all where none of those is left.
+
+    A leaving one, too, until it says that it trains no more: what it has in flight must not be launched twice.
+    """
+    trainers = those_who_train(live)
+    return [record.peer for record in trainers if record.trains_from <= step] or [record.peer for record in trainers]
+
+
+def first_step_owned(live: LiveView, num_stages: int, overlaps: bool) -> int:
+    """From which step on a new trainer owns microbatches: one by whose beginning all others have heard of it; 0 where nobody else trains.
+
+    Those who have not heard launch the newcomer's share, too, and two peers of a stage add one microbatch: one of them starts its
+    step anew. The next step is too soon: it may begin before the newcomer's first row is everywhere.
+    """
+    if not any(record.trains and record.peer != live.me for record in live.records):
+        return 0
+    return (work_step(live, num_stages) or 0) + STEPS_TO_BE_HEARD + overlaps
+
+
+def launchable(
+    live: LiveView,
+    num_stages: int,
+    num_microbatches: int,
+    missing_since_s: dict[tuple[int, int], float],
+    now_s: float,
+    takeover_s: float,
+    last_step: int = 0,
+    overlaps: bool = False,
+) -> Work:
+    """What I may launch now, and all that is missing.
+
+    The owner of rank k launches once (step, index) has been missing for `takeover_s` times k. The caller remembers
+    since when each has been missing, and leaves out what it has in flight. The run ends at `last_step`; 0: never.
+
+    Where steps overlap, what I own of the next step comes after all that I own of this one: the pipeline never runs
+    empty. It counts as missing, for others to take over, once nothing of this step is. Elsewhere it comes once every stage has
+    averaged this step, and finds the peers while they commit.
+    """
+    step = work_step(live, num_stages)
+    if step is None:
+        return Work()
+    launches: list[Launch] = []
+    absent: set[tuple[int, int]] = set()
+    missing = 0
+    early = overlaps or is_averaged(live, num_stages, step)
+    for at in (step, step + 1) if early else (step,):
+        if last_step and at >= last_step:
+            break
+        wanted = stages_missing(live, num_stages, at, num_microbatches, early)
+        mine, lacking = _of_step(live, at, wanted, missing_since_s, now_s, takeover_s)
+        launches += mine
+        missing += len(lacking)
+        absent |= lacking if not absent else set()
+    return Work(tuple(launches), frozenset(absent), missing)
+
+
+def what_launches_hang_on(record: PeerRecord) -> tuple[object, ...]:
+    """Where none of this changes in any record and nothing in flight ends, time alone brings me more to launch.
+
+    A ledger that grows takes work away; what gives it back is a peer's death, its leaving out, or a ledger with another number.
+    """
+    ledgers = (record.incarnation, record.ledger_no, record.next_ledger_no, record.voids, record.summary)
+    return record.peer, record.stage, record.step, record.phase, record.leaving, record.trains, record.trains_from, ledgers
+
+
+def _of_step(
+    live: LiveView, step: int, wanted: dict[int, int], missing_since_s: Mapping[tuple[int, int], float], now_s: float, takeover_s: float
+) -> tuple[list[Launch], set[tuple[int, int]]]:
+    """What I may launch of one step, and all that is missing of it."""
+    absent = 0
+    for bitmap in wanted.values():
+        absent |= bitmap
+    trainers = tuple(trainers_of(live, step))
+    launches = []
+    for index in indices(absent):
+        since = missing_since_s.get((step, index), now_s)
+        ranked = owners(trainers, step, index)
+        if live.me in ranked and now_s - since >= takeover_s * ranked.index(live.me):
+            launches.append(Launch(step, index, accumulate_set(wanted, index)))
+    return launches, {(step, index) for index in indices(absent)}
+
+
+@dataclass(slots=True)
+class WayTime:
+    """How long microbatches are on their way, between peers: the least of late, for more than that they wait for one another.
+
+    A step begins with empty links, so the least of this step and the last is what a link's length and a tensor's size make it.
+    """
+
+    _last_s: float = math.inf
+    _this_s: float = math.inf
+
+    def note(self, way_s: float) -> None:
+        """Of one microbatch, all its hops together, there and back."""
+        if way_s >= 0:
+            self._this_s = min(self._this_s, way_s)
+
+    def next_step(self) -> None:
+        self._last_s, self._this_s = self._this_s, math.inf
+
+    @property
+    def least_s(self) -> float:
+        """0 before anything was noted."""
+        least_s = min(self._last_s, self._this_s)
+        return least_s if math.isfinite(least_s) else 0.0
+
+
+def on_the_way(live: LiveView, num_stages: int, microbatch_size: int, way_s: float) -> int:
+    """Microbatches between peers while the slowest stage never waits (Little's law: rate times time), at the beginning of a step.
+
+    Until the first gradient is back a stage has forward passes alone to do, each a third of a microbatch's work: with as many on the way
+    as later on, the first stage of two stood still for 157 ms of each step at 50 ms round trip, and the second for as long afterwards.
+    """
+    strengths = []
+    for stage in range(num_stages):
+        known, told = sum(record.throughput for record in live.serving(stage)), live.summary(stage)
+        strengths.append(max(known, told.throughput if told is not None else 0.0))
+    return int(FORWARDS_PER_MICROBATCH * min(strengths, default=0.0) * way_s / microbatch_size)
+
+
+def window(live: LiveView, num_stages: int, slots: int, underway: int = 0, most_slots: int = 0) -> int:
+    """How many microbatches all trainers together keep in flight: enough to fill the narrowest stage's pipeline and the links.
+
+    A microbatch passes each stage twice, the last one once; one being computed and one waiting or on its way for each pass
+    keeps peers busy (4 instead of 6 left two stages idle 7 % of the time), and more only sits in the queues of slow peers.
+    A peer keeps a slot free, for the parts of the step in flight are not even at every moment, and whom a full peer refuses takes
+    another's way. Where links are long, `underway` more are on them (`on_the_way`), as far as peers hold `most_slots` each.
+    """
+    narrowest = min((live.num_serving(stage) for stage in range(num_stages)), default=0)
+    widest = max((live.num_serving(stage) for stage in range(num_stages)), default=0)
+    at_peers = min((2 * num_stages - 1) * (narrowest + widest), (slots - 1) * max(narrowest, 1))
+    return max(1, at_peers, min(at_peers + underway, most_slots * max(narrowest, 1)))
+
+
+def at_first(live: LiveView, step: int, underway: int, total: int) -> int:
+    """How many of a window's microbatches of `step` go out while no peer of the first stage is known to be at it.
+
+    They find these peers while they commit the step before. What does not keep them busy right afterwards only takes their time
+    meanwhile: with a whole window of 12, two stages of two peers on two cores took 50 ms from the last gradient to the next forward
+    pass, and so 44. `underway` more fill long links.
+    """
+    if any(record.step >= step for record in live.serving(0)):
+        return total
+    return min(total, AT_FIRST * live.num_serving(0) + underway)
+
+
+def share(total: int, work: Work) -> int:
+    """My part of the window: as large as my part of what is missing, so that all trainers come to the end of a step together.
+
+    With equal parts, one that owns more than others ends the step alone, and the pipeline runs dry.
+    """
+    return max(1, round(total * len(work.launches) / max(1, work.missing)))

@@ -1,0 +1,79 @@
+"""What a joiner does when nobody serves its stage: begin the run, load a checkpoint, or wait.
+
+After a blackout every peer says in its record which steps of its stage it holds on disk. The run resumes at the newest
+step that every stage can provide: from a checkpoint, or from peers that still serve (who hold their parameters of this
+step and of the one before).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from peerd.policy.step.ledger import stage_step
+from peerd.table.record import PeerRecord, Phase
+from peerd.table.view import LiveView
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """`load` is the checkpoint's step, `begin` means that the run's start is right; neither: wait."""
+
+    reason: str
+    load: int | None = None
+    begin: bool = False
+    anew: bool = False
+    """It begins though it had come further: what was computed is lost, which is worth a warning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """What the run begins from, and who may begin it."""
+
+    step: int = 0
+    """Steps that lie behind the run's start."""
+    needs_state: bool = False
+    """It begins from a state that some peers give (`gives_start`) and that I do not hold yet; not from first weights."""
+    founder: bool = True
+    """I may begin the run; anyone else follows somebody who serves its first step. That only joiners are in sight may mean a blackout."""
+    reached: int = 0
+    """The step that the run had come to, as far as this home knows."""
+
+
+def plan(mine: PeerRecord, live: LiveView, num_stages: int, *, beginning: Beginning = Beginning(), newest_seen: int = 0) -> Recovery:
+    """For a joiner whose stage nobody serves. `mine.checkpoints` are the steps of its stage on its disk.
+
+    `newest_seen` is the highest step ever seen of anybody, alive or not.
+    """
+    offers = [_offers(mine, live, stage, beginning.step) for stage in range(num_stages)]
+    begun = any(step > beginning.step for steps in offers for step in steps)
+    if not begun and newest_seen > beginning.step:
+        return Recovery(f"the run was at step {newest_seen}, and nobody who holds its parameters is in sight")
+    if not begun and not beginning.founder and not any(live.serving(stage) for stage in range(num_stages)):
+        return Recovery("nobody who serves the run is in sight yet")
+    if not begun and beginning.needs_state and not any(record.gives_start for record in live.records):
+        return Recovery("nobody who has the state that the run begins from is in sight")
+    if not begun and beginning.reached > beginning.step:
+        lost = f"it was at step {beginning.reached}, of which no checkpoint is in sight"
+        return Recovery(f"the run begins anew at step {beginning.step}: {lost}", begin=True, anew=True)
+    if not begun:
+        return Recovery("the run begins", begin=True)
+    for stage, steps in enumerate(offers):
+        if not steps:
+            return Recovery(f"nobody who holds the parameters of stage {stage} is in sight")
+    common = frozenset.intersection(*offers)
+    if not common:
+        return Recovery("no step is held by every stage: peers with other checkpoints have to come back")
+    step = max(common)
+    if step not in mine.checkpoints:
+        return Recovery(f"the run resumes at step {step}, which another peer of this stage holds")
+    return Recovery(f"the run resumes at step {step}, the newest that every stage can provide", load=step)
+
+
+def _offers(mine: PeerRecord, live: LiveView, stage: int, first_step: int) -> frozenset[int]:
+    """Steps whose parameters of this stage somebody alive can provide."""
+    newest = stage_step(live, stage)
+    if newest is not None:
+        return frozenset({newest, max(first_step, newest - 1)})
+    joining = [r for r in live.records if r.stage == stage and r.phase is Phase.JOINING and r.peer != mine.peer]
+    held = {step for record in joining for step in record.checkpoints}
+    return frozenset(held | (set(mine.checkpoints) if mine.stage == stage else set()))

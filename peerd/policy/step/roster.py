@@ -1,0 +1,147 @@
+"""The roster of an average: who takes part with exactly which ledger, and the checks that make it exact.
+
+An average is exact when its ledgers are pairwise disjoint and cover the step. Each member proves that for itself from
+the roster's content, so rosters need not agree (PROTOCOL, opening).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from peerd.policy.hashing import digest, peer_rank
+from peerd.policy.step.ledger import full
+from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, Void
+from peerd.table.view import LiveView
+
+ROUNDS_BEFORE_VOID = 2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RosterEntry:
+    """A member and the ledger it brings; the ledger is named by (incarnation, ledger_no) and spelt out in `done`."""
+
+    peer: PeerId
+    incarnation: int
+    ledger_no: int
+    done: int
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Entries sorted by peer. `attempt` and `leader` make the id of every round its own, as does a codec that the leader has chosen."""
+
+    stage: int
+    step: int
+    attempt: int
+    leader: PeerId
+    entries: tuple[RosterEntry, ...]
+    codec: str = ""
+    """What parts and slices travel as, where the run leaves that to the leader; empty: as the manifest says."""
+
+    @property
+    def average_id(self) -> AverageId:
+        parts: list[bytes | str | int] = ["average", self.stage, self.step, self.attempt, self.leader]
+        for entry in self.entries:
+            parts += [entry.peer, entry.incarnation, entry.ledger_no, hex(entry.done)]
+        parts += [self.codec] if self.codec else []
+        return AverageId(digest(*parts))
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        return tuple(entry.peer for entry in self.entries)
+
+    def entry_of(self, peer: PeerId) -> RosterEntry | None:
+        return next((entry for entry in self.entries if entry.peer == peer), None)
+
+
+def why_inexact(entries: Sequence[RosterEntry], num_microbatches: int) -> str | None:
+    """None when the ledgers are pairwise disjoint and cover the step, else what is wrong."""
+    if not entries:
+        return "the roster is empty"
+    if [entry.peer for entry in entries] != sorted({entry.peer for entry in entries}):
+        return "the roster is not sorted by peer, each once"
+    union = 0
+    for entry in entries:
+        if entry.done & ~full(num_microbatches):
+            return f"{entry.peer} holds microbatches beyond the step"
+        if union & entry.done:
+            return f"{entry.peer}'s ledger meets another's"
+        union |= entry.done
+    return None if union == full(num_microbatches) else "the ledgers do not cover the step"
+
+
+def entry_of(record: PeerRecord) -> RosterEntry:
+    return RosterEntry(record.peer, record.incarnation, record.ledger_no, record.done)
+
+
+def leader_of(members: Sequence[PeerRecord]) -> PeerId | None:
+    """Who proposes: the lowest hash for this stage and step among the members that stay."""
+    staying = [m for m in members if not m.leaving] or list(members)
+    return min(staying, key=lambda m: peer_rank(m.peer, m.stage, m.step)).peer if staying else None
+
+
+def compose(mine: PeerRecord, live: LiveView, num_microbatches: int, attempt: int) -> Roster | None:
+    """Rule 7: the roster I propose, or None while it is not mine to propose or would not be exact."""
+    members = live.members(mine.stage, mine.step)
+    # As published: only that says whether I leave, and else two of us would think they lead.
+    if mine.phase is not Phase.ACCUMULATING or leader_of(members) != mine.peer:
+        return None
+    members = tuple(mine if m.peer == mine.peer else m for m in members)
+    if any(m.phase is not Phase.ACCUMULATING for m in members):
+        return None
+    if any(m.lineage != mine.lineage for m in members):
+        return None  # computed with other parameters than mine: one of us downloads the other's state first
+    entries = tuple(sorted(entry_of(m) for m in members))
+    if why_inexact(entries, num_microbatches) is not None:
+        return None
+    return Roster(mine.stage, mine.step, attempt, mine.peer, entries)
+
+
+def why_refuse(mine: PeerRecord, roster: Roster, num_microbatches: int) -> str | None:
+    """PROPOSE: None when I join this round, else the reason."""
+    if (roster.stage, roster.step) != (mine.stage, mine.step):
+        return f"I am at stage {mine.stage}, step {mine.step}"
+    if mine.phase is not Phase.ACCUMULATING:
+        return f"I am {mine.phase.name.lower()}"
+    if roster.entry_of(mine.peer) != entry_of(mine):
+        return "my ledger is another by now"
+    if roster.leader not in roster.peers:
+        return "the proposer is not in its roster"
+    return why_inexact(roster.entries, num_microbatches)
+
+
+def whom_to_void(roster: Roster, missed: Mapping[PeerId, int]) -> Void | None:
+    """The member to leave out of further rounds of the step, by its leader (hole 19); None while there is hope.
+
+    `missed` counts the rounds that I led and that failed for want of this member. Of two that cannot reach each other
+    both are missed, and one of them is enough.
+    """
+    able = [entry for entry in roster.entries if entry.peer != roster.leader and missed.get(entry.peer, 0) >= ROUNDS_BEFORE_VOID]
+    if not able:
+        return None
+    worst = max(able, key=lambda entry: (missed[entry.peer], peer_rank(entry.peer, roster.stage, roster.step)))
+    return Void(worst.peer, worst.incarnation, roster.step)
+
+
+def why_not_adopt(mine: PeerRecord, step: int, lineage: Lineage) -> str | None:
+    """GET_AVERAGE: None when I may take an average of `step` made by parameters of `lineage`, else the reason."""
+    if step != mine.step:
+        return f"I am at step {mine.step}"
+    return None if lineage == mine.lineage else "it was computed with parameters of another lineage than mine"
+
+
+def lineage_after(lineage: Lineage, average_id: AverageId, norm: float | None = None, tied_sum: AverageId | None = None) -> Lineage:
+    """The lineage of parameters to which an average was applied, with the step's gradient norm where the run shares norms.
+
+    Peers of a stage that applied one average with norms of different rounding thus tell each other apart, and one reloads;
+    so do those that applied unlike sums to a tied weight.
+    """
+    applied: list[bytes | str] = [average_id] if norm is None else [average_id, norm.hex()]
+    applied += [] if tied_sum is None else ["tied", tied_sum]
+    return Lineage(lineage.inexact, digest("lineage", lineage.chain, *applied))
+
+
+def lineage_skipped(lineage: Lineage, step: int) -> Lineage:
+    """The lineage after a step that was given up (rule 11)."""
+    return Lineage(lineage.inexact + 1, digest("skipped", lineage.chain, step))

@@ -1,0 +1,262 @@
+"""What a measurement means to a volunteer: ok, a warning or a problem, and what to do about it. Pure; measuring is the daemon's affair."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from peerd.policy.owner.governor import Limits, Pause
+from peerd.table.record import PeerId
+
+MAX_CLOCK_OFFSET_S = 3.0
+"""DHT records carry wall-clock expiry, so clocks must agree within a few seconds."""
+LITTLE_MEMORY_BYTES = 1 << 30
+NO_DISK_BYTES, LITTLE_DISK_BYTES = 200 << 20, 5 << 30
+MIN_OPEN_FILES = 1024
+SLOW_UPLOAD_BITS_PER_S, SLOW_DOWNLOAD_BITS_PER_S = 5e6, 10e6
+CAPPED = "a cap is set, which the tunnel keeps"
+"""Why there are no direct connections."""
+FAIR_SHARE = 0.8
+"""Of a line, to whom it has to be shared with somebody."""
+
+
+class Verdict(enum.StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of a checkup."""
+
+    code: str
+    verdict: Verdict
+    title: str
+    remedy: str = ""
+
+
+def ok(code: str, title: str) -> Finding:
+    return Finding(code, Verdict.OK, title)
+
+
+def warning(code: str, title: str, remedy: str) -> Finding:
+    return Finding(code, Verdict.WARNING, title, remedy)
+
+
+def problem(code: str, title: str, remedy: str) -> Finding:
+    return Finding(code, Verdict.PROBLEM, title, remedy)
+
+
+def worst(findings: Sequence[Finding]) -> Verdict:
+    order = list(Verdict)
+    return max((finding.verdict for finding in findings), key=order.index, default=Verdict.OK)
+
+
+def of_versions(found: Mapping[str, str], needed: Mapping[str, str]) -> list[Finding]:
+    """One line per library that is needed; `found` lacks those that are not installed."""
+    findings = []
+    for name, least in needed.items():
+        version = found.get(name)
+        remedy = "install peerd anew with the versions in scripts/constraints.txt, or let scripts/peerd do it"
+        if version is None:
+            findings.append(problem(name, f"{name} is not installed", remedy))
+        elif numbers_in(version) < numbers_in(least):
+            findings.append(problem(name, f"{name} {version} is older than {least}", remedy))
+        else:
+            findings.append(ok(name, f"{name} {version}"))
+    return findings
+
+
+def numbers_in(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: 2.6.0rc1+cpu -> 2, 6, 0."""
+    numbers: list[int] = []
+    for part in version.split("."):
+        digits = ""
+        for character in part:
+            if not ("0" <= character <= "9"):
+                break
+            digits += character
+        if digits:
+            numbers.append(int(digits))
+        if digits != part:
+            break
+    return tuple(numbers)
+
+
+def of_memory(free_bytes: int, needed_bytes: Sequence[int], allowed_bytes: int = 0) -> Finding:
+    """`needed_bytes` by stage; empty where the run is not known. `allowed_bytes` by the owner; 0: all."""
+    title, more = f"{_gigabytes(free_bytes)} of memory free", "close other programs"
+    if 0 < allowed_bytes < free_bytes:
+        title, more = f"{_gigabytes(allowed_bytes)} of memory allowed", "allow more with `peerd limits --memory`"
+        free_bytes = allowed_bytes
+    if needed_bytes:
+        least, most = min(needed_bytes), max(needed_bytes)
+        title += f", this run's stages take {_gigabytes(least)} to {_gigabytes(most)}"
+        if free_bytes < least:
+            return problem("memory", title, f"{more}, or join from a machine with more memory")
+        if free_bytes < most:
+            return warning("memory", title, f"{more}, or this machine can serve some of the stages only")
+    elif free_bytes < LITTLE_MEMORY_BYTES:
+        return warning("memory", title, f"{more}; most stages need more")
+    return ok("memory", title)
+
+
+def of_limits(limits: Limits, pause: Pause | None) -> list[Finding]:
+    """What the owner has set, where it keeps this machine from working or makes others wait. `pause`: why it would not work now."""
+    findings = []
+    if pause is not None:
+        remedy = f"it goes on {pause.until}; `peerd limits` shows what is set"
+        findings.append(warning("limits", f"a daemon here does not work now: {pause.reason}", remedy))
+    for way, cap, least in (("upload", limits.upload, SLOW_UPLOAD_BITS_PER_S), ("download", limits.download, SLOW_DOWNLOAD_BITS_PER_S)):
+        if 0 < 8 * cap < least:
+            remedy = f"others wait for what a slow connection carries: `peerd limits --{way} {least / 1e6:g}Mbit`"
+            findings.append(warning("limits", f"only {_megabits(8 * cap)} of {way} allowed", remedy))
+    return findings or [ok("limits", "nothing that the owner has set keeps it out")]
+
+
+def of_disk(folder: str, free_bytes: int) -> Finding:
+    title = f"{_gigabytes(free_bytes)} of disk free for {folder}"
+    if free_bytes < NO_DISK_BYTES:
+        return problem("disk", title, "free some space, or choose a home on another disk with --home")
+    if free_bytes < LITTLE_DISK_BYTES:
+        return warning("disk", title, "a run's text and checkpoints may need more: free some space")
+    return ok("disk", title)
+
+
+def of_open_files(limit: int) -> Finding:
+    if limit < MIN_OPEN_FILES:
+        return warning("open-files", f"this process may open {limit} files", f"raise the limit: ulimit -n {MIN_OPEN_FILES}")
+    return ok("open-files", f"{limit} open files allowed")
+
+
+def of_clock(offset_s: float, round_trip_s: float) -> Finding:
+    """`offset_s`: how far this machine's clock is ahead of the peer's, which is known to half a round trip."""
+    side = "ahead of" if offset_s > 0 else "behind"
+    title = f"this machine's clock is {abs(offset_s):.1f} s {side} the swarm's"
+    if clock_is_off(offset_s, round_trip_s):
+        return problem("clock", title, "set it, for instance by switching on NTP")
+    if abs(offset_s) > MAX_CLOCK_OFFSET_S / 3 + round_trip_s / 2:
+        return warning("clock", title, f"more than {MAX_CLOCK_OFFSET_S:g} s keep it out: switch on NTP")
+    return ok("clock", f"clock within {max(abs(offset_s), round_trip_s / 2):.1f} s of the swarm's")
+
+
+def clock_is_off(offset_s: float, round_trip_s: float) -> bool:
+    return abs(offset_s) > MAX_CLOCK_OFFSET_S + round_trip_s / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """What one peer said when asked to dial back; `reached` is None where it did not say."""
+
+    peer: PeerId
+    observed: str
+    reached: bool | None
+
+
+def of_dial_backs(answers: Sequence[Dialled], port: int) -> Finding:
+    """Whether this machine can be reached from outside, as several peers found."""
+    said = [answer for answer in answers if answer.reached is not None]
+    reached = sum(bool(answer.reached) for answer in said)
+    seen = sorted({answer.observed for answer in said if answer.observed})
+    where = f"port {port} at {' and '.join(seen)}" if seen else f"port {port}"
+    remedy = f"forward TCP port {port} on your router to this machine and let it through the firewall; a fixed one is chosen with --port"
+    if not said:
+        return warning("dial-back", "no peer could say whether this machine can be reached", "try again in a minute, or at another peer")
+    counted = f"{reached} of {len(said)} peers"
+    if reached == 0:
+        return problem("dial-back", f"{counted} reached {where} from outside", remedy)
+    if reached < len(said):
+        return warning("dial-back", f"{counted} reached {where} from outside", remedy)
+    if len(seen) > 1:
+        return warning(
+            "dial-back", f"{counted} reached {where}", "peers see this machine at several addresses: some may not reach it later"
+        )
+    return ok("dial-back", f"{counted} reached {where} from outside")
+
+
+def of_direct(answers: Sequence[Dialled], port: int) -> Finding:
+    """Whether others get past the tunnel, to the port at which TLS is taken. Never a problem: the tunnel carries what they cannot."""
+    said = [answer for answer in answers if answer.reached is not None]
+    reached = sum(bool(answer.reached) for answer in said)
+    if not said:
+        remedy = "try again in a minute, or at another peer"
+        return warning("direct", "no peer could say whether direct connections get through", remedy)
+    title = f"{reached} of {len(said)} peers reached port {port} for direct connections"
+    if reached < len(said):
+        remedy = f"forward TCP port {port}, too, and let it through the firewall; a fixed one is chosen with --direct-port"
+        return warning("direct", title, f"tensors take the tunnel, which is slower; {remedy}")
+    return ok("direct", title)
+
+
+def of_no_direct(why: str) -> Finding:
+    """Of a daemon that takes no direct connections. `why`: by its owner's wish; empty: no port was free."""
+    if why:
+        return ok("direct", f"no direct connections: {why}")
+    return warning("direct", "no port was free for direct connections", "choose one with --direct-port")
+
+
+def of_relay(dial_back: Finding, refusals: Sequence[str]) -> Finding:
+    """Whether a machine that nobody can dial is reached all the same. `refusals`: the reason of each relay asked; empty: it has a place."""
+    if dial_back.verdict is Verdict.OK:
+        return ok("relay", "no relay needed")
+    places = sum(not refusal for refusal in refusals)
+    if places:
+        return ok("relay", f"{places} of {len(refusals)} relays asked {'has' if places == 1 else 'have'} a place for this machine")
+    remedy = "others do not reach this machine unless it has dialled them: open a port"
+    if refusals:
+        return warning("relay", f"no relay has a place for this machine: {refusals[0]}", remedy)
+    return warning("relay", "no peer volunteers as a relay", f"{remedy}, or ask one that can be dialled to start with --relay")
+
+
+def of_daemons_relays(dial_back: Finding, is_relayed: bool, reason: str) -> Finding:
+    """The same of a running daemon, by its own word."""
+    if dial_back.verdict is Verdict.OK:
+        return ok("relay", "no relay needed")
+    if is_relayed:
+        return ok("relay", f"others reach the daemon: {reason}")
+    remedy = "open a port, or ask a peer that can be dialled to start with --relay"
+    return warning("relay", f"others do not reach the daemon: {reason}", remedy)
+
+
+def with_relay(dial_back: Finding, relay: Finding) -> Finding:
+    """That nobody can dial a machine is no problem where a relay takes it."""
+    if dial_back.verdict is not Verdict.PROBLEM or relay.verdict is not Verdict.OK:
+        return dial_back
+    return warning(dial_back.code, dial_back.title, f"a relay carries it, which is slower; better: {dial_back.remedy}")
+
+
+def of_speed(up_bits_per_s: float | None, down_bits_per_s: float | None, limits: Limits) -> list[Finding]:
+    """None where it could not be measured. A cap that the line cannot fill protects nothing."""
+    findings = []
+    for code, rate, least, cap in (
+        ("upload", up_bits_per_s, SLOW_UPLOAD_BITS_PER_S, 8 * limits.upload),
+        ("download", down_bits_per_s, SLOW_DOWNLOAD_BITS_PER_S, 8 * limits.download),
+    ):
+        if rate is None:
+            findings.append(warning(code, f"the {code} could not be measured", "the peer may be busy: try again in a minute"))
+        elif rate < least:
+            remedy = "stop other transfers, use a cable; others wait for what a slow connection carries"
+            findings.append(warning(code, f"{_megabits(rate)} {code}", remedy))
+        elif rate < cap:
+            remedy = f"it leaves nothing for others here: `peerd limits --{code} {FAIR_SHARE * rate / 1e6:.3g}Mbit`"
+            findings.append(warning(code, f"{_megabits(rate)} {code}, less than the cap of {_megabits(cap)}", remedy))
+        else:
+            findings.append(ok(code, f"{_megabits(rate)} {code}"))
+    return findings
+
+
+def of_software(mine: str, theirs: str) -> Finding:
+    if mine != theirs:
+        remedy = "use the version that the run uses: ask its organiser"
+        return warning("peerd", f"this is peerd {mine}, the peer there has {theirs}", remedy)
+    return ok("peerd", f"peerd {mine}, like the peer there")
+
+
+def _gigabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.0f} MB"
+
+
+def _megabits(bits_per_s: float) -> str:
+    return f"{bits_per_s / 1e6:.3g} Mbit/s" if bits_per_s < 1e9 else f"{bits_per_s / 1e9:.3g} Gbit/s"

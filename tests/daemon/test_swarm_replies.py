@@ -1,0 +1,64 @@
+"""The table in plain values: what `peers` answers, and what answering costs a daemon in a large swarm."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from peerd.daemon.swarm_replies import TableReport
+from peerd.swarm.identity import Identity
+from peerd.swarm.membership import Membership, clock_s
+from peerd.swarm.signed import sign_manifest
+from peerd.table.record import PeerId, PeerRecord, Phase, StageSummary, Suspicion
+from peerd.table.view import Sighting
+from tests.tiny_run import tiny_manifest
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes([7]) * 32)
+NUM_STAGES = 5
+
+
+def report_of(*records: PeerRecord) -> TableReport:
+    """A table that has just heard these records."""
+    signed = sign_manifest(tiny_manifest(num_stages=NUM_STAGES), KEY)
+    membership = Membership(Identity(KEY), signed.run, ttl_s=3600)
+    sightings = {record.peer: Sighting(record, clock_s()) for record in records}
+    membership.view = replace(membership.view, sightings=sightings)
+    return TableReport(signed, membership)
+
+
+def record(name: str, stage: int, **fields: object) -> PeerRecord:
+    return replace(PeerRecord(peer=PeerId(name), incarnation=1, version=1, phase=Phase.ACCUMULATING, stage=stage), **fields)  # type: ignore[arg-type]
+
+
+def test_a_suspect_is_shown_in_its_stage_and_its_work_counts_as_missing() -> None:
+    accused = Suspicion(PeerId("b"), 1, 1)
+    reply = report_of(record("a", 0, done=0b001, suspects=(accused,)), record("b", 0, done=0b110)).peers(1.0)
+    shown = {peer["id"]: peer["suspect"] for peer in reply["stages"][0]["peers"]}
+    assert shown == {"a": False, "b": True}
+    everybody = report_of(*(record(f"p{stage}", stage) for stage in range(1, NUM_STAGES)), record("a", 0, done=0b001)).peers(1.0)
+    assert everybody["stages"][0]["missing"] == 2
+
+
+def test_of_a_stage_of_a_large_swarm_all_are_counted_though_few_are_known() -> None:
+    told = StageSummary(peers=125, trainers=3, queue=40, throughput=900.0, held=0)
+    report = report_of(record("me", 0), record("mate", 0, queue=2), *(record(f"far{n}", 3, queue=1, summary=told) for n in range(3)))
+    report._membership.view = replace(report._membership.view, me=PeerId("me"))
+    near, far = (report.peers(1.0)["stages"][stage] for stage in (0, 3))
+    assert (near["num_peers"], near["queue"], len(near["peers"])) == (2, 2, 2)
+    assert (far["num_peers"], far["queue"], len(far["peers"])) == (125, 40, 3)
+    live = report._membership.live()
+    assert [live.queue(stage) for stage in (0, 1, 3)] == [2, 0, 40]
+
+
+def test_a_thousand_peers_do_not_hold_up_the_daemon() -> None:
+    """In processor time; asking for the suspects anew for every peer takes a quarter of a second."""
+    report = report_of(*(record(f"p{number:04}", number % NUM_STAGES) for number in range(1000)))
+    best_s = float("inf")
+    for _ in range(3):
+        began_s = time.process_time()
+        reply = report.peers(1.0)
+        best_s = min(best_s, time.process_time() - began_s)
+    assert sum(len(stage["peers"]) for stage in reply["stages"]) == 1000
+    assert best_s < 0.1

@@ -1,0 +1,125 @@
+"""A daemon's direct endpoint beside the socket to which its tunnel leads, and callers that look for a path to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from peerd.generated import checkup_pb2, checkup_pb2_grpc, direct_pb2, direct_pb2_grpc
+from peerd.link.certificate import SERVER_NAME, Certificate, make_certificate
+from peerd.link.direct import DirectPaths, DirectServicer, Pins, Showing, caller_past_the_tunnel
+from peerd.link.links import Links, Traffic
+from peerd.link.local import Neighbours
+from peerd.link.throttle import Throttles
+from peerd.swarm.identity import Identity
+from peerd.table.record import PeerId
+from peerd.wire.checkup import CheckupServicer
+from peerd.wire.grpc_server import DirectEndpoint
+from peerd.wire.services import Door
+from tests.link.local_peers import Served, serving
+from tests.wire.callee import RUN, new_identity
+
+WITHIN_S = 20.0
+
+
+class Callers(CheckupServicer):
+    """Answers a dial-back with who asks."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    async def DialBack(self, request: checkup_pb2.DialBackRequest, context: Any) -> checkup_pb2.DialBackReply:
+        return checkup_pb2.DialBackReply(observed=await self._door.caller(context))
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """A daemon's, beside the socket to which its tunnel leads."""
+
+    owner: Identity
+    served: Served
+    door: Door
+    pins: Pins
+    showing: Showing
+    endpoint: DirectEndpoint
+    throttles: Throttles
+    neighbours: Neighbours | None
+
+    @property
+    def peer(self) -> PeerId:
+        return self.owner.peer
+
+    def paths_of(
+        self, caller: Identity, throttles: Throttles | None = None, host: str = "127.0.0.1", key: bytes | None = None
+    ) -> tuple[Links, DirectPaths]:
+        """`key`: what the caller takes for its machine's; None: it wants no local sockets."""
+        links = self.served.links_of(caller.peer)
+        certificate = make_certificate(caller.peer, caller.sign)
+        beside = Neighbours(caller.peer, self.served.folder, lambda: key) if key is not None else None
+        paths = DirectPaths(links, certificate, lambda _peer: (f"/ip4/{host}/tcp/1",), throttles or Throttles(), beside)
+        links.direct = paths
+        return links, paths
+
+    async def show(self, caller: Identity, certificate: Certificate) -> Any:
+        stub = await self.served.stub(direct_pb2_grpc.DirectStub, caller.peer)
+        return await stub.Show(direct_pb2.ShowRequest(certificate=certificate.der), timeout=WITHIN_S)
+
+    async def call(self, certificate: Certificate, root: bytes | None = None) -> str:
+        """Whom the endpoint takes for the caller, who presents this certificate and never was in the tunnel."""
+        credentials = grpc.ssl_channel_credentials(root or self.showing.certificate.pem, certificate.key_pem, certificate.pem)
+        options = (("grpc.ssl_target_name_override", SERVER_NAME),)
+        async with grpc.aio.secure_channel(f"ipv4:127.0.0.1:{self.showing.port}", credentials, options=options) as channel:
+            return await caller_through(channel)
+
+
+@contextlib.asynccontextmanager
+async def endpoint(voucher: Identity | None = None, key: bytes | None = None) -> AsyncIterator[Endpoint]:
+    """With a `voucher` the certificate it answers with is that one's; with a `key`, its machine's, it takes neighbours' calls, too."""
+    owner, throttles, pins = new_identity(), Throttles(), Pins()
+    showing = Showing(certificate_of(voucher or owner))
+    with tempfile.TemporaryDirectory(prefix="peerd-t-", dir="/tmp") as folder:
+        neighbours = Neighbours(owner.peer, Path(folder), lambda: key) if key is not None else None
+        door = Door(RUN, 5.0, Traffic(), proven=partial(caller_past_the_tunnel, pins=pins, neighbours=neighbours))
+        listening = DirectEndpoint("127.0.0.1", 0, showing, pins, throttles, neighbours)
+        servicers = [DirectServicer(door, pins, showing, neighbours), Callers(door)]
+        async with serving(servicers) as served:
+            await listening.open(servicers)
+            try:
+                yield Endpoint(owner, served, door, pins, showing, listening, throttles, neighbours)
+            finally:
+                await served.close()
+                await listening.close()
+
+
+def certificate_of(identity: Identity) -> Certificate:
+    return make_certificate(identity.peer, identity.sign)
+
+
+async def caller_through(channel: Any) -> str:
+    stub: Any = checkup_pb2_grpc.CheckupStub(channel)
+    return str((await stub.DialBack(checkup_pb2.DialBackRequest(), timeout=WITHIN_S)).observed)
+
+
+async def given_up(paths: DirectPaths, peer: PeerId) -> None:
+    """Until the path there is no more."""
+    async with asyncio.timeout(WITHIN_S):
+        while work := paths._paths[peer].work:
+            await asyncio.wait({work})
+
+
+async def tried(paths: DirectPaths, peer: PeerId) -> Any:
+    """The direct channel, None where it could not be had."""
+    paths.channel(peer)
+    path = paths._paths[peer]
+    async with asyncio.timeout(WITHIN_S):
+        while path.work is not None and path.channel is None:
+            await asyncio.wait({path.work}, timeout=0.02)
+    return path.channel

@@ -1,0 +1,227 @@
+"""Direct connections: only what the tunnel has proven is taken by TLS, and where there is no way the tunnel stays the way."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from peerd.errors import BadMessageError, RemoteError
+from peerd.link import direct as wire_direct
+from peerd.link.certificate import make_certificate
+from peerd.link.direct import Pins, Showing, hosts_in
+from peerd.link.links import Way
+from peerd.link.throttle import Throttles
+from peerd.table.record import PeerId
+from peerd.wire.grpc_server import DirectEndpoint
+from tests.link.direct_peers import WITHIN_S, caller_through, certificate_of, endpoint, given_up, tried
+from tests.wire.callee import new_identity
+
+
+async def test_a_path_opens_beside_the_tunnel_and_the_callee_knows_who_calls() -> None:
+    async with endpoint() as there:
+        caller = new_identity()
+        links, paths = there.paths_of(caller, throttles := Throttles())
+        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
+        channel = await tried(paths, there.peer)
+        assert await links.channel_for_tensors(there.peer) is channel
+        assert await links.channel(there.peer) is not channel
+        assert await caller_through(channel) == caller.peer
+        assert throttles.upload.total == there.throttles.download.total > 0
+        assert throttles.download.total == there.throttles.upload.total > len(caller.peer)
+
+
+async def test_what_is_pushed_takes_the_path_there_is_and_looks_for_none() -> None:
+    async with endpoint() as there:
+        links, paths = there.paths_of(new_identity())
+        assert await links.quickest_channel(there.peer) is await links.channel(there.peer)
+        assert paths._paths == {}
+        channel = await tried(paths, there.peer)
+        assert await links.quickest_channel(there.peer) is channel is not None
+
+
+async def test_only_a_certificate_that_was_shown_in_the_tunnel_is_taken_and_only_the_last() -> None:
+    async with endpoint() as there:
+        caller = new_identity()
+        first, second = certificate_of(caller), certificate_of(caller)
+        with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+            await there.call(first)
+        await there.show(caller, first)
+        assert await there.call(first) == caller.peer
+        await there.show(caller, second)
+        assert await there.call(second) == caller.peer
+        with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+            await there.call(first)
+
+
+async def test_a_connection_whose_certificate_was_replaced_is_nobodys() -> None:
+    async with endpoint() as there:
+        caller = new_identity()
+        channel = await tried(there.paths_of(caller)[1], there.peer)
+        assert await caller_through(channel) == caller.peer
+        await there.show(caller, certificate_of(caller))
+        with pytest.raises(grpc.aio.AioRpcError, match="a certificate that was shown there") as refusal:
+            await caller_through(channel)
+        assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_stolen_certificate_is_neither_shown_nor_answered_under() -> None:
+    async with endpoint() as there:
+        victim, thief = new_identity(), new_identity()
+        theirs, own = certificate_of(victim), certificate_of(thief)
+        await there.show(victim, theirs)
+        with pytest.raises(grpc.aio.AioRpcError, match=f"not that of {thief.peer}") as refusal:
+            await there.show(thief, theirs)
+        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert there.door.banned_until_s.keys() == {thief.peer}
+        with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+            await there.call(replace(theirs, key_pem=own.key_pem))
+        assert await there.call(theirs) == victim.peer
+
+
+async def test_an_expired_certificate_is_not_taken() -> None:
+    async with endpoint() as there:
+        caller = new_identity()
+        with pytest.raises(grpc.aio.AioRpcError, match="the certificate has expired"):
+            await there.show(caller, make_certificate(caller.peer, caller.sign, days=-1))
+
+
+async def test_no_path_leads_to_who_answers_under_another_certificate_than_its_own() -> None:
+    async with endpoint(voucher=new_identity()) as there:
+        links, paths = there.paths_of(new_identity())
+        with pytest.raises(BadMessageError, match=f"not that of {there.peer}"):
+            await paths._open(there.peer, await paths._show(there.peer))
+        assert await tried(paths, there.peer) is None
+        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
+
+
+async def test_no_path_leads_to_who_listens_in_the_peers_place() -> None:
+    async with endpoint() as there, endpoint() as impostor:
+        paths = there.paths_of(new_identity())[1]
+        there.showing.port = impostor.showing.port
+        with pytest.raises(RemoteError, match="under the certificate that was shown"):
+            await paths._open(there.peer, await paths._show(there.peer))
+
+
+async def test_a_closed_port_leaves_the_tunnel_and_is_tried_again_only_after_a_while() -> None:
+    async with endpoint() as there:
+        links, paths = there.paths_of(new_identity())
+        there.showing.port, open_port = 1, there.showing.port
+        assert await tried(paths, there.peer) is None
+        assert await caller_through(await links.channel_for_tensors(there.peer))
+        there.showing.port = open_port
+        assert await tried(paths, there.peer) is None, "too soon"
+        paths._paths[there.peer].retry_s = 0.0
+        assert await tried(paths, there.peer) is not None
+
+
+async def test_a_certificate_that_was_forgotten_is_shown_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_direct, "SHOW_AGAIN_S", 0.05)
+    async with endpoint() as there:
+        caller = new_identity()
+        channel = await tried(there.paths_of(caller)[1], there.peer)
+        show, shown = there.pins.show, asyncio.Event()
+
+        def note(peer: PeerId, certificate: bytes) -> bool:
+            shown.set()
+            return show(peer, certificate)
+
+        monkeypatch.setattr(there.pins, "show", note)
+        there.pins.forget(caller.peer)
+        await asyncio.wait_for(shown.wait(), WITHIN_S)
+        assert await caller_through(channel) == caller.peer
+
+
+async def test_a_broken_path_leads_back_into_the_tunnel() -> None:
+    async with endpoint() as there:
+        links, paths = there.paths_of(new_identity())
+        assert await tried(paths, there.peer) is not None
+        await there.endpoint.close()
+        await given_up(paths, there.peer)
+        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
+        assert not paths.leads_to(there.peer)
+
+
+async def test_a_path_that_is_much_slower_than_the_tunnel_was_is_left_for_ever_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_direct, "SHOW_AGAIN_S", 0.05)
+    async with endpoint() as there:
+        links, paths = there.paths_of(new_identity())
+        links.traffic.told((there.peer, Way.TUNNEL), 1e6)
+        for failures in (1, 2):
+            assert await tried(paths, there.peer) is not None
+            links.traffic.told((there.peer, Way.DIRECT), 0.9e6)
+            path = paths._paths[there.peer]
+            work = path.work
+            assert work is not None
+            assert not (await asyncio.wait({work}, timeout=0.2))[0], "noise"
+            links.traffic.told((there.peer, Way.DIRECT), 0.1e6)
+            await asyncio.wait_for(work, WITHIN_S)
+            assert await links.way_for_tensors(there.peer) == (await links.channel(there.peer), Way.TUNNEL)
+            assert links.traffic.rates(there.peer, Way.DIRECT) == (None, None)
+            assert path.failures == failures
+            path.retry_s = 0.0
+
+
+async def test_while_a_cap_is_set_the_tunnel_carries_everything_both_ways() -> None:
+    async with endpoint() as there:
+        links, paths = there.paths_of(new_identity(), throttles := Throttles())
+        assert await tried(paths, there.peer) is not None
+        throttles.upload.rate = 1e6
+        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
+        throttles.upload.rate = 0.0
+        assert paths.leads_to(there.peer)
+        there.throttles.download.rate = 1e6
+        await there.endpoint._look()
+        assert not there.showing.port
+        assert not (await there.show(other := new_identity(), certificate_of(other))).port
+        there.throttles.download.rate = 0.0
+        await there.endpoint._look()
+        assert (await there.show(other, certificate_of(other))).port == there.showing.port > 0
+
+
+async def test_a_taken_port_is_no_obstacle() -> None:
+    async with endpoint() as there:
+        second = DirectEndpoint("127.0.0.1", there.showing.port, showing := Showing(there.showing.certificate), Pins(), Throttles())
+        await second.open([])
+        assert 0 < showing.port != there.showing.port
+        await second.close()
+
+
+async def test_there_is_room_for_so_many_and_who_is_gone_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_direct, "MAX_PINS", 1)
+    pins, first, second = Pins(), new_identity(), new_identity()
+    assert pins.show(first.peer, certificate_of(first).der)
+    assert not pins.show(second.peer, certificate_of(second).der)
+    assert pins.show(first.peer, certificate_of(first).der)
+    pins.release(first.peer)
+    assert pins.pems, "nobody needs its place yet"
+    assert pins.show(first.peer, certificate_of(first).der)
+    assert not pins.show(second.peer, certificate_of(second).der), "it is back"
+    pins.release(first.peer)
+    assert pins.show(second.peer, certificate_of(second).der)
+    assert pins.pems.count(b"BEGIN") == 1
+
+
+async def test_who_takes_a_caller_for_gone_still_serves_it_over_the_connection_there_is() -> None:
+    async with endpoint() as there:
+        caller = new_identity()
+        channel = await tried(there.paths_of(caller)[1], there.peer)
+        there.pins.release(caller.peer)
+        assert await caller_through(channel) == caller.peer
+
+
+@pytest.mark.parametrize(
+    ("addresses", "hosts"),
+    [
+        ((), []),
+        (("/ip4/127.0.0.1/tcp/4",), ["127.0.0.1"]),
+        (("/ip4/203.0.113.5/tcp/4", "/ip4/192.168.1.2/tcp/4", "/ip4/127.0.0.1/tcp/4"), ["203.0.113.5", "192.168.1.2"]),
+        (("/ip4/203.0.113.5/tcp/4/p2p/X/p2p-circuit",), []),
+        (("/dns4/example.org/tcp/4", "/ip4/1.2.3/tcp/4", "junk"), []),
+        (tuple(f"/ip4/10.0.0.{i}/tcp/4" for i in range(9)), [f"10.0.0.{i}" for i in range(4)]),
+    ],
+)
+def test_a_peer_is_dialled_at_the_addresses_of_its_record(addresses: tuple[str, ...], hosts: list[str]) -> None:
+    assert hosts_in(addresses) == hosts

@@ -1,0 +1,49 @@
+"""The sensors' thrift: what no limit asks for is not read, and other processes are looked through only now and then."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from peerd.owner.sensors import Sensors, taken_by_all
+from peerd.policy.owner.governor import Limits
+
+
+@pytest.mark.parametrize(
+    "limits", [{"while_used": False}, {"on_battery": False}, {"on_metered": False}, {"max_temperature": 80.0}, {"power": 9.0}]
+)
+def test_only_limits_on_the_machine_itself_have_it_looked_at(limits: dict[str, Any]) -> None:
+    assert not Sensors.has_to_look(Limits(upload=1e6, daily=10**9))
+    assert Sensors.has_to_look(Limits(**limits))
+
+
+@pytest.mark.parametrize(
+    ("samples", "percent"), [([], 0), ([(7, 4)], 4), ([(7, 90), (7, 0), (7, 0)], 30), ([(7, 4), (8, 6), (7, 8), (8, 8)], 13)]
+)
+def test_a_gpu_is_taken_by_all_that_use_it_and_not_by_their_shortest_bursts(samples: list[tuple[int, float]], percent: float) -> None:
+    assert taken_by_all(samples) == pytest.approx(percent)
+
+
+def test_children_are_looked_for_where_none_is_known_and_where_one_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, children = 0, psutil.Process.children
+
+    def look(process: psutil.Process, recursive: bool = False) -> list[psutil.Process]:
+        nonlocal looked
+        looked += 1
+        return children(process, recursive=recursive)
+
+    monkeypatch.setattr(psutil.Process, "children", look)
+    sensors = Sensors(torch.device("cpu"))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        for _ in range(3):
+            assert sensors._own_cpu_s() > 0
+        assert looked == 1
+        assert [each.pid for each in sensors._children] == [child.pid]
+        child.kill()
+    sensors._own_cpu_s()
+    assert looked == 2
