@@ -16,31 +16,42 @@ ROOT = Path(__file__).resolve().parents[1]
 LEAVES = {"child", "errors", "__version__"}
 
 # Where parts are put together into a process: these may import every room but the client's.
-COMPOSITION_ROOTS = {"costs", "daemon", "equality", "generate", "intake", "reference", "repartition"}
+COMPOSITION_ROOTS = {"checkup", "costs", "daemon", "equality", "generate", "intake", "reference", "repartition"}
 
-# What each room may import besides itself and the leaves, and why. Read downwards: no room imports one that stands below it.
+# What each room imports besides itself and the leaves, and why. Read downwards: no room imports one that stands below it.
 ALLOWED: dict[str, dict[str, str]] = {
     "table": {},
     "timeline": {},
+    "generated": {},
     "policy": {"table": "decisions are functions of the view"},
     "config": {"policy": "what the owner allows is what the governor judges by"},
     "data": {"config": "which text, which tokenizer, where the cache is"},
     "planner": {"config": "what is trained and how it is cut"},
     "models": {"config": "a model is built from its manifest", "planner": "where it is cut, and what its parts cost"},
+    "link": {
+        "config": "codecs are counted by name, and the sockets' folder is a path of the home",
+        "generated": "relays and direct connections are asked for in messages of their own",
+        "policy": "which way is faster, whom a relay takes",
+        "table": "a link leads to a peer",
+    },
     "wire": {
         "config": "bounds of messages follow from the manifest",
+        "generated": "messages are protobuf's",
+        "link": "messages travel over links",
         "policy": "rosters and ledgers travel, and a call is routed by the wiring policy",
         "table": "records travel",
         "timeline": "what was sent and received is noted, and told to who asks",
     },
     "swarm": {
         "config": "the manifest is published and pinned",
-        "policy": "admission is a policy, and so is how news spreads",
+        "link": "the directory is libp2p's",
+        "policy": "how news spreads and who is suspected are policies",
         "table": "it keeps the view fresh",
         "wire": "gossip is a call",
     },
     "stage": {
         "config": "what to compute, in how many threads",
+        "link": "a link's rates decide its codec",
         "models": "the module it runs",
         "policy": "ledger and stepping",
         "swarm": "it reads the view and announces what it holds",
@@ -50,33 +61,39 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "averaging": {
         "config": "precision of the sums",
-        "policy": "rosters and stepping",
+        "link": "chunks of a slice",
+        "policy": "rosters and codecs",
         "stage": "it averages the stage's accumulator",
-        "swarm": "who is in the group",
         "table": "records and phases",
         "timeline": "exchanges are noted",
         "wire": "slices are sent and received",
     },
+    "step": {
+        "averaging": "it opens and closes rounds",
+        "config": "the rules' numbers",
+        "policy": "it does what the rules decide",
+        "stage": "it commits and reloads the stage's state",
+        "swarm": "it reads the view",
+        "table": "records and phases",
+    },
     "train": {
         "config": "which seed, how large a microbatch",
         "data": "microbatches are windows of the token file",
+        "link": "chunks of a file",
         "models": "a list of blocks makes its own samples",
         "policy": "which microbatches to launch",
-        "stage": "a trainer on a first stage hands over without the wire",
         "swarm": "who is there",
         "table": "records",
         "wire": "microbatches are sent",
     },
-    "control": {
-        "config": "where the socket lies",
-        "policy": "decisions are told with their reasons",
-        "stage": "counters, export",
-        "swarm": "the view is what it shows",
-        "table": "the view is what it shows",
+    "control": {"config": "where the socket lies"},
+    "owner": {
+        "config": "limits and where they are kept",
+        "control": "pause, resume and limits are verbs",
+        "link": "caps are kept where bytes pass",
+        "policy": "the governor judges",
     },
     "observe": {
-        "config": "where the history lies",
-        "control": "the words of what it shows",
         "policy": "rosters say who computed what",
         "table": "the view is what it watches",
         "timeline": "spans go to OpenTelemetry",
@@ -88,9 +105,17 @@ ALLOWED: dict[str, dict[str, str]] = {
         "data": "what `peerd new` finds out about text and tokenizer",
         "planner": "what a new run costs its volunteers",
         "sim": "simulating needs no daemon: it runs in the client's own process",
-        "table": "the words of the replies",
         "timeline": "a timeline is written and summed up where it was asked for",
     },
+}
+
+# What the folders of policy/ import from one another.
+WITHIN_POLICY: dict[str, set[str]] = {
+    "hashing": set(),
+    "owner": set(),
+    "step": {"hashing"},
+    "route": {"hashing", "step"},
+    "swarm": {"hashing", "owner", "step"},
 }
 
 # Modules of the control room that the thin client may load.
@@ -98,10 +123,10 @@ CLIENT_SIDE = {"peerd.control.client", "peerd.control.protocol"}
 
 # Libraries that only these rooms may import: they are slow to load, or belong to one room's craft.
 HEAVY: dict[str, set[str]] = {
-    "torch": {"models", "wire", "stage", "averaging", "train", "daemon", "reference"},
+    "torch": {"models", "wire", "stage", "averaging", "owner", "train", "daemon", "reference"},
     "transformers": {"models"},
-    "hivemind": {"wire"},
-    "grpc": {"wire", "daemon"},
+    "hivemind": {"link"},
+    "grpc": {"link", "wire", "daemon"},
     "rich": {"cli"},
     "textual": {"cli"},
     "click": {"cli"},
@@ -173,7 +198,7 @@ def told(imports: list[Import]) -> list[str]:
 
 def test_every_room_has_its_line_in_the_table() -> None:
     rooms = {path.name for path in (ROOT / "peerd").iterdir() if (path / "__init__.py").exists()}
-    assert rooms - COMPOSITION_ROOTS <= set(ALLOWED)
+    assert rooms - COMPOSITION_ROOTS == set(ALLOWED)
 
 
 def test_rooms_import_only_what_the_table_allows() -> None:
@@ -186,6 +211,23 @@ def test_rooms_import_only_what_the_table_allows() -> None:
         return target in ALLOWED.get(entry.room, {})
 
     assert told([entry for entry in IMPORTS if not allowed(entry)]) == []
+
+
+def test_the_table_allows_what_is_used_and_no_more() -> None:
+    used = {(entry.room, room_of(entry.imported)) for entry in IMPORTS if entry.imported.startswith("peerd.")}
+    unused = [f"{room} -> {target}" for room, targets in ALLOWED.items() for target in targets if (room, target) not in used]
+    assert unused == []
+
+
+def test_the_folders_of_policy_point_one_way() -> None:
+    edges = {
+        (entry.importer.split(".")[2], entry.imported.split(".")[2])
+        for entry in IMPORTS
+        if entry.room == "policy" and entry.imported.startswith("peerd.policy.")
+    }
+    assert {(source, target) for source, target in edges if source != target} == {
+        (source, target) for source, targets in WITHIN_POLICY.items() for target in targets
+    }
 
 
 def test_the_table_itself_points_one_way() -> None:

@@ -18,10 +18,10 @@ from peerd.averaging import lowrank
 from peerd.averaging.lowrank import Block, Matrices
 from peerd.config.codec import Allowed, Codec, parse_codec
 from peerd.errors import BadMessageError
+from peerd.link.links import Bytes
 from peerd.stage.accumulator import all_finite, split_evenly
 from peerd.table.record import AverageId
 from peerd.wire import codecs
-from peerd.wire.messages import Bytes
 from peerd.wire.tensors import decode_flat, decode_into, views_of_flat
 
 

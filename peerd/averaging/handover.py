@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from peerd.errors import BadMessageError
-from peerd.link.links import digest_of
 from peerd.stage.accumulator import all_finite
 from peerd.stage.results import TiedGradients
 from peerd.stage.state import HeldAverage, StageState
 from peerd.table.record import NO_AVERAGE
+from peerd.wire.chunks import digest_of
 from peerd.wire.clients import ReceivedAverage
 from peerd.wire.messages import Average
 from peerd.wire.tensors import decode_flat, encode_flat

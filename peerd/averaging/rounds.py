@@ -25,12 +25,12 @@ from peerd.averaging.exchange import Round, elements_of, own_part, part_for, red
 from peerd.averaging.handover import finite, packed, unpacked
 from peerd.averaging.log import AverageLog
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
-from peerd.link.links import digest_of
 from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.state import HeldAverage, StageState
 from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord
 from peerd.timeline.spans import SpanKind, SpanRing
+from peerd.wire.chunks import digest_of
 from peerd.wire.clients import AveragingClient, PartHeader
 from peerd.wire.messages import Average, Part
 from peerd.wire.services import Receive

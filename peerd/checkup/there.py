@@ -42,7 +42,6 @@ from peerd.policy.swarm.checkup import (
     with_relay,
 )
 from peerd.policy.swarm.relaying import relays_to_ask
-from peerd.stage.service import slots_of
 from peerd.swarm.directory import round_trip
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership
@@ -81,7 +80,7 @@ class Contact:
     def stage_memory_bytes(self) -> list[int]:
         """What each of the run's stages takes."""
         manifest = self.signed.manifest
-        return [estimate_stage_memory_bytes(manifest, stage, slots_of(manifest)) for stage in range(manifest.train.num_stages)]
+        return [estimate_stage_memory_bytes(manifest, stage, manifest.slots) for stage in range(manifest.train.num_stages)]
 
 
 @contextlib.asynccontextmanager

@@ -30,7 +30,6 @@ from peerd.policy.route.admission import choose_stage
 from peerd.policy.step.ledger import stage_step
 from peerd.stage.checkpoints import Checkpoint, CheckpointStore
 from peerd.stage.executor import Executor, Priority
-from peerd.stage.service import slots_of
 from peerd.stage.state import StageState
 from peerd.swarm.directory import Directory
 from peerd.swarm.identity import Identity, LocalState
@@ -291,7 +290,7 @@ def _build_state(place: Place, swarm: Swarm, record: PeerRecord) -> StageState:
     incarnation = swarm.local.raise_incarnation(seen.incarnation if seen else 0)
     record = replace(record, incarnation=incarnation)
     on_gpu = has_own_memory(place.device)
-    keep_graph = keeps_graphs(place.manifest, place.stage, slots_of(place.manifest) + 1, place.memory_bytes, on_gpu=on_gpu)
+    keep_graph = keeps_graphs(place.manifest, place.stage, place.manifest.slots + 1, place.memory_bytes, on_gpu=on_gpu)
     LOG.info("graphs kept" if keep_graph else "graphs recomputed", recompute=place.manifest.compute.recompute)
     return StageState(place.manifest, record, place.device, swarm.membership.live, keep_graph)
 
@@ -303,7 +302,7 @@ def _stage_to_serve(settings: Settings, found: _Found, membership: Membership, c
     """
     manifest, memory_bytes, on_gpu = found.run.signed.manifest, found.memory_bytes, has_own_memory(found.device)
     num_stages = manifest.train.num_stages
-    needed = [estimate_stage_memory_bytes(manifest, stage, slots_of(manifest), on_gpu=on_gpu) for stage in range(num_stages)]
+    needed = [estimate_stage_memory_bytes(manifest, stage, manifest.slots, on_gpu=on_gpu) for stage in range(num_stages)]
     if settings.stage >= num_stages:
         raise StageError(f"there is no stage {settings.stage}", f"this run's stages are 0 to {num_stages - 1}; leave --stage out")
     if settings.stage >= 0:

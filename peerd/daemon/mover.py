@@ -14,7 +14,6 @@ from peerd.daemon.departure import Departure
 from peerd.daemon.node import Node
 from peerd.models.stages import estimate_forward_flops, estimate_stage_memory_bytes
 from peerd.policy.swarm.rebalance import Rebalancing, move_of, plan, seed_at
-from peerd.stage.service import slots_of
 
 THROUGHPUT_ERROR = 0.05
 """Relative standard deviation of a measured throughput: 0.02 to 0.05 where two cores are shared by dozens of processes."""
@@ -44,7 +43,7 @@ class Mover:
         """What each stage takes; some hundredths of a second each."""
         manifest = self._node.place.manifest
         stages = range(manifest.train.num_stages)
-        self._needed = tuple(estimate_stage_memory_bytes(manifest, stage, slots_of(manifest)) for stage in stages)
+        self._needed = tuple(estimate_stage_memory_bytes(manifest, stage, manifest.slots) for stage in stages)
         if not self._node.settings.compute_stand_in_ms:  # which takes as long in every stage
             self._work = tuple(float(estimate_forward_flops(manifest, stage)) for stage in stages)
 

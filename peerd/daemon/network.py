@@ -21,7 +21,7 @@ from peerd.errors import AddressError, ClockError, PortTakenError, RemoteError, 
 from peerd.link import run_folder
 from peerd.link.certificate import make_certificate
 from peerd.link.circuits import Circuits
-from peerd.link.direct import DirectPaths, DirectServicer, Pins, Showing, caller_past_the_tunnel
+from peerd.link.direct import DirectPaths, Pins, Showing, caller_past_the_tunnel
 from peerd.link.links import Links
 from peerd.link.local import Neighbours
 from peerd.link.p2pd import P2pd, P2pdConfig, check_port_free, is_public, start_p2pd
@@ -36,6 +36,7 @@ from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedManifest, read_manifest
 from peerd.table.circuit import direct, is_circuit
 from peerd.table.record import PeerId, RunId
+from peerd.wire.direct_service import DirectServicer
 from peerd.wire.grpc_server import DirectEndpoint, start_server
 from peerd.wire.messages import Description
 from peerd.wire.services import Door

@@ -4,7 +4,7 @@ neighbour, which another daemon of this user on this machine is, over a local so
 Who is who is settled in the tunnel, where libp2p proves both ends: there a caller shows its certificate and is shown the
 callee's, and each checks that the other's peer key vouches for it. From then on TLS takes exactly these two certificates. A path
 is tried beside the calls that the tunnel carries meanwhile, so one that leads nowhere costs nobody any time, and a broken one
-leads back into the tunnel, as does one over which tensors travel much more slowly (policy/route/direct_path.py). What is pushed goes with the
+leads back into the tunnel, as does one over which tensors travel much more slowly (direct_path.py). What is pushed goes with the
 tensors; liveness and checkups always take the tunnel.
 """
 
@@ -24,15 +24,15 @@ import structlog
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.generated import direct_pb2, direct_pb2_grpc
 from peerd.link.certificate import MAX_CERTIFICATE_BYTES, SERVER_NAME, Certificate, checked_pem
-from peerd.link.links import CHANNEL_OPTIONS, Links, Way, answer_of
+from peerd.link.links import CHANNEL_OPTIONS, Links, answer_of
 from peerd.link.local import NeighbourChannel, Neighbours, checked_target
 from peerd.link.metered import CountedChannel
 from peerd.link.throttle import Throttles
+from peerd.link.traffic import Way
 from peerd.policy.route.direct_path import tunnel_is_faster
 from peerd.policy.swarm.checkup import CAPPED
+from peerd.table.circuit import host_in
 from peerd.table.record import PeerId
-from peerd.wire.checkup import host_in
-from peerd.wire.services import Door
 
 MAX_PINS = 1024
 MAX_HOSTS = 4
@@ -127,26 +127,6 @@ class Showing:
     """0: it takes no direct connections now."""
     socket: str = ""
     """At which it takes its neighbours'."""
-
-
-class DirectServicer(direct_pb2_grpc.DirectServicer):
-    def __init__(self, door: Door, pins: Pins, showing: Showing, neighbours: Neighbours | None = None) -> None:
-        self._door = door
-        self._pins = pins
-        self._showing = showing
-        self._neighbours = neighbours
-
-    async def Show(self, request: direct_pb2.ShowRequest, context: Any) -> direct_pb2.ShowReply:
-        caller = await self._door.caller(context)
-        try:
-            if not self._showing.port or not self._pins.show(caller, request.certificate):
-                return direct_pb2.ShowReply()
-        except BadMessageError as error:
-            await self._door.refuse(context, caller, error)
-        reply = direct_pb2.ShowReply(port=self._showing.port, certificate=self._showing.certificate.der)
-        if self._neighbours is not None and self._showing.socket and (token := self._neighbours.token_for(caller, request.neighbour)):
-            reply.socket, reply.token = self._showing.socket, token
-        return reply
 
 
 @dataclass(slots=True)

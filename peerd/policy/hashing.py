@@ -22,3 +22,8 @@ def digest(*parts: bytes | str | int, size: int = 16) -> bytes:
 def peer_rank(peer: str, stage: int, step: int) -> bytes:
     """The order of a stage's members at one step; the lowest proposes the roster. Remembered: each look at the table asks for it."""
     return digest("rank", peer, stage, step, size=8)
+
+
+def turn_of(joiner: str, donor: str) -> bytes:
+    """Orders the donors of equal worth for one joiner: it asks the lowest first."""
+    return digest("donor", joiner, donor, size=8)

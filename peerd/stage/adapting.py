@@ -1,4 +1,4 @@
-"""What each link's tensors travel as where the run says `auto`: measured here, decided in policy/route/compressing.py, encoded off the loop.
+"""What each link's tensors travel as where the run says `auto`: measured here, decided by `compressing.py`, encoded off the loop.
 
 The caller decides for both directions. The callee tells it how fast activations come in, and how fast gradients come in it sees itself.
 """
@@ -13,7 +13,7 @@ import torch
 
 from peerd.config.codec import Codec, parse_allowed
 from peerd.config.manifest import Manifest
-from peerd.link.links import Traffic
+from peerd.link.traffic import Traffic
 from peerd.policy.route.compressing import Choice, choose_rung, pace_s
 from peerd.table.record import PeerId
 from peerd.table.view import LiveView

@@ -23,7 +23,7 @@ from peerd.config.codec import NONE, Allowed, Codec, parse_allowed
 from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import NOT_ASKED, HuggingFaceConfig
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
-from peerd.link.links import digest_of
+from peerd.link.links import Bytes
 from peerd.models.stages import input_of, labels_shape
 from peerd.policy.route.admission import newest_taken, slots_for, why_refuse_call, why_refuse_evaluation
 from peerd.policy.step.ledger import ledger_of, number_of
@@ -33,7 +33,8 @@ from peerd.stage.finished import Finished, FinishedGradients
 from peerd.stage.state import Outcome, StageState, Ticket
 from peerd.table.record import PeerId, RawRecord
 from peerd.timeline.spans import Span, SpanKind, SpanRing
-from peerd.wire.messages import Bytes, Call, CallResult, TensorBytes
+from peerd.wire.chunks import digest_of
+from peerd.wire.messages import Call, CallResult, TensorBytes
 from peerd.wire.services import Progress, Receive
 from peerd.wire.tensors import decode, encode, take
 
@@ -81,7 +82,7 @@ class StageService:
         self.pace = pace
         self._activations, self._gradients = parse_allowed(manifest.wire.activations), parse_allowed(manifest.wire.activation_gradients)
         self._held: dict[bytes, Ticket] = {}
-        self.slots = slots_of(manifest)
+        self.slots = manifest.slots
         """Microbatches held at once."""
         self._finished = FinishedGradients()
         self._computed_s: deque[float] = deque(maxlen=MEASURED_MICROBATCHES)
@@ -372,8 +373,3 @@ def _asked(labels: Tensor, manifest: Manifest) -> Tensor:
 def _onward(call: Call, inputs: TensorBytes, labels: TensorBytes) -> Call:
     """For the next stage. What its gradient comes back as is that link's affair."""
     return replace(call, stage=call.stage + 1, inputs=inputs, labels=labels, gradient_codec=None)
-
-
-def slots_of(manifest: Manifest) -> int:
-    """Microbatches a peer may hold."""
-    return manifest.slots

@@ -15,7 +15,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
-from peerd.link.links import chunks_of
+from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.policy.route.admission import donors, givers_of_start
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.export import HistoryEntry
@@ -23,8 +23,9 @@ from peerd.stage.state import StageState
 from peerd.swarm.membership import Membership
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
+from peerd.wire.chunks import chunks_of
 from peerd.wire.clients import SnapshotHeader, StateClient, StateRequest
-from peerd.wire.messages import CHUNK_BYTES, Bytes, Snapshot
+from peerd.wire.messages import Snapshot
 from peerd.wire.tensors import file_of
 
 MAX_OVERHEAD_BYTES = 1 << 20

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable
 
 _MARK = "/p2p-circuit/p2p/"
@@ -27,3 +28,14 @@ def relay_in(address: str) -> tuple[str, str]:
 def direct(addresses: Iterable[str]) -> tuple[str, ...]:
     """Those that need no relay."""
     return tuple(address for address in addresses if not is_circuit(address))
+
+
+def host_in(multiaddr: str | None) -> str:
+    """The IPv4 address of a direct connection; empty for a relayed one, or any other."""
+    parts = (multiaddr or "").split("/")
+    if len(parts) < 3 or parts[1] != "ip4" or "p2p-circuit" in parts:
+        return ""
+    try:
+        return str(ipaddress.IPv4Address(parts[2]))
+    except ValueError:
+        return ""

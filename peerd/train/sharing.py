@@ -24,11 +24,11 @@ from peerd.config.data_config import DataConfig
 from peerd.data.tokenizer import MAX_TOKENIZER_BYTES, keep_tokenizer, kept_tokenizer
 from peerd.data.tokens import CHUNK_BYTES, TokenFile, chunk_hashes, hash_of_hashes, kept_tokens
 from peerd.errors import BadMessageError, BusyError, DiskError, RemoteError, StageError, WrongStateError
+from peerd.link.links import CHUNK_BYTES as MESSAGE_BYTES
 from peerd.policy.route.admission import givers_of_data
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId
 from peerd.wire.clients import DataClient
-from peerd.wire.messages import CHUNK_BYTES as MESSAGE_BYTES
 
 GIVEN_BYTES_PER_S = 8 << 20
 """To all who fetch together, so that training keeps most of a home's upload."""

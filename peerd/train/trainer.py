@@ -27,7 +27,6 @@ from peerd.policy.route.launching import (
     window,
 )
 from peerd.policy.step.ledger import work_step
-from peerd.stage.service import slots_of
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import PeerId
 from peerd.table.view import LiveView
@@ -67,7 +66,7 @@ class Trainer:
         self._prepared_step = -1
         self._membership = membership
         self._dispatcher = dispatcher
-        self._slots = slots_of(manifest)
+        self._slots = manifest.slots
         self._most_slots = 0
         """Told by the path of the last microbatch."""
         self._way = WayTime()

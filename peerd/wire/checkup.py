@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -16,6 +15,7 @@ from peerd.generated import checkup_pb2, checkup_pb2_grpc
 from peerd.link.dialling import answers_as
 from peerd.link.links import Links, as_remote_error, raise_if_ours
 from peerd.policy.owner.rate_limit import Ration
+from peerd.table.circuit import host_in
 from peerd.table.record import PeerId, RunId
 from peerd.wire.messages import DialBack, Speed
 from peerd.wire.services import Door
@@ -134,17 +134,6 @@ class CheckupClient:
             raise PeerGoneError("the connection was closed") from None
         finally:
             rpc.cancel()
-
-
-def host_in(multiaddr: str | None) -> str:
-    """The IPv4 address of a direct connection; empty for a relayed one, or any other."""
-    parts = (multiaddr or "").split("/")
-    if len(parts) < 3 or parts[1] != "ip4" or "p2p-circuit" in parts:
-        return ""
-    try:
-        return str(ipaddress.IPv4Address(parts[2]))
-    except ValueError:
-        return ""
 
 
 async def _measure(pieces: AsyncIterator[int]) -> Speed:

@@ -7,12 +7,15 @@ the copying of many kilobytes, so the pieces of a chunk may lie apart, and a hea
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from blake3 import blake3
+
 from peerd.errors import BadMessageError
 from peerd.generated import averaging_pb2, stage_pb2
-from peerd.wire.messages import CHUNK_BYTES, Bytes
+from peerd.link.links import CHUNK_BYTES, Bytes
 
 _LENGTH_DELIMITED = 2
 _MAX_LENGTH_BYTES = 5
@@ -114,3 +117,28 @@ def _read_varint(data: bytes, start: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, start + place + 1
     return 0, start
+
+
+def digest_of(chunks: Iterable[Bytes]) -> bytes:
+    """The BLAKE3 hash of bytes that travel in chunks, however they are cut."""
+    hasher = blake3()
+    for chunk in chunks:
+        hasher.update(chunk)
+    return hasher.digest()
+
+
+def chunks_of(pieces: Iterable[Bytes], first: int = 0) -> Iterator[bytes]:
+    """Bytes that lie in pieces as chunks of 1 MB, from this one on; each is copied when it is asked for (gRPC takes only `bytes`)."""
+    skipped, held, size = first * CHUNK_BYTES, list[memoryview](), 0
+    for piece in pieces:
+        left = memoryview(piece)[skipped:]
+        skipped -= min(skipped, len(piece))
+        while left:
+            held.append(left[: CHUNK_BYTES - size])
+            size += len(held[-1])
+            left = left[len(held[-1]) :]
+            if size == CHUNK_BYTES:
+                yield b"".join(held)
+                held, size = [], 0
+    if held:
+        yield b"".join(held)

@@ -20,12 +20,13 @@ from peerd.generated import (
     state_pb2_grpc,
 )
 from peerd.link.lanes import Lanes
-from peerd.link.links import Links, PeerRole, answer_of, digest_of, read_within
+from peerd.link.links import Links, answer_of, read_within
+from peerd.link.traffic import PeerRole
 from peerd.policy.step.roster import Roster
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, RawRecord, RunId
 from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire import convert
-from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk, Headed, Pieces
+from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk, Headed, Pieces, digest_of
 from peerd.wire.messages import Call, CallResult
 
 BACKPROPAGATE, REDUCE = "/peerd.Stage/Backpropagate", "/peerd.Averaging/Reduce"
@@ -66,7 +67,8 @@ class StageClient:
                 if call.stage > 0:
                     traffic.boundary_crossings += 1
                     traffic.boundary_bytes += sent
-                traffic.sent_inputs(call)
+                traffic.sent("activations" if call.stage else "tokens", PeerRole.NEXT_STAGE, call.inputs.num_bytes, call.inputs.codec)
+                traffic.sent("tokens", PeerRole.NEXT_STAGE, call.labels.num_bytes)
 
             rpc = method(messages())
             try:

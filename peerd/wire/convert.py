@@ -8,12 +8,13 @@ from peerd.config.codec import NONE, Codec, parse_codec
 from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BadMessageError
 from peerd.generated import averaging_pb2, stage_pb2, swarm_pb2
+from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.policy.step.contributions import StageTally, Tally
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.policy.swarm.spreading import MOST_TAGS, TAG_BYTES
 from peerd.table.record import PeerId, RawRecord
 from peerd.wire.chunks import Headed, Pieces
-from peerd.wire.messages import CHUNK_BYTES, ITEM_BYTES, Bytes, Call, CallResult, TensorBytes
+from peerd.wire.messages import ITEM_BYTES, Call, CallResult, TensorBytes
 
 MAX_RECORDS = 64
 MAX_STAGES = 4096

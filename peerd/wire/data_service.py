@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from peerd.errors import PeerdError
 from peerd.generated import data_pb2, data_pb2_grpc
-from peerd.link.links import PeerRole
+from peerd.link.traffic import PeerRole
 from peerd.wire.services import Door
 
 

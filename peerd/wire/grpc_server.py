@@ -18,7 +18,7 @@ from peerd.generated import (
     state_pb2_grpc,
     swarm_pb2_grpc,
 )
-from peerd.link.direct import KEEPALIVE_OPTIONS, DirectServicer, Pins, Showing
+from peerd.link.direct import KEEPALIVE_OPTIONS, Pins, Showing
 from peerd.link.links import CHANNEL_OPTIONS
 from peerd.link.local import Neighbours
 from peerd.link.metered import counted
@@ -26,6 +26,7 @@ from peerd.link.throttle import Throttles
 from peerd.wire.checkup import CheckupServicer
 from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES
 from peerd.wire.data_service import DataServicer
+from peerd.wire.direct_service import DirectServicer
 from peerd.wire.services import AveragingServicer, StageServicer, StateServicer, SwarmServicer
 
 MAX_CONCURRENT_CALLS = 1024

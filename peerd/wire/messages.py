@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from peerd.config.codec import NONE, Allowed, Codec
 from peerd.errors import BadMessageError
+from peerd.link.links import Bytes
 from peerd.policy.step.roster import Roster
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, RawRecord
 
-CHUNK_BYTES = 1 << 20
-Bytes = bytes | memoryview
 ITEM_BYTES = {"float32": 4, "int32": 4}
 
 

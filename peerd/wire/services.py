@@ -29,15 +29,16 @@ from peerd.generated import (
     swarm_pb2_grpc,
 )
 from peerd.link.lanes import Lanes, Turn
-from peerd.link.links import RETRY_AFTER_MS, Link, PeerRole, Traffic, Way, chunks_of
+from peerd.link.links import RETRY_AFTER_MS, Bytes
+from peerd.link.traffic import Link, PeerRole, Traffic, Way
 from peerd.link.tunnel import caller_of
 from peerd.policy.step.contributions import StageTally
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
 from peerd.timeline.spans import MAX_SPANS, SpanKind, SpanRing
 from peerd.wire import convert, timelines
-from peerd.wire.chunks import Chunk, Headed, opening
-from peerd.wire.messages import Average, Bytes, Call, CallResult, Description, Part, Snapshot
+from peerd.wire.chunks import Chunk, Headed, chunks_of, opening
+from peerd.wire.messages import Average, Call, CallResult, Description, Part, Snapshot
 from peerd.wire.open_conversations import Held
 
 LOG = structlog.get_logger()
@@ -272,7 +273,9 @@ class StageServicer(stage_pb2_grpc.StageServicer):
             num_bytes = call.inputs.num_bytes + call.labels.num_bytes
             with self._door.traffic.receiving(link, num_bytes - len(begun)):
                 chunks = await self._door.read_chunks(messages, num_bytes, begun)
-            self._door.traffic.received_inputs(call)
+            what, role = ("activations", PeerRole.PREVIOUS_STAGE) if call.stage else ("tokens", PeerRole.TRAINER)
+            self._door.traffic.received(what, role, call.inputs.num_bytes, call.inputs.codec)
+            self._door.traffic.received("tokens", role, call.labels.num_bytes)
             return chunks
 
         def progress(stage: int, peer: PeerId) -> None:

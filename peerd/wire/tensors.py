@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from peerd.config.codec import NONE, Codec
+from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.wire import codecs
-from peerd.wire.messages import CHUNK_BYTES, Bytes, TensorBytes
+from peerd.wire.messages import TensorBytes
 
 _DTYPES = {"float32": torch.float32, "int32": torch.int32}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}

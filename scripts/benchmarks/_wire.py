@@ -141,7 +141,7 @@ class Peerd:
         self._other = others[1 - self._job.rank]["peer"]
 
     async def measure(self, stream: bool, num_bytes: int, repeats: int, direct: bool) -> list[float]:
-        from peerd.link.links import chunks_of
+        from peerd.wire.chunks import chunks_of
         from peerd.wire.clients import StageClient
         from peerd.wire.messages import Call, TensorBytes
         from scripts.benchmarks._daemon import RUN

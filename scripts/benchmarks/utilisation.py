@@ -1,7 +1,7 @@
 """How busy peers are as links grow longer: SWARM's table 1, for peerd, on links of 50 Mbit/s between network namespaces (needs root).
 
 Utilisation is the share of the time that a stage computes. Small models compute little for the bytes they send, large ones much. With a
-fixed number of slots in flight is what fills short links; by default the window grows with the round trip (`peerd/policy/route/launching.py`).
+fixed number of slots in flight is what fills short links; by default the window grows with the round trip (`launching.py`).
 A stand-in sleeps in place of work, so that the time of a pass is known; times on the wire and all waiting are real.
 """
 

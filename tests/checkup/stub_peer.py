@@ -16,9 +16,9 @@ from peerd.config.organiser import create_key, load_key
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.network import describe_self, open_network
-from peerd.link.links import Traffic
 from peerd.link.p2pd import watch
 from peerd.link.throttle import Throttles
+from peerd.link.traffic import Traffic
 from peerd.policy.step.contributions import StageTally
 from peerd.swarm.directory import Directory
 from peerd.swarm.identity import Identity

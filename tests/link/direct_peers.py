@@ -15,13 +15,15 @@ import grpc
 
 from peerd.generated import checkup_pb2, checkup_pb2_grpc, direct_pb2, direct_pb2_grpc
 from peerd.link.certificate import SERVER_NAME, Certificate, make_certificate
-from peerd.link.direct import DirectPaths, DirectServicer, Pins, Showing, caller_past_the_tunnel
-from peerd.link.links import Links, Traffic
+from peerd.link.direct import DirectPaths, Pins, Showing, caller_past_the_tunnel
+from peerd.link.links import Links
 from peerd.link.local import Neighbours
 from peerd.link.throttle import Throttles
+from peerd.link.traffic import Traffic
 from peerd.swarm.identity import Identity
 from peerd.table.record import PeerId
 from peerd.wire.checkup import CheckupServicer
+from peerd.wire.direct_service import DirectServicer
 from peerd.wire.grpc_server import DirectEndpoint
 from peerd.wire.services import Door
 from tests.link.local_peers import Served, serving

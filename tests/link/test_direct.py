@@ -12,8 +12,8 @@ from peerd.errors import BadMessageError, RemoteError
 from peerd.link import direct as wire_direct
 from peerd.link.certificate import make_certificate
 from peerd.link.direct import Pins, Showing, hosts_in
-from peerd.link.links import Way
 from peerd.link.throttle import Throttles
+from peerd.link.traffic import Way
 from peerd.table.record import PeerId
 from peerd.wire.grpc_server import DirectEndpoint
 from tests.link.direct_peers import WITHIN_S, caller_through, certificate_of, endpoint, given_up, tried

@@ -14,7 +14,7 @@ import torch
 from peerd.errors import PeerGoneError, UnheardError
 from peerd.generated import stage_pb2, stage_pb2_grpc
 from peerd.link.lanes import Lanes, Turn
-from peerd.link.links import Traffic
+from peerd.link.traffic import Traffic
 from peerd.table.record import PeerId, RawRecord
 from peerd.wire import convert
 from peerd.wire.clients import StageClient

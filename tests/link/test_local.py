@@ -11,9 +11,9 @@ import pytest
 
 from peerd.errors import BadMessageError
 from peerd.link import local
-from peerd.link.links import Way
 from peerd.link.local import SOCKET, TOKEN, Neighbours, checked_target, machine_key
 from peerd.link.throttle import Throttles
+from peerd.link.traffic import Way
 from peerd.table.record import PeerId
 from tests.link.direct_peers import WITHIN_S, caller_through, endpoint, given_up, tried
 from tests.wire.callee import new_identity

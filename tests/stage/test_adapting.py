@@ -8,7 +8,7 @@ import torch
 
 from peerd.config.codec import parse_codec
 from peerd.config.manifest import Manifest, WireConfig
-from peerd.link.links import Traffic, Way
+from peerd.link.traffic import Traffic, Way
 from peerd.stage.adapting import LinkCodecs
 from peerd.table.record import PeerId
 from peerd.wire.codecs import through

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.config.codec import NONE, parse_codec
-from peerd.link.links import digest_of
 from peerd.stage.finished import Finished, FinishedGradients
+from peerd.wire.chunks import digest_of
 from peerd.wire.messages import Call, TensorBytes
 
 BFLOAT16 = parse_codec("bfloat16")

@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 
 from peerd.config.manifest import Manifest, ModelConfig
 from peerd.errors import BadMessageError, PeerGoneError, StageError, WrongStateError
-from peerd.link.links import chunks_of
+from peerd.link.links import CHUNK_BYTES
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.export import HistoryEntry
 from peerd.stage.snapshots import Downloaded, Downloader, SnapshotServer, identity_of
@@ -25,8 +25,8 @@ from peerd.stage.state import StageState
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase, RunId
+from peerd.wire.chunks import chunks_of
 from peerd.wire.clients import SnapshotHeader, StateClient, StateRequest
-from peerd.wire.messages import CHUNK_BYTES
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 

@@ -11,6 +11,7 @@ import torch
 from peerd.config.codec import parse_codec
 from peerd.config.manifest import Manifest, WireConfig
 from peerd.errors import BadMessageError, PeerGoneError
+from peerd.link.links import Bytes
 from peerd.models.stages import build_stage
 from peerd.reference import backpropagate
 from peerd.stage.executor import Executor, Pace
@@ -18,7 +19,7 @@ from peerd.stage.service import StageService
 from peerd.stage.state import StageState
 from peerd.table.record import PeerId, PeerRecord
 from peerd.timeline.spans import SpanKind, SpanRing
-from peerd.wire.messages import Bytes, Call, CallResult, TensorBytes
+from peerd.wire.messages import Call, CallResult, TensorBytes
 from peerd.wire.tensors import encode
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest

@@ -20,7 +20,6 @@ from torch import Tensor
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.errors import PeerGoneError, WrongStateError
-from peerd.link.links import chunks_of
 from peerd.policy.step.ledger import accumulate_set, indices, stages_missing
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.policy.step.stepping import Act, Decision, StepRules
@@ -33,6 +32,7 @@ from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, RawRecord
 from peerd.table.view import LiveView
 from peerd.train.corpus import Corpus
+from peerd.wire.chunks import chunks_of
 from peerd.wire.clients import AveragingClient, PartHeader, ReceivedAverage, SnapshotHeader, StateClient, StateRequest
 from peerd.wire.messages import Part
 from tests.tiny_run import corpus_of, tiny_manifest

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from peerd.daemon.faults import Point
-from peerd.policy.route.admission import turn_of
+from peerd.policy.hashing import turn_of
 from peerd.swarm.identity import Identity
 from peerd.table.record import PeerId
 from tests.swarm.daemons import Daemon, Swarm, until

@@ -12,7 +12,7 @@ import torch
 
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
-from peerd.link.links import Traffic
+from peerd.link.traffic import Traffic
 from peerd.policy.step.contributions import StageTally, Tally
 from peerd.stage.executor import Executor, Pace, Priority
 from peerd.stage.service import StageService

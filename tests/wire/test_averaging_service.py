@@ -16,10 +16,11 @@ from peerd.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
 )
-from peerd.link.links import Traffic, digest_of
+from peerd.link.traffic import Traffic
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.table.record import AverageId, PeerId
 from peerd.wire import convert
+from peerd.wire.chunks import digest_of
 from peerd.wire.clients import AveragingClient
 from peerd.wire.services import AveragingHandler, AveragingServicer, Door
 from tests.link.local_peers import serving

@@ -17,11 +17,12 @@ from peerd.link.certificate import holder_of, make_certificate
 from peerd.link.dialling import answers_as
 from peerd.link.direct import Pins, Showing
 from peerd.link.libp2p import P2PD
-from peerd.link.links import Traffic
 from peerd.link.throttle import Throttles
+from peerd.link.traffic import Traffic
 from peerd.swarm.identity import Identity
+from peerd.table.circuit import host_in
 from peerd.table.record import PeerId, RunId
-from peerd.wire.checkup import MAX_PROBE_BYTES, CheckupClient, CheckupServicer, host_in
+from peerd.wire.checkup import MAX_PROBE_BYTES, CheckupClient, CheckupServicer
 from peerd.wire.grpc_server import DirectEndpoint
 from peerd.wire.services import Door
 from tests.link.local_peers import Served, serving

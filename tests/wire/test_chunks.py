@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from peerd.errors import BadMessageError
 from peerd.generated.averaging_pb2 import PartHeader, PartMessage, SliceMessage
 from peerd.generated.stage_pb2 import CallMessage, ReplyMessage
-from peerd.link.links import chunks_of
-from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk, ChunkCoder, Headed, opening
+from peerd.link.links import CHUNK_BYTES
+from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk, ChunkCoder, Headed, chunks_of, opening
 from peerd.wire.convert import grouped
-from peerd.wire.messages import CHUNK_BYTES
 
 SIZES = st.sampled_from([1, 127, 128, 300, 16383, 16384, 1 << 20])
 CODERS = st.sampled_from([(PARTS, PartMessage), (SLICES, SliceMessage), (CALLS, CallMessage), (REPLIES, ReplyMessage)])

@@ -19,7 +19,7 @@ from peerd.generated import (
     stage_pb2,
     stage_pb2_grpc,
 )
-from peerd.link.links import Way
+from peerd.link.traffic import Way
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.stage.results import Outcome, Ticket
 from peerd.table.record import RawRecord

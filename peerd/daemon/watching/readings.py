@@ -11,7 +11,7 @@ from peerd.daemon.answers import Answers
 from peerd.daemon.device import describe, memory_of, utilisation
 from peerd.daemon.node import Node
 from peerd.daemon.watching.observer import Observer
-from peerd.link.links import PeerRole
+from peerd.link.traffic import PeerRole
 from peerd.observe.metrics import Reading
 from peerd.policy.step.ledger import missing, work_step
 from peerd.swarm.membership import clock_s

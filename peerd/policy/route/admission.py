@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peerd.policy.hashing import digest
+from peerd.policy.hashing import digest, turn_of
 from peerd.policy.step.ledger import ledger_of
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
@@ -105,11 +105,6 @@ def donors(live: LiveView, stage: int, tried: frozenset[PeerId]) -> list[PeerRec
     """
     able = [r for r in live.serving(stage) if r.peer != live.me]
     return sorted(able, key=lambda r: (r.peer in tried, -r.step, r.leaving, r.lineage, turn_of(live.me, r.peer)))
-
-
-def turn_of(joiner: PeerId, donor: PeerId) -> bytes:
-    """When a joiner asks this donor among equals: the least first."""
-    return digest("donor", joiner, donor, size=8)
 
 
 def givers_of_data(live: LiveView) -> list[PeerRecord]:

@@ -10,8 +10,7 @@ import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from peerd.policy.hashing import peer_rank
-from peerd.policy.route.admission import turn_of
+from peerd.policy.hashing import peer_rank, turn_of
 from peerd.policy.step.ledger import stage_step, why_not_averaged
 from peerd.policy.step.norms import norm_of_step, told_by
 from peerd.policy.step.roster import Roster, compose
