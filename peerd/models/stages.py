@@ -97,13 +97,11 @@ def measured_loads(manifest: Manifest) -> ModelLoads:
     def load_of(stage: int, layers: range) -> Load:
         module = BUILDERS[manifest.model.kind](manifest, stage, layers)
         matrices = [parameter for parameter in module.parameters() if parameter.dim() > 1]
-        return Load(
-            num_parameters=sum(parameter.numel() for parameter in module.parameters()),
+        return replace(
+            _memory_load(manifest, module),
             num_sides=sum(sum(as_matrix(matrix.shape)) for matrix in matrices),
             num_in_vectors=sum(parameter.numel() for parameter in module.parameters() if parameter.dim() < 2),
-            num_tied=_num_tied(module),
             forward_flops=module.forward_flops(manifest.train.microbatch_size, manifest.train.sequence_length),
-            graph_bytes=module.graph_bytes(manifest.tokens_per_microbatch),
         )
 
     if num_stages == 1:
@@ -176,11 +174,7 @@ def estimate_graph_bytes(manifest: Manifest, stage: int) -> int:
 @functools.lru_cache(maxsize=256)
 def estimate_stage_memory_bytes(manifest: Manifest, stage: int, slots: int, *, on_gpu: bool = False) -> int:
     """Bytes that serving a stage takes with `slots` microbatches in hand, as `planner.workload.stage_memory_bytes` counts them."""
-    module = _on_meta(manifest, stage)
-    num_parameters = sum(parameter.numel() for parameter in module.parameters())
-    graph_bytes = module.graph_bytes(manifest.tokens_per_microbatch)
-    load = Load(num_parameters=num_parameters, num_tied=_num_tied(module), graph_bytes=graph_bytes)
-    return stage_memory_bytes(manifest, load, slots, on_gpu=on_gpu)
+    return stage_memory_bytes(manifest, _memory_load(manifest, _on_meta(manifest, stage)), slots, on_gpu=on_gpu)
 
 
 def keeps_graphs(manifest: Manifest, stage: int, slots: int, free_bytes: int, *, on_gpu: bool = False) -> bool:
@@ -191,8 +185,13 @@ def keeps_graphs(manifest: Manifest, stage: int, slots: int, free_bytes: int, *,
     return estimate_stage_memory_bytes(keeping, stage, slots, on_gpu=on_gpu) <= AUTO_MEMORY_SHARE * free_bytes
 
 
-def _num_tied(module: StageModule) -> int:
-    return sum(module.get_parameter(name).numel() for name in module.tied_names)
+def _memory_load(manifest: Manifest, module: StageModule) -> Load:
+    """What of a stage's load its memory depends on."""
+    return Load(
+        num_parameters=sum(parameter.numel() for parameter in module.parameters()),
+        num_tied=sum(module.get_parameter(name).numel() for name in module.tied_names),
+        graph_bytes=module.graph_bytes(manifest.tokens_per_microbatch),
+    )
 
 
 def affordable_slots(manifest: Manifest, module: StageModule, keeps_graph: bool, free_bytes: int, *, on_gpu: bool = False) -> int:
@@ -200,9 +199,7 @@ def affordable_slots(manifest: Manifest, module: StageModule, keeps_graph: bool,
     if manifest.compute.slots:
         return manifest.compute.slots
     kept = replace(manifest, compute=replace(manifest.compute, recompute="never" if keeps_graph else "always"))
-    num_parameters = sum(parameter.numel() for parameter in module.parameters())
-    graph_bytes = module.graph_bytes(manifest.tokens_per_microbatch)
-    load = Load(num_parameters=num_parameters, num_tied=_num_tied(module), graph_bytes=graph_bytes)
+    load = _memory_load(manifest, module)
     most, most_bytes = MOST_SLOTS_FACTOR * manifest.slots, AUTO_MEMORY_SHARE * free_bytes
     many = range(most, manifest.slots, -1)
     return next((slots for slots in many if stage_memory_bytes(kept, load, slots, on_gpu=on_gpu) <= most_bytes), manifest.slots)

@@ -24,6 +24,8 @@ from peerd.models.hf.library import empty_model, library_config
 from peerd.models.hf.weights import draw_weights
 from peerd.models.module import StageModule
 
+NOTHING = torch.empty(0)
+
 
 class PassThrough(nn.Module):
     """In place of a module of another stage: gives back the hidden states it gets, or a zero where it gets none."""
@@ -44,13 +46,11 @@ class Splice:
     """What crosses a stage's two ends in one forward pass."""
 
     def __init__(self) -> None:
-        self.received: Tensor | None = None
-        self.sent: Tensor | None = None
+        self.received = self.sent = NOTHING
 
     def enter(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Before the first block: the received hidden states in place of what the model itself came to."""
         hidden_in(module, arguments, named)
-        assert self.received is not None
         return replaced_hidden(arguments, named, self.received)
 
     def leave(self, _module: nn.Module, _arguments: Any, output: Any) -> None:
@@ -110,11 +110,10 @@ class HuggingFaceStage(StageModule):
         given = {"input_ids": inputs} if self.is_first else {"inputs_embeds": inputs.detach()}
         if not self.is_last:
             self.whole.base_model(**given, use_cache=False)
-            sent, self._splice.sent, self._splice.received = self._splice.sent, None, None
-            assert sent is not None
+            sent, self._splice.sent, self._splice.received = self._splice.sent, NOTHING, NOTHING
             return sent
         logits: Tensor = self.whole(**given, use_cache=False).logits
-        self._splice.received = None
+        self._splice.received = NOTHING
         return logits if labels is None else functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
     def initialise(self, seed: int, device: torch.device) -> None:
