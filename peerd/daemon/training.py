@@ -49,8 +49,7 @@ class Training:
         self.giver.has_tokens = isinstance(corpus, Corpus)
         self.trainer = Trainer(self._manifest, corpus, self._membership, self._dispatcher)
         if self._manifest.train.evaluate_every_steps:
-            self._evaluator = Evaluator(self._manifest, corpus, self._membership, self._dispatcher)
-            self._evaluator.on_result = self.on_change
+            self._evaluator = Evaluator(self._manifest, corpus, self._membership, self._dispatcher, self.on_change)
 
     async def run(self) -> None:
         if self.trainer is None and self.fetches:

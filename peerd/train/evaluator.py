@@ -20,10 +20,9 @@ from peerd.policy.route.evaluating import due_step, is_my_turn, newest_evaluatio
 from peerd.policy.step.ledger import work_step
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import Evaluation
-from peerd.train.samples import Microbatches
+from peerd.train.samples import Microbatches, encoded
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.messages import Call
-from peerd.wire.tensors import encode
 
 TICK_S = 2.0
 TAKEOVER_S = 60.0
@@ -37,7 +36,9 @@ LOG = structlog.get_logger()
 class Evaluator:
     """Beside the trainer of a peer that has the run's data."""
 
-    def __init__(self, manifest: Manifest, corpus: Microbatches, membership: Membership, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, manifest: Manifest, corpus: Microbatches, membership: Membership, dispatcher: Dispatcher, announce: Callable[[], None]
+    ) -> None:
         self._manifest = manifest
         self._corpus = corpus
         self._membership = membership
@@ -49,7 +50,7 @@ class Evaluator:
         """Bounds what is in flight: enough for every stage to have some."""
         self.newest: Evaluation | None = None
         """The last one made here."""
-        self.on_result: Callable[[], None] = lambda: None
+        self._announce = announce
 
     async def run(self) -> None:
         while True:
@@ -62,7 +63,7 @@ class Evaluator:
             if len(found) == len(losses):
                 self.newest = Evaluation(step, math.fsum(found) / len(found))
                 LOG.info("evaluated", step=step, loss=self.newest.loss)
-                self.on_result()
+                self._announce()
             elif not self._is_known(step):
                 self._given_up = step
                 LOG.warning("an evaluation was given up", step=step, reason="nobody holds the parameters of that step any more")
@@ -99,7 +100,7 @@ class Evaluator:
         return None
 
     def _call_for(self, step: int, index: int) -> Call:
-        inputs, labels = self._corpus.evaluation_microbatch(index)
+        inputs, labels = encoded(*self._corpus.evaluation_microbatch(index))
         return Call(
             call_id=os.urandom(16),
             stage=0,
@@ -107,6 +108,6 @@ class Evaluator:
             index=index,
             accumulate=frozenset(),
             evaluation=True,
-            inputs=encode(inputs if inputs.is_floating_point() else inputs.int()),
-            labels=encode(labels.int()),
+            inputs=inputs,
+            labels=labels,
         )

@@ -7,16 +7,12 @@ import contextlib
 from collections.abc import Sequence
 
 from peerd.errors import PeerdError
-from peerd.train.samples import Microbatches
-from peerd.wire.messages import TensorBytes
-from peerd.wire.tensors import encode
+from peerd.train.samples import Microbatches, Sample, encoded
 
 MOST_PREPARED = 16
 
 Key = tuple[int, int]
 """Step and index."""
-Sample = tuple[TensorBytes, TensorBytes]
-"""Inputs and labels, as they travel."""
 
 
 class Prefetcher:
@@ -44,5 +40,4 @@ class Prefetcher:
             self._held = await asyncio.to_thread(lambda: {key: self._read(key) for key in keys})
 
     def _read(self, key: Key) -> Sample:
-        inputs, labels = self._corpus.microbatch(*key)
-        return encode(inputs if inputs.is_floating_point() else inputs.int()), encode(labels.int())
+        return encoded(*self._corpus.microbatch(*key))

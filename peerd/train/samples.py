@@ -8,6 +8,11 @@ from torch import Tensor
 
 from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import BlocksConfig
+from peerd.wire.messages import TensorBytes
+from peerd.wire.tensors import encode
+
+Sample = tuple[TensorBytes, TensorBytes]
+"""Inputs and labels, as they travel."""
 
 
 class Microbatches(Protocol):
@@ -40,3 +45,8 @@ class Samples:
         from peerd.models.blocks import EVALUATION_STEP
 
         return self.microbatch(EVALUATION_STEP, index)
+
+
+def encoded(inputs: Tensor, labels: Tensor) -> Sample:
+    """A microbatch as a first stage takes it: tokens and labels are int32 on the wire."""
+    return encode(inputs if inputs.is_floating_point() else inputs.int()), encode(labels.int())

@@ -38,8 +38,13 @@ class Swarm:
     errors: Sequence[RemoteError] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
 
+    num_announced: int = 0
+
     def live(self) -> LiveView:
         return view_of(*self.records)
+
+    def announce(self) -> None:
+        self.num_announced += 1
 
     async def changed(self, timeout_s: float) -> bool:
         await asyncio.sleep(0)
@@ -55,7 +60,7 @@ class Swarm:
 
 async def evaluated(swarm: Swarm, cache: Path, until: Callable[[Evaluator], bool]) -> Evaluator:
     """An evaluator that has run until something is so."""
-    made = Evaluator(MANIFEST, corpus_of(MANIFEST, cache), cast(Membership, swarm), cast(Dispatcher, swarm))
+    made = Evaluator(MANIFEST, corpus_of(MANIFEST, cache), cast(Membership, swarm), cast(Dispatcher, swarm), swarm.announce)
     running = asyncio.ensure_future(made.run())
     async with asyncio.timeout(20):
         while not until(made):  # noqa: ASYNC110 - the conditions are many, and none has an event of its own
@@ -72,7 +77,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_due_step_is_evaluated_once_with_its_own_step_and_nothing_to_accumulate(tmp_path: Path) -> None:
     swarm = Swarm()
     made = await evaluated(swarm, tmp_path, lambda each: each.newest is not None)
-    assert made.newest == Evaluation(4, 1.0)
+    assert (made.newest, swarm.num_announced) == (Evaluation(4, 1.0), 1)
     assert sorted(call.index for call in swarm.calls) == [0, 1, 2]
     assert {(call.step, call.evaluation, call.accumulate, call.stage) for call in swarm.calls} == {(4, True, frozenset(), 0)}
 
@@ -119,7 +124,7 @@ async def test_the_end_of_the_run_is_evaluated(tmp_path: Path) -> None:
 def test_samples_of_a_list_of_blocks_go_out_as_what_its_first_stage_takes() -> None:
     manifest = dataclasses.replace(tiny_manifest(2, evaluate_every_steps=4, evaluation_fraction=0.1), model=describe_entry("resnet"))
     swarm = Swarm()
-    call = Evaluator(manifest, Samples(manifest), cast(Membership, swarm), cast(Dispatcher, swarm))._call_for(4, 1)
+    call = Evaluator(manifest, Samples(manifest), cast(Membership, swarm), cast(Dispatcher, swarm), swarm.announce)._call_for(4, 1)
     call.inputs.check(*input_of(manifest, 0, manifest.train.sequence_length))
     call.labels.check("int32", labels_shape(manifest, manifest.train.sequence_length))
     expected = Samples(manifest).evaluation_microbatch(1)
