@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from peerd.errors import ExitCode, PeerdError, UsageError
 
+SCHEMA = 1
 REMEDY = "the peerd commands start this process with one request, a JSON text"
 Request = TypeVar("Request")
 
 
-def answer(work: Callable[[str], object], arguments: Sequence[str], *, interrupted: str = "") -> int:
+def answer(work: Callable[[str], Mapping[str, Any]], arguments: Sequence[str], *, interrupted: str = "") -> int:
     """Do the work on the one argument and print what it returns. Returns the exit code; an interrupt ends with the line given."""
     try:
         if len(arguments) != 1:
             raise UsageError(f"{len(arguments)} arguments given", REMEDY)
-        print(json.dumps(work(arguments[0])))
+        print(json.dumps({"schema": SCHEMA, **work(arguments[0])}))
     except PeerdError as error:
         print(f"peerd: error: {error}", file=sys.stderr)
         return error.exit_code

@@ -14,12 +14,10 @@ from peerd.child import answer
 from peerd.config.manifest import parse_bytes
 from peerd.models.stages import model_loads
 
-SCHEMA = 1
-
 
 def costs_of(manifest: str) -> dict[str, Any]:
     """The whole command. Returns what goes to standard output."""
-    return {"schema": SCHEMA, **dataclasses.asdict(model_loads(parse_bytes(manifest.encode(), "the manifest")))}
+    return dataclasses.asdict(model_loads(parse_bytes(manifest.encode(), "the manifest")))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -25,7 +25,6 @@ from peerd.errors import UsageError
 from peerd.models.stages import build_stage
 from peerd.repartition import gather
 
-SCHEMA = 1
 MAX_CONTEXT = 1024
 Logits = Callable[[list[int]], Tensor]
 """From the tokens so far to the next one's logits, [vocabulary]."""
@@ -132,7 +131,7 @@ def choose(logits: Tensor, temperature: float, chance: torch.Generator) -> int:
 def run(request: GenerationRequest) -> dict[str, Any]:
     """The whole command. Returns what goes to standard output."""
     speaker = open_speaker([Path(source) for source in request.sources])
-    return {"schema": SCHEMA, "prompt": request.prompt, "text": generate(speaker, request)}
+    return {"prompt": request.prompt, "text": generate(speaker, request)}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -23,7 +23,6 @@ from peerd.errors import DiskError, ManifestError, UsageError
 from peerd.models.hf.manifest_model import choose_model, find_checkpoint, load_weights, remarks_on
 from peerd.stage.start import write_start
 
-SCHEMA = 1
 NO_WEIGHTS = "there are no safetensors beside its config: training starts from first weights"
 
 
@@ -53,7 +52,7 @@ def take_in(request: IntakeRequest) -> dict[str, Any]:
         if request.config or request.changes:
             raise UsageError("a model of blocks has no config", "leave --config, --set and the model's sizes out")
         _check(describe_entry(name), request)
-        return {"schema": SCHEMA, "model": asdict(describe_entry(name)), "start": False, "tokenizer": "", "remarks": []}
+        return {"model": asdict(describe_entry(name)), "start": False, "tokenizer": "", "remarks": []}
     folder = find_checkpoint(request.model)
     config = Path(request.config) if request.config else folder / "config.json" if folder else None
     model = choose_model(name if kind == "hf" else "", _read(config) if config else {}, request.changes, request.tie_word_embeddings)
@@ -63,7 +62,7 @@ def take_in(request: IntakeRequest) -> dict[str, Any]:
         write_start(Path(request.start), 0, weights, {}, ())
     remarks = [*remarks_on(model, weights), *([NO_WEIGHTS] if folder and weights is None else [])]
     tokenizer = _tokenizer_of(request.model, folder) if folder else ""
-    return {"schema": SCHEMA, "model": asdict(model), "start": weights is not None, "tokenizer": tokenizer, "remarks": remarks}
+    return {"model": asdict(model), "start": weights is not None, "tokenizer": tokenizer, "remarks": remarks}
 
 
 def _tokenizer_of(model: str, folder: Path) -> str:

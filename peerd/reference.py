@@ -46,7 +46,6 @@ from peerd.train.corpus import Corpus, agree_on_data
 from peerd.train.samples import Microbatches, Samples
 from peerd.wire.codecs import through
 
-SCHEMA = 1
 _PLAIN_TRAIN, _PLAIN_WIRE = TrainConfig(), WireConfig()
 
 
@@ -203,20 +202,19 @@ def backpropagate(
     for stage in stages:
         outputs.append(run_module(train, stage, inputs[-1], labels if stage.is_last else None))
         inputs.append(through(forth, outputs[-1].detach()).requires_grad_())
-    gradient: Tensor | None = torch.ones_like(outputs[-1])
+    gradient = torch.ones_like(outputs[-1])
     for received, output in zip(reversed(inputs[:-1]), reversed(outputs), strict=True):
-        assert gradient is not None
         torch.autograd.backward(output, gradient if scale == 1 else gradient * scale)
-        unscaled = received.grad if received.grad is None or scale == 1 else received.grad / scale
-        gradient = None if unscaled is None else through(back, unscaled)
+        if received.grad is not None:
+            gradient = through(back, received.grad if scale == 1 else received.grad / scale)
     return float(outputs[-1].detach())
 
 
 def _collect_gradients(stage: StageModule, sums: dict[str, Tensor], scale: float) -> None:
-    for name, parameter in stage.named_parameters():
-        assert parameter.grad is not None, name
-        sums[name].add_(parameter.grad if scale == 1 else parameter.grad / scale)
-        parameter.grad = None
+    gradients = {name: parameter.grad for name, parameter in stage.named_parameters() if parameter.grad is not None}
+    for name, total in sums.items():
+        total.add_(gradients[name] if scale == 1 else gradients[name] / scale)
+    stage.zero_grad()
 
 
 def run(request: ReferenceRequest) -> dict[str, Any]:
@@ -230,7 +228,6 @@ def run(request: ReferenceRequest) -> dict[str, Any]:
     write_export(Path(request.out), manifest, result.parameters, result.optimizer_state, result.history)
     write_evaluations(Path(request.out), result.evaluations)
     return {
-        "schema": SCHEMA,
         "steps": len(result.history),
         "loss_first": result.history[0].loss,
         "loss_last": result.history[-1].loss,

@@ -30,8 +30,6 @@ from peerd.stage.start import write_start
 from peerd.swarm.identity import LocalState
 from peerd.swarm.signed import unpack_manifest
 
-SCHEMA = 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepartitionRequest:
@@ -103,19 +101,20 @@ def gather_checkpoints(homes: Sequence[Home]) -> GatheredState:
 
 def _checkpoints_of(homes: Sequence[Home]) -> tuple[Manifest, list[Checkpoint]]:
     """The run that all homes were last in, and what they hold of it."""
-    manifest: Manifest | None = None
-    run = ""
-    found: list[Checkpoint] = []
-    for home in homes:
-        local = LocalState(home)
-        if local.manifest is None:
-            raise UsageError(f"{home.folder} is neither an exported run nor a peer's home", "name what `peerd export` wrote, or homes")
-        if manifest is not None and local.run != run:
-            raise UsageError(f"{home.folder} was last in run {local.run}, the others in {run}", "name homes of one run")
-        manifest, run = unpack_manifest(local.manifest).manifest, local.run
-        found += scan_folder(home.checkpoints(run))
-    assert manifest is not None
-    return manifest, found
+    runs = [_run_of(home) for home in homes]
+    run, manifest = runs[0]
+    for home, (other, _) in zip(homes, runs, strict=True):
+        if other != run:
+            raise UsageError(f"{home.folder} was last in run {other}, the others in {run}", "name homes of one run")
+    return manifest, [checkpoint for home in homes for checkpoint in scan_folder(home.checkpoints(run))]
+
+
+def _run_of(home: Home) -> tuple[str, Manifest]:
+    """The run that a home was last in."""
+    local = LocalState(home)
+    if local.manifest is None:
+        raise UsageError(f"{home.folder} is neither an exported run nor a peer's home", "name what `peerd export` wrote, or homes")
+    return local.run, unpack_manifest(local.manifest).manifest
 
 
 def _best_of_each_place(checkpoints: Sequence[Checkpoint]) -> list[Downloaded]:
@@ -161,7 +160,6 @@ def run(request: RepartitionRequest) -> dict[str, Any]:
     reached = gather([Path(source) for source in request.sources])
     write_start(Path(request.out), reached.step, reached.parameters, reached.optimizer, reached.history)
     return {
-        "schema": SCHEMA,
         "step": reached.step,
         "num_parameters": sum(tensor.numel() for tensor in reached.parameters.values()),
         "optimizer": bool(reached.optimizer),

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from typing import NoReturn
 
 import pytest
 
@@ -14,13 +15,13 @@ class Sum:
     numbers: list[int]
 
 
-def add(text: str) -> object:
+def add(text: str) -> dict[str, int]:
     return {"sum": sum(parse_request(Sum, text).numbers)}
 
 
 def test_the_answer_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(add, ['{"numbers": [1, 2]}']) == ExitCode.OK
-    assert json.loads(capsys.readouterr().out) == {"sum": 3}
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "sum": 3}
 
 
 @pytest.mark.parametrize("arguments", [(), ("{}", "{}"), ("{",), ('{"numbers": "many"}',), ("[]",)])
@@ -33,7 +34,7 @@ def test_what_is_not_a_request_is_the_askers_fault(arguments: tuple[str, ...], c
 
 
 def test_an_error_gives_its_line_and_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    def fail(_: str) -> object:
+    def fail(_: str) -> NoReturn:
         raise DiskError("the disk is full", "free some")
 
     assert answer(fail, [""]) == ExitCode.DISK
@@ -42,7 +43,7 @@ def test_an_error_gives_its_line_and_its_exit_code(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("line", ["", "the same command goes on from here"])
 def test_an_interrupt_is_no_error(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    def wait(_: str) -> object:
+    def wait(_: str) -> NoReturn:
         raise KeyboardInterrupt
 
     assert answer(wait, [""], interrupted=line) == ExitCode.INTERRUPTED

@@ -36,7 +36,6 @@ def run_of(kind: str) -> Manifest:
 def told_of(manifest: Manifest) -> ModelLoads:
     """As `peerd new` reads it."""
     told = costs_of(manifest.canonical_bytes().decode())
-    assert told.pop("schema") == 1
     groups = tuple(Load(**each) for each in told.pop("groups"))
     return ModelLoads(groups=groups, **{name: Load(**fields) for name, fields in told.items()})
 

@@ -18,8 +18,6 @@ from peerd.config.paths import cache_folder
 from peerd.data.progress import TerminalBar, silent
 from peerd.data.tokens import prepare_tokens
 
-SCHEMA = 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFileRequest:
@@ -40,7 +38,6 @@ def prepare(request: TokenFileRequest) -> dict[str, Any]:
         bar.clear()
     evaluation = int(data.evaluation_fraction * made.num_tokens)
     return {
-        "schema": SCHEMA,
         "source": data.source,
         "tokenizer": data.tokenizer,
         "vocab_size": made.vocab_size,
