@@ -6,7 +6,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from peerd.config.manifest import AnyModel, ModelConfig, TrainConfig
+    from peerd.config.model_kinds import AnyModel, ModelConfig
+    from peerd.config.train_config import TrainConfig
 
 MAX_POINTS_TO_CHOOSE_FROM = 256
 

@@ -20,60 +20,15 @@ from peerd.config.bounds import between as _between
 from peerd.config.codec import parse_allowed, parse_averaged
 from peerd.config.data_config import DataConfig as DataConfig
 from peerd.config.data_config import check_hash
-from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
+from peerd.config.model_kinds import MODEL_KINDS, BlocksConfig
+from peerd.config.model_kinds import AnyModel as AnyModel
+from peerd.config.model_kinds import ModelConfig as ModelConfig
 from peerd.config.train_config import MAX_MICROBATCHES_PER_STEP as MAX_MICROBATCHES_PER_STEP
 from peerd.config.train_config import TrainConfig as TrainConfig
 from peerd.errors import DiskError, ManifestError
 
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_BOUNDARY_BYTES = 256 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """The built-in decoder (SWARM section 4.3): rotary embeddings and GeGLU."""
-
-    kind: Literal["decoder"] = "decoder"
-    num_layers: int = 4
-    d_model: int = 128
-    num_heads: int = 4
-    d_ff: int = 512
-    """Width of the gated hidden layer."""
-    vocab_size: int = 256
-    """256 for the byte tokenizer."""
-    layers_per_group: int = 1
-    """So many layers in a row share one set of weights (ALBERT, arXiv 1909.11942); 1: each has its own."""
-    boundary: Literal["none", "bottleneck", "maxout"] = "none"
-    """How hidden states are narrowed where the model is cut (SWARM appendix I)."""
-    boundary_factor: int = 2
-    """So many times narrower."""
-    boundary_layers: tuple[int, ...] = ()
-    """Layers before which the hidden states are narrowed; empty: wherever the run is cut into stages."""
-    tie_word_embeddings: bool = False
-    """Input and output embeddings are one weight (Press and Wolf 2017, arXiv 1608.05859)."""
-
-    def __post_init__(self) -> None:
-        for name in ("num_layers", "d_model", "num_heads", "d_ff", "vocab_size"):
-            _between(f"model.{name}", getattr(self, name), 1, 1_000_000)
-        if self.d_model % (2 * self.num_heads):
-            raise ValueError(f"model.d_model ({self.d_model}) must be a multiple of twice model.num_heads ({self.num_heads})")
-        cut.check_model(self)
-
-    @property
-    def boundary_width(self) -> int:
-        """Width of the hidden states that cross from one stage to the next."""
-        return self.d_model if self.boundary == "none" else self.d_model // self.boundary_factor
-
-    def boundary_shape(self, _layer: int, sequence_length: int) -> tuple[int, ...]:
-        """What crosses into layer `layer` for one sample, float32."""
-        return (sequence_length, self.boundary_width)
-
-    def tokens_per_sample(self, sequence_length: int) -> int:
-        return sequence_length
-
-
-AnyModel = ModelConfig | HuggingFaceConfig | BlocksConfig
-MODEL_KINDS: dict[str, type[AnyModel]] = {"decoder": ModelConfig, "hf": HuggingFaceConfig, "blocks": BlocksConfig}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

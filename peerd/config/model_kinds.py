@@ -1,4 +1,4 @@
-"""Models that are not peerd's own, as a manifest names them. What they are made of is the business of models/."""
+"""The kinds of models as a manifest names them. What they are made of is the business of models/."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from peerd.config import cut
 from peerd.config.bounds import between
 
 REFUSED_CONFIG_KEYS = frozenset(
@@ -17,6 +18,49 @@ MAX_CONFIG_DEPTH = 32
 NOT_ASKED = -100
 """The label of a token that a masked model is not asked for; torch leaves it out of a mean loss."""
 MAX_BLOCKS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The built-in decoder (SWARM section 4.3): rotary embeddings and GeGLU."""
+
+    kind: Literal["decoder"] = "decoder"
+    num_layers: int = 4
+    d_model: int = 128
+    num_heads: int = 4
+    d_ff: int = 512
+    """Width of the gated hidden layer."""
+    vocab_size: int = 256
+    """256 for the byte tokenizer."""
+    layers_per_group: int = 1
+    """So many layers in a row share one set of weights (ALBERT, arXiv 1909.11942); 1: each has its own."""
+    boundary: Literal["none", "bottleneck", "maxout"] = "none"
+    """How hidden states are narrowed where the model is cut (SWARM appendix I)."""
+    boundary_factor: int = 2
+    """So many times narrower."""
+    boundary_layers: tuple[int, ...] = ()
+    """Layers before which the hidden states are narrowed; empty: wherever the run is cut into stages."""
+    tie_word_embeddings: bool = False
+    """Input and output embeddings are one weight (Press and Wolf 2017, arXiv 1608.05859)."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "d_model", "num_heads", "d_ff", "vocab_size"):
+            between(f"model.{name}", getattr(self, name), 1, 1_000_000)
+        if self.d_model % (2 * self.num_heads):
+            raise ValueError(f"model.d_model ({self.d_model}) must be a multiple of twice model.num_heads ({self.num_heads})")
+        cut.check_model(self)
+
+    @property
+    def boundary_width(self) -> int:
+        """Width of the hidden states that cross from one stage to the next."""
+        return self.d_model if self.boundary == "none" else self.d_model // self.boundary_factor
+
+    def boundary_shape(self, _layer: int, sequence_length: int) -> tuple[int, ...]:
+        """What crosses into layer `layer` for one sample, float32."""
+        return (sequence_length, self.boundary_width)
+
+    def tokens_per_sample(self, sequence_length: int) -> int:
+        return sequence_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +180,10 @@ class BlocksConfig:
     def tokens_per_sample(self, _sequence_length: int) -> int:
         """A sample counts as one token."""
         return 1
+
+
+AnyModel = ModelConfig | HuggingFaceConfig | BlocksConfig
+MODEL_KINDS: dict[str, type[AnyModel]] = {"decoder": ModelConfig, "hf": HuggingFaceConfig, "blocks": BlocksConfig}
 
 
 def _keys_in(value: object, depth: int = 0) -> set[str]:
