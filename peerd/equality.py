@@ -5,7 +5,6 @@ Made with a tiny copy of the model, in float32 on the CPU, when a run is written
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -13,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from peerd.config.manifest import Manifest, TrainConfig
-from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
 from peerd.errors import ManifestError, PeerdError
+from peerd.models.kinds import builder_of
 from peerd.models.stages import StageModule, build_stage
 from peerd.reference import backpropagate
+from peerd.train.samples import Samples
 
 MAX_LAYERS = 4
 MAX_STAGES = 3
@@ -26,14 +26,10 @@ _REMEDY = "this model cannot be trained in stages"
 
 
 def check_split(manifest: Manifest) -> None:
-    """ManifestError, naming the module, unless the model splits exactly. The built-in decoder does; its tests show it."""
-    model = manifest.model
-    if isinstance(model, HuggingFaceConfig):
-        from peerd.models.hf.tiny import tiny_copy
-
-        model = tiny_copy(model, MAX_LAYERS)
-    elif not isinstance(model, BlocksConfig):
+    """ManifestError, naming the module, unless the model splits exactly."""
+    if not manifest.model.needs_split_check:
         return
+    model = builder_of(manifest).small_copy(manifest, MAX_LAYERS)
     # Nothing else of the run's: where it is cut, or how sequences grow, may not go with so few layers and so short ones.
     train = TrainConfig(num_stages=min(model.num_layers, MAX_STAGES), microbatch_size=ROWS[0], sequence_length=ROWS[1])
     compare(Manifest(seed=manifest.seed, model=model, train=train))
@@ -43,7 +39,7 @@ def compare(manifest: Manifest) -> None:
     """A run's stages against its whole model, as they are."""
     try:
         stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
-        whole = _whole(manifest)
+        whole = builder_of(manifest).whole(manifest)
         gradients: dict[str, Tensor | None] = {}
         for stage in stages:
             _check_first_weights(dict(stage.named_parameters()), dict(whole.named_parameters()))
@@ -51,7 +47,7 @@ def compare(manifest: Manifest) -> None:
             inputs, labels = _microbatch(manifest, number)
             chained_loss = backpropagate(stages, inputs, labels)
             _collect(stages, gradients)
-            loss = _loss(manifest, whole, inputs, labels)
+            loss = _loss(whole, inputs, labels)
             loss.backward()  # type: ignore[no-untyped-call]
             _check_gradients(gradients, dict(whole.named_parameters()))
             if chained_loss != float(loss.detach()):
@@ -62,19 +58,7 @@ def compare(manifest: Manifest) -> None:
         raise ManifestError(f"the model does not compute in stages: {type(error).__name__}: {error}", _REMEDY) from None
 
 
-def _whole(manifest: Manifest) -> nn.Module:
-    """The uncut model with the run's first weights: transformers' own, else the blocks as one stage."""
-    if not isinstance(manifest.model, HuggingFaceConfig):
-        return build_stage(dataclasses.replace(manifest, train=dataclasses.replace(manifest.train, num_stages=1)), 0, "cpu")
-    from peerd.models.hf.library import empty_model, library_config
-    from peerd.models.hf.weights import draw_weights
-
-    whole: nn.Module = empty_model(library_config(manifest.model), manifest.model.objective)
-    draw_weights(whole, manifest.seed, torch.device("cpu"))
-    return whole
-
-
-def _loss(manifest: Manifest, whole: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+def _loss(whole: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     if isinstance(whole, StageModule):
         return whole(inputs, labels)  # type: ignore[no-any-return]
     logits: Tensor = whole(input_ids=inputs, use_cache=False).logits
@@ -82,10 +66,8 @@ def _loss(manifest: Manifest, whole: nn.Module, inputs: Tensor, labels: Tensor) 
 
 
 def _microbatch(manifest: Manifest, number: int) -> tuple[Tensor, Tensor]:
-    if isinstance(manifest.model, BlocksConfig):
-        from peerd.models.blocks import load_entry
-
-        return load_entry(manifest.model.entry).samples(manifest.seed, 0, number, manifest.train.microbatch_size)
+    if manifest.model.makes_samples:
+        return Samples(manifest).microbatch(0, number)
     chance = torch.Generator().manual_seed(number)
     rows = (manifest.train.microbatch_size, manifest.train.sequence_length)
     tokens, labels = torch.randint(0, manifest.model.vocab_size, (2, *rows), generator=chance).unbind(0)

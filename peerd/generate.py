@@ -18,7 +18,6 @@ from torch import Tensor
 from peerd.child import answer, parse_request
 from peerd.config.data_config import DataConfig
 from peerd.config.manifest import Manifest
-from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
 from peerd.config.paths import cache_folder
 from peerd.data.tokenizer import BYTES, FileTokenizer, tokenizer_path
 from peerd.errors import UsageError
@@ -85,9 +84,9 @@ def _tokenizer_of(data: DataConfig) -> tuple[Callable[[str], list[int]], Callabl
 
 
 def _check_goes_on(manifest: Manifest) -> None:
-    if isinstance(manifest.model, BlocksConfig):
-        raise UsageError(f"{manifest.model.entry} is no language model", "only those go on from a prompt")
-    _refuse_masked(isinstance(manifest.model, HuggingFaceConfig) and manifest.model.objective == "masked")
+    if manifest.model.makes_samples:
+        raise UsageError(f"a {manifest.model.title} is no language model", "only those go on from a prompt")
+    _refuse_masked(manifest.model.objective == "masked")
 
 
 def _refuse_masked(is_masked: bool) -> None:

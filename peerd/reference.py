@@ -25,7 +25,6 @@ from peerd.config import manifest as manifest_files
 from peerd.config.atomic import draft
 from peerd.config.codec import parse_allowed
 from peerd.config.manifest import Manifest, TrainConfig, WireConfig
-from peerd.config.model_kinds import BlocksConfig
 from peerd.config.paths import cache_folder
 from peerd.data.progress import TerminalBar, silent
 from peerd.data.tokens import prepare_tokens
@@ -253,7 +252,7 @@ def _open_run(request: ReferenceRequest) -> tuple[Manifest, Microbatches, StartS
 
 def _open_data(manifest: Manifest, given: str, folder: Path) -> tuple[Manifest, Microbatches]:
     """The manifest with its data filled in, and its microbatches."""
-    if isinstance(manifest.model, BlocksConfig):
+    if manifest.model.makes_samples:
         return manifest, Samples(manifest)
     bar, data = TerminalBar(), manifest.data.located(folder)
     data = dataclasses.replace(data, source=given) if given else data

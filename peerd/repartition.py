@@ -18,7 +18,7 @@ from torch import Tensor
 
 from peerd.child import answer, parse_request
 from peerd.config import manifest as manifest_files
-from peerd.config.manifest import Manifest, ModelConfig
+from peerd.config.manifest import Manifest
 from peerd.config.paths import Home
 from peerd.errors import DiskError, ManifestError, UsageError
 from peerd.models.stages import initial_parameter_spec, layers_of
@@ -146,11 +146,10 @@ def _read_tensors(path: Path) -> tuple[dict[str, Tensor], int]:
 
 def _with_boundaries(manifest: Manifest) -> Manifest:
     """Where the model is narrow is part of it from now on: in other stages it would be another model."""
-    model = manifest.model
-    if not isinstance(model, ModelConfig) or model.boundary == "none" or model.boundary_layers:
+    if not manifest.model.narrows_at_cuts:
         return manifest
     cuts = tuple(layers_of(manifest, stage).start for stage in range(1, manifest.train.num_stages))
-    return replace(manifest, model=replace(model, boundary_layers=cuts))
+    return replace(manifest, model=replace(manifest.decoder, boundary_layers=cuts))
 
 
 def run(request: RepartitionRequest) -> dict[str, Any]:

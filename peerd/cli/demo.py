@@ -26,9 +26,6 @@ STALL_S = 180.0
 LAST_LOSSES_WITHIN_S = 10.0
 
 
-_NAMES = {"decoder": "decoder", "hf": "transformers model", "blocks": "list of blocks"}
-
-
 @click.command()
 @click.option("--stages", type=STAGES, metavar="S", help="Parts the model is cut into.  [default: 2]")
 @click.option("--peers", type=click.IntRange(1, 64), metavar="P", help="Daemons to start.  [default: 4]")
@@ -97,7 +94,7 @@ def demo(out: Path | None, as_json: bool, **flags: Any) -> None:
 def _say_what_comes(plan: DemoPlan, view: DemoView) -> None:
     train, model = plan.manifest.train, plan.manifest.model
     view.say(
-        f"{plan.num_peers} daemons train a {_NAMES[model.kind]} of {model.num_layers} layers in {plan.num_stages} stages:"
+        f"{plan.num_peers} daemons train a {model.title} of {model.num_layers} layers in {plan.num_stages} stages:"
         f" {train.steps} steps of {train.microbatches_per_step} microbatches"
     )
     if plan.stand_in_ms:

@@ -24,7 +24,7 @@ from peerd.cli.options import (
 from peerd.errors import DiskError, UsageError
 
 if TYPE_CHECKING:
-    from peerd.config.manifest import AnyModel, Manifest, ModelConfig
+    from peerd.config.manifest import Manifest, ModelConfig
     from peerd.planner.workload import StageEstimate
 
 START_FILE = "start.safetensors"
@@ -180,24 +180,23 @@ def _with_model(folder: Path, manifest: Manifest, fields: dict[str, Any], given:
     if reply["tokenizer"] and "tokenizer" not in given:
         data = dataclasses.replace(data, tokenizer=cast("str", reply["tokenizer"]))
         click.echo("peerd: its own tokenizer is used; --tokenizer names another", err=True)
-    document = {"model": reply["model"], "train": {"num_stages": manifest.train.num_stages}}
     try:
         train = dataclasses.replace(manifest.train, evaluate_every_steps=fields["evaluate_every_steps"])
-        model = _masking(manifests.parse(document, "the model").model, data.tokenizer)
-        return dataclasses.replace(manifest, model=model, data=data, start=start, train=train)
+        model = cast("dict[str, Any]", reply["model"])
+        document = {"model": model | _masking(model, data.tokenizer), "train": {"num_stages": manifest.train.num_stages}}
+        taken_in = manifests.parse(document, "the model").model
+        return dataclasses.replace(manifest, model=taken_in, data=data, start=start, train=train)
     except ValueError as error:
         raise UsageError(str(error), "correct that flag; `peerd new --help` lists them") from None
 
 
-def _masking(model: AnyModel, tokenizer: str) -> AnyModel:
-    """A masked language model with as many of its tokens hidden as BERT has."""
-    from peerd.config.model_kinds import HuggingFaceConfig
-
-    if not isinstance(model, HuggingFaceConfig) or model.objective != "masked":
-        return model
-    token = mask_token_of(tokenizer, model.vocab_size)
+def _masking(model: dict[str, Any], tokenizer: str) -> dict[str, Any]:
+    """What is added to a masked language model's fields: it has as many of its tokens hidden as BERT."""
+    if model.get("objective") != "masked":
+        return {}
+    token = mask_token_of(tokenizer, model["vocab_size"])
     click.echo(f"peerd: {MASKED_SHARE:.0%} of the tokens are hidden behind token {token}, and learned; [model] says both", err=True)
-    return dataclasses.replace(model, masked_share=MASKED_SHARE, mask_token=token)
+    return {"masked_share": MASKED_SHARE, "mask_token": token}
 
 
 def _settings(given: tuple[str, ...]) -> dict[str, Any]:

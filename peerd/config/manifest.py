@@ -13,14 +13,14 @@ import math
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from peerd.config import cut
 from peerd.config.bounds import between as _between
 from peerd.config.codec import parse_allowed, parse_averaged
 from peerd.config.data_config import DataConfig as DataConfig
 from peerd.config.data_config import check_hash
-from peerd.config.model_kinds import MODEL_KINDS, BlocksConfig
+from peerd.config.model_kinds import MODEL_KINDS
 from peerd.config.model_kinds import AnyModel as AnyModel
 from peerd.config.model_kinds import ModelConfig as ModelConfig
 from peerd.config.train_config import MAX_MICROBATCHES_PER_STEP as MAX_MICROBATCHES_PER_STEP
@@ -29,6 +29,7 @@ from peerd.errors import DiskError, ManifestError
 
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_BOUNDARY_BYTES = 256 * 1024 * 1024
+Kind = TypeVar("Kind", bound=AnyModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +120,11 @@ class Manifest:
         if not (1 <= len(self.name) <= 64 and all(c.isalnum() or c in "-_." for c in self.name)):
             raise ValueError("name must be 1 to 64 letters, digits, '-', '_' or '.'")
         _between("seed", self.seed, 0, 2**63 - 1)
-        if self.train.dropout and isinstance(self.model, BlocksConfig):
-            raise ValueError("train.dropout does not go with a list of blocks: what they leave out, they say themselves")
+        if self.train.dropout and self.model.has_own_dropout:
+            raise ValueError(f"train.dropout does not go with a {self.model.title}, which places its own dropout")
         if self.train.num_stages > self.model.num_layers:
             raise ValueError(f"train.num_stages ({self.train.num_stages}) must not exceed model.num_layers ({self.model.num_layers})")
-        reads_text = not isinstance(self.model, BlocksConfig)
-        if reads_text and self.train.evaluate_every_steps and not self.data.evaluation_fraction:
+        if self.train.evaluate_every_steps and not self.model.makes_samples and not self.data.evaluation_fraction:
             raise ValueError("train.evaluate_every_steps needs tokens to evaluate on: set data.evaluation_fraction, for example to 0.02")
         cut.check_cut(self.model, self.train)
         exact = self.wire.weight_gradients == "none"
@@ -143,11 +143,15 @@ class Manifest:
                 "lower train.microbatch_size or train.sequence_length"
             )
 
+    def model_as(self, kind: type[Kind]) -> Kind:
+        """The model, for code that belongs to this kind alone."""
+        assert isinstance(self.model, kind)
+        return self.model
+
     @property
     def decoder(self) -> ModelConfig:
         """The model of a run that trains the built-in one."""
-        assert isinstance(self.model, ModelConfig)
-        return self.model
+        return self.model_as(ModelConfig)
 
     @property
     def ties_stages(self) -> bool:

@@ -1,10 +1,14 @@
-"""The kinds of models as a manifest names them. What they are made of is the business of models/."""
+"""The kinds of models as a manifest names them, and what the rest of peerd asks of each. What they are made of is the business of models/.
+
+Code outside models/ asks for properties and never for the kind. `ModelConfig` explains them; mypy names those that a new kind in `AnyModel`
+lacks.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from peerd.config import cut
 from peerd.config.bounds import between
@@ -20,9 +24,43 @@ NOT_ASKED = -100
 MAX_BLOCKS = 4096
 
 
+class ReadsText:
+    """A language model: a sample is a sequence of tokens, and each token has a label."""
+
+    __slots__ = ()
+    makes_samples: ClassVar = False
+    """True if an installed package makes the microbatches; otherwise they are windows of the run's text."""
+    has_own_dropout: ClassVar = False
+    """True if an installed package places the dropout; otherwise train.dropout does."""
+    input_dtype: ClassVar = "int32"
+    """Element type of the first stage's input, as it travels."""
+
+    def sample_shape(self, sequence_length: int) -> tuple[int, ...]:
+        """Shape of one sample of the first stage's input."""
+        return (sequence_length,)
+
+    def labels_shape(self, sequence_length: int) -> tuple[int, ...]:
+        """Shape of one sample's labels."""
+        return (sequence_length,)
+
+    def tokens_per_sample(self, sequence_length: int) -> int:
+        return sequence_length
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(ReadsText):
     """The built-in decoder (SWARM section 4.3): rotary embeddings and GeGLU."""
+
+    title: ClassVar = "decoder"
+    """What messages call it, after "a"."""
+    objective: ClassVar = "causal"
+    """Only a causal model goes on from a prompt."""
+    masked_share: ClassVar = 0.0
+    mask_token: ClassVar = 0
+    publishes_as: ClassVar = "stablelm"
+    """Which architecture of transformers computes the same: "stablelm", "itself", or none."""
+    needs_split_check: ClassVar = False
+    """False if peerd's own tests prove that it splits exactly; otherwise every run checks it before it starts."""
 
     kind: Literal["decoder"] = "decoder"
     num_layers: int = 4
@@ -59,13 +97,22 @@ class ModelConfig:
         """What crosses into layer `layer` for one sample, float32."""
         return (sequence_length, self.boundary_width)
 
-    def tokens_per_sample(self, sequence_length: int) -> int:
-        return sequence_length
+    @property
+    def narrows_at_cuts(self) -> bool:
+        """True if the model is narrow wherever the run happens to be cut."""
+        return self.boundary != "none" and not self.boundary_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HuggingFaceConfig:
+class HuggingFaceConfig(ReadsText):
     """A language model of the package transformers, by its config alone; its code is the package's, never the run's."""
+
+    title: ClassVar = "transformers model"
+    publishes_as: ClassVar = "itself"
+    needs_split_check: ClassVar = True
+    layers_per_group: ClassVar = 1
+    boundary_layers: ClassVar[tuple[int, ...]] = ()
+    narrows_at_cuts: ClassVar = False
 
     kind: Literal["hf"] = "hf"
     config: str
@@ -108,27 +155,28 @@ class HuggingFaceConfig:
             raise ValueError("model.config is not a JSON object")
         return found
 
-    @property
-    def layers_per_group(self) -> int:
-        """No layers share weights."""
-        return 1
-
-    @property
-    def boundary_layers(self) -> tuple[int, ...]:
-        """It may be cut before any layer."""
-        return ()
-
     def boundary_shape(self, _layer: int, sequence_length: int) -> tuple[int, ...]:
         """What crosses into layer `layer` for one sample, float32."""
         return (sequence_length, self.d_model)
-
-    def tokens_per_sample(self, sequence_length: int) -> int:
-        return sequence_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksConfig:
     """A list of named blocks from a package that every peer has installed. The run names it and never brings it along."""
+
+    title: ClassVar = "list of blocks"
+    makes_samples: ClassVar = True
+    has_own_dropout: ClassVar = True
+    objective: ClassVar = "labels"
+    masked_share: ClassVar = 0.0
+    mask_token: ClassVar = 0
+    publishes_as: ClassVar = ""
+    needs_split_check: ClassVar = True
+    input_dtype: ClassVar = "float32"
+    tie_word_embeddings: ClassVar = False
+    layers_per_group: ClassVar = 1
+    boundary_layers: ClassVar[tuple[int, ...]] = ()
+    narrows_at_cuts: ClassVar = False
 
     kind: Literal["blocks"] = "blocks"
     entry: str
@@ -155,27 +203,18 @@ class BlocksConfig:
         return len(self.shapes)
 
     @property
-    def tie_word_embeddings(self) -> bool:
-        """It has no words."""
-        return False
-
-    @property
     def vocab_size(self) -> int:
         return self.num_labels
-
-    @property
-    def layers_per_group(self) -> int:
-        """No layers share weights."""
-        return 1
-
-    @property
-    def boundary_layers(self) -> tuple[int, ...]:
-        """It may be cut before any layer."""
-        return ()
 
     def boundary_shape(self, layer: int, _sequence_length: int) -> tuple[int, ...]:
         """What crosses into block `layer` for one sample, float32."""
         return self.shapes[layer - 1]
+
+    def sample_shape(self, _sequence_length: int) -> tuple[int, ...]:
+        return self.input_shape
+
+    def labels_shape(self, _sequence_length: int) -> tuple[int, ...]:
+        return ()
 
     def tokens_per_sample(self, _sequence_length: int) -> int:
         """A sample counts as one token."""

@@ -8,8 +8,7 @@ from pathlib import Path
 import structlog
 
 from peerd.config.data_config import LOCAL
-from peerd.config.manifest import Manifest, ModelConfig, load
-from peerd.config.model_kinds import BlocksConfig
+from peerd.config.manifest import Manifest, load
 from peerd.config.organiser import KEY_FILE, load_key
 from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
@@ -63,8 +62,8 @@ def organise(settings: Settings, report: Report = silent) -> Run:
 
 
 def check_model(manifest: Manifest) -> None:
-    """ManifestError where the model is not peerd's own and does not split."""
-    if not isinstance(manifest.model, ModelConfig):
+    """ManifestError where the model does not split into stages exactly."""
+    if manifest.model.needs_split_check:
         from peerd.equality import check_split  # which other runs have no use for
 
         check_split(manifest)
@@ -72,7 +71,7 @@ def check_model(manifest: Manifest) -> None:
 
 def _organisers_text(manifest: Manifest, settings: Settings, folder: Path, report: Report) -> tuple[Text, Manifest]:
     """The text, and the manifest that says which it is and not where."""
-    if isinstance(manifest.model, BlocksConfig):
+    if manifest.model.makes_samples:
         return Text(Samples(manifest), ""), manifest
     data = (replace(manifest.data, source=settings.data) if settings.data else manifest.data).located(folder)
     tokens = prepare_tokens(data.source, cache_folder(), data, report)
@@ -96,7 +95,7 @@ def start_for(manifest: Manifest, path: str) -> StartState | None:
 
 def text_for(manifest: Manifest, settings: Settings, report: Report = silent) -> Text:
     """The run's text if this machine has it; a peer without it serves a stage and launches nothing."""
-    if isinstance(manifest.model, BlocksConfig):
+    if manifest.model.makes_samples:
         return Text(Samples(manifest), "")
     if settings.data == SWARM:
         kept = kept_tokens(manifest.data, cache_folder())

@@ -90,10 +90,10 @@ class BlocksStage(StageModule):
 
     def __init__(self, manifest: Manifest, stage: int, layers: range) -> None:
         super().__init__(stage, manifest.train.num_stages)
-        assert isinstance(manifest.model, BlocksConfig)
-        model = self._model = load_entry(manifest.model.entry)
-        if len(model.blocks) != manifest.model.num_layers:
-            raise _other_version(manifest.model, f"{len(model.blocks)} blocks, not {manifest.model.num_layers}")
+        config = self._config = manifest.model_as(BlocksConfig)
+        model = self._model = load_entry(config.entry)
+        if len(model.blocks) != config.num_layers:
+            raise _other_version(config, f"{len(model.blocks)} blocks, not {config.num_layers}")
         self._makers = dict([*model.blocks.items()][layers.start : layers.stop])
         with torch.device("meta"), Uninitialised():
             self.blocks = nn.ModuleDict({name: make() for name, make in self._makers.items()})
@@ -116,14 +116,16 @@ class BlocksStage(StageModule):
 
     def _check_shape(self, device: torch.device) -> None:
         """ManifestError where the blocks installed here are not those that the run was made with."""
-        config = self._manifest.model
-        assert isinstance(config, BlocksConfig)
-        given = config.shapes[self._layers.start - 1] if self._layers.start else config.input_shape
-        due = config.shapes[self._layers.stop - 1]
+        due = self._config.shapes[self._layers.stop - 1]
         with torch.no_grad():
-            found = tuple(self(torch.zeros(1, *given, device=device)).shape[1:])
+            found = tuple(self(torch.zeros(1, *self._input_shape, device=device)).shape[1:])
         if found != due:
-            raise _other_version(config, f"blocks that give {list(found)} where {list(due)} is due")
+            raise _other_version(self._config, f"blocks that give {list(found)} where {list(due)} is due")
+
+    @property
+    def _input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample of this stage's input."""
+        return self._config.shapes[self._layers.start - 1] if self._layers.start else self._config.input_shape
 
     def graph_bytes(self, num_tokens: int) -> int:
         count = self._manifest.train.microbatch_size
@@ -138,11 +140,8 @@ class BlocksStage(StageModule):
         return BlocksStage(self._manifest, self.stage, self._layers)
 
     def _microbatch(self, count: int) -> tuple[Tensor, Tensor | None]:
-        config = self._manifest.model
-        assert isinstance(config, BlocksConfig)
-        shape = config.shapes[self._layers.start - 1] if self._layers.start else config.input_shape
         labels = torch.zeros(count, dtype=torch.int64) if self.is_last else None
-        return torch.zeros(count, *shape, requires_grad=not self.is_first), labels
+        return torch.zeros(count, *self._input_shape, requires_grad=not self.is_first), labels
 
 
 def _other_version(config: BlocksConfig, found: str) -> ManifestError:

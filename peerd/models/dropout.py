@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from peerd.config.manifest import Manifest
-from peerd.config.model_kinds import BlocksConfig
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0x21F0AAAD, 0x735A2D97)
@@ -54,7 +53,7 @@ class Dropout(nn.Module):
 @contextmanager
 def dropout_of(module: nn.Module, manifest: Manifest, step: int, index: int) -> Iterator[None]:
     """Within, a forward pass of the module is that of microbatch `index` of `step`; outside, nothing is left out."""
-    may_draw = manifest.train.dropout > 0 or isinstance(manifest.model, BlocksConfig)  # blocks say themselves how much
+    may_draw = manifest.train.dropout > 0 or manifest.model.has_own_dropout
     layers = [(name, child) for name, child in module.named_modules() if isinstance(child, Dropout)] if may_draw else []
     for name, layer in layers:
         layer.begin(f"{manifest.seed}/{step}/{index}/{name}")

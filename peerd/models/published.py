@@ -39,14 +39,11 @@ class PublishedModel:
 
 def check_publishable(manifest: Manifest) -> None:
     """UsageError where no architecture of transformers is this model exactly."""
-    model = manifest.model
-    if isinstance(model, HuggingFaceConfig):
-        return
-    remedy = "leave --format hf out"
-    if not isinstance(model, ModelConfig):
-        raise UsageError(f"the model {model.entry} is none of transformers' architectures", remedy)
+    model, remedy = manifest.model, "leave --format hf out"
+    if not model.publishes_as:
+        raise UsageError(f"a {model.title} is none of transformers' architectures", remedy)
     usual = ModelConfig()
-    for field in dataclasses.fields(model):
+    for field in dataclasses.fields(model) if model.publishes_as == "stablelm" else ():
         if field.name not in _DECODER_FIELDS and getattr(model, field.name) != getattr(usual, field.name):
             raise UsageError(f"no architecture of transformers is a decoder with model.{field.name} exactly", remedy)
 
@@ -58,8 +55,8 @@ def publish(manifest: Manifest, parameters: Mapping[str, Tensor], tokenizer: str
     """
     check_publishable(manifest)
     ends = _token_ids(manifest, tokenizer)
-    if isinstance(manifest.model, HuggingFaceConfig):
-        return PublishedModel(config=_library_config(manifest.model) | ends, tensors=dict(parameters))
+    if manifest.model.publishes_as == "itself":
+        return PublishedModel(config=_library_config(manifest.model_as(HuggingFaceConfig)) | ends, tensors=dict(parameters))
     tensors: dict[str, Tensor] = {}
     for name, value in parameters.items():
         tensors |= _stablelm_tensors(name, value, manifest.decoder.layers_per_group)
@@ -72,7 +69,7 @@ def _token_ids(manifest: Manifest, tokenizer: str) -> dict[str, int | None]:
     A config has the numbers of its architecture's usual tokenizer, and these are other tokens here: generation would end at a quote.
     """
     data = manifest.data
-    if isinstance(manifest.model, HuggingFaceConfig) and data.tokenizer != "bytes" and not data.tokenizer.startswith("bpe:"):
+    if manifest.model.publishes_as == "itself" and data.tokenizer != "bytes" and not data.tokenizer.startswith("bpe:"):
         return {}  # the organiser's tokenizer, to which the config may well belong
     added = json.loads(tokenizer).get("added_tokens", []) if tokenizer else []
     return {"bos_token_id": None, "eos_token_id": next((each["id"] for each in added if each["content"] == data.end_of_text), None)}
@@ -142,7 +139,7 @@ def tokenizer_files(manifest: Manifest, own: str = "") -> dict[str, str]:
         special = ends | _mask_of(manifest, own)
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
         return {"tokenizer.json": own, "tokenizer_config.json": json.dumps(settings)}
-    if manifest.data.tokenizer != "bytes" or not isinstance(manifest.model, ModelConfig | HuggingFaceConfig):
+    if manifest.data.tokenizer != "bytes" or manifest.model.makes_samples:
         return {}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     model = {"type": "BPE", "vocab": {sign: byte for byte, sign in enumerate(byte_signs())}, "merges": []}
@@ -154,7 +151,7 @@ def tokenizer_files(manifest: Manifest, own: str = "") -> dict[str, str]:
 def _mask_of(manifest: Manifest, own: str) -> dict[str, str]:
     """What the tokenizer calls the token that a masked model was trained with, where it is the tokenizer's."""
     model = manifest.model
-    if not isinstance(model, HuggingFaceConfig) or not model.masked_share:
+    if not model.masked_share:
         return {}
     added = json.loads(own).get("added_tokens", [])
     name = next((each["content"] for each in added if each["id"] == model.mask_token), None)

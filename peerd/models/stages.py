@@ -1,29 +1,25 @@
 """Cutting a model into stages: which layers a stage holds, its first weights, and the memory it needs.
 
-Another kind of model is one more entry in `BUILDERS`; nothing else here knows what a decoder is.
+Nothing here knows what a decoder is; kinds.py does.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from peerd.config.codec import as_matrix
 from peerd.config.manifest import Manifest
-from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
 from peerd.errors import StageError
-from peerd.models.decoder import DecoderStage
+from peerd.models.kinds import builder_of
 from peerd.models.module import StageModule
-from peerd.models.weights import Uninitialised
 from peerd.planner.cutting import resolved, stage_layers
 from peerd.planner.kinds import planned_loads
 from peerd.planner.workload import Load, ModelLoads, stage_memory_bytes
 
 __all__ = [
-    "BUILDERS",
     "StageModule",
     "build_stage",
     "estimate_forward_flops",
@@ -37,25 +33,6 @@ __all__ = [
 ]
 
 
-def _decoder(manifest: Manifest, stage: int, layers: range) -> StageModule:
-    with torch.device("meta"), Uninitialised():
-        return DecoderStage(manifest, stage, layers)
-
-
-def _hugging_face(manifest: Manifest, stage: int, layers: range) -> StageModule:
-    from peerd.models.hf.stage import HuggingFaceStage  # with transformers, which other runs need not have
-
-    return HuggingFaceStage(manifest, stage, layers)
-
-
-def _blocks(manifest: Manifest, stage: int, layers: range) -> StageModule:
-    from peerd.models.blocks import BlocksStage
-
-    return BlocksStage(manifest, stage, layers)
-
-
-BUILDERS: dict[str, Callable[[Manifest, int, range], StageModule]] = {"decoder": _decoder, "hf": _hugging_face, "blocks": _blocks}
-"""Manifest's model.kind -> what builds one stage of it, without memory for its parameters, from (manifest, stage, layers)."""
 AUTO_MEMORY_SHARE = 0.5
 """Of free memory that "auto" gives to a stage with its graphs: others on this machine may look at the same free memory."""
 MOST_SLOTS_FACTOR = 4
@@ -95,7 +72,7 @@ def measured_loads(manifest: Manifest) -> ModelLoads:
 
     @functools.cache
     def load_of(stage: int, layers: range) -> Load:
-        module = BUILDERS[manifest.model.kind](manifest, stage, layers)
+        module = builder_of(manifest).stage(manifest, stage, layers)
         matrices = [parameter for parameter in module.parameters() if parameter.dim() > 1]
         return replace(
             _memory_load(manifest, module),
@@ -106,7 +83,7 @@ def measured_loads(manifest: Manifest) -> ModelLoads:
 
     if num_stages == 1:
         return ModelLoads(first=Load(), groups=(load_of(0, range(num_layers)),), last=Load())
-    kinds, groups, in_order = _kinds_of_layers(manifest), dict[object, Load](), list[Load]()
+    kinds, groups, in_order = builder_of(manifest).layer_kinds(manifest), dict[object, Load](), list[Load]()
     for layer in range(0, num_layers, size):
         before = range(max(0, layer - size), layer)
         kind = (*(kinds[each] for each in before), kinds[layer])
@@ -116,29 +93,16 @@ def measured_loads(manifest: Manifest) -> ModelLoads:
     return ModelLoads(first=load_of(0, range(0)), groups=tuple(in_order), last=load_of(1, range(num_layers, num_layers)))
 
 
-def _kinds_of_layers(manifest: Manifest) -> tuple[object, ...]:
-    """Something for each layer that is equal for those that cost the same."""
-    model = manifest.model
-    if isinstance(model, HuggingFaceConfig):
-        from peerd.models.hf.cost import kinds_of_layers
-
-        return kinds_of_layers(model)
-    return tuple(range(model.num_layers)) if isinstance(model, BlocksConfig) else (0,) * model.num_layers
-
-
 def input_of(manifest: Manifest, stage: int, sequence_length: int) -> tuple[str, tuple[int, ...]]:
     """Element type and shape of what a microbatch brings to a stage: tokens or images to the first, else hidden states."""
     if stage > 0:
         return "float32", manifest.boundary_shape(layers_of(manifest, stage).start, sequence_length)
-    if isinstance(manifest.model, BlocksConfig):
-        return "float32", (manifest.train.microbatch_size, *manifest.model.input_shape)
-    return "int32", labels_shape(manifest, sequence_length)
+    return manifest.model.input_dtype, (manifest.train.microbatch_size, *manifest.model.sample_shape(sequence_length))
 
 
 def labels_shape(manifest: Manifest, sequence_length: int) -> tuple[int, ...]:
     """Of a microbatch's int32 labels: one per token, or one per image."""
-    rows = manifest.train.microbatch_size
-    return (rows,) if isinstance(manifest.model, BlocksConfig) else (rows, sequence_length)
+    return (manifest.train.microbatch_size, *manifest.model.labels_shape(sequence_length))
 
 
 def build_stage(manifest: Manifest, stage: int, device: torch.device | str) -> StageModule:
@@ -207,4 +171,4 @@ def affordable_slots(manifest: Manifest, module: StageModule, keeps_graph: bool,
 
 def _on_meta(manifest: Manifest, stage: int) -> StageModule:
     """The stage's structure without memory for its parameters."""
-    return BUILDERS[manifest.model.kind](manifest, stage, layers_of(manifest, stage))
+    return builder_of(manifest).stage(manifest, stage, layers_of(manifest, stage))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from peerd.config.manifest import Manifest, ModelConfig
+from collections.abc import Callable
+from typing import Any
+
+from peerd.config.manifest import Manifest
 from peerd.planner.decoder import decoder_loads
 from peerd.planner.workload import ModelLoads
+
+_COUNTS: dict[str, Callable[[Any, int, int], ModelLoads]] = {"decoder": decoder_loads}
+"""model.kind -> what counts its costs from (model, microbatch size, sequence length)."""
 
 
 def planned_loads(manifest: Manifest) -> ModelLoads | None:
     """Costs of one microbatch at full length; None for a kind that must be built to know."""
-    model, train = manifest.model, manifest.train
-    return decoder_loads(model, train.microbatch_size, train.sequence_length) if isinstance(model, ModelConfig) else None
+    count = _COUNTS.get(manifest.model.kind)
+    return count(manifest.model, manifest.train.microbatch_size, manifest.train.sequence_length) if count else None

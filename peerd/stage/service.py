@@ -21,7 +21,7 @@ from torch import Tensor
 
 from peerd.config.codec import NONE, Allowed, Codec, parse_allowed
 from peerd.config.manifest import Manifest
-from peerd.config.model_kinds import NOT_ASKED, HuggingFaceConfig
+from peerd.config.model_kinds import NOT_ASKED
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
 from peerd.link.links import Bytes
 from peerd.models.stages import input_of, labels_shape
@@ -362,7 +362,7 @@ class StageService:
 
 def _asked(labels: Tensor, manifest: Manifest) -> Tensor:
     """Those that are tokens. BadMessageError where there are none: their mean loss would be no number."""
-    if not (isinstance(manifest.model, HuggingFaceConfig) and manifest.model.masked_share):
+    if not manifest.model.masked_share:
         return labels
     found = labels[labels != NOT_ASKED]
     if not found.numel():

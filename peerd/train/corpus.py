@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from peerd.config.manifest import Manifest
-from peerd.config.model_kinds import HuggingFaceConfig
 from peerd.data.sources import STDLIB
 from peerd.data.tokenizer import BYTE_VOCABULARY
 from peerd.data.tokens import TokenFile, prepare_tokens
@@ -112,9 +111,7 @@ class Corpus:
 def masking_of(manifest: Manifest) -> Masking | None:
     """None where each position gets the token that follows."""
     model = manifest.model
-    if not isinstance(model, HuggingFaceConfig) or not model.masked_share:
-        return None
-    return Masking(model.masked_share, model.mask_token)
+    return Masking(model.masked_share, model.mask_token) if model.masked_share else None
 
 
 def window_start(seed: int, step: int, index: int, sample: int, num_starts: int) -> int:

@@ -33,8 +33,7 @@ class Samples:
     def __init__(self, manifest: Manifest) -> None:
         from peerd.models.blocks import load_entry  # which runs of other kinds have no use for
 
-        assert isinstance(manifest.model, BlocksConfig)
-        self._model = load_entry(manifest.model.entry)
+        self._model = load_entry(manifest.model_as(BlocksConfig).entry)
         self._seed = manifest.seed
         self._count = manifest.train.microbatch_size
 

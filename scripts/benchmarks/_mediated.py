@@ -23,7 +23,7 @@ from hivemind.utils.tensor_descr import BatchTensorDescriptor
 from torch import Tensor, nn
 from torch.nn import functional
 
-from peerd.config.manifest import Manifest, ModelConfig
+from peerd.config.manifest import Manifest
 from peerd.models.stages import StageModule, build_stage
 from peerd.stage.executor import BACKWARD_SHARE, FORWARD_SHARE, Pace
 from peerd.stage.optimizer import Optimizer
@@ -88,8 +88,7 @@ def serve(manifest: Manifest, stage: int, folder: Path, pace: Pace, host: str) -
     """Host one stage on an address of this machine until ended from outside."""
     train, module = manifest.train, build_stage(manifest, stage, "cpu")
     tokens = BatchTensorDescriptor.from_tensor(torch.zeros(3, train.sequence_length, dtype=torch.int64))
-    assert isinstance(manifest.model, ModelConfig)
-    hidden = BatchTensorDescriptor.from_tensor(torch.zeros(3, train.sequence_length, manifest.model.d_model))
+    hidden = BatchTensorDescriptor.from_tensor(torch.zeros(3, train.sequence_length, manifest.decoder.d_model))
     arguments = (tokens if module.is_first else hidden, *([tokens] if module.is_last else []))
     dht = hivemind.DHT(start=True, host_maddrs=[_listening(host)])
     backend = Backend(manifest, Expert(module), pace, args_schema=arguments, max_batch_size=4096)

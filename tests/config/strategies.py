@@ -83,7 +83,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         decay_steps=warmup_steps + draw(st.integers(1, 1000)) if falling else 0,
         optimizer=draw(st.sampled_from(["adamw", "lamb", "sgd"])),
         max_gradient_norm=draw(st.floats(0, 1e9)),
-        dropout=0.0 if isinstance(model, BlocksConfig) else draw(st.floats(0, 0.99)),
+        dropout=0.0 if model.has_own_dropout else draw(st.floats(0, 0.99)),
         average_parameters_every_steps=draw(st.integers(0, 1 << 40)) if not (delayed or lossy or tied) else 0,
         delayed_updates=delayed,
         precision=draw(st.sampled_from(["float32", "bfloat16"] if lossy else ["float32", "bfloat16", "float16"])),

@@ -65,8 +65,8 @@ class HuggingFaceStage(StageModule):
 
     def __init__(self, manifest: Manifest, stage: int, layers: range) -> None:
         super().__init__(stage, manifest.train.num_stages)
-        assert isinstance(manifest.model, HuggingFaceConfig)
-        model, layout = manifest.model, layout_of(manifest.model)
+        model = manifest.model_as(HuggingFaceConfig)
+        layout = layout_of(model)
         whole = empty_model(library_config(model), model.objective)
         if blocks_of(whole, model.num_layers) != layout.blocks:
             raise ManifestError(f"{type(whole).__name__} has its blocks elsewhere than a tiny copy of it: it cannot be split")
