@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from peerd import SCHEMA
 from peerd.errors import ExitCode, PeerdError, UsageError
 
-SCHEMA = 1
 REMEDY = "the peerd commands start this process with one request, a JSON text"
 Request = TypeVar("Request")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
+from peerd import SCHEMA
 from peerd.cli.new_data import data_of, known_tokenizer, mask_token_of, vocab_size_of
 from peerd.cli.new_estimate import estimates, fitted_to, loads_of
 from peerd.cli.options import (
@@ -146,7 +147,7 @@ def _write(folder: Path, manifest: Manifest, stages: list[StageEstimate], as_jso
         raise DiskError(f"cannot write {run_file}: {error.strerror}") from None
     run = run_id(public_bytes(key), manifest.name)
     if as_json:
-        reply = {"schema": 1, "run": run, "run_file": str(run_file), "key_file": str(key_file), "step": manifest.start.step}
+        reply = {"schema": SCHEMA, "run": run, "run_file": str(run_file), "key_file": str(key_file), "step": manifest.start.step}
         reply["stages"] = [estimate_fields(stage) for stage in stages]
         click.echo(json.dumps(reply))
         return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from peerd import SCHEMA
 from peerd.cli.options import (
     FACTOR,
     OUTPUT_FOLDER,
@@ -197,7 +198,7 @@ def launch(context: click.Context, settings: Settings, *, detach: bool, as_json:
     if as_json:
         import dataclasses
 
-        click.echo(json.dumps({"schema": 1, **dataclasses.asdict(ready)}))
+        click.echo(json.dumps({"schema": SCHEMA, **dataclasses.asdict(ready)}))
         return
     click.echo(f"peerd join {ready.join}")
     click.echo(f"the daemon goes on in the background (process {ready.pid}); its log: {home.log}", err=True)

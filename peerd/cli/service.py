@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from peerd import SCHEMA
 from peerd.cli.options import chosen_home, home_option, json_option
 from peerd.errors import DiskError, IdentityInUseError, PeerdError, TimedOutError, UsageError
 
@@ -113,7 +114,7 @@ def status(as_json: bool) -> None:
     """Say whether the service is installed and whether it runs. What the daemon does, `peerd status` says."""
     manager = _manager()
     path = _path(manager)
-    reply: dict[str, Any] = {"schema": 1, "manager": manager, "path": str(path), "installed": path.exists()}
+    reply: dict[str, Any] = {"schema": SCHEMA, "manager": manager, "path": str(path), "installed": path.exists()}
     reply |= {"runs": False, "state": "not installed", "pid": 0, "last_exit_code": None}
     if reply["installed"]:
         reply |= _launchd_state() if manager == "launchd" else _systemd_state(path.name)

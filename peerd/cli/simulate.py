@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from peerd import SCHEMA
 from peerd.cli.options import SEED, FiniteRange, home_option, json_option
 
 if TYPE_CHECKING:
     from peerd.sim.comparison import ComparisonRow
 
-SCHEMA = 1
 MAX_STAGES = 512
 
 

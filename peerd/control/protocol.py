@@ -25,7 +25,8 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
-SCHEMA = 1
+from peerd import SCHEMA as SCHEMA
+
 MAX_LINE_BYTES = 4 * 1024 * 1024
 
 
