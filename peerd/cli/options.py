@@ -73,7 +73,6 @@ SEED = click.IntRange(0, 2**63 - 1)
 STEPS = click.IntRange(1, 10**9)
 STAGES = click.IntRange(1, 4096)
 STAND_IN_MS = FiniteRange(0, 3_600_000)
-FACTOR = FiniteRange(1, 1000)
 TIMEOUT_S = FiniteRange(0, 30 * 86400)
 
 
@@ -98,47 +97,46 @@ def home_option(command: Decorated) -> Decorated:
     )(command)
 
 
-def direct_options(command: Decorated) -> Decorated:
-    """Whether and where a daemon takes direct connections."""
+def daemon_options(*, data: str, host: str, host_help: str, detach: str) -> Callable[[Decorated], Decorated]:
+    """What every daemon that takes part in a run is started with; the arguments are what `start` and `join` do not have in common."""
     port = click.IntRange(0, 65535)
     options = (
+        click.option("--stage", type=click.IntRange(0, 4095), help="Stage to serve.  [default: the one that needs help most]"),
+        click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps."),
+        click.option("--data", metavar="SOURCE", help=data),
+        click.option("--host", default=host, show_default=bool(host), help=host_help),
+        click.option("--port", type=port, default=0, show_default=True, help="TCP port to listen on; 0: any free one."),
+        click.option("--no-port-mapping", is_flag=True, help="Do not ask the router to forward the port."),
         click.option("--direct-port", type=port, default=0, show_default=True, help="TCP port for direct connections; 0: any free one."),
         click.option("--no-direct", is_flag=True, help="Let the libp2p tunnel carry everything, through one port."),
         click.option("--no-local", is_flag=True, help="TLS also to your other daemons on this machine, in place of a local socket."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def dashboard_options(command: Decorated) -> Decorated:
-    """Where a daemon serves its dashboard and metrics."""
-    port = click.IntRange(0, 65535)
-    options = (
+        click.option("--relay", is_flag=True, help="Volunteer as a relay for peers that nobody can dial."),
+        click.option("--relay-rate", metavar="RATE", default="none", help="Relay at most that much, like 20Mbit."),
+        click.option("--relay-daily", metavar="SIZE", default="none", help="Relay at most that much a day, like 50GB."),
+        click.option("--detach", is_flag=True, help=detach),
+        click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", hidden=True),
+        click.option("--slow", "slow_factor", type=FiniteRange(1, 1000), default=1.0, metavar="FACTOR", hidden=True),
         click.option("--dashboard-port", type=port, default=0, show_default=True, help="Port of the dashboard; 0: any free one."),
         click.option("--dashboard-host", default="127.0.0.1", show_default=True, help="IP address it listens on."),
         click.option("--dashboard-public", "--public", is_flag=True, help="Anybody may look at it, nobody may act in it."),
         click.option("--no-dashboard", is_flag=True, help="No dashboard and no metrics."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def telling_options(command: Decorated) -> Decorated:
-    """To whom a daemon tells of its training, besides its own dashboard."""
-    options = (
         click.option("--otel", is_flag=True, help="Export OpenTelemetry traces of some microbatches (OTEL_* variables)."),
         click.option("--tensorboard", metavar="DIR", default="", help="Write scalars for TensorBoard there."),
         click.option("--wandb", metavar="PROJECT", default="", help="Log scalars to Weights & Biases."),
+        home_option,
+        json_option,
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
+
+    def decorate(command: Decorated) -> Decorated:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 def told_settings(flags: dict[str, Any]) -> dict[str, Any]:
-    """What telling_options were given, as the daemon's settings; one clear error where a library is missing."""
+    """The daemon's settings from --otel, --tensorboard and --wandb. UsageError where a library is missing."""
     from importlib.util import find_spec
 
     wanted = (("otel", "opentelemetry", "otel"), ("tensorboard", "tensorboardX", "tensorboard"), ("wandb", "wandb", "wandb"))
@@ -151,20 +149,8 @@ def told_settings(flags: dict[str, Any]) -> dict[str, Any]:
     return {"otel": flags["otel"], "tensorboard": str(folder or ""), "wandb": flags["wandb"]}
 
 
-def relay_options(command: Decorated) -> Decorated:
-    """Whether a daemon relays for peers that nobody can dial."""
-    options = (
-        click.option("--relay", is_flag=True, help="Volunteer as a relay for peers that nobody can dial."),
-        click.option("--relay-rate", metavar="RATE", default="none", help="Relay at most that much, like 20Mbit."),
-        click.option("--relay-daily", metavar="SIZE", default="none", help="Relay at most that much a day, like 50GB."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 def relay_settings(flags: dict[str, Any]) -> dict[str, Any]:
-    """What relay_options were given, as the daemon's settings."""
+    """The daemon's settings from --relay, --relay-rate and --relay-daily. UsageError for a value that cannot be."""
     from peerd.config.limits import parse_rate, parse_size
 
     settings: dict[str, Any] = {"relay": flags["relay"]}

@@ -10,20 +10,15 @@ import click
 
 from peerd import SCHEMA
 from peerd.cli.options import (
-    FACTOR,
     OUTPUT_FOLDER,
-    STAND_IN_MS,
     STEPS,
     chosen_home,
     create_folder,
-    dashboard_options,
-    direct_options,
+    daemon_options,
     existing_source,
     home_option,
     json_option,
-    relay_options,
     relay_settings,
-    telling_options,
     told_settings,
 )
 from peerd.errors import ManifestError, UsageError
@@ -36,21 +31,12 @@ EXPORT_SILENCE_S = 600.0
 
 @click.command()
 @click.argument("run_file", metavar="RUN.toml")
-@click.option("--stage", type=click.IntRange(0, 4095), help="Stage to serve.  [default: the one that needs help most]")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
-@click.option("--data", metavar="SOURCE", help="The text, where it lies elsewhere: a file, a folder or an address.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="IPv4 address to listen on; 0.0.0.0 lets other machines join.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port to listen on; 0: any free one.")
-@click.option("--no-port-mapping", is_flag=True, help="Do not ask the router to forward the port.")
-@direct_options
-@relay_options
-@click.option("--detach", is_flag=True, help="Return once others can join; the daemon goes on in the background.")
-@click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", hidden=True)
-@click.option("--slow", "slow_factor", type=FACTOR, default=1.0, metavar="FACTOR", hidden=True)
-@dashboard_options
-@telling_options
-@home_option
-@json_option
+@daemon_options(
+    data="The text, where it lies elsewhere: a file, a folder or an address.",
+    host="127.0.0.1",
+    host_help="IPv4 address to listen on; 0.0.0.0 lets other machines join.",
+    detach="Return once others can join; the daemon goes on in the background.",
+)
 @click.pass_context
 def start(context: click.Context, /, run_file: str, detach: bool, as_json: bool, **flags: Any) -> None:
     """Start a run's first peer and print the line that others paste to join.

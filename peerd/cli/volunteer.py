@@ -7,15 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peerd.cli.options import (
-    FACTOR,
-    STAND_IN_MS,
     chosen_home,
-    dashboard_options,
-    direct_options,
+    daemon_options,
     home_option,
     json_option,
-    relay_options,
-    telling_options,
 )
 from peerd.cli.organise import launch, settings_of
 
@@ -27,21 +22,12 @@ LEAVE_SILENCE_S = 120.0
 
 @click.command()
 @click.argument("addresses", metavar="[ADDRESS]...", nargs=-1)
-@click.option("--stage", type=click.IntRange(0, 4095), help="Stage to serve.  [default: the one that needs help most]")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
-@click.option("--data", metavar="SOURCE", help="The run's text, if you have it; or swarm: fetch it from a peer.")
-@click.option("--host", default="", help="IPv4 address to listen on.  [default: all, or loopback if ADDRESS is on it]")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port to listen on; 0: any free one.")
-@click.option("--no-port-mapping", is_flag=True, help="Do not ask the router to forward the port.")
-@direct_options
-@relay_options
-@click.option("--detach", is_flag=True, help="Return once the daemon can be reached; it goes on in the background.")
-@click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", hidden=True)
-@click.option("--slow", "slow_factor", type=FACTOR, default=1.0, metavar="FACTOR", hidden=True)
-@dashboard_options
-@telling_options
-@home_option
-@json_option
+@daemon_options(
+    data="The run's text, if you have it; or swarm: fetch it from a peer.",
+    host="",
+    host_help="IPv4 address to listen on.  [default: all, or loopback if ADDRESS is on it]",
+    detach="Return once the daemon can be reached; it goes on in the background.",
+)
 @click.pass_context
 def join(context: click.Context, /, addresses: tuple[str, ...], detach: bool, as_json: bool, **flags: Any) -> None:
     """Join a run: ADDRESS is the line its organiser gave you, or that of any peer; of several the first that answers counts.
