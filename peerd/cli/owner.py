@@ -36,16 +36,7 @@ def pause(context: click.Context, for_text: str, as_json: bool) -> None:
       peerd pause
       peerd pause --for 2h
     """
-    import time
-
-    home, for_s = chosen_home(context), _seconds(for_text)
-
-    def keep(wishes: Any) -> Any:
-        from dataclasses import replace
-
-        return replace(wishes, paused=True, paused_until_s=time.time() + for_s if for_s else 0.0)
-
-    reply = _tell(home, "pause", keep, PAUSE_SILENCE_S, for_s=for_s)
+    reply = _tell(chosen_home(context), "pause", PAUSE_SILENCE_S, for_s=_seconds(for_text))
     _say(reply, as_json, f"paused; it goes on {reply['until']}" if reply["resting"] else "the next daemon of this home starts paused")
 
 
@@ -55,9 +46,7 @@ def pause(context: click.Context, for_text: str, as_json: bool) -> None:
 @click.pass_context
 def resume(context: click.Context, as_json: bool) -> None:
     """Take `peerd pause` back. Limits that speak against working go on to count."""
-    from dataclasses import replace
-
-    reply = _tell(chosen_home(context), "resume", lambda wishes: replace(wishes, paused=False, paused_until_s=0.0), SILENCE_S)
+    reply = _tell(chosen_home(context), "resume", SILENCE_S)
     still = f"still paused: {reply['paused']}; it goes on {reply['until']}"
     _say(reply, as_json, still if reply["paused"] else "it goes on")
 
@@ -91,8 +80,7 @@ def limits(context: click.Context, /, as_json: bool, **given: str | None) -> Non
       peerd limits --hours 22:00-07:00 --while-used pause
       peerd limits --upload none
     """
-    change = _change(given)
-    reply = _tell(chosen_home(context), "limits", lambda wishes: _changed(wishes, change), SILENCE_S, change=change)
+    reply = _tell(chosen_home(context), "limits", SILENCE_S, change=_change(given))
     if as_json:
         _say(reply, as_json, "")
     else:
@@ -101,7 +89,7 @@ def limits(context: click.Context, /, as_json: bool, **given: str | None) -> Non
         print_limits(reply)
 
 
-def _tell(home: Home, verb: str, keep: Callable[[Any], Any], silence_s: float, **arguments: Any) -> Mapping[str, Any]:
+def _tell(home: Home, verb: str, silence_s: float, **arguments: Any) -> Mapping[str, Any]:
     """The daemon's answer; without a daemon the wish is kept in the home for the next one."""
     from peerd.config.limits import load_wishes, owner_info, save_wishes
     from peerd.control.client import ControlClient
@@ -111,7 +99,7 @@ def _tell(home: Home, verb: str, keep: Callable[[Any], Any], silence_s: float, *
         return ControlClient(home).request(verb, silence_s=silence_s, **arguments)
     except NoDaemonError:
         wishes = load_wishes(home)
-        wanted = keep(wishes)
+        wanted = wishes.after(verb, arguments)
         if wanted != wishes:
             save_wishes(home, wanted)
         return {"schema": SCHEMA, **owner_info(wanted.limits, wanted.pause)}
@@ -121,17 +109,6 @@ def _say(reply: Mapping[str, Any], as_json: bool, line: str) -> None:
     import json
 
     click.echo(json.dumps(reply) if as_json else line)
-
-
-def _changed(wishes: Any, change: Mapping[str, Any]) -> Any:
-    from dataclasses import replace
-
-    from peerd.config.limits import from_fields, to_fields
-
-    try:
-        return replace(wishes, limits=from_fields({**to_fields(wishes.limits), **change}))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 def _change(given: Mapping[str, str | None]) -> dict[str, Any]:

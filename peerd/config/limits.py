@@ -20,6 +20,7 @@ _POWERS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtKMGT]?)(bit(?:/s)?|bps|B(?:/s)?)", re.ASCII)
 _POWER = re.compile(r"(\d+(?:\.\d+)?)\s*([kK]?)[wW]?", re.ASCII)
 MOST_WATTS = 10_000
+MAX_PAUSE_S = 366 * 86400.0
 _TIME = re.compile(r"(\d{1,2}):(\d{2})", re.ASCII)
 
 
@@ -136,6 +137,21 @@ class Wishes:
         until_s = self.paused_until_s
         until = time.strftime("on %Y-%m-%d at %H:%M", time.localtime(until_s)) if until_s else "by `peerd resume`"
         return Pause("its owner paused it", until)
+
+    def after(self, verb: str, request: Mapping[str, Any]) -> Wishes:
+        """The wishes once the owner has said `pause`, `resume` or `limits`. UsageError for a request that cannot be."""
+        match verb:
+            case "pause":
+                for_s = request.get("for_s", 0.0)
+                if isinstance(for_s, bool) or not isinstance(for_s, int | float) or not 0 <= for_s <= MAX_PAUSE_S:
+                    raise UsageError("for_s must be between 0 and a year")
+                return dataclasses.replace(self, paused=True, paused_until_s=time.time() + for_s if for_s else 0.0)
+            case "resume":
+                return dataclasses.replace(self, paused=False, paused_until_s=0.0)
+        try:
+            return dataclasses.replace(self, limits=from_fields({**to_fields(self.limits), **request.get("change", {})}))
+        except (ValueError, TypeError) as error:
+            raise UsageError(str(error)) from None
 
 
 def load_wishes(home: Home) -> Wishes:

@@ -52,9 +52,7 @@ class Answers:
             "wait": self.wait,
             "leave": self.leave,
             "export": self.export,
-            "pause": self._governor.pause_verb,
-            "resume": self._governor.resume_verb,
-            "limits": self._governor.limits_verb,
+            **self._governor.verbs(),
             "reach": self.reach,
         }
 
@@ -139,10 +137,7 @@ class Answers:
 
     async def ask_to_pause(self, yes: bool) -> None:
         """Or to go on; returns before what is held has been handed on."""
-        if yes:
-            await self._governor.pause_verb({"wait": False}, lambda _text: None)
-        else:
-            await self._governor.resume_verb({}, lambda _text: None)
+        await self._governor.obey("pause" if yes else "resume", {"wait": False})
 
     def table(self) -> PeersReply:
         """The whole swarm, in the words of the verb peers."""

@@ -6,6 +6,7 @@ It outlives stages and pauses. What may be done when is decided in policy/owner/
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,11 +15,10 @@ from typing import Any
 import structlog
 import torch
 
-from peerd.config.limits import Wishes, from_fields, load_wishes, owner_info, save_wishes, to_fields
+from peerd.config.limits import Wishes, load_wishes, owner_info, save_wishes
 from peerd.config.paths import Home
 from peerd.control.protocol import SCHEMA
-from peerd.control.server import Say
-from peerd.errors import UsageError
+from peerd.control.server import Verb
 from peerd.link.throttle import Throttles
 from peerd.owner.sensors import Sensors
 from peerd.owner.usage import Usage
@@ -26,7 +26,6 @@ from peerd.policy.owner.governor import Limits, Pause, Verdict, duty_within, jud
 
 LOOK_PERIOD_S = 2.0
 LOOKS_PER_NOTE = 30
-MAX_PAUSE_S = 366 * 86400.0
 LOG = structlog.get_logger()
 
 
@@ -102,7 +101,7 @@ class Governor:
         """The owner's own word, which may have run out."""
         wishes = self._wishes
         if wishes.paused and wishes.paused_until_s and time.time() >= wishes.paused_until_s:
-            self._keep(replace(wishes, paused=False, paused_until_s=0.0))
+            self._keep(wishes.after("resume", {}))
         return self._wishes.pause
 
     def _judge(self, found: Pause | None) -> None:
@@ -133,36 +132,15 @@ class Governor:
             self._changed.clear()
             await self._changed.wait()
 
-    # Verbs of the control socket
+    def verbs(self) -> dict[str, Verb]:
+        return {verb: functools.partial(self.obey, verb) for verb in ("pause", "resume", "limits")}
 
-    async def pause_verb(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-        """Returns once the daemon has handed on what it held, unless `wait` is false."""
-        for_s = request.get("for_s", 0.0)
-        if isinstance(for_s, bool) or not isinstance(for_s, int | float) or not 0 <= for_s <= MAX_PAUSE_S:
-            raise UsageError("for_s must be between 0 and a year")
-        self._keep(replace(self._wishes, paused=True, paused_until_s=time.time() + for_s if for_s else 0.0))
+    async def obey(self, verb: str, request: Mapping[str, Any], _say: object = None) -> Mapping[str, Any]:
+        """Answer a verb of the control socket. `pause` returns once the daemon has handed on what it held, unless `wait` is false."""
+        self._keep(self._wishes.after(verb, request))
         await self.look()
-        if request.get("wait", True):
+        if verb == "pause" and request.get("wait", True):
             await self._until(lambda: self._resting or self.pause is None)
-        return {"schema": SCHEMA, **self.fields()}
-
-    async def resume_verb(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-        """Takes the owner's own pause back; limits go on to count."""
-        self._keep(replace(self._wishes, paused=False, paused_until_s=0.0))
-        await self.look()
-        return {"schema": SCHEMA, **self.fields()}
-
-    async def limits_verb(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-        """Changes those that are named, and tells all."""
-        change = request.get("change", {})
-        if change:
-            try:
-                limits = from_fields({**to_fields(self.limits), **change})
-            except (ValueError, TypeError) as error:
-                raise UsageError(str(error)) from None
-            self._keep(replace(self._wishes, limits=limits))
-            self._apply()
-            await self.look()
         return {"schema": SCHEMA, **self.fields()}
 
     def fields(self) -> dict[str, Any]:
@@ -173,7 +151,9 @@ class Governor:
     def _keep(self, wishes: Wishes) -> None:
         if wishes != self._wishes:
             save_wishes(self._home, wishes)
-            self._wishes = wishes
+            before, self._wishes = self._wishes, wishes
+            if wishes.limits != before.limits:
+                self._apply()
 
     def _apply(self) -> None:
         self.throttles.upload.rate = self.limits.upload

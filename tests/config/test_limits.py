@@ -131,3 +131,24 @@ def test_a_home_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DiskError):
         save_wishes(Home(tmp_path / "file"), Wishes(paused=True))
+
+
+def test_each_verb_of_the_owner_changes_what_it_names_and_nothing_else() -> None:
+    limited = Wishes().after("limits", {"change": {"upload": 1e6}})
+    assert limited == Wishes(limits=Limits(upload=1e6))
+    paused = limited.after("pause", {"for_s": 60.0})
+    assert (paused.paused, paused.limits, paused.paused_until_s > 0) == (True, limited.limits, True)
+    assert limited.after("pause", {}).paused_until_s == 0
+    assert paused.after("resume", {}) == limited.after("limits", {}) == limited
+
+
+@pytest.mark.parametrize(
+    ("verb", "request_"),
+    [
+        *(("pause", {"for_s": for_s}) for for_s in (True, "2h", -1, 1e9)),
+        *(("limits", {"change": change}) for change in ("upload", {"upload": "fast"}, {"speed": 1})),
+    ],
+)
+def test_what_no_owner_can_ask_for_is_refused(verb: str, request_: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        Wishes().after(verb, request_)
