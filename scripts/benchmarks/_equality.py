@@ -20,10 +20,11 @@ from peerd.cli.demo_daemons import DemoSwarm
 from peerd.cli.demo_plan import DemoFlags, plan_of
 from peerd.config import manifest as manifests
 from peerd.config.manifest import Manifest
-from peerd.errors import ExitCode, PeerdError, TimedOutError, UsageError
+from peerd.errors import ExitCode, PeerdError, UsageError
 from peerd.models.published import check_publishable
 from peerd.models.stages import build_stage
 from scripts.benchmarks._report import progress
+from scripts.benchmarks._swarms import looks
 
 COMMAND = [sys.executable, "-P", "-c", "from peerd.cli.main import main; main()"]
 COMMAND_TIMEOUT_S = 1800.0
@@ -146,15 +147,9 @@ def train_in_swarm(run_file: Path, sizes: Sizes, folder: Path, *, hugging_face: 
     flags = DemoFlags(stages=None, peers=sizes.num_peers, steps=None, run_file=run_file, seed=None, accumulate=None, **_undisturbed())
     with DemoSwarm(plan_of(flags), progress) as swarm:
         swarm.start()
-        heard, heard_at = swarm.heard(), time.monotonic()
-        while not swarm.finished or swarm.num_steps_told < sizes.steps:
-            time.sleep(POLL_S)
-            swarm.poll()
-            swarm.require_every_stage()
-            if swarm.heard() != heard:
-                heard, heard_at = swarm.heard(), time.monotonic()
-            elif time.monotonic() - heard_at > SILENCE_S:
-                raise TimedOutError(f"nothing done for {SILENCE_S:.0f} s in step {swarm.step}")
+        for _ in looks(swarm, POLL_S, SILENCE_S):
+            if swarm.finished and swarm.num_steps_told >= sizes.steps:
+                break
         home = swarm.daemons[0].home.folder
         peerd("export", folder / "native", "--home", home)
         if hugging_face:

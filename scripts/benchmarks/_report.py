@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import signal
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from peerd.errors import ExitCode, PeerdError
 
 SCHEMA = 1
 
@@ -45,6 +49,19 @@ def paired_interval(baseline: Sequence[float], ours: Sequence[float], confidence
 def interrupt(_number: int, _frame: FrameType | None) -> None:
     """A handler for SIGTERM and SIGHUP: they end a benchmark as Ctrl-C does, with everything cleaned up."""
     raise KeyboardInterrupt
+
+
+def run(main: Callable[[], int]) -> int:
+    """The exit code of a benchmark. SIGTERM and SIGHUP end it as Ctrl-C does, an error of peerd's with one line."""
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(kind, interrupt)
+    try:
+        return main()
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except PeerdError as error:
+        print(f"{Path(sys.argv[0]).stem}: error: {error}", file=sys.stderr)
+        return error.exit_code
 
 
 def progress(text: str) -> None:

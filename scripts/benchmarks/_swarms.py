@@ -1,9 +1,9 @@
-"""Waiting for a swarm of daemons to be done with a run's steps."""
+"""Looks at a swarm of daemons until it has done what a benchmark waits for."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from peerd.cli.demo_daemons import DemoSwarm
 from peerd.errors import TimedOutError
@@ -17,15 +17,23 @@ def nothing() -> None:
     return
 
 
-def until_done(swarm: DemoSwarm, num_steps: int, after_each_look: Callable[[], None] = nothing) -> None:
-    """Returns when all are done and the losses of so many steps are known. PeerdError when a stage dies out or nothing gets done."""
+def looks(swarm: DemoSwarm, period_s: float = POLL_S, silence_s: float = SILENCE_S) -> Iterator[None]:
+    """Ask all daemons once a period. PeerdError when a stage dies out or nothing gets done."""
     heard, heard_at = swarm.heard(), time.monotonic()
-    while not swarm.finished or len(swarm.steps) < num_steps:
-        time.sleep(POLL_S)
+    while True:
+        time.sleep(period_s)
         swarm.poll()
         swarm.require_every_stage()
-        after_each_look()
+        yield
         if swarm.heard() != heard:
             heard, heard_at = swarm.heard(), time.monotonic()
-        elif time.monotonic() - heard_at > SILENCE_S:
-            raise TimedOutError(f"nothing done for {SILENCE_S:.0f} s")
+        elif time.monotonic() - heard_at > silence_s:
+            raise TimedOutError(f"nothing done for {silence_s:.0f} s in step {swarm.step}")
+
+
+def until_done(swarm: DemoSwarm, num_steps: int, after_each_look: Callable[[], None] = nothing) -> None:
+    """Returns when all daemons are done and the losses of so many steps are known. Raises PeerdError as `looks` does."""
+    for _ in looks(swarm):
+        after_each_look()
+        if swarm.finished and len(swarm.steps) >= num_steps:
+            return

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
 import statistics
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from peerd.errors import ExitCode, PeerdError
 from scripts.benchmarks._allreduce import Job
-from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
+from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
 from scripts.benchmarks._sides import Team, sweep_sockets
 
 QUIETLY = {"GLOO_SOCKET_IFNAME": "lo", "HIVEMIND_LOGLEVEL": "CRITICAL"}
@@ -115,21 +113,13 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     given = parse()
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, interrupt)
     rows: list[Row] = []
     odd: list[str] = []
     num_bytes = 0
-    try:
-        for num_members in given.peers:
-            sides, num_bytes = race(num_members, given.megabytes, given.rounds, tuple(given.codecs))
-            rows += rows_of(sides, num_members)
-            odd += [f"{num_members} peers: {side.name}" for side in sides if not side.same_bits]
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"allreduce: error: {error}", file=sys.stderr)
-        return error.exit_code
+    for num_members in given.peers:
+        sides, num_bytes = race(num_members, given.megabytes, given.rounds, tuple(given.codecs))
+        rows += rows_of(sides, num_members)
+        odd += [f"{num_members} peers: {side.name}" for side in sides if not side.same_bits]
     if given.json:
         print_json(rows, num_bytes=num_bytes, members_differ=odd)
     else:
@@ -139,4 +129,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

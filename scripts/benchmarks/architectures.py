@@ -24,7 +24,7 @@ from peerd.equality import check_split
 from peerd.errors import ExitCode, PeerdError
 from peerd.models.hf.library import load_library
 from peerd.models.hf.manifest_model import choose_model
-from scripts.benchmarks._report import SCHEMA, progress
+from scripts.benchmarks._report import SCHEMA, progress, run
 
 SPLITS, REFUSED, FAILED = "splits", "refused", "FAILED"
 
@@ -94,15 +94,9 @@ def main() -> int:
         parser.error("--most-seconds must be at least 1")
     torch.set_num_threads(1)
     lines: list[Line] = []
-    try:
-        for name in given.names or known_names():
-            lines.append(tried(name, given.most_seconds))
-            progress(f"{name}: {lines[-1].outcome} {lines[-1].reason}".rstrip())
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"architectures: error: {error}", file=sys.stderr)
-        return error.exit_code
+    for name in given.names or known_names():
+        lines.append(tried(name, given.most_seconds))
+        progress(f"{name}: {lines[-1].outcome} {lines[-1].reason}".rstrip())
     if given.json:
         print(json.dumps({"schema": SCHEMA, "rows": [asdict(line) for line in lines]}))
     else:
@@ -112,4 +106,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

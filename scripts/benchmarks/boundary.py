@@ -20,10 +20,9 @@ import torch
 from peerd.config.codec import parse_codec
 from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, TrainConfig, WireConfig
 from peerd.config.paths import cache_folder
-from peerd.errors import ExitCode, PeerdError
 from peerd.reference import train_reference
 from peerd.train.corpus import STDLIB, Corpus, prepare_tokens
-from scripts.benchmarks._report import SCHEMA, progress
+from scripts.benchmarks._report import SCHEMA, progress, run
 
 WINDOW = 20
 """Steps over which losses are averaged."""
@@ -151,18 +150,12 @@ def parse() -> Plan:
 def main() -> int:
     plan = parse()
     sides = [Side(name) for name in METHODS]
-    try:
-        for seed in range(plan.seeds):
-            for side in sides:
-                train(plan, side, seed)
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"boundary: error: {error}", file=sys.stderr)
-        return error.exit_code
+    for seed in range(plan.seeds):
+        for side in sides:
+            train(plan, side, seed)
     report(plan, lines_of(plan, sides))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import signal
 import statistics
 import sys
 import time
@@ -24,14 +23,13 @@ from peerd.cli.demo_daemons import DemoSwarm
 from peerd.cli.demo_plan import DemoPlan
 from peerd.cli.demo_strikes import Strikes
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
-from peerd.errors import ExitCode, PeerdError, TimedOutError
-from scripts.benchmarks._report import Row, interrupt, print_json, print_table, progress
+from scripts.benchmarks._report import Row, print_json, print_table, progress, run
+from scripts.benchmarks._swarms import looks
 
 NUM_STAGES, NUM_PEERS = 3, 9
 WARMUP = 2
 """Steps in which peers find together and response times are learnt."""
 POLL_S = 0.5
-SILENCE_S = 120.0
 WANTED = 0.80
 
 
@@ -106,20 +104,14 @@ def run_swarm(plan: Plan, side: Side, seed: int) -> None:
     with DemoSwarm(plan.swarm(side.chaos, seed), lambda _text: None) as swarm:
         swarm.start()
         strikes: Strikes | None = None
-        heard, heard_at = swarm.heard(), time.monotonic()
-        while swarm.num_steps_told < WARMUP + plan.steps:
-            time.sleep(POLL_S)
-            swarm.poll()
-            swarm.require_every_stage()
+        for _ in looks(swarm, POLL_S):
+            if swarm.num_steps_told >= WARMUP + plan.steps:
+                break
             allowance.sample(swarm)
             if side.chaos is not None and strikes is None and swarm.num_steps_told >= WARMUP:
                 strikes = Strikes(swarm, side.chaos, seed)
             if strikes is not None:
                 strikes.tick()
-            if swarm.heard() != heard:
-                heard, heard_at = swarm.heard(), time.monotonic()
-            elif time.monotonic() - heard_at > SILENCE_S:
-                raise TimedOutError(f"nothing done for {SILENCE_S:.0f} s")
         swarm.poll()
         begin_s, end_s = swarm.steps[WARMUP - 1]["time_s"], swarm.steps[-1]["time_s"]
         done = plan.steps * plan.microbatches
@@ -176,20 +168,12 @@ def parse() -> Plan:
 
 def main() -> int:
     plan = parse()
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, interrupt)
     dying = Side(f"one of {NUM_PEERS} killed every {plan.every_s:g} s", Chaos(kind=FaultKind.KILL, every_s=plan.every_s, respawn=True))
     living = Side("nobody dies", None)
-    try:
-        for number, side in itertools.product(range(plan.rounds), (dying, living)):
-            run_swarm(plan, side, seed=number)
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"chaos: error: {error}", file=sys.stderr)
-        return error.exit_code
+    for number, side in itertools.product(range(plan.rounds), (dying, living)):
+        run_swarm(plan, side, seed=number)
     return report(plan, [dying, living])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -24,7 +24,6 @@ from peerd.averaging.compression import Compression, Residual
 from peerd.config.codec import LADDER, parse_averaged
 from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, TrainConfig, WireConfig
 from peerd.config.paths import cache_folder
-from peerd.errors import ExitCode, PeerdError
 from peerd.models.stages import StageModule, build_stage, initial_parameter_spec
 from peerd.policy.route.compressing import choose_rung
 from peerd.reference import backpropagate
@@ -32,7 +31,7 @@ from peerd.stage.optimizer import Optimizer
 from peerd.stage.update import apply_means
 from peerd.table.record import AverageId
 from peerd.train.corpus import STDLIB, Corpus, prepare_tokens
-from scripts.benchmarks._report import SCHEMA, progress
+from scripts.benchmarks._report import SCHEMA, progress, run
 
 WINDOW = 20
 """Steps over which losses are averaged."""
@@ -239,21 +238,15 @@ def main() -> int:
     plan = parse()
     torch.set_num_threads(1)
     sides = [Side(name) for name in plan.methods]
-    try:
-        tokens = prepare_tokens(STDLIB, cache_folder())
-        for seed in range(plan.seeds):
-            for side in sides:
-                began_s, method = time.monotonic(), METHODS[side.name]
-                manifest = plan.manifest(method, seed)
-                side.ends.append(statistics.fmean(train(manifest, method, Corpus(tokens, manifest), plan.steps)[-WINDOW:]))
-                progress(f"{side.name}, seed {seed}: loss {side.ends[-1]:.4f}, {time.monotonic() - began_s:.0f} s")
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"convergence: error: {error}", file=sys.stderr)
-        return error.exit_code
+    tokens = prepare_tokens(STDLIB, cache_folder())
+    for seed in range(plan.seeds):
+        for side in sides:
+            began_s, method = time.monotonic(), METHODS[side.name]
+            manifest = plan.manifest(method, seed)
+            side.ends.append(statistics.fmean(train(manifest, method, Corpus(tokens, manifest), plan.steps)[-WINDOW:]))
+            progress(f"{side.name}, seed {seed}: loss {side.ends[-1]:.4f}, {time.monotonic() - began_s:.0f} s")
     return report(plan, lines_of(plan, sides))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
 import statistics
 import sys
 from dataclasses import dataclass, field, replace
 
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
 from peerd.control.protocol import TraceReply
-from peerd.errors import ExitCode, PeerdError
+from peerd.errors import PeerdError
 from peerd.timeline.spans import COMPUTE, SpanKind
-from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
+from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
 from scripts.benchmarks._turns import Contender, Peers, guard, thawed_at_exit
 from scripts.benchmarks.pipeline import LONG_ENOUGH_S
 
@@ -145,15 +144,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     given = parse()
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, interrupt)
-    try:
-        sides = measure(given)
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"delayed: error: {error}", file=sys.stderr)
-        return error.exit_code
+    sides = measure(given)
     rows = rows_of(*sides)
     if given.json:
         print_json(rows, compute_stand_in_ms=given.compute_stand_in)
@@ -164,4 +155,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
 import statistics
 import sys
 import tempfile
@@ -21,9 +20,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig, dump
-from peerd.errors import ExitCode, PeerdError
 from scripts.benchmarks._namespaces import Network, require_root
-from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
+from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
 from scripts.benchmarks._switch import Links
 from scripts.benchmarks._turns import Contender, Peers, Workers, guard, thawed_at_exit
 from scripts.benchmarks._workers import Job, Kind
@@ -201,18 +199,10 @@ def parse() -> Plan:
 
 def main() -> int:
     plan = parse()
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, interrupt)
-    try:
-        require_root()
-        with tempfile.TemporaryDirectory(prefix="peerd-bench-") as folder:
-            measure = {"link": over_the_link, "codecs": codec_by_codec, "mediated": through_the_trainer}[plan.part]
-            rows, missed = measure(plan, Path(folder))
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"home: error: {error}", file=sys.stderr)
-        return error.exit_code
+    require_root()
+    with tempfile.TemporaryDirectory(prefix="peerd-bench-") as folder:
+        measure = {"link": over_the_link, "codecs": codec_by_codec, "mediated": through_the_trainer}[plan.part]
+        rows, missed = measure(plan, Path(folder))
     links = SLOW if plan.part == "codecs" else HOME
     work = f"{plan.microbatches} microbatches of {plan.stand_in_ms:.0f} ms stand-in"
     title = f"{plan.num_stages} stages, {links.mbit_per_s:g} Mbit/s, {links.round_trip_ms:g} ms round trip, {work}"
@@ -227,4 +217,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

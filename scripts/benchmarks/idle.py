@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import statistics
 import sys
 from collections.abc import Sequence
 
 from peerd.cli.demo_daemons import DemoSwarm
-from peerd.errors import ExitCode, PeerdError
-from scripts.benchmarks._report import Row, interrupt, print_json, print_table
+from scripts.benchmarks._report import Row, print_json, print_table, run
 from scripts.benchmarks._usage import Usage, tiny_plan, wait_until_idle, watch
 
 MOST_SHARE = 0.01
@@ -37,18 +35,10 @@ def main() -> int:
     given = parser.parse_args()
     if given.turns < 1 or given.turn <= 0 or given.peers < 2:
         parser.error("--turns and --turn must be positive and --peers at least 2")
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, interrupt)
-    try:
-        with DemoSwarm(tiny_plan(given.peers, 2, 5.0), lambda _text: None) as swarm:
-            swarm.start()
-            loss = wait_until_idle(swarm)
-            rows = rows_of(watch(swarm, given.turn, given.turns), loss)
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"idle: error: {error}", file=sys.stderr)
-        return error.exit_code
+    with DemoSwarm(tiny_plan(given.peers, 2, 5.0), lambda _text: None) as swarm:
+        swarm.start()
+        loss = wait_until_idle(swarm)
+        rows = rows_of(watch(swarm, given.turn, given.turns), loss)
     if given.json:
         print_json(rows)
     else:
@@ -57,4 +47,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from peerd.errors import ExitCode, PeerdError
 from peerd.sim import plot as plots
 from scripts.benchmarks._curves import draw
 from scripts.benchmarks._equality import Outcome, Sizes, run_both
-from scripts.benchmarks._report import SCHEMA, interrupt, progress
+from scripts.benchmarks._report import SCHEMA, progress, run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,20 +119,12 @@ def main() -> int:
         d_model=given.d_model,
         vocab_size=given.vocabulary,
     )
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, interrupt)
-    try:
-        with tempfile.TemporaryDirectory(prefix="peerd-options-") as temporary:
-            out = (given.out or Path(temporary)).absolute()
-            out.mkdir(parents=True, exist_ok=True)
-            if given.out is not None:
-                plots.check(out / "curves.png")
-            outcomes = run_missing(given.names or [*OPTIONS], sizes, out)
-    except PeerdError as error:
-        print(f"options: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
+    with tempfile.TemporaryDirectory(prefix="peerd-options-") as temporary:
+        out = (given.out or Path(temporary)).absolute()
+        out.mkdir(parents=True, exist_ok=True)
+        if given.out is not None:
+            plots.check(out / "curves.png")
+        outcomes = run_missing(given.names or [*OPTIONS], sizes, out)
     lines = lines_of(outcomes)
     if given.out is not None:
         (given.out / "table.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -151,4 +142,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

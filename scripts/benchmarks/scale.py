@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import secrets
-import signal
 import statistics
 import sys
 import tempfile
@@ -22,7 +21,6 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.cli.demo_daemons import DemoSwarm
-from peerd.errors import ExitCode, PeerdError
 from peerd.generated import swarm_pb2, swarm_pb2_grpc
 from peerd.policy.swarm.spreading import TAG_BYTES
 from peerd.sim.gossip import GossipScenario, GossipSimulation
@@ -31,7 +29,7 @@ from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedRecord, sign_record
 from peerd.table.record import Lineage, PeerRecord, Phase, RunId
 from peerd.wire import convert
-from scripts.benchmarks._report import Row, interrupt, print_json, print_table, progress
+from scripts.benchmarks._report import Row, print_json, print_table, progress, run
 from scripts.benchmarks._usage import tiny_plan, wait_until_idle, watch
 
 RUN = RunId("a" * 32)
@@ -198,21 +196,13 @@ def main() -> int:
     given = parser.parse_args()
     if min(given.stages, given.turns, *given.peers) < 1 or min(given.seconds, given.turn) <= 0 or (given.daemons and given.daemons < 4):
         parser.error("sizes and times must be positive, and --daemons at least 4")
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, interrupt)
     lines, real = [], []
-    try:
-        units = measure_units()
-        for num_peers in given.peers:
-            progress(f"simulating {num_peers} peers")
-            scenario = GossipScenario(num_peers=num_peers, num_stages=given.stages, step_s=given.step)
-            lines.append(simulate(scenario, given.seconds, units))
-        real = real_daemons(given.daemons, given.turn, given.turns) if given.daemons else []
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"scale: error: {error}", file=sys.stderr)
-        return error.exit_code
+    units = measure_units()
+    for num_peers in given.peers:
+        progress(f"simulating {num_peers} peers")
+        scenario = GossipScenario(num_peers=num_peers, num_stages=given.stages, step_s=given.step)
+        lines.append(simulate(scenario, given.seconds, units))
+    real = real_daemons(given.daemons, given.turn, given.turns) if given.daemons else []
     if given.json:
         print_json([*rows_of(lines), *real], units=asdict(units), simulated=[asdict(line) for line in lines])
     else:
@@ -224,4 +214,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

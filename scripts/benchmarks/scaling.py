@@ -9,7 +9,6 @@ has 32, so four can be 3.91 times as fast at most.
 from __future__ import annotations
 
 import argparse
-import signal
 import statistics
 import sys
 from dataclasses import dataclass, field
@@ -17,8 +16,7 @@ from dataclasses import dataclass, field
 from peerd.cli.demo_daemons import DemoSwarm
 from peerd.cli.demo_plan import DemoPlan
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
-from peerd.errors import ExitCode, PeerdError
-from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
+from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
 from scripts.benchmarks._swarms import until_done
 
 NUM_STAGES = 2
@@ -100,20 +98,12 @@ def main() -> int:
     given = parser.parse_args()
     if min(given.rounds, given.steps, given.microbatches, given.stand_in) < 1:
         parser.error("--rounds, --steps, --microbatches and --compute-stand-in must be at least 1")
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, interrupt)
     sides = [Side(per_stage) for per_stage in (1, *TARGETS)]
-    try:
-        for number in range(given.rounds):
-            for side in sides if number % 2 == 0 else reversed(sides):
-                run_swarm(side, given)
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"scaling: error: {error}", file=sys.stderr)
-        return error.exit_code
+    for number in range(given.rounds):
+        for side in sides if number % 2 == 0 else reversed(sides):
+            run_swarm(side, given)
     return report(sides, given)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import signal
 import statistics
 import sys
 import time
@@ -28,8 +27,9 @@ from peerd.cli.demo_plan import DemoPlan
 from peerd.cli.demo_process import DemoDaemon
 from peerd.cli.demo_strikes import Strikes
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
-from peerd.errors import ExitCode, PeerdError, TimedOutError
-from scripts.benchmarks._report import SCHEMA, interrupt, progress
+from peerd.errors import PeerdError
+from scripts.benchmarks._report import SCHEMA, progress, run
+from scripts.benchmarks._swarms import looks
 
 POLL_S = 0.5
 ALL_SAMPLES = "memory of all samples"
@@ -151,20 +151,14 @@ def soak(plan: Plan) -> tuple[list[Watched], DemoSwarm]:
         assert swarm.plan.chaos is not None
         strikes = Strikes(swarm, swarm.plan.chaos, plan.seed, spared=frozenset(each.daemon.peer for each in watched))
         began_s, sampled_s = time.monotonic(), 0.0
-        heard, heard_at = swarm.heard(), time.monotonic()
-        while (now_s := time.monotonic() - began_s) < plan.minutes * 60:
-            time.sleep(POLL_S)
-            swarm.poll()
-            swarm.require_every_stage()
+        for _ in looks(swarm, POLL_S, SILENCE_S):
+            if (now_s := time.monotonic() - began_s) >= plan.minutes * 60:
+                break
             strikes.tick()
             if now_s - sampled_s >= SAMPLE_S:
                 sampled_s = now_s
                 for each in watched:
                     each.sample(now_s)
-            if swarm.heard() != heard:
-                heard, heard_at = swarm.heard(), time.monotonic()
-            elif time.monotonic() - heard_at > SILENCE_S:
-                raise TimedOutError(f"nothing done for {SILENCE_S:.0f} s in step {swarm.step}")
         swarm.poll()
         dead = [each.daemon.peer for each in watched if not each.daemon.alive]
         if dead:
@@ -230,16 +224,8 @@ def parse() -> Plan:
 
 def main() -> int:
     plan = parse()
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, interrupt)
-    try:
-        return report(plan, *soak(plan))
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"soak: error: {error}", file=sys.stderr)
-        return error.exit_code
+    return report(plan, *soak(plan))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

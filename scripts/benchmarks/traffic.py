@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
-import time
 from dataclasses import asdict, dataclass
 
 from peerd.cli.demo_daemons import DemoSwarm
@@ -22,11 +20,11 @@ from peerd.cli.demo_plan import DemoPlan
 from peerd.config.codec import parse_codec
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig
 from peerd.control.protocol import Counters
-from peerd.errors import ExitCode, PeerdError, TimedOutError
-from scripts.benchmarks._report import SCHEMA, interrupt, progress
+from peerd.errors import TimedOutError
+from scripts.benchmarks._report import SCHEMA, progress, run
+from scripts.benchmarks._swarms import looks
 
 POLL_S = 0.25
-SILENCE_S = 120.0
 LONG_ENOUGH_S = 10.0
 """Between announcements: nobody dies here, and a slow peer shall not count as dead, yet what was not heard is told again."""
 TRIES = 3
@@ -137,15 +135,9 @@ def run_once(plan: Plan, codec: str) -> list[Counted]:
     demo = DemoPlan(manifest=manifest, num_peers=num_peers, slow={}, kills=(), chaos=None, stand_in_ms=0.0, observed=False)
     with DemoSwarm(demo, lambda _text: None) as swarm:
         swarm.start()
-        heard, heard_at = swarm.heard(), time.monotonic()
-        while not swarm.finished:
-            time.sleep(POLL_S)
-            swarm.poll()
-            swarm.require_every_stage()
-            if swarm.heard() != heard:
-                heard, heard_at = swarm.heard(), time.monotonic()
-            elif time.monotonic() - heard_at > SILENCE_S:
-                raise TimedOutError(f"nothing done for {SILENCE_S:.0f} s")
+        for _ in looks(swarm, POLL_S):
+            if swarm.finished:
+                break
         swarm.poll()
         return [Counted(stage=daemon.stage, counters=daemon.status["counters"]) for daemon in swarm.daemons if daemon.status is not None]
 
@@ -273,15 +265,7 @@ def parse() -> Plan:
 
 def main() -> int:
     plan = parse()
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, interrupt)
-    try:
-        counted = {codec: count(plan, codec) for codec in CODECS}
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"traffic: error: {error}", file=sys.stderr)
-        return error.exit_code
+    counted = {codec: count(plan, codec) for codec in CODECS}
     lines = [line for codec in CODECS for line in by_role(plan, codec, counted[codec])]
     report(plan, lines, [line for codec in CODECS for line in by_peer(plan, codec, counted[codec])])
     missed = wrong(plan, lines)
@@ -291,4 +275,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import signal
 import statistics
 import sys
 import time
@@ -21,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig
-from peerd.errors import ExitCode, PeerdError, TimedOutError
+from peerd.errors import TimedOutError
 from peerd.sim import plot
 from scripts.benchmarks._namespaces import Network, require_root
-from scripts.benchmarks._report import SCHEMA, interrupt, progress
+from scripts.benchmarks._report import SCHEMA, progress, run
 from scripts.benchmarks._switch import Links
 from scripts.benchmarks._turns import Peers
 
@@ -158,18 +157,10 @@ def parse() -> Plan:
 
 def main() -> int:
     plan = parse()
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, interrupt)
-    try:
-        if plan.picture is not None:
-            plot.check(plan.picture)
-        require_root()
-        lines = [line for each in KINDS for line in measure(plan, each)]
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"utilisation: error: {error}", file=sys.stderr)
-        return error.exit_code
+    if plan.picture is not None:
+        plot.check(plan.picture)
+    require_root()
+    lines = [line for each in KINDS for line in measure(plan, each)]
     report(plan, lines)
     if plan.picture is not None:
         draw(lines, plan.picture)
@@ -177,4 +168,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

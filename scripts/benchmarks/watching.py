@@ -16,7 +16,6 @@ import argparse
 import bisect
 import contextlib
 import itertools
-import signal
 import statistics
 import sys
 import threading
@@ -32,8 +31,8 @@ from peerd.cli.top.feed import PERIOD_S as TOP_PERIOD_S
 from peerd.cli.top.feed import Feed
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
 from peerd.control.client import ControlClient
-from peerd.errors import ExitCode, PeerdError
-from scripts.benchmarks._report import Row, interrupt, paired_interval, paired_ratio, print_json, print_table, progress
+from peerd.errors import PeerdError
+from scripts.benchmarks._report import Row, paired_interval, paired_ratio, print_json, print_table, progress, run
 from scripts.benchmarks._turns import Contender, Peers, Step, guard, thawed_at_exit
 
 LONG_ENOUGH_S = 300.0
@@ -221,15 +220,7 @@ def main() -> int:
     given = parser.parse_args()
     if min(given.rounds, given.steps, given.warmup) < 1 or given.stand_in < 0:
         parser.error("--rounds, --steps and --warmup must be at least 1 and --stand-in not negative")
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, interrupt)
-    try:
-        looked, alone, looks = measure(given)
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"watching: error: {error}", file=sys.stderr)
-        return error.exit_code
+    looked, alone, looks = measure(given)
     return report(given, looked, alone, looks)
 
 
@@ -259,4 +250,4 @@ def report(given: argparse.Namespace, looked: Side, alone: Side, looks: dict[str
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
 import statistics
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from peerd.errors import ExitCode, PeerdError
-from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
+from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
 from scripts.benchmarks._sides import Team
 from scripts.benchmarks._wire import Job
 
@@ -105,15 +103,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     given = parse()
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, interrupt)
-    try:
-        rows = [row for group in race(given.kib, given.rounds) for row in rows_of(group)]
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"wire: error: {error}", file=sys.stderr)
-        return error.exit_code
+    rows = [row for group in race(given.kib, given.rounds) for row in rows_of(group)]
     if given.json:
         print_json(rows)
     else:
@@ -122,4 +112,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

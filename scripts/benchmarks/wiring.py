@@ -8,7 +8,6 @@ real, and the times say how work is shared, not how fast anything computes. A sl
 from __future__ import annotations
 
 import argparse
-import signal
 import statistics
 import sys
 from dataclasses import dataclass, field
@@ -16,8 +15,7 @@ from dataclasses import dataclass, field
 from peerd.cli.demo_daemons import DemoSwarm
 from peerd.cli.demo_plan import DemoPlan
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
-from peerd.errors import ExitCode, PeerdError
-from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
+from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
 from scripts.benchmarks._swarms import until_done
 
 SLOW_FACTOR = 3.0
@@ -125,20 +123,12 @@ def parse() -> Plan:
 
 def main() -> int:
     plan = parse()
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, interrupt)
     both, alone = Side("fast and slow peer", True), Side("fast peer alone", False)
-    try:
-        for number in range(plan.rounds):
-            for side in (both, alone) if number % 2 == 0 else (alone, both):
-                run_swarm(plan, side)
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"wiring: error: {error}", file=sys.stderr)
-        return error.exit_code
+    for number in range(plan.rounds):
+        for side in (both, alone) if number % 2 == 0 else (alone, both):
+            run_swarm(plan, side)
     return report(plan, both, alone)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))
