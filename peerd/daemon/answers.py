@@ -184,7 +184,7 @@ class Answers:
     def _own_row(self) -> PeerInfo:
         """My own row as it is now, not as it was last announced."""
         node = self._node
-        published, exact, vitals = node.membership.find(node.membership.me), node.state.record, node.membership.vitals()
+        published, exact, vitals = node.membership.find(node.membership.me), node.state.record, node.membership.row.vitals()
         measured = {entry.name: getattr(vitals, entry.name) for entry in fields(vitals)}
         return self._table.peer(replace(exact, version=published.version if published else 0, **measured))
 
@@ -217,7 +217,7 @@ class Answers:
             "ledger_resets": node.stepper.resets,
             "reloads": node.stepper.reloads,
             "rounds_failed": node.rounds.failed,
-            "faults_seen": node.faults_seen,
+            "faults_seen": node.liveness.faults_seen,
             "boundary_crossings": traffic.boundary_crossings,
             "boundary_bytes": traffic.boundary_bytes,
             "bytes_sent": traffic.sent_bytes,

@@ -20,6 +20,7 @@ from peerd.daemon.device import choose_device, has_own_memory, memory_for
 from peerd.daemon.network import Network, allow_direct, ask_for_run, open_network
 from peerd.daemon.node import Node
 from peerd.daemon.place import Place, Stage, Swarm
+from peerd.daemon.row import Row
 from peerd.daemon.run_data import Run, organise, start_for, text_for
 from peerd.data.progress import ByteProgress, Interrupted, ProgressLog, Report, TerminalBar
 from peerd.errors import AddressError, PeerdError, PortTakenError, RemoteError, StageError, UnreachableError, UsageError
@@ -53,6 +54,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     contacts = tuple(parse_address(each) for each in settings.join.split())
     run = None if contacts else await _with_progress(lambda report: _known_run(settings, local, report))
     book = _address_book(local, run.signed if run else None, contacts)
+    row = Row()
     membership: Membership | None = None
 
     def addresses_of(peer: PeerId) -> tuple[str, ...]:
@@ -67,7 +69,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     if settings.direct:
         allow_direct(network, identity, settings, addresses_of, governor.throttles)
     if contacts:
-        contact, signed, membership = await _first_to_answer(network, identity, contacts, met, book)
+        contact, signed, membership = await _first_to_answer(network, identity, contacts, met, book, row)
         if local.pin(signed.run, signed.organiser_key):
             LOG.info("organiser pinned", run=signed.run, organiser=signed.organiser_key.hex())
         manifest = signed.manifest
@@ -77,7 +79,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     else:
         assert run is not None
         signed = run.signed
-        membership = _membership(identity, signed, book)
+        membership = _membership(identity, signed, book, row)
         reached = await _reach(network, book)
         await _look_around(network, membership, signed, reached)
     directory = await Directory.join(network.p2pd.p2p, signed, direct(reached), must_answer=bool(contacts) and bool(direct(reached)))
@@ -85,7 +87,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     directory.store_manifest_soon(signed)
     local.remember(signed.run, pack_manifest(signed), network.port, start=str(run.start.path) if run.start else "")
     found = _Found(run, device, memory_for(device, governor.limits.memory))
-    node = await _build(settings, found, network, Swarm(membership, local), stack)
+    node = await _build(settings, found, network, Swarm(membership, local, row), stack)
     node.attach(directory, run.text.corpus)
     await network.serve(node.servicers)
     stack.push_async_callback(network.stop_serving)
@@ -120,14 +122,14 @@ def _known_run(settings: Settings, local: LocalState, report: Report) -> Run:
     return Run(signed, text_for(signed.manifest, settings, report), start_for(signed.manifest, local.start))
 
 
-def _membership(identity: Identity, signed: SignedManifest, book: dict[PeerId, tuple[str, ...]]) -> Membership:
-    membership = Membership(identity, signed.run, TTL_PERIODS * signed.manifest.swarm.announce_period_s)
+def _membership(identity: Identity, signed: SignedManifest, book: dict[PeerId, tuple[str, ...]], row: Row) -> Membership:
+    membership = Membership(identity, signed.run, TTL_PERIODS * signed.manifest.swarm.announce_period_s, row)
     membership.book = book
     return membership
 
 
 async def _first_to_answer(
-    network: Network, identity: Identity, contacts: Sequence[Address], met: Sequence[Address], book: dict[PeerId, tuple[str, ...]]
+    network: Network, identity: Identity, contacts: Sequence[Address], met: Sequence[Address], book: dict[PeerId, tuple[str, ...]], row: Row
 ) -> tuple[Address, SignedManifest, Membership]:
     """Who told the run and its table: one of the contacts, else of those `met` before. Raises as the first contact failed where none does.
 
@@ -136,7 +138,7 @@ async def _first_to_answer(
 
     async def ask(contact: Address) -> tuple[Address, SignedManifest, Membership]:
         signed = await ask_for_run(network, contact)
-        membership = _membership(identity, signed, book)
+        membership = _membership(identity, signed, book, row)
         await first_look(network, membership, signed, contact.peer)
         return contact, signed, membership
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
-from peerd import __version__
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.config.settings import Settings
-from peerd.daemon.device import describe, has_own_memory
+from peerd.daemon.device import has_own_memory
 from peerd.daemon.network import Network, describe_self
 from peerd.daemon.place import Place, Stage, Swarm
 from peerd.daemon.reachability import Reachability
@@ -38,9 +38,9 @@ from peerd.step.stepper import Stepper, rules_of
 from peerd.swarm.directory import Directory
 from peerd.swarm.gossip import Gossip
 from peerd.swarm.liveness import Liveness
-from peerd.swarm.membership import Vitals, clock_s
+from peerd.swarm.membership import clock_s
 from peerd.table.circuit import direct
-from peerd.table.record import HIDDEN, Evaluation, PeerId, Phase, RawRecord
+from peerd.table.record import HIDDEN, Evaluation, Phase, RawRecord
 from peerd.timeline.spans import SpanRing
 from peerd.train.samples import Microbatches
 from peerd.train.trainer import Trainer
@@ -48,7 +48,8 @@ from peerd.wire.checkup import CheckupServicer
 from peerd.wire.clients import AveragingClient, DataClient, StageClient, StateClient
 from peerd.wire.data_service import DataServicer
 from peerd.wire.dispatch import Dispatcher
-from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer, Tallies
+from peerd.wire.messages import Description
+from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer
 from peerd.wire.swarm_client import SwarmClient
 
 AVERAGING_SHARE_OF_TTL = 0.6
@@ -77,13 +78,12 @@ class Node:
         self.leaving = False
         self.trained_enough = False
         """Leaving, and done with launching."""
-        self.faults_seen = 0
         self.p2pd_restarts = 0
         self.rebalance_reason = "not considered yet"
         self.progress: Progress | None = None
         self.rebalance_moves: tuple[Move, ...] = ()
         """Those of the last plan, anybody's."""
-        self.tallies: Tallies = _no_tallies
+        self.tallies: Callable[[], Coroutine[Any, Any, Sequence[StageTally]]] = _no_tallies
         self.evaluations: Callable[[], Awaitable[Sequence[Evaluation]]] = _no_evaluations
         """All that this home's daemons know of."""
         self.on_news: Callable[[], None] = lambda: None
@@ -127,6 +127,7 @@ class Node:
         network.serves(run)
         self.reachability = Reachability(network, membership, run)
         self.swarm_client = swarm_client
+        swarm.row.show(self)
 
     def attach(self, directory: Directory, corpus: Microbatches | None) -> None:
         """The parts that need the DHT or the data, and every callback."""
@@ -140,14 +141,6 @@ class Node:
             self.training.begin(corpus)
         self.reachability.on_change = self.announce
         self.reachability.on_hidden = self._hidden
-        self.membership.own = lambda: self.state.record
-        self.membership.vitals = self._vitals
-        self.membership.on_superseded = self._superseded
-        self.membership.on_suspected = self.gossip.tell_calmly
-        self.gossip.describe = lambda: describe_self([self.place.signed])
-        self.gossip.on_fence = self._fenced
-        self.network.tunnel.on_broken = self.liveness.report_failure
-        self.liveness.on_suspect = self._suspected
         self.dispatcher.adapt = self.link_codecs.adapt
         self.dispatcher.on_failure = self.liveness.report_failure
         self.rounds.on_failure = self.liveness.report_failure
@@ -175,7 +168,7 @@ class Node:
     def servicers(self) -> Sequence[object]:
         direct = self.network.direct
         return (
-            SwarmServicer(self.door, self.gossip, lambda: self.tallies()),
+            SwarmServicer(self.door, self.gossip, self),
             StageServicer(self.door, self.service),
             AveragingServicer(self.door, self.rounds),
             StateServicer(self.door, self.snapshots),
@@ -235,6 +228,10 @@ class Node:
         second = {r.peer: [address for address in r.addresses[1:2] if not address.startswith("/ip4/127.")] for r in others}
         return [address for r in others for address in (r.addresses[0], *second[r.peer])]
 
+    def describe(self) -> Description:
+        """What this peer tells anybody who asks which runs it serves."""
+        return describe_self([self.place.signed])
+
     @property
     def is_idle(self) -> bool:
         """Whether no microbatch is here or under way from here, and no round is open."""
@@ -260,8 +257,7 @@ class Node:
         """Phase, step or incarnation changed: everybody shall know."""
         if not self.join_took_s and self.state.record.phase is not Phase.JOINING:
             self.join_took_s = clock_s() - self._entered_s
-        self.membership.publish()
-        self.gossip.push(everybody=True, urgent=urgent)
+        self.gossip.announce(urgent)
         self.on_news()
 
     def _round_opened(self) -> None:
@@ -335,27 +331,6 @@ class Node:
         assert signed is not None
         return signed.raw
 
-    def _vitals(self) -> Vitals:
-        counters = self.service.counters
-        history = self.state.history
-        return Vitals(
-            addresses=self.reachability.addresses,
-            reach=self.reachability.reach,
-            relays=not self.network.relay.off,
-            leaving=self.leaving,
-            trains=self.trainer is not None and not self.trained_enough,
-            trains_from=self.training.trains_from,
-            queue=self.service.queue,
-            in_flight=self.trainer.in_flight if self.trainer else 0,
-            throughput=counters.throughput,
-            tokens=counters.tokens,
-            last_loss=history[-1].loss if history else None,
-            evaluation=self.training.evaluation,
-            software=__version__,
-            device=describe(self.place.device),
-            memory_bytes=self.place.memory_bytes,
-        )
-
     def bootstrap(self, most: int) -> tuple[str, ...]:
         """Addresses of peers that can be dialled, one each."""
         others = [direct(r.addresses) for r in self.membership.live().records if r.peer != self.membership.me and r.reach not in HIDDEN]
@@ -368,25 +343,6 @@ class Node:
             await self.directory.rebuild(self.network.p2pd.p2p, self.place.signed.run, self.bootstrap(MAX_BOOTSTRAP))
         except Exception as error:  # hivemind raises plain exceptions here, and gossip carries on without the DHT
             LOG.warning("the DHT could not be joined anew", error=repr(error))
-
-    # Losing face
-
-    def _superseded(self, incarnation: int) -> None:
-        """Someone shows my id with a higher pair (T1): another daemon runs, or ran, with my identity."""
-        if incarnation >= self.state.record.incarnation:
-            self.gossip.fence("this identity was seen with a higher version")
-
-    def _fenced(self, reason: str) -> None:
-        LOG.warning("fenced: ledger dropped, view cleared", reason=reason)
-        self.stepper.fence(self.local.raise_incarnation(self.state.record.incarnation))
-
-    def _suspected(self, peer: PeerId) -> None:
-        if self.membership.view.sightings[peer].record.leaving:
-            LOG.info("a peer has left", left=peer)
-        else:
-            LOG.warning("suspect: no answer to a re-dial", suspect=peer)
-            self.faults_seen += 1
-        self.gossip.tell_calmly()
 
 
 async def _no_evaluations() -> Sequence[Evaluation]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from peerd.config.manifest import Manifest
+from peerd.daemon.row import Row
 from peerd.stage.checkpoints import CheckpointStore
 from peerd.stage.executor import Executor
 from peerd.stage.start import StartState
@@ -38,6 +39,7 @@ class Swarm:
 
     membership: Membership
     local: LocalState
+    row: Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,6 +272,7 @@ async def _run(node: Node, departure: Departure, service: ControlService) -> Non
     with _signals(departure.ask):
         async with asyncio.TaskGroup() as group:
             group.create_task(node.gossip.run())
+            group.create_task(node.liveness.follow(node.network.tunnel.broken))
             group.create_task(node.stepper.run())
             group.create_task(node.sweep())
             group.create_task(node.keep_notes())

@@ -25,6 +25,8 @@ from peerd.table.record import PeerId
 
 DIAL_TIMEOUT_S = 10.0
 LOCAL_TIMEOUT_S = 5.0
+MOST_BROKEN = 1024
+"""Broken connections that wait to be looked after."""
 _CALLER_PREFIX = "from-"
 
 
@@ -55,8 +57,8 @@ class Tunnel:
         self._streams = StreamTasks()
         self._origins: dict[str, str] = {}
         """Where the connections come from, by the names of their sockets."""
-        self.on_broken: Callable[[PeerId], None] = lambda _peer: None
-        """Called when a stream that had been open ends from the other side."""
+        self.broken: asyncio.Queue[PeerId] = asyncio.Queue(MOST_BROKEN)
+        """Peers that ended a stream which had been open, for whoever looks after them."""
 
     async def start(self) -> None:
         await self._p2pd.p2p.add_binary_stream_handler(PROTOCOL, self._inward)
@@ -97,7 +99,8 @@ class Tunnel:
             with contextlib.closing(remote[1]):
                 ended_by_remote = await splice((reader, writer), remote, Throttles() if peer == self._me else self._throttles)
         if ended_by_remote:
-            self.on_broken(peer)
+            with contextlib.suppress(asyncio.QueueFull):  # nobody looks after them now
+                self.broken.put_nowait(peer)
 
     async def _dial(self, peer: PeerId) -> Stream:
         if peer == self._me:  # libp2p refuses to dial itself

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import weakref
@@ -157,12 +158,13 @@ class Downloader:
             )
         partial.header = header
         self.bytes_total = header.num_bytes
-        async for chunk in stream:
-            number = len(partial.chunks)
-            if number >= len(header.chunk_hashes) or await asyncio.to_thread(_digest, chunk) != header.chunk_hashes[number]:
-                raise BadMessageError(f"chunk {number} of the state does not match its hash")
-            partial.chunks.append(chunk)
-            self.bytes_done = sum(map(len, partial.chunks))
+        async with contextlib.aclosing(stream):
+            async for chunk in stream:
+                number = len(partial.chunks)
+                if number >= len(header.chunk_hashes) or await asyncio.to_thread(_digest, chunk) != header.chunk_hashes[number]:
+                    raise BadMessageError(f"chunk {number} of the state does not match its hash")
+                partial.chunks.append(chunk)
+                self.bytes_done = sum(map(len, partial.chunks))
         if not partial.complete:
             raise BadMessageError("the state ended early")
         return header

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from peerd.errors import BadMessageError, RemoteError
 from peerd.policy.step.roster import leader_of
@@ -19,7 +19,6 @@ from peerd.policy.swarm.spreading import (
     ANNOUNCED_TO,
     TELLS_ALL,
     TURNS_PER_PERIOD,
-    News,
     Reading,
     is_to_announce,
     is_to_store,
@@ -31,7 +30,6 @@ from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import PeerId, RawRecord
 from peerd.table.view import NEAR_STAGES, LiveView
-from peerd.wire.messages import Description
 from peerd.wire.swarm_client import SwarmClient
 
 STAGE_FAN_OUT = 16
@@ -61,8 +59,6 @@ class Gossip:
         self._liveness = liveness
         self._period_s = period_s
         self._stages = range(num_stages)
-        self._news = News(period_s)
-        membership.on_risen = lambda signed: self._news.note(signed.record, signed.raw, clock_s())
         self._partners: list[PeerId] = []
         self._announced_s = float("-inf")
         self._stored_s = float("-inf")
@@ -74,9 +70,11 @@ class Gossip:
         self._sending: dict[PeerId, set[asyncio.Task[None]]] = {}
         self._stale: set[PeerId] = set()
         self._quiet_until_s = 0.0
-        self.on_fence: Callable[[str], None] = lambda _reason: None
-        self.describe: Callable[[], Description] = lambda: Description((), "", 0.0)
-        """What I tell anybody who asks which runs I serve."""
+
+    def announce(self, urgent: bool = True) -> None:
+        """Publish my row and send it to everybody within the fan-out."""
+        self._membership.publish()
+        self.push(everybody=True, urgent=urgent)
 
     def push(self, everybody: bool, urgent: bool = True) -> None:
         """Send my row out, to my stage's peers or to everybody within the fan-out: now, or soon with what is new by then."""
@@ -104,8 +102,10 @@ class Gossip:
             await asyncio.wait(under_way)
 
     async def run(self) -> None:
+        self._quiet_until_s = 0.0
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep_word())
                 group.create_task(self._announce())
                 group.create_task(self._read_directory())
                 group.create_task(self._ask_around())
@@ -129,12 +129,22 @@ class Gossip:
         """What rose lately and the caller does not name among what it knows."""
         live = self._membership.live()
         record = live.find(caller)
-        return self._news.unknown_to(known, record.stage if record is not None and live.is_summarised else None, clock_s())
+        return self._membership.news.unknown_to(known, record.stage if record is not None and live.is_summarised else None, clock_s())
 
     def forget(self, peer: PeerId) -> None:
         """It is gone for good."""
         self._membership.forget(peer)
-        self._news.forget(peer)
+        self._membership.news.forget(peer)
+
+    async def _keep_word(self) -> None:
+        """Tell at once what cannot wait for the next period."""
+        while True:
+            word = await self._membership.word_owed()
+            own = self._membership.row.record()
+            if own is not None and word.superseded_by >= own.incarnation:
+                self.fence("this identity was seen with a higher version")
+            if word.tell:
+                self.tell_calmly()
 
     async def _announce(self) -> None:
         """Every period: publish, and every other store in the DHT. T3: fence myself when I was away. Waits for nobody."""
@@ -162,7 +172,7 @@ class Gossip:
         """Where each tells all, every period for somebody's whole table; in a larger swarm some times a period for somebody's news."""
         turn = 0
         while True:
-            await asyncio.sleep(self._news.turn_s(clock_s()) if self._is_large else self._period_s)
+            await asyncio.sleep(self._membership.news.turn_s(clock_s()) if self._is_large else self._period_s)
             if not self._is_large:
                 turn = 0
                 await self._ask_for_table()
@@ -189,7 +199,7 @@ class Gossip:
         if peer is None:
             return
         try:
-            known = self._news.tags(clock_s())
+            known = self._membership.news.tags(clock_s())
             await self._membership.absorb_quietly(await self._client.ask_for_news(peer, known, PUSH_TIMEOUT_S))
         except BadMessageError:
             return
@@ -214,7 +224,7 @@ class Gossip:
         """Rule T3, but for what belongs to the stage: the view is cleared and this peer stays quiet for a while."""
         self._quiet_until_s = clock_s() + QUIET_PERIODS * self._period_s * self._periods
         self._membership.clear_liveness()
-        self.on_fence(reason)
+        self._membership.row.fenced(reason)
 
     def _publish_and_store(self) -> None:
         """In a large swarm only when it is due, and those who ask around take it on."""

@@ -7,18 +7,18 @@ slower (policy/swarm/suspicion.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+
+import structlog
 
 from peerd.errors import PeerGoneError, RemoteError
 from peerd.policy.swarm.reaching import is_out_of_reach
-from peerd.policy.swarm.suspicion import Patience
 from peerd.swarm.membership import Membership, clock_s
-from peerd.table.record import PeerId, Reach
+from peerd.table.record import PeerId, PeerRecord, Reach
 from peerd.wire.swarm_client import SwarmClient
 
 REDIAL_TIMEOUT_S, RELAYED_REDIAL_TIMEOUT_S = 1.0, 4.0
 """Through a relay it takes half a dozen round trips, each of them longer."""
-FORGIVEN_S = 10.0
+LOG = structlog.get_logger()
 
 
 class Liveness:
@@ -28,9 +28,8 @@ class Liveness:
         self._membership = membership
         self._client = client
         self._probes: dict[PeerId, asyncio.Task[None]] = {}
-        self._patience = Patience(FORGIVEN_S)
-        self.on_suspect: Callable[[PeerId], None] = lambda _peer: None
-        membership.on_mistaken = self._was_mistaken
+        self.faults_seen = 0
+        """Peers that did not answer and had not said that they leave."""
 
     def report_failure(self, peer: PeerId) -> None:
         """A call to this peer failed or its connection broke: find out whether it is there."""
@@ -42,8 +41,10 @@ class Liveness:
         self._probes[peer] = task
         task.add_done_callback(lambda _task: self._probes.pop(peer, None))
 
-    def _was_mistaken(self) -> None:
-        self._patience = self._patience.after_mistake(clock_s())
+    async def follow(self, broken: asyncio.Queue[PeerId]) -> None:
+        """Look after the peers in the queue, whose connections broke, until cancelled."""
+        while True:
+            self.report_failure(await broken.get())
 
     def close(self) -> None:
         for task in self._probes.values():
@@ -53,12 +54,19 @@ class Liveness:
         own, record = self._membership.raws.get(self._membership.me), self._membership.find(peer)
         timeout_s = RELAYED_REDIAL_TIMEOUT_S if record is not None and record.reach is Reach.RELAYED else REDIAL_TIMEOUT_S
         try:
-            patience_s = timeout_s * self._patience.factor(clock_s())
+            patience_s = timeout_s * self._membership.patience.factor(clock_s())
             self._membership.absorb(await self._client.gossip(peer, [own.raw] if own else [], patience_s))
         except PeerGoneError:
             record = self._membership.find(peer)
             if record is not None and record.pair <= pair:
-                self._membership.suspect(record)
-                self.on_suspect(peer)
+                self._suspect(record)
         except RemoteError:
             return  # whatever its answer is, it lives
+
+    def _suspect(self, record: PeerRecord) -> None:
+        if record.leaving:
+            LOG.info("a peer has left", left=record.peer)
+        else:
+            LOG.warning("suspect: no answer to a re-dial", suspect=record.peer)
+            self.faults_seen += 1
+        self._membership.suspect(record)

@@ -8,19 +8,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from peerd.errors import BadMessageError
-from peerd.policy.swarm.spreading import periods, summarise
+from peerd.policy.swarm.spreading import News, periods, summarise
+from peerd.policy.swarm.suspicion import Patience
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedRecord, peek_record, read_record, sign_record
 from peerd.table.record import Evaluation, PeerId, PeerRecord, RawRecord, Reach, RunId, Suspicion
-from peerd.table.view import LiveView, SwarmView
+from peerd.table.view import TTL_PERIODS, LiveView, SwarmView
 
 MAX_SUSPECTS = 32
 ABSORBED_AT_ONCE = 16
 """To check a record takes a quarter of a millisecond."""
+FORGIVEN_S = 10.0
+"""A wrong suspicion makes this peer more patient for so long."""
 
 
 def clock_s() -> float:
@@ -49,6 +53,42 @@ class Vitals:
     memory_bytes: int = 0
 
 
+class OwnRow(Protocol):
+    """What this peer tells of itself."""
+
+    def record(self) -> PeerRecord | None:
+        """The exact step state; None before there is one."""
+
+    def vitals(self) -> Vitals:
+        """What is measured, asked for only where there is a record."""
+
+    def fenced(self, reason: str) -> None:
+        """The view was cleared (rule T3): the claims of this peer are void."""
+
+
+class NoRow:
+    """The row of a peer that only looks at the table."""
+
+    def record(self) -> PeerRecord | None:
+        return None
+
+    def vitals(self) -> Vitals:
+        return Vitals()
+
+    def fenced(self, reason: str) -> None:
+        """There is nothing to give up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """Why others must hear of this peer before its next announcement."""
+
+    tell: bool
+    """This peer suspects another, or another suspects it: its next version tells or ends that."""
+    superseded_by: int
+    """The highest incarnation that another daemon showed under this peer's id (rule T1); 0 where there was none."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Live:
     """The last answer about who counts, and for what it was given: between two pieces of news the question is asked often."""
@@ -63,32 +103,26 @@ class _Live:
 class Membership:
     """Merges what arrives, publishes what this peer is."""
 
-    def __init__(self, identity: Identity, run: RunId, ttl_s: float) -> None:
+    def __init__(self, identity: Identity, run: RunId, ttl_s: float, row: OwnRow | None = None) -> None:
         self.identity = identity
         self.run = run
         self.view = SwarmView(me=identity.peer, ttl_s=ttl_s)
         self.raws: dict[PeerId, SignedRecord] = {}
-        self.own: Callable[[], PeerRecord | None] = lambda: None
-        """My exact step state; None before there is one."""
-        self.vitals: Callable[[], Vitals] = Vitals
-        self.on_superseded: Callable[[int], None] = lambda _incarnation: None
-        """Somebody shows my peer id with a higher pair: take a higher incarnation."""
-        self.on_suspected: Callable[[], None] = lambda: None
-        """Somebody suspects me while I live: a higher version ends that. My ledger may stay, for should my work have been
-        done again meanwhile, the ledgers that meet settle it (rule 6)."""
-        self.on_mistaken: Callable[[], None] = lambda: None
-        """Somebody whom I suspected lives."""
+        self.row: OwnRow = row or NoRow()
+        self.news = News(ttl_s / TTL_PERIODS)
+        """Records that rose lately, for peers that ask for what is new."""
+        self.patience = Patience(FORGIVEN_S)
+        """How long another peer gets to answer; longer after a suspicion that was wrong."""
         self.book: dict[PeerId, tuple[str, ...]] = {}
         """Addresses of peers met before, whose records have not been seen yet."""
         self.messages_refused = 0
-        self.on_risen: Callable[[SignedRecord], None] = lambda _signed: None
-        """A record is newer than what was known, or is a new one of mine."""
         self._version = 0
         self._published: PeerRecord | None = None
         """My step state as it was last announced: while it is still that, my row in the view needs no mending."""
         self._live: _Live | None = None
         self._suspects: dict[PeerId, tuple[int, int]] = {}
         self._waiters: set[asyncio.Future[bool]] = set()
+        self._tell, self._superseded_by, self._owes_word = False, 0, asyncio.Event()
 
     @property
     def me(self) -> PeerId:
@@ -96,7 +130,7 @@ class Membership:
 
     def live(self) -> LiveView:
         """What counts now, my own row as it is and not as it was last announced."""
-        published, view, own, now_s = self._published, self.view, self.own(), clock_s()
+        published, view, own, now_s = self._published, self.view, self.row.record(), clock_s()
         known = self._live
         if known is not None and known.view is view and known.own is own and known.made_at_s <= now_s < known.until_s:
             return known.live
@@ -117,12 +151,12 @@ class Membership:
 
     def publish(self) -> SignedRecord | None:
         """A new version of my row, signed and merged; the caller spreads it."""
-        own = self.own()
+        own = self.row.record()
         if own is None:
             return None
         self._forget_suspects()
         self._version += 1
-        vitals = self.vitals()
+        vitals = self.row.vitals()
         suspects = tuple(Suspicion(peer, *pair) for peer, pair in list(self._suspects.items())[:MAX_SUSPECTS])
         live = self.live()
         record = replace(
@@ -137,7 +171,7 @@ class Membership:
         self.raws[self.me] = signed
         self.view = self.view.merge(record, clock_s())
         self._published = own
-        self.on_risen(signed)
+        self.news.note(record, signed.raw, clock_s())
         self.wake()
         return signed
 
@@ -164,6 +198,15 @@ class Membership:
     def suspect(self, record: PeerRecord) -> None:
         """This peer did not answer a re-dial at its present pair."""
         self._suspects[record.peer] = record.pair
+        self._owe_word(tell=True)
+
+    async def word_owed(self) -> Word:
+        """Returns once others must hear of this peer."""
+        await self._owes_word.wait()
+        word = Word(self._tell, self._superseded_by)
+        self._tell, self._superseded_by = False, 0
+        self._owes_word.clear()
+        return word
 
     def clear_liveness(self) -> None:
         """T3: nobody counts until seen anew."""
@@ -206,19 +249,25 @@ class Membership:
             self.messages_refused += 1
             raise
         if peer == self.me:
-            self.on_superseded(signed.record.incarnation)
+            self._owe_word(superseded_by=signed.record.incarnation)
             return False
         now_s = clock_s()
         suspected = self._suspects.pop(peer, None)
         if suspected is not None and suspected[0] == signed.record.incarnation:
-            self.on_mistaken()
+            self.patience = self.patience.after_mistake(now_s)
         says_more = not self.view.only_renews(signed.record, now_s)
         self.view = self.view.merge(signed.record, now_s)
         self.raws[peer] = signed
-        self.on_risen(signed)
+        self.news.note(signed.record, signed.raw, now_s)
         if any(s.peer == self.me and (s.incarnation, s.version) == self._last_pair() for s in signed.record.suspects):
-            self.on_suspected()
+            # A higher version ends it. The ledger stays: if this work was done again meanwhile, rule 6 settles the overlap.
+            self._owe_word(tell=True)
         return says_more
+
+    def _owe_word(self, *, tell: bool = False, superseded_by: int = 0) -> None:
+        self._tell |= tell
+        self._superseded_by = max(self._superseded_by, superseded_by)
+        self._owes_word.set()
 
     def _last_pair(self) -> tuple[int, int]:
         mine = self.raws.get(self.me)

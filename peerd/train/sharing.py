@@ -176,16 +176,17 @@ class DataFetcher:
             raise BadMessageError("the part that was here is damaged")
         self.bytes_done = sound * CHUNK_BYTES
         pending = bytearray()
-        async for message in messages:
-            pending += message
-            number = self.bytes_done // CHUNK_BYTES
-            due = min(CHUNK_BYTES, self.bytes_total - self.bytes_done)
-            if len(pending) > due or number >= len(hashes):
-                raise BadMessageError("more bytes than a chunk has")
-            if len(pending) == due:
-                await asyncio.to_thread(_append, part, bytes(pending), hashes[number], number)
-                self.bytes_done += due
-                pending.clear()
+        async with contextlib.aclosing(messages):
+            async for message in messages:
+                pending += message
+                number = self.bytes_done // CHUNK_BYTES
+                due = min(CHUNK_BYTES, self.bytes_total - self.bytes_done)
+                if len(pending) > due or number >= len(hashes):
+                    raise BadMessageError("more bytes than a chunk has")
+                if len(pending) == due:
+                    await asyncio.to_thread(_append, part, bytes(pending), hashes[number], number)
+                    self.bytes_done += due
+                    pending.clear()
         if self.bytes_done != self.bytes_total:
             raise BadMessageError("the data ended early")
 

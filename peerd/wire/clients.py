@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,7 +210,7 @@ class StateClient:
         self._links = links
         self._run = run
 
-    async def get_state(self, peer: PeerId, request: StateRequest, patience_s: float) -> tuple[SnapshotHeader, AsyncIterator[bytes]]:
+    async def get_state(self, peer: PeerId, request: StateRequest, patience_s: float) -> tuple[SnapshotHeader, AsyncGenerator[bytes]]:
         """The header of a donor's snapshot and its chunks from `first_chunk` on, not checked yet."""
         stub: Any = state_pb2_grpc.StateStub(await self._links.channel_for_tensors(peer))
         message = state_pb2.StateRequest(
@@ -261,7 +261,7 @@ class DataClient:
         self._links = links
         self._run = run
 
-    async def get_data(self, peer: PeerId, digest: bytes, first_chunk: int, patience_s: float) -> tuple[DataHeader, AsyncIterator[bytes]]:
+    async def get_data(self, peer: PeerId, digest: bytes, first_chunk: int, patience_s: float) -> tuple[DataHeader, AsyncGenerator[bytes]]:
         """The header of a donor's file and its bytes from a chunk on, not checked yet."""
         stub: Any = data_pb2_grpc.DataStub(await self._links.channel_for_tensors(peer))
         rpc = stub.GetData(data_pb2.DataRequest(run=self._run, blake3=digest, first_chunk=first_chunk))
@@ -274,7 +274,7 @@ class DataClient:
         return DataHeader(h.num_bytes, tuple(h.chunk_blake3)), _chunks_of_stream(rpc, "data", self._links, patience_s)
 
 
-async def _chunks_of_stream(rpc: Any, what: str, links: Links, patience_s: float) -> AsyncIterator[bytes]:
+async def _chunks_of_stream(rpc: Any, what: str, links: Links, patience_s: float) -> AsyncGenerator[bytes]:
     try:
         while (message := await read_within(rpc.__aiter__(), patience_s)) is not None:
             links.traffic.received_bytes += len(message.chunk)

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -69,8 +70,7 @@ class Conversations:
             call = channel.stream_stream(self._method, **self._coders)()
         except grpc.aio.UsageError:
             raise PeerGoneError("the connection was closed") from None
-        begun = self._with[peer] = _Conversation(channel, call)
-        begun.on_over = lambda: self._forget(peer, begun)
+        begun = self._with[peer] = _Conversation(channel, call, partial(self._forget, peer))
         return begun
 
     def _forget(self, peer: PeerId, conversation: _Conversation) -> None:
@@ -81,12 +81,12 @@ class Conversations:
 class _Conversation:
     """One stream. It is over with the first thing that goes wrong."""
 
-    def __init__(self, channel: Any, call: Any) -> None:
+    def __init__(self, channel: Any, call: Any, on_over: Callable[[_Conversation], None]) -> None:
         self.channel = channel
         self.is_over = False
         self._is_heard = False
         """The callee has answered once."""
-        self.on_over: Callable[[], None] = lambda: None
+        self._on_over = on_over
         self._call = call
         self._turn = asyncio.Lock()
         self._asked: deque[asyncio.Future[Any]] = deque()
@@ -162,4 +162,4 @@ class _Conversation:
             if not asked.done():
                 asked.set_exception(reason)
                 asked.exception()  # seen, should nobody wait for it any more
-        self.on_over()
+        self._on_over(self)

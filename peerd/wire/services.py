@@ -50,7 +50,6 @@ _STATUS: dict[type[PeerdError], grpc.StatusCode] = {
 }
 Receive = Callable[[], Awaitable[Sequence[Bytes]]]
 Progress = Callable[[int, PeerId], None]
-Tallies = Callable[[], Awaitable[Sequence[StageTally]]]
 
 
 class SwarmHandler(Protocol):
@@ -58,7 +57,15 @@ class SwarmHandler(Protocol):
 
     def news(self, caller: PeerId, known: Collection[bytes]) -> Sequence[RawRecord]: ...
 
+
+class Described(Protocol):
+    """What a peer tells of itself to anybody who asks."""
+
     def describe(self) -> Description: ...
+
+    async def tallies(self) -> Sequence[StageTally]:
+        """Who computed what, as this peer counted it."""
+        ...
 
 
 class StageHandler(Protocol):
@@ -157,10 +164,10 @@ class Door:
 
 
 class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
-    def __init__(self, door: Door, handler: SwarmHandler, tallies: Tallies) -> None:
+    def __init__(self, door: Door, handler: SwarmHandler, described: Described) -> None:
         self._door = door
         self._handler = handler
-        self._tallies = tallies
+        self._described = described
         self._held = Held()
 
     async def Gossip(self, request: swarm_pb2.GossipRequest, context: Any) -> swarm_pb2.GossipReply:
@@ -187,7 +194,7 @@ class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
 
     async def Describe(self, request: swarm_pb2.DescribeRequest, context: Any) -> swarm_pb2.DescribeReply:
         await self._door.caller(context)
-        description = self._handler.describe()
+        description = self._described.describe()
         manifests = [
             swarm_pb2.SignedManifest(body=m.body, organiser_key=m.organiser_key, signature=m.signature) for m in description.manifests
         ]
@@ -197,7 +204,7 @@ class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
         caller = await self._door.caller(context)
         try:
             self._door.check_run(request.run)
-            tallies = await self._tallies()
+            tallies = await self._described.tallies()
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
         reply = swarm_pb2.ContributionsReply(stages=convert.tallies_to(tallies))

@@ -61,9 +61,8 @@ class Stub:
     def describe(self) -> Description:
         return replace(self._description, clock_s=time.time() + self._clock_off_s)
 
-
-async def _no_tallies() -> Sequence[StageTally]:
-    return ()
+    async def tallies(self) -> Sequence[StageTally]:
+        return ()
 
 
 @contextlib.asynccontextmanager
@@ -85,7 +84,8 @@ async def stub_peer(faults: Faults) -> AsyncIterator[str]:
         stack.push_async_callback(network.close)
         door = Door(signed.run, 5.0, Traffic())
         description = replace(describe_self([signed]), software=faults.software)
-        servicers: list[object] = [SwarmServicer(door, Stub(description, faults.clock_off_s), _no_tallies)]
+        stub = Stub(description, faults.clock_off_s)
+        servicers: list[object] = [SwarmServicer(door, stub, stub)]
         if faults.knows_checkups:
             origin = faults.sees_callers_at
             servicers.append(CheckupServicer(door, (lambda _peer: origin) if origin else network.tunnel.seen_at))

@@ -1,4 +1,4 @@
-"""The simulated table: what planners know, when, and with what error."""
+"""The simulated table: what planners know, when they know it, and how well."""
 
 from __future__ import annotations
 

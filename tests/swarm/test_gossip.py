@@ -18,8 +18,9 @@ from peerd.swarm.identity import Identity
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedRecord, sign_record
-from peerd.table.record import PeerId, PeerRecord, Phase, RawRecord, RunId
+from peerd.table.record import PeerId, PeerRecord, Phase, RawRecord, RunId, Suspicion
 from peerd.wire.swarm_client import SwarmClient
+from tests.strategies import FixedRow
 
 RUN = RunId("a" * 32)
 PERIOD_S = 5.0
@@ -79,9 +80,8 @@ class Stores:
 
 class Swarm:
     def __init__(self, num_others: int, num_stages: int = 2) -> None:
-        self.membership = Membership(ME, RUN, ttl_s=15.0)
-        self.record = PeerRecord(peer=ME.peer, incarnation=1, phase=Phase.ACCUMULATING)
-        self.membership.own = lambda: self.record
+        self.mine = FixedRow(PeerRecord(peer=ME.peer, incarnation=1, phase=Phase.ACCUMULATING))
+        self.membership = Membership(ME, RUN, ttl_s=15.0, row=self.mine)
         self.client, self.stores = Client(), Stores()
         self.gossip = Gossip(
             self.membership,
@@ -101,7 +101,8 @@ class Swarm:
         return sign_record(replace(record, **fields), other, RUN).raw  # type: ignore[arg-type]
 
     def change(self, everybody: bool, urgent: bool = True, **fields: object) -> None:
-        self.record = replace(self.record, **fields)  # type: ignore[arg-type]
+        assert self.mine.mine is not None
+        self.mine.mine = replace(self.mine.mine, **fields)  # type: ignore[arg-type]
         self.membership.publish()
         self.gossip.push(everybody=everybody, urgent=urgent)
 
@@ -195,7 +196,7 @@ async def test_whoever_asks_for_news_gets_what_it_does_not_name() -> None:
     swarm = Swarm(3)
     told = swarm.gossip.news(swarm.others[0].peer, [])
     assert set(told) == {signed.raw for signed in swarm.membership.raws.values()}
-    assert swarm.gossip.news(swarm.others[0].peer, frozenset(swarm.gossip._news.tags(0.0))) == []
+    assert swarm.gossip.news(swarm.others[0].peer, frozenset(swarm.membership.news.tags(0.0))) == []
 
 
 @pytest.mark.parametrize(("num_others", "stored"), [(TELLS_ALL - 1, 1), (TELLS_ALL, 0)])
@@ -218,7 +219,7 @@ async def test_an_announcement_goes_to_all_of_a_small_swarm_and_to_a_few_of_a_la
 
 async def test_in_a_larger_swarm_i_ask_around_and_look_after_who_does_not_answer() -> None:
     swarm = Swarm(TELLS_ALL + 4)
-    swarm.gossip._news._period_s = 0.1
+    swarm.membership.news._period_s = 0.1
     swarm.client.answers = [swarm.row(0, version=2, step=7)]
     asking = asyncio.ensure_future(swarm.gossip._ask_around())
     await swarm.client.was_asked.wait()
@@ -270,3 +271,22 @@ async def test_the_directory_is_read_seldom_while_nobody_comes_and_at_once_when_
     await swarm.settle()
     assert swarm.stores.num_reads > seldom + 1
     reading.cancel()
+
+
+async def test_a_higher_incarnation_under_my_id_fences_me_and_a_suspicion_of_me_is_answered_at_once() -> None:
+    swarm = Swarm(2)
+    running = asyncio.ensure_future(swarm.gossip.run())
+    await swarm.settle()
+    mine = swarm.membership.find(ME.peer)
+    assert mine is not None
+    swarm.membership.absorb([swarm.row(0, version=2, suspects=(Suspicion(ME.peer, *mine.pair),))])
+    await swarm.settle()
+    answered = swarm.membership.find(ME.peer)
+    assert answered is not None
+    assert answered.version > mine.version
+    assert swarm.mine.fences == []
+    swarm.membership.absorb([sign_record(PeerRecord(peer=ME.peer, incarnation=7, version=1), ME, RUN).raw])
+    await swarm.settle()
+    assert swarm.mine.fences == ["this identity was seen with a higher version"]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

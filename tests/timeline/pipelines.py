@@ -1,4 +1,4 @@
-"""Synthetic timelines: a pipeline with one peer per stage, second by second."""
+"""Timelines of paper: what a pipeline of one peer a stage does, second by second."""
 
 from __future__ import annotations
 

@@ -13,16 +13,18 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from peerd.policy.step.contributions import StageTally, Tally
 from peerd.stage.service import StageService
 from peerd.stage.state import StageState
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership
-from peerd.table.record import PeerId, RawRecord, RunId
+from peerd.table.record import PeerId, PeerRecord, RawRecord, RunId
 from peerd.wire.clients import StageClient
 from peerd.wire.messages import Call, CallResult, Description
 from peerd.wire.services import Door
 from peerd.wire.tensors import encode
 from tests.link.local_peers import Served
+from tests.strategies import FixedRow
 from tests.tiny_run import tiny_manifest
 
 RUN = RunId("a" * 32)
@@ -71,6 +73,18 @@ class Listener:
 
     def describe(self) -> Description:
         return Description((), "", 0.0)
+
+    async def tallies(self) -> list[StageTally]:
+        return [StageTally(stage=1, first_step=0, last_step=4, steps=5, tallies=(Tally(peer="abc", steps=5, microbatches=40),))]
+
+
+class StateRow(FixedRow):
+    """The row of a peer that serves a stage."""
+
+    state: StageState | None = None
+
+    def record(self) -> PeerRecord | None:
+        return self.state.record if self.state is not None else None
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ import torch
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.link.traffic import Traffic
-from peerd.policy.step.contributions import StageTally, Tally
 from peerd.stage.executor import Executor, Pace, Priority
 from peerd.stage.service import StageService
 from peerd.stage.snapshots import SnapshotServer
@@ -30,6 +29,7 @@ from tests.wire.callee import (
     Callee,
     Listener,
     Nowhere,
+    StateRow,
     Unanswering,
     new_identity,
 )
@@ -38,20 +38,19 @@ from tests.wire.callee import (
 @pytest.fixture
 async def callee(tmp_path: Path) -> AsyncIterator[Callee]:
     torch.set_num_threads(1)
-    membership, executor = Membership(new_identity(), RUN, ttl_s=30.0), Executor()
+    row = StateRow()
+    membership, executor = Membership(new_identity(), RUN, ttl_s=30.0, row=row), Executor()
     state = StageState(MANIFEST, PeerRecord(peer=membership.me, incarnation=1, stage=1), torch.device("cpu"), membership.live)
     await executor.run(Priority.CONTROL, state.serve)
-    membership.own = lambda: state.record
+    row.state = state
     membership.publish()
     door = Door(RUN, PATIENCE_S, Traffic())
     service = StageService(MANIFEST, state, executor, Nowhere(), Pace())
     service.on_records = lambda _caller, records: membership.absorb(records)
 
-    async def tallies() -> list[StageTally]:
-        return [StageTally(stage=1, first_step=0, last_step=4, steps=5, tallies=(Tally(peer="abc", steps=5, microbatches=40),))]
-
+    listener = Listener(membership)
     servicers = [
-        SwarmServicer(door, Listener(membership), tallies),
+        SwarmServicer(door, listener, listener),
         StageServicer(door, service),
         StateServicer(door, SnapshotServer(state, executor)),
     ]
