@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any, cast
 
 from peerd.config import limits
-from peerd.control.protocol import ContributionsReply, Counters, HistoryReply, OwnerInfo, PeerInfo, PeersReply, RunInfo, StatusReply
+from peerd.control.protocol import (
+    ContributionsReply,
+    Counters,
+    EventInfo,
+    HistoryReply,
+    OwnerInfo,
+    PeerInfo,
+    PeersReply,
+    RunInfo,
+    StatusReply,
+)
 from peerd.policy.owner.governor import Limits
 
 
@@ -125,12 +135,15 @@ ME = "12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F"
 OTHER = "12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X"
 
 
+def event_info(number: int, kind: str, **changes: Any) -> EventInfo:
+    fields = {"number": number, "time_s": 1.8e9, "kind": kind, "peer": OTHER, "stage": 1, "text": "", **changes}
+    return cast("EventInfo", fields)
+
+
 def history_reply(num_steps: int = 30) -> HistoryReply:
     steps = [{"step": step, "loss": 5.5 - step / 20, "tokens": 8192, "time_s": 1.8e9 + 2 * step} for step in range(num_steps)]
-    events = [
-        {"number": 1, "time_s": 1.8e9, "kind": "joined", "peer": OTHER, "stage": 1, "text": ""},
-        {"number": 2, "time_s": 1.8e9, "kind": "raised", "peer": "", "stage": None, "text": "stage-empty: nobody serves stage 0"},
-    ]
+    raised = event_info(2, "raised", peer="", stage=None, text="stage-empty: nobody serves stage 0")
+    events = [event_info(1, "joined"), raised]
     return cast("HistoryReply", {"schema": 1, "steps": steps, "events": events})
 
 

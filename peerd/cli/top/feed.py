@@ -11,7 +11,7 @@ from typing import cast
 from peerd.cli.top.picture import Picture, picture_of
 from peerd.cli.top.recall import KEPT_STEPS, Poll, Recall
 from peerd.control.client import ControlClient
-from peerd.control.protocol import PeersReply, StatusReply, StepInfo
+from peerd.control.protocol import EventInfo, HistoryReply, PeersReply, StatusReply, StepInfo
 from peerd.errors import PeerdError
 
 PERIOD_S = 1.0
@@ -35,7 +35,7 @@ class Feed:
 
     def __init__(self, client: ControlClient) -> None:
         self._client = client
-        self._recall = Recall()
+        self._recall = Recall(began_s=time.time())
         self._stopped = threading.Event()
         self._told: tuple[object, ...] = ()
         self._asked_s = float("-inf")
@@ -100,15 +100,17 @@ class Feed:
     def _poll(self) -> Poll:
         status = cast("StatusReply", self._client.request("status", silence_s=SILENCE_S))
         peers = cast("PeersReply", self._client.request("peers", silence_s=SILENCE_S))
-        clock = time.strftime("%H:%M:%S")
-        return Poll(at_s=time.monotonic(), clock=clock, status=status, peers=peers, steps=self._newer_steps(status, peers))
+        steps, events = self._news(status, peers)
+        return Poll(at_s=time.monotonic(), status=status, peers=peers, steps=steps, events=events)
 
-    def _newer_steps(self, status: StatusReply, peers: PeersReply) -> tuple[StepInfo, ...]:
-        """Asked for where there may be any, and now and then all the same: that is the one question which the daemon looks up on disk."""
+    def _news(self, status: StatusReply, peers: PeersReply) -> tuple[tuple[StepInfo, ...], tuple[EventInfo, ...]]:
+        """Steps and events not told before. The daemon looks them up on disk, so it is asked for them less often than for the rest."""
         told = (status["pid"], status["peer"]["step"], peers["work_step"], peers["last_loss"])
         if told == self._told and time.monotonic() - self._asked_s < HISTORY_PERIOD_S:
-            return ()
-        since = max(self._recall.ask_since, status["peer"]["step"] - KEPT_STEPS)
-        steps = cast("list[StepInfo]", self._client.request("history", since=since, silence_s=SILENCE_S)["steps"])
+            return (), ()
+        known = self._recall.of_daemon(status["pid"])
+        since = max(known.ask_since, status["peer"]["step"] - KEPT_STEPS)
+        asked = self._client.request("history", since=since, events=True, after=known.last_event, silence_s=SILENCE_S)
+        reply = cast("HistoryReply", asked)
         self._told, self._asked_s = told, time.monotonic()
-        return tuple(steps)
+        return tuple(reply["steps"]), tuple(reply["events"])

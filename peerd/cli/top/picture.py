@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from peerd.cli.render import exactness, held_by, phase_of, plain, short_id
 from peerd.cli.top.ink import amount, duration, fixed
-from peerd.cli.top.recall import Event, Poll, Recall
+from peerd.cli.top.recall import EventLine, Poll, Recall
 from peerd.control.protocol import HealthItem, PeerInfo, StageInfo, StatusReply
 
 UNFOLDED_UP_TO = 60
@@ -75,7 +75,7 @@ class Picture:
     greatest_queue: int
     own: tuple[tuple[str, str], ...]
     health: tuple[HealthItem, ...]
-    events: tuple[Event, ...]
+    events: tuple[EventLine, ...]
     uptime: str
     my_stage: int
     paused: bool

@@ -1,17 +1,15 @@
-"""What is remembered from one poll to the next: losses and speeds, traffic, and who came, went, moved or fell silent.
-
-The daemon keeps no account of others' comings and goings; what is told here was seen while `peerd top` ran.
-"""
+"""What `peerd top` remembers from one poll to the next: losses, speeds, traffic, and the events since it began."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from peerd.cli.render import phase_of, short_id
-from peerd.control.protocol import PeerInfo, PeersReply, StageInfo, StatusReply, StepInfo
+from peerd.cli.render import plain, short_id
+from peerd.control.protocol import EventInfo, PeersReply, StatusReply, StepInfo
 
 KEPT_STEPS = 2000
 KEPT_EVENTS = 200
@@ -19,7 +17,17 @@ TRAFFIC_WINDOW_S = 10.0
 SPEED_WINDOW = 5
 """Steps over which a speed is taken."""
 MOST_TOLD_APART = 5
-"""Where more peers do the same at once, they are counted."""
+"""Where more peers do the same between two polls, they are counted."""
+_WORDS = {
+    "started": "started and serves stage {stage}",
+    "joined": "joined stage {stage}",
+    "left": "left stage {stage}",
+    "gone": "vanished from stage {stage}",
+    "moved": "moved {text} to stage {stage}",
+    "suspect": "fell silent in stage {stage}: suspect",
+    "back": "was heard again in stage {stage}",
+    "leaving": "began to leave stage {stage}",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +36,10 @@ class Poll:
 
     at_s: float
     """On the reader's monotonic clock."""
-    clock: str
-    """The time of day."""
     status: StatusReply
     peers: PeersReply
     steps: tuple[StepInfo, ...]
+    events: tuple[EventInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +50,7 @@ class ByteCount:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerPlace:
-    """Where a peer was, and whether it was in doubt."""
-
-    stage: int
-    suspect: bool
-    leaving: bool
-    sampled: bool = False
-    """In a stage of a large swarm of which the daemon knows only some peers, now these and now those."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
+class EventLine:
     clock: str
     text: str
 
@@ -75,8 +71,11 @@ class Recall:
     speeds: Mapping[int, float] = field(default_factory=_nothing)
     """Tokens per second, likewise."""
     traffic: tuple[ByteCount, ...] = ()
-    places: Mapping[str, PeerPlace] = field(default_factory=lambda: MappingProxyType({}))
-    events: tuple[Event, ...] = ()
+    began_s: float = 0.0
+    """Wall clock; earlier events are not shown."""
+    last_event: int = 0
+    """Number of the newest event that the daemon has told."""
+    events: tuple[EventLine, ...] = ()
     """The latest last."""
 
     @property
@@ -84,14 +83,15 @@ class Recall:
         """The first step to ask for: a step's loss may be known after the next one has begun."""
         return max(0, self.steps[-1]["step"] - 8) if self.steps else 0
 
+    def of_daemon(self, pid: int) -> Recall:
+        """What still holds of this where the daemon has that process id: of another daemon only the events shown."""
+        return self if pid == self.pid else Recall(pid=pid, began_s=self.began_s, events=self.events)
+
     def after(self, poll: Poll) -> Recall:
-        status = poll.status
-        if status["pid"] != self.pid:
-            told = [Event(poll.clock, "your daemon was started again")] if self.pid else []
-            return replace(Recall(pid=status["pid"], events=(*self.events, *told)), places=places_of(poll.peers))._measured(poll)
-        places = places_of(poll.peers)
-        happened = tuple(Event(poll.clock, text) for text in changes(self.places, places, status["peer"]["id"]))
-        return replace(self, places=places, events=(*self.events, *happened)[-KEPT_EVENTS:])._measured(poll)
+        known = self.of_daemon(poll.status["pid"])
+        shown = event_lines((event for event in poll.events if event["time_s"] >= self.began_s), poll.status["peer"]["id"])
+        last = max((event["number"] for event in poll.events), default=known.last_event)
+        return replace(known, last_event=last, events=(*known.events, *shown)[-KEPT_EVENTS:])._measured(poll)
 
     def _measured(self, poll: Poll) -> Recall:
         counters = poll.status["counters"]
@@ -134,41 +134,24 @@ def speeds_of(steps: tuple[StepInfo, ...]) -> Iterator[tuple[int, float]]:
             yield last["step"], (last["step"] - first["step"]) * last["tokens"] / span_s
 
 
-def places_of(peers: PeersReply) -> Mapping[str, PeerPlace]:
-    return MappingProxyType({peer["id"]: _place_of(peer, stage) for stage in peers["stages"] for peer in stage["peers"]})
+def event_lines(events: Iterable[EventInfo], me: str) -> Iterator[EventLine]:
+    """The daemon's events about peers, in words; where the same happened to many peers, one line counts them."""
+    alike: dict[str, list[EventInfo]] = {}
+    for event in events:
+        if event["kind"] in _WORDS:
+            alike.setdefault(plain(_WORDS[event["kind"]].format(**event)), []).append(event)
+    for what, found in alike.items():
+        if len(found) > MOST_TOLD_APART:
+            yield EventLine(_clock(found[-1]), f"{len(found)} peers: {what}")
+        else:
+            yield from (EventLine(_clock(event), f"{_name(event, me)} {what}") for event in found)
 
 
-def _place_of(peer: PeerInfo, stage: StageInfo) -> PeerPlace:
-    sampled = stage.get("num_peers", 0) > len(stage["peers"])
-    return PeerPlace(peer["stage"], phase_of(peer) == "suspect", peer["leaving"], sampled)
+def _name(event: EventInfo, me: str) -> str:
+    if event["kind"] == "started":
+        return "your daemon"
+    return "you" if event["peer"] == me else short_id(event["peer"])
 
 
-def changes(before: Mapping[str, PeerPlace], now: Mapping[str, PeerPlace], me: str) -> list[str]:
-    """What befell whom, in words."""
-    found: dict[str, list[str]] = {}
-    for peer in sorted(now.keys() | before.keys()):
-        what = _change(before.get(peer), now.get(peer))
-        if what:
-            found.setdefault(what, []).append("you" if peer == me else short_id(peer))
-    return [text for what, who in found.items() for text in _told(what, who)]
-
-
-def _change(before: PeerPlace | None, now: PeerPlace | None) -> str:
-    if all(place is None or place.sampled for place in (before, now)):
-        return ""
-    if before is None:
-        assert now is not None
-        return f"joined stage {now.stage}"
-    if now is None:
-        return f"left stage {before.stage}" if before.leaving else f"vanished from stage {before.stage}"
-    if now.stage != before.stage:
-        return f"moved from stage {before.stage} to stage {now.stage}"
-    if now.suspect != before.suspect:
-        return f"fell silent in stage {now.stage}: suspect" if now.suspect else f"was heard again in stage {now.stage}"
-    return f"began to leave stage {now.stage}" if now.leaving and not before.leaving else ""
-
-
-def _told(what: str, who: list[str]) -> Iterable[str]:
-    if len(who) > MOST_TOLD_APART:
-        return [f"{len(who)} peers: {what}"]
-    return [f"{name} {what}" for name in who]
+def _clock(event: EventInfo) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(event["time_s"]))

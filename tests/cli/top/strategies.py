@@ -7,7 +7,7 @@ from typing import Any, cast
 from hypothesis import strategies as st
 
 from peerd.cli.top.recall import Poll
-from peerd.control.protocol import HealthItem, PeerInfo, PeersReply, StatusReply, StepInfo
+from peerd.control.protocol import EventInfo, HealthItem, PeerInfo, PeersReply, StatusReply, StepInfo
 from tests.cli.replies import counters, peer_info, run_info, status_reply
 
 counts = st.one_of(st.integers(0, 40), st.integers(0, 10**30))
@@ -90,9 +90,17 @@ def step_infos() -> st.SearchStrategy[StepInfo]:
     return cast("st.SearchStrategy[StepInfo]", st.fixed_dictionaries(fields))
 
 
+def event_infos() -> st.SearchStrategy[EventInfo]:
+    kinds = st.sampled_from(["started", "joined", "left", "gone", "moved", "suspect", "back", "leaving", "raised"]) | words
+    fields = {"number": counts, "time_s": st.floats(0, 1e10), "kind": kinds, "peer": names, "stage": st.none() | counts, "text": words}
+    return cast("st.SearchStrategy[EventInfo]", st.fixed_dictionaries(fields))
+
+
 @st.composite
 def polls(draw: st.DrawFn) -> Poll:
     swarm = draw(peers_replies())
     steps = tuple(draw(st.lists(step_infos(), max_size=8)))
     at_s = draw(st.floats(0, 1e6))
-    return Poll(at_s=at_s, clock="12:00:00", status=draw(status_replies(swarm)), peers=swarm, steps=steps)
+    return Poll(
+        at_s=at_s, status=draw(status_replies(swarm)), peers=swarm, steps=steps, events=tuple(draw(st.lists(event_infos(), max_size=8)))
+    )

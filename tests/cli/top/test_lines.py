@@ -16,7 +16,7 @@ from peerd.cli.top.notes import entry, heading, loss_title, notes, speed_title
 from peerd.cli.top.picture import StageRow, details_of, picture_of
 from peerd.cli.top.recall import Poll, Recall
 from peerd.control.protocol import PeersReply
-from tests.cli.replies import peer_info, peers_reply, run_info, status_reply
+from tests.cli.replies import event_info, peer_info, peers_reply, run_info, status_reply
 from tests.cli.top.strategies import polls
 
 WIDTHS = st.integers(0, 220)
@@ -129,7 +129,7 @@ def test_equal_values_are_one_level_line(value: float, count: int) -> None:
 
 
 def picture_from(**fields: object) -> tuple[Poll, Recall]:
-    poll = Poll(at_s=1.0, clock="12:00:00", **{"status": status_reply(), "peers": peers_reply(), "steps": (), **fields})  # type: ignore[arg-type]
+    poll = Poll(at_s=1.0, **{"status": status_reply(), "peers": peers_reply(), "steps": (), **fields})  # type: ignore[arg-type]
     return poll, Recall().after(poll)
 
 
@@ -153,7 +153,7 @@ def test_doubtful_peers_and_empty_stages_are_told_in_words_not_by_colour_alone()
 
 def test_where_a_stage_has_nobody_the_last_loss_and_my_own_step_stay() -> None:
     poll, recall = picture_from(peers=with_values(peers_reply(), work_step=4, last_loss=2.5))
-    empty = Poll(at_s=2.0, clock="12:00:01", status=poll.status, peers=with_values(peers_reply(), work_step=None, last_loss=None), steps=())
+    empty = Poll(at_s=2.0, status=poll.status, peers=with_values(peers_reply(), work_step=None, last_loss=None), steps=())
     picture = picture_of(empty, recall.after(empty))
     assert (picture.step, picture.loss) == (poll.status["peer"]["step"], 2.5)
 
@@ -194,8 +194,7 @@ def test_eighty_columns_show_every_column_that_matters() -> None:
 def test_problems_come_before_everything_and_events_keep_their_room() -> None:
     status = status_reply(health=[{"code": "x", "title": "nobody serves stage 1", "severity": "problem", "remedy": "more peers"}])
     poll, recall = picture_from(status=status)
-    smaller = peers_reply(num_stages=1)
-    recall = recall.after(Poll(at_s=2.0, clock="12:00:01", status=status, peers=smaller, steps=()))
+    recall = recall.after(Poll(at_s=2.0, status=status, peers=peers_reply(num_stages=1), steps=(), events=(event_info(1, "gone"),)))
     lines = [text_of(line) for line in notes(picture_of(poll, recall), 78, 8)]
     assert lines[0].startswith("problem:   nobody serves stage 1; more peers")
     assert "vanished from stage 1" in lines[-1]

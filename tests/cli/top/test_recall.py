@@ -1,102 +1,67 @@
-"""What `peerd top` remembers: losses and speeds by step, traffic, and what befell whom."""
+"""What `peerd top` remembers: losses and speeds by step, traffic, and events."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from peerd.cli.top.picture import picture_of
-from peerd.cli.top.recall import KEPT_EVENTS, KEPT_STEPS, PeerPlace, Poll, Recall, changes, speeds_of
-from peerd.control.protocol import PeersReply, StepInfo
-from tests.cli.replies import counters, peer_info, peers_reply, status_reply
+from peerd.cli.top.recall import KEPT_EVENTS, KEPT_STEPS, Poll, Recall, speeds_of
+from peerd.control.protocol import EventInfo, PeersReply, StepInfo
+from tests.cli.replies import counters, event_info, peers_reply, status_reply
 
-PLACES = st.dictionaries(st.sampled_from("abcdefgh"), st.builds(PeerPlace, st.integers(0, 3), st.booleans(), st.booleans()))
+Steps = tuple[StepInfo, ...]
+Events = tuple[EventInfo, ...]
 
 
 def step(number: int, loss: float = 1.0, time_s: float = 0.0) -> StepInfo:
     return StepInfo(step=number, loss=loss, tokens=100, time_s=time_s)
 
 
-def poll(at_s: float = 0.0, *, peers: PeersReply | None = None, steps: tuple[StepInfo, ...] = (), **status: Any) -> Poll:
-    return Poll(at_s=at_s, clock="12:00:00", status=status_reply(**status), peers=peers or peers_reply(), steps=steps)
+def poll(at_s: float = 0.0, *, peers: PeersReply | None = None, steps: Steps = (), events: Events = (), **status: Any) -> Poll:
+    return Poll(at_s=at_s, status=status_reply(**status), peers=peers or peers_reply(), steps=steps, events=events)
 
 
-def with_peers(*peers: dict[str, Any]) -> PeersReply:
-    reply = peers_reply(num_stages=2, peers_per_stage=0)
-    for fields in peers:
-        reply["stages"][fields["stage"]]["peers"].append(peer_info(**fields))
-    return reply
-
-
-@given(PLACES)
-def test_nothing_is_told_where_nothing_changed(places: dict[str, PeerPlace]) -> None:
-    assert changes(places, places, "a") == []
-
-
-@given(PLACES, PLACES)
-def test_whoever_came_or_went_is_told(before: dict[str, PeerPlace], now: dict[str, PeerPlace]) -> None:
-    told = changes(before, now, "me")
-    came, went = now.keys() - before.keys(), before.keys() - now.keys()
-    joined = sum(text.endswith(f"joined stage {place.stage}") for text in told for name, place in now.items() if text.startswith(name))
-    if len(came) <= 5:
-        assert joined == len(came)
-    assert (not came and not went) or told
+def texts(recall: Recall) -> list[str]:
+    return [event.text for event in recall.events]
 
 
 def test_a_peers_way_through_the_swarm_is_told_step_by_step() -> None:
-    ways = [
-        with_peers(),
-        with_peers({"id": "x", "stage": 0}),
-        with_peers({"id": "x", "stage": 0, "suspect": True}),
-        with_peers({"id": "x", "stage": 0}),
-        with_peers({"id": "x", "stage": 1}),
-        with_peers({"id": "x", "stage": 1, "leaving": True}),
-        with_peers(),
-        with_peers({"id": "x", "stage": 0}),
-        with_peers(),
-    ]
+    kinds = ("joined", "suspect", "back", "leaving", "left", "gone")
+    way = [event_info(number, kind, peer="x") for number, kind in enumerate(kinds)]
+    moved = event_info(9, "moved", peer="x", stage=0, text="from stage 1")
     recall = Recall()
-    for at_s, reply in enumerate(ways):
-        recall = recall.after(poll(float(at_s), peers=reply))
-    assert [event.text for event in recall.events] == [
-        "x joined stage 0",
-        "x fell silent in stage 0: suspect",
-        "x was heard again in stage 0",
-        "x moved from stage 0 to stage 1",
+    for number, event in enumerate((*way, moved)):
+        recall = recall.after(poll(float(number), events=(event,)))
+    assert texts(recall) == [
+        "x joined stage 1",
+        "x fell silent in stage 1: suspect",
+        "x was heard again in stage 1",
         "x began to leave stage 1",
         "x left stage 1",
-        "x joined stage 0",
-        "x vanished from stage 0",
+        "x vanished from stage 1",
+        "x moved from stage 1 to stage 0",
     ]
+    assert recall.last_event == 9
 
 
-def test_the_first_reading_is_no_news() -> None:
-    assert Recall().after(poll()).events == ()
-
-
-def test_of_a_stage_that_is_partly_known_nobody_is_told_to_come_or_go() -> None:
-    recall = Recall()
-    for number in range(3):
-        swarm = with_peers({"id": "near", "stage": 0}, {"id": f"far{number}", "stage": 1})
-        swarm["stages"][1]["num_peers"] = 125
-        recall = recall.after(poll(float(number), peers=swarm))
-    assert recall.events == ()
-    assert picture_of(poll(peers=swarm), recall).num_peers == 126
+def test_what_the_health_lines_say_and_what_came_before_is_no_event_here() -> None:
+    before = event_info(4, "joined", time_s=99.0)
+    recall = Recall(began_s=100.0).after(poll(events=(before, event_info(5, "raised", text="stage-empty: nobody serves stage 0"))))
+    assert (texts(recall), recall.last_event) == ([], 5)
 
 
 def test_many_at_once_are_counted() -> None:
-    crowd = peers_reply(num_stages=1, peers_per_stage=40)
-    recall = Recall().after(poll(peers=peers_reply(num_stages=1, peers_per_stage=0))).after(poll(1.0, peers=crowd))
-    assert [event.text for event in recall.events] == ["40 peers: joined stage 0"]
+    crowd = tuple(event_info(number, "joined", peer=f"p{number}") for number in range(40))
+    assert texts(Recall().after(poll(events=crowd))) == ["40 peers: joined stage 1"]
 
 
 def test_a_restarted_daemon_is_told_and_its_totals_start_anew() -> None:
-    before = Recall().after(poll(0.0, counters=counters(bytes_sent=10**9), steps=(step(7),)))
-    after = before.after(poll(1.0, pid=9, counters=counters(bytes_sent=5)))
-    assert [event.text for event in after.events] == ["your daemon was started again"]
+    gone = event_info(3, "gone", peer="x")
+    before = Recall().after(poll(0.0, counters=counters(bytes_sent=10**9), steps=(step(7),), events=(gone,)))
+    after = before.after(poll(1.0, pid=9, counters=counters(bytes_sent=5), events=(event_info(1, "started"),)))
+    assert texts(after) == ["x vanished from stage 1", "your daemon started and serves stage 1"]
+    assert after.last_event == 1
     assert after.bytes_per_second() == (0.0, 0.0)
     assert 7 not in after.losses
 
@@ -137,8 +102,8 @@ def test_speeds_come_from_the_times_of_steps_this_daemon_saw_end() -> None:
 def test_memory_is_bounded() -> None:
     recall = Recall()
     for number in range(300):
-        peers = with_peers({"id": f"p{number}", "stage": 0})
-        recall = recall.after(poll(float(number), peers=peers, steps=tuple(step(number * 10 + k) for k in range(10))))
+        steps = tuple(step(number * 10 + k) for k in range(10))
+        recall = recall.after(poll(float(number), steps=steps, events=(event_info(number, "joined"),)))
     assert len(recall.steps) == len(recall.losses) == KEPT_STEPS
     assert len(recall.events) == KEPT_EVENTS
     assert len(recall.traffic) <= 11

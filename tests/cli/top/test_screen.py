@@ -23,7 +23,7 @@ from peerd.cli.top.swarm_list import SwarmList
 from peerd.config.paths import Home
 from peerd.control.client import ControlClient
 from peerd.errors import PeerdError
-from tests.cli.replies import owner_info, peer_info, peers_reply, run_info, status_reply
+from tests.cli.replies import event_info, owner_info, peer_info, peers_reply, run_info, status_reply
 from tests.control.fake_daemon import serving
 
 WITHIN_S = 30.0
@@ -37,6 +37,7 @@ class Daemon:
         self.peers: dict[str, Any] = dict(peers_reply())
         self.peers["stages"][0]["peers"][0] = self.status["peer"]
         self.steps = [{"step": step, "loss": 5.0 - step, "tokens": 8192, "time_s": 1000.0 + step} for step in range(3)]
+        self.events: list[dict[str, Any]] = []
         self.asked: list[dict[str, Any]] = []
         self.refuses: set[str] = set()
 
@@ -50,7 +51,8 @@ class Daemon:
             case "peers":
                 return {"ok": self.peers}
             case "history":
-                return {"ok": {"schema": 1, "steps": [step for step in self.steps if step["step"] >= request["since"]]}}
+                steps = [step for step in self.steps if step["step"] >= request["since"]]
+                return {"ok": {"schema": 1, "steps": steps, "events": self.events[request["after"] :]}}
         return {"ok": {"schema": 1}}
 
 
@@ -143,8 +145,10 @@ async def test_it_follows_the_swarm(home: Home, daemon: Daemon) -> None:
         changed = peers_reply(num_stages=2)
         changed["work_step"] = 4
         changed["stages"][1]["peers"][0]["suspect"] = True
+        daemon.events = [dict(event_info(1, "suspect", peer=changed["stages"][1]["peers"][0]["id"], time_s=time.time()))]
         daemon.peers = dict(changed)
         await until(pilot, app, shows("step 4 of 30", "! suspect", "..xxxxxx10 fell silent in stage 1: suspect"))
+        await until(pilot, app, lambda _text: daemon.asked[-1].get("after") == 1)
 
 
 async def test_nothing_behind_a_dialog_moves(home: Home, daemon: Daemon) -> None:
@@ -176,8 +180,11 @@ async def test_a_daemon_that_ends_is_told_and_shown_again_when_it_comes_back(hom
     try:
         await until(pilot, app, shows("last heard", f"! no peerd daemon runs from {home.folder}", "stage 1"))  # what was last seen stays
         daemon.status["pid"] = 77
+        daemon.events = [dict(event_info(1, "started", time_s=time.time()))]
         with serving(home, daemon.answer):
-            await until(pilot, app, lambda text: shows("live, up", "was started again")(text) and "no peerd daemon" not in text)
+            await until(
+                pilot, app, lambda text: shows("live, up", "your daemon started and serves stage 1")(text) and "no peerd daemon" not in text
+            )
     finally:
         await context.__aexit__(None, None, None)
 
@@ -327,7 +334,7 @@ async def test_a_thousand_peers_cost_little_per_update(home: Home, daemon: Daemo
                 for peer in stage["peers"]:
                     peer["queue"] = number
             began_s = time.process_time()
-            now = Poll(at_s=float(number), clock="", status=status_reply(), peers=reply, steps=())
+            now = Poll(at_s=float(number), status=status_reply(), peers=reply, steps=())
             recall = recall.after(now)
             swarm.show(picture_of(now, recall))
             await pilot.pause()
