@@ -113,18 +113,10 @@ class DemoSwarm:
     def _await_next(self) -> None:
         """The one that has been starting for longest can be reached."""
         daemon = next(each for each in self.daemons if each.ready is None)
-        self._await(daemon)
+        ready = self._await(daemon)
         if daemon is self.daemons[0]:
             for waiting in self.daemons[1:]:
-                self._tell_address(waiting)
-
-    def _tell_address(self, daemon: DemoDaemon) -> None:
-        """Where to join; one that has ended meanwhile is told of by who awaits it."""
-        first = self.daemons[0].ready
-        assert first is not None
-        assert daemon.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            os.write(daemon.process.stdin.fileno(), f"{first.join}\n".encode())
+                waiting.tell(ready.join)
 
     def spawn_another(self, stage: int, address: str, dead: DemoDaemon | None = None) -> None:
         """One more daemon, maybe in the place of a dead one; does not wait until it can be reached."""
@@ -138,8 +130,9 @@ class DemoSwarm:
         home = self._make_home(peer)
         bequeath(bequest, home)
         daemon = self._spawn(peer, stage, home, {"join": address, "join_told": not address, "data": self.plan.data_of_joiners})
-        if not address and self.daemons[0].ready is not None:
-            self._tell_address(daemon)
+        first = self.daemons[0].ready
+        if not address and first is not None:
+            daemon.tell(first.join)
         return daemon
 
     def _await_or_kill(self, daemon: DemoDaemon) -> None:

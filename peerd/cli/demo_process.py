@@ -92,17 +92,23 @@ class DemoDaemon:
             if still is not None:
                 still.wake()
 
+    def tell(self, line: str) -> None:
+        """Write a line to its standard input. Where it has ended, whoever awaits it says so."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self.process.stdin.fileno(), f"{line}\n".encode())
+
     def close_stdin(self) -> None:
         """Which tells the daemon to leave."""
         with contextlib.suppress(OSError):
-            assert self.process.stdin is not None
-            self.process.stdin.close()
+            if self.process.stdin is not None:
+                self.process.stdin.close()
 
     def close(self) -> None:
         """Let go of an ended daemon's pipes and log."""
         self.close_stdin()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
         self.log.close()
 
     def log_tail(self) -> str:

@@ -123,7 +123,8 @@ def tail_of(log: bytes) -> str:
 
 def wait_until_ready(process: subprocess.Popen[bytes], timeout_s: float) -> Ready:
     """Read the ready line. Raises DaemonFailedError where the daemon ended instead, TimedOutError where it said nothing."""
-    assert process.stdout is not None
+    if process.stdout is None:
+        raise ValueError("the process was started without a pipe for its standard output")
     deadline = time.monotonic() + timeout_s
     received = b""
     with selectors.DefaultSelector() as selector, process.stdout as stdout:

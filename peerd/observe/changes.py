@@ -43,15 +43,12 @@ def _of_peers(before: SwarmState, after: SwarmState) -> Iterator[Event]:
         old, new = before.peers.get(peer), after.peers.get(peer)
         if old == new or {each.stage for each in (old, new) if each is not None} <= before.partly_known | after.partly_known:
             continue
-        if new is None:
-            assert old is not None
-            kind = "left" if old.leaving else "gone"
-            yield Event(time_s=after.time_s, kind=kind, peer=peer, stage=old.stage)
-        elif old is None:
-            yield Event(time_s=after.time_s, kind="joined", peer=peer, stage=new.stage)
-            yield from _of_one(peer, PeerState(new.stage), new, after.time_s)
-        else:
-            yield from _of_one(peer, old, new, after.time_s)
+        if new is not None:
+            if old is None:
+                yield Event(time_s=after.time_s, kind="joined", peer=peer, stage=new.stage)
+            yield from _of_one(peer, old or PeerState(new.stage), new, after.time_s)
+        elif old is not None:
+            yield Event(time_s=after.time_s, kind="left" if old.leaving else "gone", peer=peer, stage=old.stage)
 
 
 def _of_one(peer: str, old: PeerState, new: PeerState, time_s: float) -> Iterator[Event]:
