@@ -12,21 +12,72 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-BLOCKS = {8: 256, 6: 128, 5: 128, 4: 128}
-"""Values that share one scale, by the bits of each, from the most exact on: `int8` and so on."""
 TOPK_CHUNK = 4096
 """Values among which the largest are chosen; a position inside fits 2 bytes."""
 SCALE_BYTES = 4
 KEPT_BYTES = 6
 """Of one kept value: itself in float32, and its position."""
-_HALF = ("bfloat16", "float16")
 MOST_RANK = 64
 """Of PowerSGD; its sums go through a matrix once for each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecSpec:
+    """What is known of a codec before there is a tensor."""
+
+    example: str
+    """As a run.toml names it: a name, and a parameter after a colon if it has one."""
+    bits: int = 0
+    """Size of each value; 0 if the parameter decides."""
+    block: int = 0
+    """Number of consecutive values that share one scale; 0 if none do."""
+    error: float
+    """Bound on the error of one value, as a share of the value or, in a block, of its largest value."""
+    auto: tuple[str, ...] = ()
+    """What `auto` may choose of it, from the most exact to the smallest."""
+    is_for_averaging: bool = False
+    """True if only gradients that are averaged may travel so."""
+    remark: str
+    """For the table of codecs in docs/organiser.md."""
+
+    @property
+    def name(self) -> str:
+        return self.example.partition(":")[0]
+
+
+CODECS = (
+    CodecSpec(example="none", bits=32, error=0.0, auto=("none",), remark="nothing is lost"),
+    CodecSpec(example="bfloat16", bits=16, error=0.004, auto=("bfloat16",), remark="keeps the range of float32"),
+    CodecSpec(example="float16", bits=16, error=0.0005, remark="values beyond 65504 become 65504"),
+    CodecSpec(
+        example="int8", bits=8, block=256, error=0.004, auto=("int8",), remark="0.7 % of normal values; SWARM found no cost in quality"
+    ),
+    CodecSpec(example="int6", bits=6, block=128, error=0.017, auto=("int6",), remark="2.7 % of normal values"),
+    CodecSpec(example="int5", bits=5, block=128, error=0.034, auto=("int5",), remark="5.5 % of normal values"),
+    CodecSpec(example="int4", bits=4, block=128, error=0.072, auto=("int4",), remark="12 % of normal values"),
+    CodecSpec(
+        example="topk:0.1",
+        error=1.0,
+        auto=("topk:0.08", "topk:0.06", "topk:0.05"),
+        remark=f"sends the largest tenth of each {TOPK_CHUNK} values; for averaging, where the rest is made up for later",
+    ),
+    CodecSpec(
+        example="powersgd:4",
+        error=1.0,
+        is_for_averaging=True,
+        remark="size for a matrix of 1024 by 1024; sends its best approximation of rank 4 so far; the rest is made up for later",
+    ),
+)
+"""Every codec, from the most exact to the smallest. Their arithmetic is in wire/codecs.py, that of PowerSGD in averaging/lowrank.py."""
+EXAMPLES = tuple(spec.example for spec in CODECS if not spec.is_for_averaging)
+"""One codec of each name that any tensor may travel as."""
+FOR_AVERAGING = tuple(spec.example for spec in CODECS if spec.is_for_averaging)
+"""And those that only averaged gradients may."""
+_SPECS = {spec.name: spec for spec in CODECS}
 _TOPK = re.compile(r"topk:(0\.\d{1,6}|1)", re.ASCII)
 _POWERSGD = re.compile(r"powersgd:([1-9]\d?)", re.ASCII)
 _AUTO = re.compile(r"auto(?::(.+))?", re.ASCII)
-_INTEGERS = {f"int{bits}": bits for bits in BLOCKS}
-_PLAIN = ("none", *_HALF, *_INTEGERS)
+_PLAIN = tuple(spec.name for spec in CODECS if spec.bits)
 KNOWN = ", ".join(f'"{name}"' for name in _PLAIN) + ' or "topk:RATIO" with a ratio such as 0.1'
 KNOWN_WITH_AUTO = f'{KNOWN}, or "auto", or "auto:CODEC" with the smallest of them that may be used'
 
@@ -51,13 +102,8 @@ class Codec:
         return self.name != "none"
 
     @property
-    def is_half(self) -> bool:
-        return self.name in _HALF
-
-    @property
-    def bits(self) -> int:
-        """Of each value as a whole number of its block's scale; 0 for the other codecs."""
-        return _INTEGERS.get(self.name, 0)
+    def spec(self) -> CodecSpec:
+        return _SPECS[self.name]
 
     def kept(self, length: int) -> int:
         """How many of a chunk's values top-k keeps."""
@@ -73,10 +119,9 @@ class Codec:
 
     def num_bytes(self, length: int) -> int:
         """Bytes of `length` values of float32 that are in no matrix."""
-        if self.is_half:
-            return 2 * length
-        if self.bits:
-            return -(-self.bits * length // 8) + SCALE_BYTES * -(-length // BLOCKS[self.bits])
+        spec = self.spec
+        if spec.bits:
+            return -(-spec.bits * length // 8) + (SCALE_BYTES * -(-length // spec.block) if spec.block else 0)
         if self.name == "topk" and not self.is_dense(length):
             return KEPT_BYTES * self.num_kept(length)
         return 4 * length
@@ -102,7 +147,7 @@ def parse_codec(text: str) -> Codec:
     return _known(text)
 
 
-LADDER = (NONE, Codec("bfloat16"), *map(Codec, _INTEGERS), *(Codec("topk", ratio) for ratio in (0.08, 0.06, 0.05)))
+LADDER = tuple(parse_codec(name) for spec in CODECS for name in spec.auto)
 """What `auto` chooses from, each smaller than the one before and losing more: of activations top-k loses far more than 4 bits do."""
 
 

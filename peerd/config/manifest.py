@@ -68,8 +68,7 @@ class ComputeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireConfig:
-    """How tensors travel: "none", "bfloat16", "float16", "int8" (256 values share a scale), "int6", "int5", "int4" (128), "topk:RATIO" or
-    "auto"."""
+    """How tensors travel: as a codec of `CODECS` in codec.py, or as one that each link chooses ("auto")."""
 
     activations: str = "none"
     """Hidden states on their way to the next stage."""

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 
+from peerd.config.codec import EXAMPLES, FOR_AVERAGING
 from peerd.config.manifest import Manifest
 
 _HEAD = """\
 # A peerd run: what is trained, on what, and how. It is the same for every peer and is signed when the run starts.
 # Fields left out take their defaults. `peerd help organiser` goes through the steps.
 """
+
+_CODECS, _ALSO = (", ".join(f'"{name}"' for name in names) for names in (EXAMPLES, FOR_AVERAGING))
 
 # Filled in when the run starts, so not for the organiser to write.
 _DERIVED = {
@@ -29,7 +32,7 @@ _SECTIONS = {
     "start": "What the run begins from.",
     "train": "How it is trained. One step is one update of the whole model.",
     "compute": "How each peer computes.",
-    "wire": 'How tensors travel: "none", "bfloat16", "float16", "int8", "int6", "int5", "int4", or "topk:0.1" for the largest tenth.',
+    "wire": f"How tensors travel: {_CODECS}; see `peerd help organiser`.",
     "swarm": "How peers keep track of each other.",
 }
 
@@ -85,7 +88,7 @@ _FIELDS = {
     "compute.offload_optimizer": "Keep the optimizer's state in the machine's memory to spare a GPU's. Changes nothing on CPUs.",
     "wire.activations": 'Hidden states on their way to the next stage. "auto": each link is compressed as far as it needs.',
     "wire.activation_gradients": "Gradients on their way back.",
-    "wire.weight_gradients": 'Gradients that the peers of a stage average, or "powersgd:4". Replicas stay equal, but the sum is not exact.',
+    "wire.weight_gradients": f"Gradients that the peers of a stage average, or {_ALSO}. Replicas stay equal, but the sum is not exact.",
     "swarm.rebalance_period_s": "How often peers consider moving to a weaker stage; 0: never.",
     "swarm.checkpoint_every_steps": "Each peer keeps its stage on disk this often, so that a run that was switched off resumes; 0: never.",
     "swarm.announce_period_s": "How often a peer announces itself; three missed periods and it counts as gone.",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from peerd.config.codec import BLOCKS, SCALE_BYTES, TOPK_CHUNK, Codec
+from peerd.config.codec import SCALE_BYTES, TOPK_CHUNK, Codec, CodecSpec
 from peerd.errors import BadMessageError
 
 _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -23,11 +23,12 @@ _POSITION = torch.int16
 
 def encode(codec: Codec, values: Tensor) -> Tensor:
     """float32 [length] -> uint8 [codec.num_bytes(length)], on the same device."""
-    if codec.is_half:
+    spec = codec.spec
+    if codec.name in _HALVES:
         return _to_half(values, _HALVES[codec.name]).view(torch.uint8)
-    if codec.bits:
-        packed = _quantise(values, codec.bits)
-        return packed if codec.bits == 8 else _narrowed(packed, values.numel(), codec.bits)
+    if spec.block:
+        packed = _quantise(values, spec)
+        return packed if spec.bits == 8 else _narrowed(packed, values.numel(), spec.bits)
     if codec.name == "topk" and not codec.is_dense(values.numel()):
         return _keep_largest(codec, values)
     return values.contiguous().view(torch.uint8)
@@ -37,10 +38,11 @@ def decode(codec: Codec, data: Tensor, length: int) -> Tensor:
     """uint8 [codec.num_bytes(length)] -> float32 [length], on the same device."""
     if data.numel() != codec.num_bytes(length):
         raise BadMessageError(f"{data.numel()} bytes do not make {length} values as {codec}")
-    if codec.is_half:
+    spec = codec.spec
+    if codec.name in _HALVES:
         return data.view(_HALVES[codec.name]).float()
-    if codec.bits:
-        return _dequantise(data if codec.bits == 8 else _widened(data, length, codec.bits), length, BLOCKS[codec.bits])
+    if spec.block:
+        return _dequantise(data if spec.bits == 8 else _widened(data, length, spec.bits), length, spec.block)
     if codec.name == "topk" and not codec.is_dense(length):
         return _spread(codec, data, length)
     return data.view(torch.float32)
@@ -62,9 +64,9 @@ def _to_half(values: Tensor, kind: torch.dtype) -> Tensor:
     return halves
 
 
-def _quantise(values: Tensor, bits: int) -> Tensor:
+def _quantise(values: Tensor, spec: CodecSpec) -> Tensor:
     """Per block its largest magnitude / the largest code as scale, and each value as the nearest multiple (Dettmers, arXiv 1511.04561)."""
-    block, largest = BLOCKS[bits], (1 << bits - 1) - 1
+    block, largest = spec.block, (1 << spec.bits - 1) - 1
     length, full = values.numel(), values.numel() // block
     num_blocks = -(-length // block)
     packed = torch.empty(SCALE_BYTES * num_blocks + length, dtype=torch.uint8, device=values.device)

@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch import Tensor
 
-from peerd.config.codec import Codec, parse_codec
+from peerd.config.codec import EXAMPLES, Codec, parse_codec
 from peerd.wire.tensors import decode, encode
 from scripts.benchmarks._report import SCHEMA
 
-NAMES = ("none", "bfloat16", "float16", "int8", "int6", "int5", "int4", "topk:0.1", "topk:0.01")
+NAMES = (*EXAMPLES, "topk:0.01")
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from peerd.config.codec import CODECS
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig, dump
 from scripts.benchmarks._namespaces import Network, require_root
 from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
@@ -41,7 +42,7 @@ WITHIN = 0.95
 MICROBATCHES = {"link": 64, "codecs": 24, "mediated": 24}
 """Of a step: raw activations take five times as long as the work where codecs are compared, and more through a trainer."""
 STAGES = {"link": 2, "codecs": 2, "mediated": 4}
-CODECS = ("none", "bfloat16", "int8", "int6", "int5", "int4", "topk:0.1", "auto")
+COMPARED = (*(spec.example for spec in CODECS if spec.auto), "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +176,7 @@ def other_work(one: Side, other: Side) -> list[str]:
 
 def codec_by_codec(plan: Plan, _folder: Path) -> tuple[list[Row], list[str]]:
     with Network(2, SLOW) as network:
-        sides = [peers(plan, codec, network, "link") for codec in CODECS]
+        sides = [peers(plan, codec, network, "link") for codec in COMPARED]
         take_turns(plan, sides)
     best = min(sides[:-1], key=lambda side: statistics.median(side.seconds))
     rows = [row(side, best) for side in sides]

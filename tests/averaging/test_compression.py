@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peerd.averaging.compression import Compression, Slice
-from peerd.config.codec import parse_allowed, parse_averaged
+from peerd.config.codec import CODECS, parse_allowed, parse_averaged
 from peerd.errors import BadMessageError
 from peerd.table.record import AverageId
 
 LENGTH = 301
 SHAPES = [(12, 20), (30,), (5, 2, 3)]
 """Of parameters that make that length with the sum of losses."""
-LOSSY = ["bfloat16", "int8", "int6", "int4", "topk:0.1", "powersgd:2"]
+LOSSY = [*(spec.example for spec in CODECS if spec.error), "powersgd:2"]
 
 
 def whole(codec: str) -> Slice:
@@ -101,7 +101,7 @@ def test_a_part_that_is_not_finite_is_refused() -> None:
         compression.received([b"\xff" * compression.num_bytes(whole("int8"))], whole("int8"))
 
 
-@given(st.lists(st.sampled_from(["none", "bfloat16", "int8", "topk:0.1"]), min_size=1, max_size=12))
+@given(st.lists(st.sampled_from([*map(str, parse_allowed("auto:topk:0.1").codecs)]), min_size=1, max_size=12))
 def test_what_one_rounds_codec_left_out_the_next_ones_makes_up_for(codecs: list[str]) -> None:
     """With `auto` a leader may name another codec in each round; after an exact one nothing is left out."""
     compression = Compression(parse_allowed("auto:topk:0.1"), torch.float32)

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from peerd.averaging import rounds
-from peerd.config.codec import parse_codec
+from peerd.config.codec import CODECS, parse_codec
 from peerd.config.manifest import Manifest, WireConfig
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.stage.accumulator import split_evenly
@@ -76,9 +76,7 @@ async def test_all_members_end_with_the_same_bits_which_are_the_whole_sum(make_g
     assert group.failures == []
 
 
-@pytest.mark.parametrize(
-    ("codec", "apart"), [("bfloat16", 0.01), ("int8", 0.02), ("int5", 0.15), ("int4", 0.3), ("topk:0.5", 1.0), ("powersgd:8", 1.0)]
-)
+@pytest.mark.parametrize(("codec", "apart"), [(spec.example, min(1.0, 5 * spec.error)) for spec in CODECS if spec.error])
 @pytest.mark.parametrize("num_members", [1, 3])
 async def test_compressed_sums_are_equal_to_the_bit_at_every_member(
     make_group: MakeGroup, num_members: int, codec: str, apart: float

@@ -7,11 +7,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from peerd.config.codec import EXAMPLES, FOR_AVERAGING
 from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, StartConfig, SwarmConfig, TrainConfig, WireConfig
 from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
 
-codecs = st.sampled_from(["none", "bfloat16", "float16", "int8", "int5", "topk:0.1", "topk:1", "auto", "auto:int8"])
-averaged_codecs = codecs | st.sampled_from(["powersgd:1", "powersgd:64"])
+codecs = st.sampled_from([*EXAMPLES, "topk:1", "auto", "auto:int8"])
+averaged_codecs = codecs | st.sampled_from([*FOR_AVERAGING, "powersgd:1", "powersgd:64"])
 names = st.text("abcdefghijklmnopqrstuvwxyzABCXYZ0123456789-_.", min_size=1, max_size=64)
 sources = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from peerd.config.codec import parse_codec
+from peerd.config.codec import EXAMPLES, parse_codec
 from peerd.config.manifest import Manifest, WireConfig
 from peerd.errors import BadMessageError, PeerGoneError
 from peerd.link.links import Bytes
@@ -24,7 +24,6 @@ from peerd.wire.tensors import encode
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
-CODECS = ["none", "bfloat16", "float16", "int8", "int6", "int5", "int4", "topk:0.25"]
 PASSES = {SpanKind.FORWARD, SpanKind.RECOMPUTE, SpanKind.BACKWARD}
 TOKENS, LABELS = torch.randint(0, 256, (2, 2, 16), generator=torch.Generator().manual_seed(3)).unbind(0)
 
@@ -82,7 +81,7 @@ def make_chain() -> Iterator[Callable[[WireConfig], Chain]]:
             executor.close()
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", EXAMPLES)
 async def test_the_chain_gives_the_references_gradients_to_the_bit(make_chain: Callable[[WireConfig], Chain], codec: str) -> None:
     wire = WireConfig(activations=codec, activation_gradients=codec)
     chain = make_chain(wire)

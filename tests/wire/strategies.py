@@ -6,7 +6,7 @@ import math
 
 from hypothesis import strategies as st
 
-from peerd.config.codec import parse_codec
+from peerd.config.codec import EXAMPLES, parse_codec
 from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.table.record import PeerId
@@ -22,7 +22,7 @@ shapes = st.lists(st.integers(0, 6), min_size=1, max_size=4).map(tuple)
 def tensors(draw: st.DrawFn) -> TensorBytes:
     """A tensor whose bytes travel separately."""
     dtype = draw(st.sampled_from(sorted(ITEM_BYTES)))
-    names = ["none", "bfloat16", "float16", "int8", "int6", "int5", "int4", "topk:0.25"] if dtype == "float32" else ["none"]
+    names = EXAMPLES if dtype == "float32" else ("none",)
     return TensorBytes(dtype, draw(shapes), (), parse_codec(draw(st.sampled_from(names))))
 
 
@@ -38,14 +38,14 @@ def calls(draw: st.DrawFn) -> Call:
         labels=draw(tensors()),
         path=draw(st.dictionaries(st.integers(0, 4095), peers, max_size=4)),
         attempt=draw(st.integers(0, (1 << 32) - 1)),
-        gradient_codec=draw(st.none() | st.sampled_from(["none", "bfloat16", "topk:0.1"]).map(parse_codec)),
+        gradient_codec=draw(st.none() | st.sampled_from(EXAMPLES).map(parse_codec)),
     )
 
 
 @st.composite
 def rosters(draw: st.DrawFn) -> Roster:
     entries = draw(st.lists(st.builds(RosterEntry, peers, numbers, numbers, bitmaps), max_size=4))
-    codec = draw(st.sampled_from(["", "none", "int8", "topk:0.1"]))
+    codec = draw(st.sampled_from(["", *EXAMPLES]))
     return Roster(draw(st.integers(0, 4095)), draw(numbers), draw(numbers), draw(peers), tuple(entries), codec)
 
 

@@ -11,14 +11,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from peerd.config.codec import BLOCKS, LADDER, TOPK_CHUNK, Codec, parse_allowed, parse_codec
+from peerd.config.codec import CODECS, EXAMPLES, LADDER, TOPK_CHUNK, Codec, parse_allowed, parse_codec
 from peerd.errors import BadMessageError
 from peerd.wire.codecs import decode, encode, through
 from peerd.wire.tensors import decode as decode_tensor
 from peerd.wire.tensors import encode as encode_tensor
 from peerd.wire.tensors import take
 
-NAMES = ["none", "bfloat16", "float16", "int8", "int6", "int5", "int4", "topk:0.01", "topk:0.25", "topk:0.9", "topk:1"]
+NAMES = (*EXAMPLES, "topk:0.01", "topk:0.25", "topk:0.9", "topk:1")
+BLOCK = max(spec.block for spec in CODECS)
+BELOW = {"float16": 65504.0}
+"""Up to where the bound on the error holds."""
+SMALLEST = {"bfloat16": 1e-38, "float16": 2.0**-25}
+"""An error of this size is none: the codec has no smaller values. Others send what is below 1e-30 as zero."""
 codecs = st.sampled_from(NAMES).map(parse_codec)
 CPU = torch.device("cpu")
 
@@ -30,13 +35,21 @@ def normal(length: int, seed: int = 0, scale: float = 1.0) -> Tensor:
 @st.composite
 def vectors(draw: st.DrawFn) -> Tensor:
     """Odd lengths around blocks and chunks, odd magnitudes, zeros and ties among them."""
-    length = draw(st.integers(0, 3 * BLOCKS[8] + 1) | st.integers(TOPK_CHUNK - 2, 2 * TOPK_CHUNK + 2))
+    length = draw(st.integers(0, 3 * BLOCK + 1) | st.integers(TOPK_CHUNK - 2, 2 * TOPK_CHUNK + 2))
     values = normal(length, draw(st.integers(0, 100)), 10.0 ** draw(st.integers(-38, 30)))
     if draw(st.booleans()):
         values[::2] = 0.0
     if draw(st.booleans()):
         values = values.sign() * draw(st.floats(2.0**-99, 2.0**99, width=32))
     return values
+
+
+def reference_of(codec: Codec, values: Tensor) -> Tensor:
+    """Of what each value's error is a share: of the value, or of the largest in its block."""
+    size = codec.spec.block
+    if not size or not values.numel():
+        return values.abs()
+    return torch.cat([block.abs().max().expand(len(block)) for block in values.split(size)])  # type: ignore[no-untyped-call]
 
 
 @given(codecs, vectors())
@@ -46,19 +59,11 @@ def test_a_vector_comes_back_as_near_as_promised_in_as_many_bytes_as_told(codec:
     assert (packed.dtype, packed.numel()) == (torch.uint8, codec.num_bytes(values.numel()))
     back = decode(codec, packed, values.numel())
     assert (back.dtype, back.shape) == (values.dtype, values.shape)
-    error = (back - values).abs()
-    if codec.name == "none":
-        assert torch.equal(back, values)
-    elif codec.name == "bfloat16":
-        assert bool((error <= 2.0**-8 * values.abs() + 1e-38).all())
-    elif codec.name == "float16":
-        assert bool((error <= 2.0**-11 * values.abs() + 2.0**-25)[values.abs() < 65504].all())
-        assert bool((back.abs() <= 65504).all())
-    elif codec.bits:
-        size, parts = BLOCKS[codec.bits], 0.996 * (2**codec.bits - 2)
-        peaks = [block.abs().max() for block in values.split(size)] if values.numel() else []  # type: ignore[no-untyped-call]
-        allowed = torch.cat([peak.expand(size) for peak in peaks])[: values.numel()] / parts if peaks else values
-        assert bool((error <= allowed.clamp_min(1e-30)).all())
+    if codec.spec.bits:
+        allowed = codec.spec.error * reference_of(codec, values)
+        error, most = (back - values).abs(), BELOW.get(codec.name, math.inf)
+        assert bool((error <= allowed + SMALLEST.get(codec.name, 1e-30))[values.abs() < most].all())
+        assert bool((back.abs() <= most).all())
     else:
         assert bool(((back == values) | (back == 0)).all())
         for sent, given_ in zip(back.split(TOPK_CHUNK), values.split(TOPK_CHUNK), strict=True):  # type: ignore[no-untyped-call]
@@ -86,7 +91,7 @@ def test_tensors_that_travelled_together_are_told_apart_wherever_their_bytes_wer
     assert all(torch.equal(decode_tensor(each, CPU), tensor) for each, tensor in zip(taken, tensors, strict=True))
 
 
-@given(codecs, st.integers(0, 2 * BLOCKS[8]), st.integers(0, 2**32 - 1))
+@given(codecs, st.integers(0, 2 * BLOCK), st.integers(0, 2**32 - 1))
 def test_any_bytes_make_values_or_are_refused(codec: Codec, length: int, seed: int) -> None:
     data = torch.randint(0, 256, (codec.num_bytes(length),), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     try:
@@ -121,24 +126,17 @@ def test_positions_must_rise_inside_the_tensor(positions: list[int], fine: bool)
 
 
 def test_each_codec_takes_its_share_of_the_bytes() -> None:
-    length = 1 << 20
-    shares = {name: parse_codec(name).num_bytes(length) / (4 * length) for name in NAMES}
-    assert shares == pytest.approx(
-        {
-            "none": 1,
-            "bfloat16": 0.5,
-            "float16": 0.5,
-            "int8": 65 / 256,
-            "int6": 25 / 128,
-            "int5": 21 / 128,
-            "int4": 17 / 128,
-            "topk:0.01": 0.015,
-            "topk:0.25": 0.375,
-            "topk:0.9": 1,
-            "topk:1": 1,
-        },
-        rel=0.01,
-    )
+    length, halves = 1 << 20, {"none": 1, "bfloat16": 0.5, "float16": 0.5}
+    integers = {"int8": 65 / 256, "int6": 25 / 128, "int5": 21 / 128, "int4": 17 / 128}
+    shares = halves | integers | {"topk:0.01": 0.015, "topk:0.25": 0.375, "topk:0.9": 1, "topk:1": 1}
+    assert {name: parse_codec(name).num_bytes(length) / (4 * length) for name in shares} == pytest.approx(shares, rel=0.01)
+
+
+@pytest.mark.parametrize("codec", [codec for codec in map(parse_codec, EXAMPLES) if codec.spec.bits], ids=str)
+def test_the_bound_on_a_codecs_error_is_nearly_reached(codec: Codec) -> None:
+    values = normal(1 << 16)
+    error = (through(codec, values) - values).abs() / reference_of(codec, values)
+    assert 0.9 * codec.spec.error <= float(error.max()) <= codec.spec.error
 
 
 def test_eight_bits_cost_seven_thousandths_of_normal_values() -> None:
