@@ -1,1 +1,1 @@
-"""What the run is (manifest), what this volunteer allows (settings) and where their files live (paths)."""
+"""Configuration: the run (manifest), this volunteer's choices (settings, limits) and the location of their files (paths)."""

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: write a draft, then rename it into place."""
+"""Atomic files: a draft is written, then renamed into place, so that a reader sees the old content or all of the new."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from peerd.errors import DiskError
 
 @contextmanager
 def draft(folder: Path) -> Iterator[Path]:
-    """A fresh path in `folder` (created if need be) to write to and then `commit`; gone at the block's end if it was not.
+    """Yield a new path in `folder` to write to and then `commit`. The folder is created if needed.
 
-    An OSError inside the block becomes a DiskError that says what to do.
+    A draft that was not committed is removed at the end of the block. An OSError inside the block becomes a DiskError with a remedy.
     """
     path = folder / f".{os.getpid()}-{secrets.token_hex(4)}.part"
     try:
@@ -30,14 +30,14 @@ def draft(folder: Path) -> Iterator[Path]:
 
 
 def commit(written: Path, target: Path) -> None:
-    """Give a finished draft its name; after a power cut too the target holds either its old content or all of the new."""
+    """Rename a finished draft to its target. Even after a power cut the target holds its old content or all of the new."""
     with written.open("rb") as stream:
         os.fsync(stream.fileno())
     written.replace(target)
 
 
 def disk_error(folder: Path, error: OSError) -> DiskError:
-    """What an OSError while writing to `folder` means to its reader."""
+    """Turn an OSError from writing to `folder` into a DiskError that says what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskError(f"{folder}: the disk is full", "free some space and run the command again")
     if error.errno == errno.EFBIG:

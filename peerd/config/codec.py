@@ -1,7 +1,7 @@
-"""The codecs that tensors travel in: what a manifest and a message call them, and how many bytes each takes.
+"""The codecs of tensors on the wire: their names in manifests and messages, and their sizes.
 
-Sizes follow from codec and shape alone, so a message of another size is refused before its bytes come. How values become
-bytes is `wire/codecs.py`; which of several a link takes is `policy/route/compressing.py`.
+The size follows from codec and shape alone, so a message of another size is refused before its bytes arrive. `wire/codecs.py` converts
+values to bytes; `policy/route/compressing.py` chooses a codec for each link.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 TOPK_CHUNK = 4096
-"""Values among which the largest are chosen; a position inside fits 2 bytes."""
+"""Number of values in a chunk, of which top-k keeps the largest. A position inside a chunk fits in 2 bytes."""
 SCALE_BYTES = 4
 KEPT_BYTES = 6
-"""Of one kept value: itself in float32, and its position."""
+"""Size of one kept value: float32 and its position."""
 MOST_RANK = 64
-"""Of PowerSGD; its sums go through a matrix once for each."""
+"""Largest rank of PowerSGD. The cost of compression grows with the rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecSpec:
-    """What is known of a codec before there is a tensor."""
+    """Properties of a codec that do not depend on a tensor."""
 
     example: str
-    """As a run.toml names it: a name, and a parameter after a colon if it has one."""
+    """Its name in a run.toml, with a parameter after a colon if it has one."""
     bits: int = 0
     """Size of each value; 0 if the parameter decides."""
     block: int = 0
@@ -34,11 +34,11 @@ class CodecSpec:
     error: float
     """Bound on the error of one value, as a share of the value or, in a block, of its largest value."""
     auto: tuple[str, ...] = ()
-    """What `auto` may choose of it, from the most exact to the smallest."""
+    """Its variants that `auto` may choose, from the most exact to the smallest."""
     is_for_averaging: bool = False
-    """True if only gradients that are averaged may travel so."""
+    """True if it is allowed for averaged gradients only."""
     remark: str
-    """For the table of codecs in docs/organiser.md."""
+    """Text for the table of codecs in docs/organiser.md."""
 
     @property
     def name(self) -> str:
@@ -68,11 +68,11 @@ CODECS = (
         remark="size for a matrix of 1024 by 1024; sends its best approximation of rank 4 so far; the rest is made up for later",
     ),
 )
-"""Every codec, from the most exact to the smallest. Their arithmetic is in wire/codecs.py, that of PowerSGD in averaging/lowrank.py."""
+"""Every codec, from the most exact to the smallest. wire/codecs.py implements them, averaging/lowrank.py implements PowerSGD."""
 EXAMPLES = tuple(spec.example for spec in CODECS if not spec.is_for_averaging)
-"""One codec of each name that any tensor may travel as."""
+"""One codec of each name that is allowed for every kind of tensor."""
 FOR_AVERAGING = tuple(spec.example for spec in CODECS if spec.is_for_averaging)
-"""And those that only averaged gradients may."""
+"""One codec of each name that is allowed for averaged gradients only."""
 _SPECS = {spec.name: spec for spec in CODECS}
 _TOPK = re.compile(r"topk:(0\.\d{1,6}|1)", re.ASCII)
 _POWERSGD = re.compile(r"powersgd:([1-9]\d?)", re.ASCII)
@@ -84,13 +84,13 @@ KNOWN_WITH_AUTO = f'{KNOWN}, or "auto", or "auto:CODEC" with the smallest of the
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How a tensor of float32 travels. `none` is raw bytes, of any type."""
+    """The encoding of a float32 tensor. `none` is raw bytes, of any element type."""
 
     name: str
     ratio: float = 1.0
     """Share of values that top-k keeps."""
     rank: int = 0
-    """Of PowerSGD's factors, which matrices travel as; values in no matrix travel raw."""
+    """Rank of PowerSGD's factors, which replace matrices; values outside matrices are sent raw."""
 
     def __str__(self) -> str:
         if self.rank:
@@ -106,19 +106,19 @@ class Codec:
         return _SPECS[self.name]
 
     def kept(self, length: int) -> int:
-        """How many of a chunk's values top-k keeps."""
+        """Number of values that top-k keeps of a chunk of `length`."""
         return max(1, math.ceil(self.ratio * length)) if length else 0
 
     def num_kept(self, length: int) -> int:
-        """How many of `length` values top-k keeps, chunk by chunk."""
+        """Number of values that top-k keeps of `length`, which are split into chunks."""
         return length // TOPK_CHUNK * self.kept(TOPK_CHUNK) + self.kept(length % TOPK_CHUNK)
 
     def is_dense(self, length: int) -> bool:
-        """Whether top-k sends everything, because positions beside the values would take more."""
+        """True if top-k sends all values, because values with positions would be larger."""
         return KEPT_BYTES * self.num_kept(length) >= 4 * length
 
     def num_bytes(self, length: int) -> int:
-        """Bytes of `length` values of float32 that are in no matrix."""
+        """Size of `length` float32 values outside matrices."""
         spec = self.spec
         if spec.bits:
             return -(-spec.bits * length // 8) + (SCALE_BYTES * -(-length // spec.block) if spec.block else 0)
@@ -137,23 +137,23 @@ def _known(text: str) -> Codec:
         return Codec("topk", float(match[1]))
     if text in _PLAIN:
         return Codec(text)
-    raise ValueError(f"{text[:20]!r} is no codec; known are {KNOWN}")
+    raise ValueError(f"{text[:20]!r} is not a codec; known are {KNOWN}")
 
 
 def parse_codec(text: str) -> Codec:
-    """ValueError for a name that is none."""
+    """Parse a codec's name. ValueError for an unknown one."""
     if len(text) > 16:
-        raise ValueError(f"{text[:20]!r} is no codec; known are {KNOWN}")
+        raise ValueError(f"{text[:20]!r} is not a codec; known are {KNOWN}")
     return _known(text)
 
 
 LADDER = tuple(parse_codec(name) for spec in CODECS for name in spec.auto)
-"""What `auto` chooses from, each smaller than the one before and losing more: of activations top-k loses far more than 4 bits do."""
+"""The choices of `auto`. Each is smaller and less exact than the one before; for activations top-k loses far more than 4 bits do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a run lets one kind of tensor travel as: one codec, or with `auto` several, from the most exact to the smallest."""
+    """The codecs that a run allows for one kind of tensor: one, or several with `auto`, from the most exact to the smallest."""
 
     codecs: tuple[Codec, ...]
 
@@ -177,13 +177,13 @@ class Allowed:
 
 
 def parse_allowed(text: str) -> Allowed:
-    """A codec's name, or `auto`. ValueError for anything else."""
+    """Parse a codec's name or `auto`. ValueError for anything else."""
     match = _AUTO.fullmatch(text)
     if match is None:
         try:
             return Allowed((parse_codec(text),))
         except ValueError:
-            raise ValueError(f"{text[:20]!r} is no codec; known are {KNOWN_WITH_AUTO}") from None
+            raise ValueError(f"{text[:20]!r} is not a codec; known are {KNOWN_WITH_AUTO}") from None
     smallest = LADDER[-1] if match[1] is None else parse_codec(match[1])
     if smallest not in LADDER[1:] and (smallest.name != "topk" or smallest.num_bytes(TOPK_CHUNK) >= Codec("int8").num_bytes(TOPK_CHUNK)):
         known = ", ".join(str(codec) for codec in LADDER[1:] if codec.name != "topk")
@@ -193,7 +193,7 @@ def parse_allowed(text: str) -> Allowed:
 
 
 def parse_averaged(text: str) -> Allowed:
-    """What gradients that are averaged may travel as: PowerSGD too, which needs to know their matrices. ValueError for anything else."""
+    """Parse the codec of averaged gradients. It may be PowerSGD, too, because their matrices are known. ValueError for anything else."""
     match = _POWERSGD.fullmatch(text)
     if match is not None and int(match[1]) <= MOST_RANK:
         return Allowed((Codec("powersgd", rank=int(match[1])),))
@@ -204,6 +204,6 @@ def parse_averaged(text: str) -> Allowed:
 
 
 def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of a parameter, as near to square as its dimensions allow; a vector has one column."""
+    """Rows and columns of a parameter as a matrix, as close to square as its dimensions allow. A vector has one column."""
     cuts = range(1, max(2, len(shape)))
     return min(((math.prod(shape[:cut]), math.prod(shape[cut:])) for cut in cuts), key=sum)

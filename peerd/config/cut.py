@@ -1,4 +1,4 @@
-"""What follows from a manifest's [model] and [train]: where the model is cut into stages, and how long a step's sequences are."""
+"""Values derived from a manifest's [model] and [train]: the cut of the model into stages, and the sequence length of each step."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ MAX_POINTS_TO_CHOOSE_FROM = 256
 
 
 def group_starts(model: AnyModel) -> tuple[int, ...]:
-    """Layers, but the first, with which a group of layers that share weights begins."""
+    """First layer of each group of layers that share weights, except the first group."""
     return tuple(range(model.layers_per_group, model.num_layers, model.layers_per_group))
 
 
 def cut_points(model: AnyModel) -> tuple[int, ...]:
-    """Layers before which the model may be cut: where a group begins, and where it is narrow if that is prescribed."""
+    """Layers before which the model may be cut: the first of each group, or the narrow boundaries if the manifest names them."""
     return model.boundary_layers or group_starts(model)
 
 
 def layer_counts(model: AnyModel, train: TrainConfig) -> tuple[int, ...] | None:
-    """Layers of each stage, or None where their cost decides; an even cut gives earlier stages the remainder."""
+    """Number of layers of each stage, or None if their cost decides. An even cut gives the remainder to earlier stages."""
     if train.cut == "cost":
         return None
     if train.cut != "even":
@@ -33,7 +33,7 @@ def layer_counts(model: AnyModel, train: TrainConfig) -> tuple[int, ...] | None:
 
 
 def check_model(model: ModelConfig) -> None:
-    """Groups and narrow boundaries; ValueError names the field."""
+    """Check groups and narrow boundaries. ValueError names the field."""
     size, factor = model.layers_per_group, model.boundary_factor
     if not 1 <= size <= model.num_layers or model.num_layers % size:
         raise ValueError(f"model.num_layers ({model.num_layers}) must be a multiple of model.layers_per_group ({size})")
@@ -47,7 +47,7 @@ def check_model(model: ModelConfig) -> None:
 
 
 def check_cut(model: AnyModel, train: TrainConfig) -> None:
-    """That the model can be cut so; ValueError names the field."""
+    """Check that the model can be cut as [train] says. ValueError names the field."""
     counts, num_stages, points = layer_counts(model, train), train.num_stages, cut_points(model)
     told = f"the model can be cut before layers {_listed(points)} only"
     if num_stages > len(points) + 1:
@@ -64,7 +64,7 @@ def check_cut(model: AnyModel, train: TrainConfig) -> None:
 
 
 def check_ramp(train: TrainConfig) -> None:
-    """The growth of sequences; ValueError names the field."""
+    """Check the growth of sequences. ValueError names the field."""
     first, steps = train.first_sequence_length, train.sequence_length_steps
     if bool(first) != bool(steps):
         raise ValueError("train.first_sequence_length and train.sequence_length_steps go together: set both or neither")
@@ -75,7 +75,7 @@ def check_ramp(train: TrainConfig) -> None:
 
 
 def sequence_length_at(train: TrainConfig, step: int) -> int:
-    """Tokens per sequence at a step: a linear ramp in multiples of 8 (Li et al., arXiv 2108.06084), the same for every peer."""
+    """Tokens per sequence at a step: a linear ramp in multiples of 8 (Li et al., arXiv 2108.06084), equal for all peers."""
     if step >= train.sequence_length_steps:
         return train.sequence_length
     risen = (train.sequence_length - train.first_sequence_length) * step // train.sequence_length_steps

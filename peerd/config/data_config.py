@@ -1,4 +1,4 @@
-"""Which text a run trains on and what its tokens are: the manifest's [data]."""
+"""The manifest's [data]: the text that a run trains on, and its tokens."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from pathlib import Path
 from peerd.config.bounds import between
 
 REMOTE = ("http://", "https://", "hub:")
-"""What the name of a data source or tokenizer begins with that is not on this machine."""
+"""Prefixes of data sources and tokenizers that are not on this machine."""
 LOCAL = "local"
-"""What a signed manifest calls a file that only its organiser has; peers never learn a path of another machine."""
+"""Name of a file of the organiser's in a signed manifest; peers never learn a path of another machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """Which tokens the run trains on. Peers agree on the token file's hash, never on a path."""
+    """The tokens that the run trains on. Peers agree on the token file's hash, never on a path."""
 
     source: str = "stdlib"
     """`stdlib` (the Python standard library's sources), or in a run.toml a file, a folder, a URL or `hub:NAME` of the organiser."""
     source_blake3: str = ""
-    """Hash of the file that a URL gives, hex; filled in when the run is started. Where it is given, another file is refused."""
+    """Hash of the file behind a URL, hex; filled in when the run is started. A file with another hash is refused."""
     field: str = ""
-    """The field of jsonl records or parquet rows that holds the text; empty: files are plain text."""
+    """The field of jsonl records or parquet rows that holds the text; empty: plain text files."""
     tokenizer: str = "bytes"
     """`bytes`, `bpe:SIZE` (trained on the text), or in a run.toml a tokenizer.json, its folder or `hub:NAME`."""
     evaluation_fraction: float = 0.0
-    """Share of the tokens, at the end of the token file, that evaluation reads and training never does."""
+    """Share of the tokens, at the end of the token file, that is used for evaluation and never for training."""
     blake3: str = ""
     """Hash of the token file, hex; filled in when the run is started."""
     chunks_blake3: str = ""
-    """Hash of the hashes of its chunks, by which a download from a peer is checked; filled in when the run is started."""
+    """Hash of the hashes of its chunks, which checks a download from a peer; filled in when the run is started."""
     num_tokens: int = 0
     """Length of the token file; filled in when the run is started."""
     token_bytes: int = 1
-    """Bytes per token in it: 1, 2 or 4, little endian; filled in when the run is started."""
+    """Bytes per token in the token file: 1, 2 or 4, little endian; filled in when the run is started."""
     tokenizer_blake3: str = ""
     """Hash of the tokenizer.json, hex; filled in when the run is started. Empty for bytes."""
     end_of_text: str = ""
-    """The token that ends each document; filled in when the run is started. Empty where there is none."""
+    """The token that ends each document; filled in when the run is started. Empty if there is none."""
 
     def __post_init__(self) -> None:
         between("data.evaluation_fraction", self.evaluation_fraction, 0.0, 0.5)
@@ -60,7 +60,7 @@ class DataConfig:
         return not plain
 
     def located(self, folder: Path) -> DataConfig:
-        """With its paths as seen from `folder`, where the run.toml lies; what is no path stays as it is."""
+        """The same with absolute paths. Relative ones start at `folder`, which holds the run.toml; addresses and names stay."""
         source, tokenizer = self.source, self.tokenizer
         if source != "stdlib" and not source.startswith(REMOTE):
             source = str((folder / Path(source).expanduser()).absolute())
@@ -69,7 +69,7 @@ class DataConfig:
         return dataclasses.replace(self, source=source, tokenizer=tokenizer)
 
     def published(self) -> DataConfig:
-        """As the signed manifest has it: peers never learn a path of another machine, or an address with a key in it."""
+        """The version for the signed manifest: peers never learn a path of another machine, or an address that contains a key."""
         source = self.source if self.source == "stdlib" else LOCAL
         tokenizer = self.tokenizer if self.tokenizer == "bytes" or self.tokenizer.startswith("bpe:") else LOCAL
         return dataclasses.replace(self, source=source, tokenizer=tokenizer)
@@ -83,6 +83,6 @@ def _names_a_tokenizer(tokenizer: str) -> bool:
 
 
 def check_hash(name: str, value: str) -> None:
-    """ValueError unless this is a BLAKE3 in hex, or empty: it becomes part of a path."""
+    """Raise a ValueError unless this is a BLAKE3 in hex, or empty. The hash becomes part of a path."""
     if value and not (len(value) == 64 and all(character in "0123456789abcdef" for character in value)):
         raise ValueError(f"{name} must be 64 hex digits")

@@ -1,4 +1,4 @@
-"""The owner's limits as text and as a file in the home: what `peerd limits` reads and writes."""
+"""The owner's limits, as text for `peerd limits` and as a file in the home."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TIME = re.compile(r"(\d{1,2}):(\d{2})", re.ASCII)
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second of `20Mbit` or `2.5MB/s`. ValueError says what is wrong."""
+    """Parse `20Mbit` or `2.5MB/s` into bytes per second. ValueError says what is wrong."""
     if text.lower() == NONE:
         return 0.0
     rate = _quantity(text, "20Mbit or 2.5MB/s")
@@ -35,12 +35,12 @@ def parse_rate(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `6GB`; ValueError says what is wrong."""
+    """Parse `6GB` into bytes. ValueError says what is wrong."""
     return 0 if text.lower() == NONE else int(_quantity(text, "6GB"))
 
 
 def parse_share(text: str) -> float:
-    """0.5 of `50%`."""
+    """Parse `50%` into 0.5. ValueError says what is wrong."""
     if text.lower() == NONE:
         return 1.0
     try:
@@ -50,7 +50,7 @@ def parse_share(text: str) -> float:
 
 
 def parse_power(text: str) -> float:
-    """Watts of `200W`; ValueError says what is wrong."""
+    """Parse `200W` into watts. ValueError says what is wrong."""
     if text.lower() == NONE:
         return 0.0
     found = _POWER.fullmatch(text.strip())
@@ -61,7 +61,7 @@ def parse_power(text: str) -> float:
 
 
 def parse_hours(text: str) -> Hours | None:
-    """Of `22:00-07:00`."""
+    """Parse `22:00-07:00`. ValueError says what is wrong."""
     if text.lower() == NONE:
         return None
     start, _, end = text.partition("-")
@@ -84,7 +84,7 @@ def _quantity(text: str, example: str) -> float:
 
 
 def to_fields(limits: Limits) -> dict[str, Any]:
-    """Plain values, for JSON."""
+    """The limits as plain values for JSON."""
     return dataclasses.asdict(limits) | {"hours": hours_text(limits.hours)}
 
 
@@ -93,7 +93,7 @@ def hours_text(hours: Hours | None) -> str:
 
 
 def from_fields(fields: Mapping[str, Any]) -> Limits:
-    """What `to_fields` gave. ValueError or TypeError for anything else."""
+    """The inverse of `to_fields`. ValueError or TypeError for anything else."""
     known = {field.name: field.type for field in dataclasses.fields(Limits)}
     if set(fields) - set(known):
         raise ValueError(f"unknown limit {min(set(fields) - set(known))!r}")
@@ -108,7 +108,7 @@ def from_fields(fields: Mapping[str, Any]) -> Limits:
 
 
 def owner_info(limits: Limits, pause: Pause | None = None, *, today: int = 0, this_month: int = 0, resting: bool = False) -> dict[str, Any]:
-    """What the control socket tells of the owner's say: control/protocol.py's OwnerInfo."""
+    """The OwnerInfo of control/protocol.py."""
     paused, until = (pause.reason, pause.until) if pause else ("", "")
     return {
         "limits": to_fields(limits),
@@ -122,7 +122,7 @@ def owner_info(limits: Limits, pause: Pause | None = None, *, today: int = 0, th
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the owner said last, kept across restarts."""
+    """The owner's last orders, kept across restarts."""
 
     limits: Limits = dataclasses.field(default_factory=Limits)
     paused: bool = False
@@ -131,7 +131,7 @@ class Wishes:
 
     @property
     def pause(self) -> Pause | None:
-        """The owner's own word."""
+        """The pause that the owner ordered, if any."""
         if not self.paused:
             return None
         until_s = self.paused_until_s
@@ -139,7 +139,7 @@ class Wishes:
         return Pause("its owner paused it", until)
 
     def after(self, verb: str, request: Mapping[str, Any]) -> Wishes:
-        """The wishes once the owner has said `pause`, `resume` or `limits`. UsageError for a request that cannot be."""
+        """The wishes after the verb `pause`, `resume` or `limits`. UsageError for an invalid request."""
         match verb:
             case "pause":
                 for_s = request.get("for_s", 0.0)
@@ -155,7 +155,7 @@ class Wishes:
 
 
 def load_wishes(home: Home) -> Wishes:
-    """UsageError for a damaged file: limits somebody relies on must not be passed over in silence."""
+    """Read the home's file. UsageError for a damaged one, because the owner relies on these limits."""
     try:
         document = json.loads(home.limits.read_text())
         paused, until_s = document.get("paused", False), document.get("paused_until_s", 0.0)
@@ -171,8 +171,8 @@ def load_wishes(home: Home) -> Wishes:
 
 
 def save_wishes(home: Home, wishes: Wishes) -> None:
-    """DiskError where that cannot be."""
-    with contextlib.suppress(OSError):  # which the draft then meets too, and says
+    """Write the home's file. DiskError if that fails."""
+    with contextlib.suppress(OSError):  # the draft below fails with the same error and reports it
         home.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with draft(home.folder) as path:
         document = {"limits": to_fields(wishes.limits), "paused": wishes.paused, "paused_until_s": wishes.paused_until_s}

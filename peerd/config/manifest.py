@@ -1,7 +1,7 @@
-"""The run manifest: what the run is, the same for every peer.
+"""The run manifest: the definition of a run, equal for all peers.
 
-A run.toml is what an organiser writes; `parse` turns it (or a manifest from the network) into frozen dataclasses and
-refuses what breaks a rule, naming the field. `canonical_bytes` is what gets signed. Who signed it is swarm/'s business.
+The organiser writes a run.toml. `parse` turns it (or a manifest from the network) into frozen dataclasses and refuses one that breaks
+a rule, naming the field. `canonical_bytes` is signed; swarm/ checks the signature.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Kind = TypeVar("Kind", bound=AnyModel)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartConfig:
-    """What the run begins from: first weights drawn by the seed, or the state that an earlier run reached."""
+    """The state that the run starts from: random weights drawn with the seed, or the state of an earlier run."""
 
     state: str = ""
-    """In a run.toml: the file that `peerd new --from` wrote. Empty: first weights."""
+    """In a run.toml: the file that `peerd new --from` wrote. Empty: random weights."""
     step: int = 0
-    """Steps that lie behind the state; filled in when the run is started."""
+    """Number of steps that the state has been trained; filled in when the run is started."""
     blake3: str = ""
     """Hash of the file, hex; filled in when the run is started."""
 
@@ -53,13 +53,13 @@ class StartConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeConfig:
     threads: int = 0
-    """Torch threads per peer; 0 takes the machine's. A fixed number makes gradients equal to the bit between peers."""
+    """Torch threads per peer; 0: torch's default. A fixed number makes the gradients of different peers equal to the bit."""
     recompute: Literal["auto", "always", "never"] = "auto"
-    """Recompute a stage's forward pass in backward (saves memory) or keep the graph (faster)."""
+    """Recompute a stage's forward pass during backward (saves memory) or keep the graph (faster)."""
     slots: int = 0
-    """Microbatches a peer holds at once; 0 derives it from the number of stages, and from the memory at hand where links are long."""
+    """Microbatches a peer holds at once; 0: derived from the number of stages and, if links have high latency, from free memory."""
     offload_optimizer: bool = False
-    """Keep the optimizer's state in the machine's memory and update there, to spare a GPU's; the same on CPUs."""
+    """Keep the optimizer's state in host memory and update there, which saves GPU memory; no effect on CPUs."""
 
     def __post_init__(self) -> None:
         _between("compute.threads", self.threads, 0, 1024)
@@ -68,14 +68,14 @@ class ComputeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireConfig:
-    """How tensors travel: as a codec of `CODECS` in codec.py, or as one that each link chooses ("auto")."""
+    """The codec of each kind of tensor: one of `CODECS` in codec.py, or "auto" to let each link choose."""
 
     activations: str = "none"
-    """Hidden states on their way to the next stage."""
+    """Hidden states sent to the next stage."""
     activation_gradients: str = "none"
-    """Gradients on their way back."""
+    """Gradients sent to the previous stage."""
     weight_gradients: str = "none"
-    """Gradients that mates of a stage average; what compression leaves out is added the next time (error feedback). Or "powersgd:RANK"."""
+    """Gradients that peers of a stage average; the error of compression is added at the next step (error feedback). Or "powersgd:RANK"."""
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -88,12 +88,11 @@ class WireConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmConfig:
     announce_period_s: float = 5.0
-    """How often a peer announces itself; three missed periods and it counts as gone."""
-
+    """Time between a peer's announcements; after three missed periods it counts as gone."""
     rebalance_period_s: float = 60.0
-    """How often peers consider moving to a weaker stage; 0: never."""
+    """Time between decisions whether a peer moves to a weaker stage; 0: never."""
     checkpoint_every_steps: int = 5
-    """Each peer keeps its stage on disk after every so many steps, so that a swarm that was switched off resumes; 0: never."""
+    """Each peer saves its stage whenever this many steps are done, so that a swarm can resume after all peers stopped; 0: never."""
 
     def __post_init__(self) -> None:
         _between("swarm.announce_period_s", self.announce_period_s, 0.2, 300.0)
@@ -103,7 +102,7 @@ class SwarmConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A whole run. Two peers of one run hold equal manifests."""
+    """The definition of a whole run. All peers of a run hold equal manifests."""
 
     name: str = "run"
     seed: int = 0
@@ -154,17 +153,17 @@ class Manifest:
 
     @property
     def ties_stages(self) -> bool:
-        """Whether the first and the last stage each hold a copy of one weight, whose gradients they sum."""
+        """True if the first and the last stage each hold a copy of one weight, and sum its gradients."""
         return self.model.tie_word_embeddings and self.train.num_stages > 1
 
     @property
     def boundary_bytes(self) -> int:
-        """Bytes of one microbatch's activations (or their gradient) between two stages, uncompressed: at most, where cuts differ."""
+        """Uncompressed size of one microbatch's activations (or their gradient) between two stages; the largest if cuts differ."""
         widest = max((math.prod(self.boundary_shape(layer)) for layer in range(1, self.model.num_layers)), default=0)
         return 4 * (widest or math.prod(self.boundary_shape(1)))
 
     def boundary_shape(self, layer: int, sequence_length: int = 0) -> tuple[int, ...]:
-        """Shape of what a microbatch sends into layer `layer` from the stage before it; at full sequence length unless given."""
+        """Shape of a microbatch's activations as input of layer `layer`; at full sequence length unless given."""
         return (self.train.microbatch_size, *self.model.boundary_shape(layer, sequence_length or self.train.sequence_length))
 
     @property
@@ -188,20 +187,20 @@ class Manifest:
 
     @property
     def slots(self) -> int:
-        """Microbatches a peer may hold: two per stage of the pipeline below it, and four in hand, for they come unevenly.
+        """Number of microbatches a peer may hold: two for each stage of the pipeline, plus four, because they arrive unevenly.
 
-        With two in hand, peers of a stage of four waited for 0.4 s of a step of 5.5 s while their mates had two and three waiting
-        (`scripts/bench scaling --microbatches 64`).
+        With two instead of four, peers of a stage of four were idle for 0.4 s of a step of 5.5 s while others of their stage had two
+        and three microbatches queued (`scripts/bench scaling --microbatches 64`).
         """
         return self.compute.slots or 2 * self.train.num_stages + 4
 
     @property
     def layer_counts(self) -> tuple[int, ...] | None:
-        """Layers of each stage, or None where their cost decides."""
+        """Number of layers of each stage, or None if their cost decides."""
         return cut.layer_counts(self.model, self.train)
 
     def canonical_bytes(self) -> bytes:
-        """The bytes that are signed: JSON with sorted keys."""
+        """The bytes to sign: JSON with sorted keys."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -211,7 +210,7 @@ def run_id(organiser_key: bytes, name: str) -> str:
 
 
 def parse(document: dict[str, Any], origin: str) -> Manifest:
-    """Validate a decoded TOML or JSON document; `origin` names it in the error."""
+    """Validate a decoded TOML or JSON document. `origin` names it in error messages."""
     from pydantic import TypeAdapter, ValidationError
 
     within: tuple[str, ...] = ()
@@ -232,7 +231,7 @@ def parse(document: dict[str, Any], origin: str) -> Manifest:
 
 
 def parse_bytes(raw: bytes, origin: str) -> Manifest:
-    """A manifest as `canonical_bytes` wrote it."""
+    """Parse a manifest that `canonical_bytes` wrote."""
     if len(raw) > MAX_MANIFEST_BYTES:
         raise ManifestError(f"{origin}: {len(raw)} bytes; a manifest has at most {MAX_MANIFEST_BYTES}")
     try:
@@ -267,7 +266,7 @@ def dump(manifest: Manifest) -> str:
 
 
 def _refuse_unknown_fields(document: dict[str, Any]) -> None:
-    """A misspelt field must not pass silently as its default."""
+    """Refuse unknown fields, so that a misspelt one does not silently take its default."""
     _refuse_unknown(document, Manifest, "")
     for section in dataclasses.fields(Manifest):
         value = document.get(section.name)
@@ -277,7 +276,7 @@ def _refuse_unknown_fields(document: dict[str, Any]) -> None:
 
 
 def _model_kind(document: dict[str, Any]) -> type[AnyModel]:
-    """The class that [model] is of, by its field `kind`."""
+    """The class of [model], named by its field `kind`."""
     model = document.get("model")
     named = model.get("kind", "decoder") if isinstance(model, dict) else "decoder"
     kind = MODEL_KINDS.get(named) if isinstance(named, str) else None

@@ -1,6 +1,6 @@
-"""The kinds of models as a manifest names them, and what the rest of peerd asks of each. What they are made of is the business of models/.
+"""The kinds of models in a manifest, with the properties that the rest of peerd reads. models/ builds the models.
 
-Code outside models/ asks for properties and never for the kind. `ModelConfig` explains them; mypy names those that a new kind in `AnyModel`
+Code outside models/ reads properties and never the kind. `ModelConfig` explains them; mypy reports those that a new kind in `AnyModel`
 lacks.
 """
 
@@ -17,10 +17,10 @@ REFUSED_CONFIG_KEYS = frozenset(
     {"auto_map", "trust_remote_code", "quantization_config", "attn_implementation", "_attn_implementation", "experts_implementation"}
     | {"_experts_implementation", "custom_pipelines", "kernel_config", "use_kernels"}
 )
-"""What would have transformers run code or kernels other than its own."""
+"""Keys that make transformers run code or kernels other than its own."""
 MAX_CONFIG_DEPTH = 32
 NOT_ASKED = -100
-"""The label of a token that a masked model is not asked for; torch leaves it out of a mean loss."""
+"""The label of a token that a masked model does not predict; torch leaves it out of the mean loss."""
 MAX_BLOCKS = 4096
 
 
@@ -52,15 +52,15 @@ class ModelConfig(ReadsText):
     """The built-in decoder (SWARM section 4.3): rotary embeddings and GeGLU."""
 
     title: ClassVar = "decoder"
-    """What messages call it, after "a"."""
+    """Its name in messages, after "a"."""
     objective: ClassVar = "causal"
-    """Only a causal model goes on from a prompt."""
+    """Only a causal model can continue a prompt."""
     masked_share: ClassVar = 0.0
     mask_token: ClassVar = 0
     publishes_as: ClassVar = "stablelm"
-    """Which architecture of transformers computes the same: "stablelm", "itself", or none."""
+    """The architecture of transformers that computes the same: "stablelm", "itself", or "" for none."""
     needs_split_check: ClassVar = False
-    """False if peerd's own tests prove that it splits exactly; otherwise every run checks it before it starts."""
+    """False if peerd's own tests prove that it splits exactly; otherwise every run checks this before it starts."""
 
     kind: Literal["decoder"] = "decoder"
     num_layers: int = 4
@@ -71,13 +71,13 @@ class ModelConfig(ReadsText):
     vocab_size: int = 256
     """256 for the byte tokenizer."""
     layers_per_group: int = 1
-    """So many layers in a row share one set of weights (ALBERT, arXiv 1909.11942); 1: each has its own."""
+    """Number of consecutive layers that share one set of weights (ALBERT, arXiv 1909.11942); 1: each has its own."""
     boundary: Literal["none", "bottleneck", "maxout"] = "none"
-    """How hidden states are narrowed where the model is cut (SWARM appendix I)."""
+    """The layer that narrows hidden states where the model is cut (SWARM appendix I)."""
     boundary_factor: int = 2
-    """So many times narrower."""
+    """Factor by which hidden states are narrowed."""
     boundary_layers: tuple[int, ...] = ()
-    """Layers before which the hidden states are narrowed; empty: wherever the run is cut into stages."""
+    """Layers before which hidden states are narrowed; empty: wherever the run is cut into stages."""
     tie_word_embeddings: bool = False
     """Input and output embeddings are one weight (Press and Wolf 2017, arXiv 1608.05859)."""
 
@@ -94,18 +94,18 @@ class ModelConfig(ReadsText):
         return self.d_model if self.boundary == "none" else self.d_model // self.boundary_factor
 
     def boundary_shape(self, _layer: int, sequence_length: int) -> tuple[int, ...]:
-        """What crosses into layer `layer` for one sample, float32."""
+        """Shape of one sample's activations as input of layer `layer`, float32."""
         return (sequence_length, self.boundary_width)
 
     @property
     def narrows_at_cuts(self) -> bool:
-        """True if the model is narrow wherever the run happens to be cut."""
+        """True if hidden states are narrowed at every cut, wherever it is."""
         return self.boundary != "none" and not self.boundary_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceConfig(ReadsText):
-    """A language model of the package transformers, by its config alone; its code is the package's, never the run's."""
+    """A language model of the package transformers, defined by its config alone; a run never brings code."""
 
     title: ClassVar = "transformers model"
     publishes_as: ClassVar = "itself"
@@ -122,13 +122,13 @@ class HuggingFaceConfig(ReadsText):
     """Width of its hidden states."""
     vocab_size: int
     objective: Literal["causal", "masked"] = "causal"
-    """Which of its language models."""
+    """The language model of the architecture that is trained."""
     masked_share: float = 0.0
-    """Of each sequence's tokens a masked model is asked for so many, hidden from it; 0: each position gets the token that follows."""
+    """Share of each sequence's tokens that is hidden from a masked model, which predicts them; 0: it predicts each following token."""
     mask_token: int = 0
-    """What stands for a hidden token."""
+    """The token that replaces a hidden one."""
     tie_word_embeddings: bool = False
-    """Input and output embeddings are one weight. This field decides, and not the config's own of the same name."""
+    """Input and output embeddings are one weight. This field overrides the config's own of the same name."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "d_model", "vocab_size"):
@@ -136,7 +136,7 @@ class HuggingFaceConfig(ReadsText):
         between("model.masked_share", self.masked_share, 0.0, 0.9)
         between("model.mask_token", self.mask_token, 0, self.vocab_size - 1)
         if self.masked_share and self.objective != "masked":
-            raise ValueError('model.masked_share needs model.objective "masked": a causal model is asked for the tokens that follow')
+            raise ValueError('model.masked_share needs model.objective "masked": a causal model predicts the following tokens')
         kind = self.fields.get("model_type")
         if not (isinstance(kind, str) and kind):
             raise ValueError("model.config names no model_type")
@@ -146,7 +146,7 @@ class HuggingFaceConfig(ReadsText):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The config, read anew."""
+        """The parsed config."""
         try:
             found = json.loads(self.config)
         except (ValueError, RecursionError) as error:
@@ -156,13 +156,13 @@ class HuggingFaceConfig(ReadsText):
         return found
 
     def boundary_shape(self, _layer: int, sequence_length: int) -> tuple[int, ...]:
-        """What crosses into layer `layer` for one sample, float32."""
+        """Shape of one sample's activations as input of layer `layer`, float32."""
         return (sequence_length, self.d_model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksConfig:
-    """A list of named blocks from a package that every peer has installed. The run names it and never brings it along."""
+    """A list of named blocks from a package that every peer has installed. The run names the package and never brings it."""
 
     title: ClassVar = "list of blocks"
     makes_samples: ClassVar = True
@@ -182,11 +182,11 @@ class BlocksConfig:
     entry: str
     """Name in the entry-point group `peerd.blocks`."""
     input_shape: tuple[int, ...]
-    """One sample of the first block's input, float32; filled in by `peerd new`, as are the next two."""
+    """Shape of one sample of the first block's input, float32; filled in by `peerd new`, like the next two fields."""
     shapes: tuple[tuple[int, ...], ...]
-    """What each block gives for one sample, float32."""
+    """Shape of each block's output for one sample, float32."""
     num_labels: int
-    """Labels are below this."""
+    """Number of labels; a label is a number below it."""
 
     def __post_init__(self) -> None:
         if not (1 <= len(self.entry) <= 64 and all(c.isalnum() or c in "-_." for c in self.entry)):
@@ -207,7 +207,7 @@ class BlocksConfig:
         return self.num_labels
 
     def boundary_shape(self, layer: int, _sequence_length: int) -> tuple[int, ...]:
-        """What crosses into block `layer` for one sample, float32."""
+        """Shape of one sample's activations as input of block `layer`, float32."""
         return self.shapes[layer - 1]
 
     def sample_shape(self, _sequence_length: int) -> tuple[int, ...]:
@@ -226,7 +226,7 @@ MODEL_KINDS: dict[str, type[AnyModel]] = {"decoder": ModelConfig, "hf": HuggingF
 
 
 def _keys_in(value: object, depth: int = 0) -> set[str]:
-    """Every key of a JSON value, however deep. ValueError beyond any depth that a config has."""
+    """All keys of a JSON value, at any depth. ValueError if it is nested deeper than any config."""
     if depth > MAX_CONFIG_DEPTH:
         raise ValueError("model.config is nested too deep")
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""The organiser's key: the Ed25519 key that signs a run's manifest. Where it lies and how it is read, never what it signs.
+"""The file of the organiser's key, an Ed25519 key that signs a run's manifest.
 
-It is made by `peerd new` beside run.toml, as PKCS #8 PEM readable by its owner only, and is never overwritten:
-a run's id is derived from it.
+`peerd new` creates it beside run.toml, as PKCS #8 PEM readable by its owner only. It is never overwritten, because the run's id is
+derived from it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_KEY_BYTES = 16 * 1024
 
 
 def create_key(path: Path) -> Ed25519PrivateKey:
-    """Make a new key at `path`, mode 0600. Raises UsageError where a file lies there already."""
+    """Create a new key at `path`, mode 0600. Raises UsageError if the file exists."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -44,7 +44,7 @@ def create_key(path: Path) -> Ed25519PrivateKey:
 
 
 def load_key(path: Path) -> Ed25519PrivateKey:
-    """Read a key that `create_key` made. Raises SignatureError where there is none or it is something else."""
+    """Read a key that `create_key` made. Raises SignatureError if the file is missing or holds something else."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

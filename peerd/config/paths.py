@@ -1,4 +1,4 @@
-"""Where a daemon's files live: one home folder per identity, and a short folder for its sockets."""
+"""Paths of a daemon's files: one home folder per identity, and a folder with a short path for its sockets."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_SOCKET_PATH_CHARS = 103
-"""What sockaddr_un holds on macOS, less its final zero (Linux: 107)."""
+"""Capacity of sockaddr_un on macOS, without the terminating zero (Linux: 107)."""
 MAX_SOCKET_NAME_CHARS = 63
 """The longest name in the run folder: the tunnel's `from-PEER.NUMBER`, with 52 characters of peer id and 5 digits."""
-SHORT_PARENT = Path("/tmp")  # noqa: S108 - what is made in it is 0700 and checked by its owner
-"""Where run folders lie whose home's path is too long."""
+SHORT_PARENT = Path("/tmp")  # noqa: S108 - folders made in it have mode 0700 and their owner is checked
+"""Parent of the run folders of homes whose path is too long for a socket."""
 _DIGEST_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The files of one identity. `folder` is absolute; nothing is created here."""
+    """Paths of the files of one identity. `folder` is absolute; this class creates nothing."""
 
     folder: Path
 
     @property
     def identity(self) -> Path:
-        """The peer's private key, as libp2p writes it."""
+        """The peer's private key, in libp2p's format."""
         return self.folder / "identity.key"
 
     @property
@@ -34,50 +34,50 @@ class Home:
 
     @property
     def state(self) -> Path:
-        """What outlives the daemon: incarnation and pinned organiser keys."""
+        """State kept between runs of the daemon: incarnation and pinned organiser keys."""
         return self.folder / "state.json"
 
     @property
     def limits(self) -> Path:
-        """What the owner allows, and whether this peer was told to pause."""
+        """The owner's limits, and whether the owner paused this peer."""
         return self.folder / "limits.json"
 
     @property
     def usage(self) -> Path:
-        """Bytes moved today and this month, for quotas."""
+        """Bytes sent and received today and this month, for quotas."""
         return self.folder / "usage.json"
 
     @property
     def log(self) -> Path:
-        """Where a detached daemon writes its log."""
+        """The log of a detached daemon."""
         return self.folder / "daemon.log"
 
     @property
     def full_logs(self) -> tuple[Path, ...]:
-        """What the log becomes when it is full, the newest first; what is older is gone."""
+        """Rotated logs, the newest first; older ones are deleted."""
         return tuple(self.log.with_name(f"{self.log.name}.{number}") for number in (1, 2))
 
     @property
     def averages(self) -> Path:
-        """The last few averaged gradients, for peers that catch up."""
+        """The last averaged gradients, for peers that catch up."""
         return self.folder / "averages"
 
     def checkpoints(self, run: str) -> Path:
-        """The last few steps of this peer's stage, by run."""
+        """Checkpoints of this peer's stage at the last steps of a run."""
         return self.folder / "checkpoints" / run
 
     @property
     def dashboard(self) -> Path:
-        """The dashboard's port of last time and its token; for this user's eyes only."""
+        """The dashboard's last port and its token; readable by this user only."""
         return self.folder / "dashboard.json"
 
     def history(self, run: str) -> Path:
-        """What this home's daemons saw of a run: steps, samples, events, contributions."""
+        """The history of a run as this home's daemons saw it: steps, samples, events, contributions."""
         return self.folder / "history" / f"{run}.sqlite"
 
     @property
     def run_folder(self) -> Path:
-        """Sockets; removed when the daemon ends. Falls back to /tmp where the path would be too long for a socket."""
+        """Folder for sockets, removed when the daemon ends. It is under /tmp if the path in the home is too long for a socket."""
         inside = self.folder / "run"
         if len(str(inside)) + 1 + MAX_SOCKET_NAME_CHARS <= MAX_SOCKET_PATH_CHARS:
             return inside
@@ -90,7 +90,7 @@ class Home:
 
 
 def short_run_folders() -> list[Path]:
-    """Whatever has the name of one of this user's run folders outside its home; who made it, and whether it is used, is not known."""
+    """Paths that are named like this user's run folders under /tmp. The caller checks their owner and whether they are in use."""
     prefix = f"peerd-{os.getuid()}-"
     with contextlib.suppress(OSError), os.scandir(SHORT_PARENT) as entries:
         return sorted(
@@ -100,7 +100,7 @@ def short_run_folders() -> list[Path]:
 
 
 def resolve_home(flag: str | None) -> Home:
-    """Flag, then PEERD_HOME, then the platform's state folder."""
+    """The home named by the flag, else by PEERD_HOME, else the platform's state folder."""
     chosen = flag or os.environ.get("PEERD_HOME")
     if not chosen:
         from platformdirs import user_state_path
@@ -110,7 +110,7 @@ def resolve_home(flag: str | None) -> Home:
 
 
 def cache_folder() -> Path:
-    """Where token files are kept, shared by all daemons of this user."""
+    """The folder of token files, shared by all daemons of this user."""
     from platformdirs import user_cache_path
 
     return user_cache_path("peerd", appauthor=False).absolute()

@@ -1,6 +1,6 @@
 """The run.toml that `peerd new` writes: a manifest with a line of explanation above each field.
 
-What a field means and may hold is decided in manifest.py; here is only how it is explained to an organiser.
+manifest.py defines the fields; this module explains them to an organiser.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HEAD = """\
 
 _CODECS, _ALSO = (", ".join(f'"{name}"' for name in names) for names in (EXAMPLES, FOR_AVERAGING))
 
-# Filled in when the run starts, so not for the organiser to write.
+# Filled in when the run starts; the organiser does not write them.
 _DERIVED = {
     *(
         ("data", name)
@@ -96,7 +96,7 @@ _FIELDS = {
 
 
 def explained(manifest: Manifest) -> str:
-    """The text of a run.toml that parses back to `manifest`, less what is derived when the run starts."""
+    """The text of a run.toml that parses to `manifest`, without the fields that are filled in when the run starts."""
     lines = [_HEAD]
     for entry in dataclasses.fields(Manifest):
         value = getattr(manifest, entry.name)
@@ -119,7 +119,7 @@ def _assignment(path: str, name: str, value: object) -> list[str]:
     if isinstance(value, tuple):
         assignment = f"{name} = [{', '.join(_inline(each) for each in value)}]"  # on one line
     if isinstance(value, str) and "\n" in value and value.isascii() and value.replace("\n", "").isprintable() and "'''" not in value:
-        assignment = f"{name} = '''\n{value}'''"  # as it is, over several lines
+        assignment = f"{name} = '''\n{value}'''"  # verbatim, over several lines
     return [f"# {comment}", assignment] if comment else [assignment]
 
 

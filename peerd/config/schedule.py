@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step and nothing else, so every peer of every stage knows it at any time."""
+"""The learning rate as a function of the step alone, so that every peer can compute it at any time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from peerd.config.manifest import TrainConfig
 def learning_rate_at(train: TrainConfig, step: int) -> float:
     """The rate of the update that ends step `step` (from 0).
 
-    A linear rise to train.learning_rate, whole at the last step of the warm-up; from there constant, or down to
-    train.final_learning_rate, which is reached at update number `last_decay_step` and stays.
+    The rate rises linearly and reaches train.learning_rate at the last step of the warm-up. Then it is constant, or falls to
+    train.final_learning_rate, which it reaches at update number `last_decay_step` and keeps.
     """
     peak, final = train.learning_rate, train.final_learning_rate
     if step + 1 < train.warmup_steps or train.schedule == "constant":

@@ -1,4 +1,4 @@
-"""What must never be read in a log: tokens, passwords and private keys, by the name that stands before them."""
+"""Redaction of logs: hides tokens, passwords and private keys, recognised by the name before them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIV
 
 
 def redacted(text: str) -> str:
-    """The same text with every named secret hidden."""
+    """The text with every named secret hidden."""
     return _NAMED.sub(rf"\1\2{HIDDEN}", _PEM.sub(HIDDEN, text))
 
 
 def redacted_field(name: str, value: object) -> object:
-    """A log field's value, hidden where its name says so or its text holds one."""
+    """The value of a log field, hidden if its name is that of a secret, and redacted if its text contains one."""
     if name.lower() in NAMES:
         return HIDDEN
     return redacted(value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""What one volunteer's daemon may do: the client resolves flag, environment and default once and hands this over."""
+"""The settings of one daemon. The client resolves flags, environment and defaults once and passes the result to the daemon."""
 
 from __future__ import annotations
 
@@ -9,73 +9,73 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything a daemon is started with. Travels as one JSON argument to `python -m peerd.daemon`."""
+    """The settings that a daemon starts with, passed as one JSON argument to `python -m peerd.daemon`."""
 
     home: str
     """Folder of identity, state and control socket."""
     run_file: str = ""
     """Path of a run.toml to start as its organiser; empty when joining."""
     join: str = ""
-    """Addresses to join at, tried in turn: `multiaddr/p2p/PEER[#RUN-ID]`, with spaces between them; empty when starting.
-    Both empty: the run this home was last in."""
+    """Addresses to join at, tried in turn: `multiaddr/p2p/PEER[#RUN-ID]`, separated by spaces; empty when starting a run.
+    If run_file is empty, too, the daemon rejoins the last run of this home."""
     host: str = ""
-    """IPv4 address to listen on; 0.0.0.0 for all. Empty: loopback when starting or joining there, else all."""
+    """IPv4 address to listen on; 0.0.0.0 for all. Empty: loopback when starting a run or joining at loopback, else all."""
     port: int = 0
     """TCP port to listen on; 0 lets the system choose."""
     port_mapping: bool = True
-    """Ask the router to forward the port, where the daemon listens beyond loopback."""
+    """Ask the router to forward the port, unless the daemon listens on loopback only."""
     direct: bool = True
-    """Take and make direct connections by TLS, where no cap on upload or download is set."""
+    """Use direct TLS connections, unless a cap on upload or download is set."""
     local: bool = True
-    """Make them over a local socket to daemons of the same user on this machine."""
+    """Use local sockets to daemons of the same user on this machine."""
     direct_port: int = 0
-    """TCP port to take them at; 0 lets the system choose."""
+    """TCP port that accepts direct connections; 0 lets the system choose."""
     relay: bool = False
-    """Volunteer as a relay for peers that nobody can dial."""
+    """Volunteer as a relay for peers that cannot be dialled."""
     relay_rate: float = 0.0
-    """Bytes per second relayed at most, both directions of all together; 0: no limit."""
+    """Limit of relayed bytes per second, both directions of all circuits together; 0: no limit."""
     relay_daily: int = 0
-    """Bytes relayed per day at most; 0: no limit."""
+    """Limit of relayed bytes per day; 0: no limit."""
     stage: int = -1
-    """Stage to serve; -1 takes the one that needs help most."""
+    """Stage to serve; -1: the one that needs help most."""
     stay: bool = False
     """Never move from the first stage served."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     data: str = ""
-    """Text file, folder or address to train on where the run's data is the organiser's own, and must match the run's hash; or `swarm`:
-    fetch it from a peer."""
+    """Text file, folder or address to train on if the run's data is the organiser's own; it must match the run's hash. Or `swarm`: fetch
+    it from a peer."""
     compute_stand_in_ms: float = 0.0
-    """Sleep this long per microbatch and peer in place of real work (benchmarks only); 0 is off."""
+    """Sleep this long per microbatch instead of computing (benchmarks only); 0: off."""
     slow_factor: float = 1.0
-    """Take this many times as long per microbatch (tests and benchmarks); 1 is off."""
+    """Factor by which each microbatch takes longer (tests and benchmarks); 1: off."""
     dashboard: bool = True
     """Serve the dashboard and /metrics."""
     dashboard_host: str = "127.0.0.1"
     """IP address the dashboard listens on."""
     dashboard_port: int = 0
-    """0: the port of last time where it is free, else any."""
+    """Port of the dashboard; 0: the last port if it is free, else any."""
     dashboard_public: bool = False
-    """Anybody may look, nobody may act."""
+    """Serve the dashboard to everybody, read-only."""
     observe: bool = True
     """Keep a history of the run in the home, and the last timelines in memory."""
     otel: bool = False
-    """Export OpenTelemetry traces of a sample of microbatches, as the OTEL_* environment says."""
+    """Export OpenTelemetry traces of a sample of microbatches, configured by the OTEL_* environment variables."""
     tensorboard: str = ""
-    """Folder to write TensorBoard scalars into; empty: none."""
+    """Folder for TensorBoard scalars; empty: none."""
     wandb: str = ""
-    """Project at Weights & Biases to log scalars to; empty: none."""
+    """Project at Weights & Biases for scalars; empty: none."""
     allow_faults: bool = False
-    """Accept the control verb `fault` (tests and the demo's chaos only): anyone with the control socket may then harm this daemon."""
+    """Accept the control verb `fault` (tests and the demo's chaos only). It lets any user of the control socket harm this daemon."""
     join_told: bool = False
-    """The addresses to join at come as a line on standard input: a demo's daemons start before there is one."""
+    """Read the addresses to join from standard input, because a demo's daemons start before the first one has an address."""
     follow_parent: bool = False
-    """Leave when standard input closes, so that a demo's daemons never outlive it."""
+    """Leave when standard input closes, so that a demo's daemons end with it."""
     ephemeral: bool = False
-    """Remove the home folder when the daemon ends, however it ends."""
+    """Remove the home folder when the daemon ends, whatever the cause."""
 
     def told(self, line: str) -> Settings:
-        """The same with the addresses to join at, once they are there."""
+        """The same settings with the addresses to join, read from standard input."""
         return replace(self, join_told=False, join=line.strip())
 
     def __post_init__(self) -> None:

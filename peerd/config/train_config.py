@@ -1,4 +1,4 @@
-"""How a run is trained: the manifest's [train]."""
+"""The manifest's [train]: how a run is trained."""
 
 from __future__ import annotations
 
@@ -17,56 +17,56 @@ MAX_NAME_PATTERNS = 64
 class TrainConfig:
     num_stages: int = 2
     cut: Literal["even", "cost"] | tuple[int, ...] = "even"
-    """Layers of each stage: evenly many, about equal work (filled in when the run is started), or so many for each."""
+    """Cut into stages: equal numbers of layers, about equal work (filled in when the run is started), or a number for each."""
     microbatches_per_step: int = 16
     microbatch_size: int = 4
     """Sequences per microbatch."""
     sequence_length: int = 128
     """Tokens per sequence."""
     first_sequence_length: int = 0
-    """Tokens per sequence of the first step, from where it rises linearly; 0: sequence_length from the start."""
+    """Tokens per sequence at the first step; the length then rises linearly. 0: sequence_length from the start."""
     sequence_length_steps: int = 0
-    """The step from which on sequences have sequence_length tokens."""
+    """The first step with sequence_length tokens per sequence."""
     steps: int = 0
-    """The run ends after this many steps; 0 goes on for ever."""
+    """The run ends after this many steps; 0: never."""
     learning_rate: float = 3e-3
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly from zero."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate goes on after the warm-up: schedule.py."""
+    """Learning rate after the warm-up; see schedule.py."""
     final_learning_rate: float = 0.0
-    """Where a linear or cosine schedule ends and stays."""
+    """The final rate of a linear or cosine schedule."""
     decay_steps: int = 0
-    """The step at which it gets there, warm-up included; 0: at `steps`."""
+    """The step that reaches the final rate, warm-up included; 0: the last step of the run."""
     optimizer: Literal["adamw", "lamb", "sgd"] = "adamw"
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
     momentum: float = 0.9
-    """Of SGD."""
+    """Momentum of SGD."""
     weight_decay: float = 0.01
     no_decay: tuple[str, ...] = ()
     """Names of parameters without weight decay, `*` for any characters; vectors (norms and biases) never have it."""
     max_gradient_norm: float = 0.0
-    """Gradients are scaled down where the whole model's norm, all stages together, is larger; 0: never."""
+    """Gradients are scaled down if the norm of the whole model, all stages together, exceeds this; 0: never."""
     dropout: float = 0.0
-    """Share of activations left out, by masks that depend on seed, step, microbatch and module alone."""
+    """Share of activations set to zero, by masks that depend on seed, step, microbatch and module alone."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the forward and backward passes; parameters and sums of gradients stay as they are."""
+    """Precision of the forward and backward passes; parameters and gradient sums keep theirs."""
     loss_scale: float = 65536.0
-    """The first scale of float16's gradients, a power of two; halved when they overflow, which costs the step's update."""
+    """Initial scale of float16's gradients, a power of two; halved when they overflow, which costs the step's update."""
     loss_scale_growth_steps: int = 2000
-    """Doubled after so many steps without overflow."""
+    """The scale is doubled after this many steps without overflow."""
     delayed_updates: bool = False
-    """A step's update is made while the next step is computed, which lacks it: every gradient is one update late."""
+    """The update of a step is made while the next step is computed without it, so every gradient is one update late."""
     average_parameters_every_steps: int = 0
-    """Peers of a stage average their parameters, too, at every so many steps: unlike processors drift apart by rounding; 0: never."""
+    """Interval in steps at which peers of a stage also average parameters, against rounding differences of unlike devices; 0: never."""
     accumulate: Literal["float32", "float64"] = "float32"
     """Precision of gradient accumulators and their all-reduce; float64 makes the sum independent of its order."""
     evaluate_every_steps: int = 0
-    """The swarm computes the loss on the evaluation tokens every so many steps and at the end; 0: never."""
+    """Interval in steps at which the swarm computes the loss on the evaluation tokens, also after the last step; 0: never."""
     evaluation_microbatches: int = 16
-    """Microbatches of an evaluation, always the same ones."""
+    """Number of microbatches of an evaluation, always the same ones."""
 
     def __post_init__(self) -> None:
         between("train.num_stages", self.num_stages, 1, 4096)
@@ -98,7 +98,7 @@ class TrainConfig:
             raise ValueError(f"train.loss_scale is {self.loss_scale}; it must be a power of two")
 
     def evaluates_at(self, step: int) -> bool:
-        """Whether the parameters that `step` updates lie behind are evaluated."""
+        """True if the parameters after `step` updates are evaluated."""
         every = self.evaluate_every_steps
         return every > 0 and (step % every == 0 or step == self.steps)
 
@@ -116,15 +116,15 @@ class TrainConfig:
 
     @property
     def shares_norms(self) -> bool:
-        """Whether an average is applied with the gradient norm of the whole model: to clip by it, or to leave an overflow out."""
+        """True if applying an average needs the gradient norm of the whole model, for clipping or to detect an overflow."""
         return self.max_gradient_norm > 0 or self.precision == "float16"
 
     @property
     def overlaps_steps(self) -> bool:
-        """Whether a step is computed while the one before is averaged. Its loss scale, in float16, is known only afterwards."""
+        """True if a step is computed while the previous one is averaged. Not with float16: the loss scale is known only afterwards."""
         return self.delayed_updates and self.precision != "float16"
 
     @property
     def last_decay_step(self) -> int:
-        """Updates after which a falling learning rate has come down; 0: no end is known."""
+        """Number of updates after which a falling learning rate is final; 0: unknown."""
         return self.decay_steps or self.steps

@@ -41,7 +41,7 @@ def test_each_codec_is_parsed_as_its_row_says(spec: CodecSpec) -> None:
     (codec,) = parse_averaged(spec.example).codecs
     assert (codec.spec, codec.is_lossy) == (spec, spec.error > 0)
     if spec.is_for_averaging:
-        with pytest.raises(ValueError, match="is no codec"):
+        with pytest.raises(ValueError, match="is not a codec"):
             parse_allowed(spec.example)
 
 

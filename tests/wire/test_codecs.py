@@ -164,7 +164,7 @@ def test_a_codec_is_called_what_it_was_parsed_from(name: str) -> None:
     "text", ["", "int3", "topk", "topk:0", "topk:0.0", "topk:2", "topk:-0.1", "topk:nan", "topk:1e-3", "INT8", 99 * "x"]
 )
 def test_other_names_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no codec; known are"):
+    with pytest.raises(ValueError, match="is not a codec; known are"):
         parse_codec(text)
 
 
