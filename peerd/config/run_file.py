@@ -6,6 +6,7 @@ manifest.py defines the fields; this module explains them to an organiser.
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 
 from peerd.config.codec import EXAMPLES, FOR_AVERAGING
 from peerd.config.manifest import Manifest
@@ -103,7 +104,7 @@ def explained(manifest: Manifest) -> str:
         if not dataclasses.is_dataclass(value):
             lines += _assignment(entry.name, entry.name, value)
     for section, purpose in _SECTIONS.items():
-        lines += ["", f"# {purpose}", f"[{section}]"]
+        lines += ["", *(f"# {line}" for line in textwrap.wrap(purpose, 125)), f"[{section}]"]
         part = getattr(manifest, section)
         for entry in dataclasses.fields(part):
             if (section, entry.name) not in _DERIVED:
