@@ -222,7 +222,7 @@ class ModelPeer:
         return sighting is not None and sighting.record.pair <= (suspicion.incarnation, suspicion.version)
 
     def _fence_if_late(self) -> None:
-        """T3."""
+        """T3 (fence)."""
         if self.now - self._announced_at_s > 0.8 * TTL_S and not self.fenced:
             self.fence("I slept")
             self.view = self.view.cleared()
@@ -264,6 +264,8 @@ class ModelPeer:
         own = self._own_state()
         lost = looks_lost(own, live, self.world.rules)
         self.lost_since_s = (self.lost_since_s if self.lost_since_s is not None else self.now) if lost else None
+        if lost and "wait before lost" in self.world.scenario.off:
+            self.lost_since_s = float("-inf")
         self.act(decide(replace(own, lost_since_s=self.lost_since_s), live, self.now, self.world.rules))
         self.calls.launch(self.live())
         if self.record.leaving and owes_nothing(self.record, self.live()):
