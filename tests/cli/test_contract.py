@@ -161,6 +161,6 @@ def test_home_is_taken_before_and_after_the_verb_and_wins_over_the_environment(p
 
 def test_help_lists_its_pages_and_shows_each(peerd: Command) -> None:
     listed = peerd("help").out
-    for topic in ("volunteer", "organiser", "architecture", "extending", "glossary", "errors", "simulate"):
+    for topic in ("volunteer", "organiser", "architecture", "protocol", "extending", "glossary", "errors", "simulate"):
         assert topic in listed
         assert peerd("help", topic).out.startswith("# ")
