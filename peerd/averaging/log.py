@@ -1,4 +1,4 @@
-"""The last few averaged gradients, on disk, for mates that catch up (K in PROTOCOL).
+"""The last few averaged gradients, on disk, for mates that catch up: rule J1 (join).
 
 A file holds the raw sum of one step; what it is a sum of stands in the roster, which stays in memory. Files of an
 earlier daemon are of no use to this one and are removed at its start. Losing the log never costs exactness: a mate

@@ -1,4 +1,4 @@
-"""Rounds: butterfly all-reduce over a roster (PROTOCOL rules 7 and 8).
+"""Rounds: butterfly all-reduce over a roster: rules 7 (propose) and 8 (exchange) of docs/protocol.md.
 
 The accumulators are cut into as many slices as there are members. Member k collects everyone's part of slice k, adds
 them up in roster order, and answers each with the sum, so all members end with the same bits. Every part and slice
@@ -165,7 +165,7 @@ class Rounds:
         return ""
 
     async def _run(self, current: Round) -> None:
-        """Exchange slices until the average is whole. A failure leaves the round to rule 4, which closes it."""
+        """Exchange slices until the average is whole. A failed call closes the round at once; one that hangs is left to rule 4 (close)."""
         try:
             began_s = self._clock()
             await self._fetch_slices(current)

@@ -107,7 +107,7 @@ def schedule(chaos: Chaos, seed: int) -> Iterator[Strike]:
 def may_fall(peers: Sequence[Candidate]) -> list[int]:
     """Whom chaos may strike: anyone but the last sound peer of a stage that holds the stage's newest step.
 
-    What only such a peer holds nobody else could give back (PROTOCOL hole 16).
+    What only such a peer holds nobody else could give back: hole 16 (every holder dies).
     """
     newest = {stage: max((p.step for p in peers if p.stage == stage and p.serving), default=0) for stage in {p.stage for p in peers}}
     holders = [p for p in peers if p.serving and p.sound and p.step == newest[p.stage]]

@@ -1,7 +1,7 @@
 """Serves microbatches: forward here, on to the next stage, backward here, gradient back to the caller.
 
 Slots bound how many are held at once; one more is kept for the previous step, so that a stage that fell behind can
-always finish (hole 17).
+always finish: rule W2 (call), hole 17.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Handing a stage's state to a joiner, and taking it over: immutable snapshots in hashed chunks."""
+"""Handing a stage's state to a joiner, and taking it over, rule J2 (download): immutable snapshots in hashed chunks."""
 
 from __future__ import annotations
 

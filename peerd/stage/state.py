@@ -123,7 +123,7 @@ class StageState(Holdings):
         return Outcome(input_gradient, self._accumulate(ticket, gradients, loss))
 
     def _accumulate(self, ticket: Ticket, gradients: Sequence[Tensor], loss: float | None) -> str:
-        """Add, then set the bit (hole 9). Returns why not, or an empty string."""
+        """Rule W3 (accumulate): add, then set the bit (hole 9). Returns why not, or an empty string."""
         if not ticket.accumulate:
             return "not asked to"
         if ticket.cancelled:
@@ -288,7 +288,7 @@ class StageState(Holdings):
         self.spans.add(SpanKind.OPTIMIZER, began_s, roster.step)
 
     def skip_step(self) -> None:
-        """Rule 11: the step is given up as inexact; the parameters stay as they are."""
+        """Rule 11 (skip): the step is given up as inexact; the parameters stay as they are."""
         self.evaluated.set_aside(self.record.step, self.module)
         lineage = lineage_skipped(self.record.lineage, self.record.step)
         tied = lineage_skipped(self.record.tied, self.record.step) if self.tied_names else self.record.tied
@@ -315,7 +315,7 @@ class StageState(Holdings):
         self._drop_ledgers()
 
     def reset_ledger(self) -> None:
-        """Rule 6: what the accumulator held is missing again."""
+        """Rule 6 (reset): what the accumulator held is missing again."""
         self.accumulator.zero()
         self.record = this_dropped(self.record)
 
@@ -327,7 +327,7 @@ class StageState(Holdings):
         self.record = both_dropped(self.record)
 
     def fence(self, incarnation: int) -> None:
-        """T3: a new incarnation. A finished average is a fact and stays; the ledger is a claim and goes."""
+        """T3 (fence): a new incarnation. A finished average is a fact and stays; the ledger is a claim and goes."""
         self.close_round()
         self.record = replace(self.record, incarnation=incarnation)
         self._drop_ledgers()

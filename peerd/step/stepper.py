@@ -115,7 +115,7 @@ class Stepper:
                 await self._committed.wait()
 
     def fence(self, incarnation: int) -> None:
-        """T3, asked for by gossip: done before the next decision."""
+        """T3 (fence), asked for by gossip: done before the next decision."""
         self._fence_to = max(self._fence_to, incarnation)
         self._membership.wake()
 

@@ -147,7 +147,7 @@ class Gossip:
                 self.tell_calmly()
 
     async def _announce(self) -> None:
-        """Every period: publish, and every other store in the DHT. T3: fence myself when I was away. Waits for nobody."""
+        """Every period: publish, and every other store in the DHT. T3 (fence): when I was away. Waits for nobody."""
         last_s = clock_s()
         while True:
             now_s = clock_s()
@@ -221,7 +221,7 @@ class Gossip:
         return [r.peer for stage in stages for r in live.of_stage(stage) if r.peer != live.me]
 
     def fence(self, reason: str) -> None:
-        """Rule T3, but for what belongs to the stage: the view is cleared and this peer stays quiet for a while."""
+        """Rule T3 (fence), but for what belongs to the stage: the view is cleared and this peer stays quiet for a while."""
         self._quiet_until_s = clock_s() + QUIET_PERIODS * self._period_s * self._periods
         self._membership.clear_liveness()
         self._membership.row.fenced(reason)

@@ -105,7 +105,7 @@ def lock_home(home: Home) -> FileLock:
 
 
 class LocalState:
-    """What must outlive the daemon: the incarnation (rule T1) and pinned organiser keys. Small, written atomically."""
+    """What must outlive the daemon: the incarnation, rule T1 (order), and pinned organiser keys. Small, written atomically."""
 
     def __init__(self, home: Home) -> None:
         self._path = home.state

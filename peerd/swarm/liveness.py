@@ -1,4 +1,4 @@
-"""Fast and fallible liveness: a peer whose connection broke and that does not answer a re-dial is suspect.
+"""Fast and fallible liveness, rule T5 (suspicion): a peer whose connection broke and that does not answer a re-dial is suspect.
 
 Sure and slow liveness is the record's TTL, in table/. A wrong suspicion costs replays, never exactness, and makes the next
 slower (policy/swarm/suspicion.py).

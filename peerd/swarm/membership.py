@@ -28,7 +28,7 @@ FORGIVEN_S = 10.0
 
 
 def clock_s() -> float:
-    """Monotonic seconds that go on while the machine sleeps (rule T2)."""
+    """Monotonic seconds that go on while the machine sleeps: rule T2 (alive)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
@@ -63,7 +63,7 @@ class OwnRow(Protocol):
         """What is measured, asked for only where there is a record."""
 
     def fenced(self, reason: str) -> None:
-        """The view was cleared (rule T3): the claims of this peer are void."""
+        """The view was cleared, rule T3 (fence): the claims of this peer are void."""
 
 
 class NoRow:
@@ -86,7 +86,7 @@ class Word:
     tell: bool
     """This peer suspects another, or another suspects it: its next version tells or ends that."""
     superseded_by: int
-    """The highest incarnation that another daemon showed under this peer's id (rule T1); 0 where there was none."""
+    """The highest incarnation that another daemon showed under this peer's id, rule T1 (order); 0 where there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class Membership:
         return word
 
     def clear_liveness(self) -> None:
-        """T3: nobody counts until seen anew."""
+        """T3 (fence): nobody counts until seen anew."""
         self.view = self.view.cleared()
         self._suspects.clear()
 
@@ -260,7 +260,7 @@ class Membership:
         self.raws[peer] = signed
         self.news.note(signed.record, signed.raw, now_s)
         if any(s.peer == self.me and (s.incarnation, s.version) == self._last_pair() for s in signed.record.suspects):
-            # A higher version ends it. The ledger stays: if this work was done again meanwhile, rule 6 settles the overlap.
+            # A higher version ends it. The ledger stays: if this work was done again meanwhile, rule 6 (reset) settles it.
             self._owe_word(tell=True)
         return says_more
 

@@ -83,7 +83,7 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """`peer` cannot take part in rounds of `step` (it and another member cannot reach each other): hole 19."""
+    """`peer` cannot take part in rounds of `step` (it and another member cannot reach each other): hole 19 (unreachable pair)."""
 
     peer: PeerId
     incarnation: int

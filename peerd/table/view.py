@@ -1,6 +1,6 @@
 """The swarm view: a frozen value built from records, and the rules by which records merge and live.
 
-Rules T1, T2 and T4 of the step protocol, and suspicion, live here. Times are seconds on the caller's own monotonic
+Rules T1 (order), T2 (alive), T4 (members) and T5 (suspicion) of docs/protocol.md live here. Times are seconds on the caller's own monotonic
 clock and always arguments.
 """
 
@@ -28,7 +28,7 @@ class Sighting:
     risen_at_s: float
 
     def is_fresh(self, now_s: float, ttl_s: float) -> bool:
-        """T2: it rose within three announce periods of its own."""
+        """T2 (alive): it rose within three announce periods of its own."""
         return now_s - self.risen_at_s < ttl_s * self.record.periods
 
 
@@ -72,7 +72,7 @@ class LiveView:
         return found
 
     def members(self, stage: int, step: int) -> tuple[PeerRecord, ...]:
-        """T4: live records with that stage and step, not joining and not voided for the step."""
+        """T4 (members): live records with that stage and step, not joining and not voided for the step."""
         found = self._members.get((stage, step))
         if found is None:
             voided = {(v.peer, v.incarnation, v.step) for r in self.of_stage(stage) for v in r.voids}
@@ -124,7 +124,7 @@ class SwarmView:
     sightings: Mapping[PeerId, Sighting] = field(default_factory=lambda: _EMPTY)
 
     def merge(self, record: PeerRecord, now_s: float) -> SwarmView:
-        """T1 and T2: a higher pair replaces and renews; anything else changes nothing, so a repeat never renews."""
+        """T1 (order) and T2 (alive): a higher pair replaces and renews; anything else changes nothing, so a repeat never renews."""
         known = self.sightings.get(record.peer)
         if known is not None and record.pair <= known.record.pair:
             return self
@@ -143,13 +143,13 @@ class SwarmView:
         return not any(s.peer == record.peer for seen in self.sightings.values() for s in seen.record.suspects)
 
     def cleared(self) -> SwarmView:
-        """T3: after a fence nothing counts as live until its pair rises again; tombstones stay."""
+        """T3 (fence): after a fence nothing counts as live until its pair rises again; tombstones stay."""
         never = float("-inf")
         faded = {peer: Sighting(seen.record, never) for peer, seen in self.sightings.items()}
         return replace(self, sightings=MappingProxyType(faded))
 
     def live(self, now_s: float) -> LiveView:
-        """The records that rose within the TTL and that no live peer suspects at their present pair."""
+        """T5 (suspicion): the records that rose within the TTL and that no live peer suspects at their present pair."""
         fresh = [s.record for s in self.sightings.values() if s.is_fresh(now_s, self.ttl_s) or s.record.peer == self.me]
         accused: dict[PeerId, tuple[int, int]] = {}
         for record in fresh:

@@ -1,4 +1,4 @@
-"""Sources of microbatches: a corpus of tokens, or a model that makes its own samples."""
+"""Where microbatches come from: a corpus of tokens, or a model that makes its own samples."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from peerd.wire.messages import TensorBytes
 from peerd.wire.tensors import encode
 
 Sample = tuple[TensorBytes, TensorBytes]
-"""Inputs and labels of a microbatch, encoded for the wire."""
+"""Inputs and labels, as they travel."""
 
 
 class Microbatches(Protocol):
-    """Contract: a microbatch depends on the run, the step and the index alone, and is the same on every machine."""
+    """Contract: the run, the step and the index decide what a microbatch holds, on every machine alike."""
 
     def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
         """Inputs and labels of microbatch (step, index)."""
         ...
 
     def evaluation_microbatch(self, index: int) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of an evaluation's microbatch. They are the same in every evaluation, and never trained on."""
+        """Those of an evaluation, always the same ones; none of them is trained on."""
         ...
 
 
@@ -31,7 +31,7 @@ class Samples:
     """The samples of a run whose model is a list of blocks; any peer that has the package can make them."""
 
     def __init__(self, manifest: Manifest) -> None:
-        from peerd.models.blocks import load_entry  # runs of other kinds do not need it
+        from peerd.models.blocks import load_entry  # which runs of other kinds have no use for
 
         self._model = load_entry(manifest.model_as(BlocksConfig).entry)
         self._seed = manifest.seed
@@ -47,5 +47,5 @@ class Samples:
 
 
 def encoded(inputs: Tensor, labels: Tensor) -> Sample:
-    """Encode a microbatch as the first stage takes it: tokens and labels are int32 on the wire."""
+    """A microbatch as a first stage takes it: tokens and labels are int32 on the wire."""
     return encode(inputs if inputs.is_floating_point() else inputs.int()), encode(labels.int())

@@ -144,7 +144,7 @@ class Dispatcher:
         return result
 
     def _give_up_on(self, router: Router, peer: PeerRecord, call: Call, error: RemoteError) -> None:
-        """Ban, tell liveness, and narrow the chance of a double count (hole 7)."""
+        """Ban, tell liveness, and narrow the chance of a double count: rule W4 (retry), hole 7."""
         LOG.debug("peer failed a microbatch", peer=peer.peer, stage=call.stage, step=call.step, index=call.index, error=str(error))
         router.ban(peer)
         self.counters.replayed += not isinstance(error, UnheardError)

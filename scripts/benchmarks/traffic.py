@@ -1,4 +1,4 @@
-"""Who moves how many bytes: a swarm counted by role, beside a pipeline whose every tensor goes through the trainer (ALGORITHMS section 2).
+"""Who moves how many bytes: a swarm counted by role, beside a pipeline whose every tensor goes through the trainer.
 
 Real daemons on loopback count their RPC payload. The first table is of one microbatch and the peers that it comes to. Sent between stages:
 activations with their labels, gradients with the records that ride on them, and all headers; received: what the neighbours' tensors take.

@@ -1,4 +1,4 @@
-"""Documents are read completely, in order and in bounded pieces, from any position."""
+"""Documents come out whole, in order, in bounded pieces, from wherever one begins."""
 
 from __future__ import annotations
 

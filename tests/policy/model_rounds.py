@@ -82,7 +82,7 @@ class Rounds:
             self.missed = Counter({void.peer: ROUNDS_BEFORE_VOID - 1})
             peer.change(voids=(*peer.record.voids, void))
 
-    # rule 8
+    # rule 8 (exchange)
 
     def propose(self, roster: Roster) -> None:
         peer = self._peer

@@ -94,7 +94,7 @@ def test_nobody_commits_before_every_stage_has_averaged(live: LiveView) -> None:
             assert at_or_past or mate_ahead
 
 
-# Rules 1 to 3: mates ahead
+# Rules 1 (commit behind), 2 (fetch from ahead) and 3 (reload)
 
 
 def test_hole_6_an_averaged_peer_with_a_mate_ahead_commits_its_own_average() -> None:
@@ -127,7 +127,7 @@ def test_of_two_lineages_at_one_step_the_larger_gives_way_and_the_smaller_waits(
     assert decided(good, bad).act is Act.WAIT
 
 
-# Rules 4 to 8: the round
+# Rules 4 (close), 5 (fetch), 6 (reset) and 7 (propose)
 
 
 def test_a_round_that_stands_still_is_closed_and_one_that_moves_is_not() -> None:
@@ -201,7 +201,7 @@ def test_hole_19_a_voided_peer_keeps_nobody_from_averaging_and_adopts() -> None:
     assert decided(*alone).act is Act.COMMIT, "its own average counts though whoever made it is gone"
 
 
-# Rules 9 and 10: averaged
+# Rules 9 (adopt) and 10 (commit)
 
 
 def test_hole_2_of_two_exact_averages_the_smaller_id_is_everyones() -> None:
@@ -234,7 +234,7 @@ def test_a_peer_at_the_last_step_just_waits() -> None:
     assert decision == Decision(Act.WAIT, "the run is complete")
 
 
-# Hole 20: forks
+# Hole 20 (fork)
 
 
 def test_hole_20_an_average_made_by_another_lineage_is_not_asked_for() -> None:
@@ -244,7 +244,7 @@ def test_hole_20_an_average_made_by_another_lineage_is_not_asked_for() -> None:
     assert decided(other, mine).act is Act.RELOAD
 
 
-# Rule 11: lost
+# Rule 11 (skip)
 
 
 def test_hole_16_a_stage_whose_newest_holders_died_is_lost_and_says_so_after_a_while() -> None:
@@ -279,7 +279,7 @@ def test_no_step_is_lost_while_a_mate_is_ahead_or_averaged(live: LiveView) -> No
         assert not looks_lost(OwnState(record=mine), live, RULES)
 
 
-# Joining
+# Rule J1 (join)
 
 
 def joiner(step: int, lineage: Lineage | None = None) -> PeerRecord:

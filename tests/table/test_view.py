@@ -1,4 +1,4 @@
-"""Merging and living: rules T1 to T4 and suspicion, for any records in any order."""
+"""Merging and living, for any records in any order: rules T1 (order), T2 (alive), T3 (fence), T4 (members) and T5 (suspicion)."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def choose_stage(live: LiveView, needed_bytes: Sequence[int], available_bytes: i
 
 
 def why_refuse_call(mine: PeerRecord, *, stage: int, step: int, holds_previous: bool) -> str | None:
-    """CALL: None when I can compute this microbatch, now or after a commit, else the reason (holes 4, 17)."""
+    """Rule W2 (call): None when I can compute this microbatch, now or after a commit, else the reason (holes 4 and 17)."""
     reason = _why_not_here(mine, stage)
     if reason is not None:
         return reason

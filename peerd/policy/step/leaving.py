@@ -1,4 +1,4 @@
-"""When a peer may leave its stage without costing anybody work."""
+"""Rule J4 (leave): when a peer may leave its stage without costing anybody work."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The ledger: which microbatches a stage holds, which are missing, and when one may be added.
 
-`missing(s, t)` is the work queue of the swarm (DESIGN section 6).
+`missing(s, t)` is the work queue of the swarm: rule W1 (launch) in docs/protocol.md.
 
 Where updates are delayed, a peer at step t has a second ledger, of step t+1: those microbatches are computed with parameters
 that lack the update of step t, and so need not wait for it. A commit makes the next step's ledger this step's.
@@ -86,7 +86,7 @@ def work_step(live: LiveView, num_stages: int) -> int | None:
 
 
 def why_not_averaged(live: LiveView, stage: int, step: int) -> str:
-    """Why a stage has yet to average this step, all its members; empty when it has, or is past it (rule 10; holes 4, 5)."""
+    """Why a stage has yet to average this step, all its members; empty when it has, or is past it: rule 10 (commit), holes 4 and 5."""
     members, mine = live.members(stage, step), live.mine
     holders = (*members, *([mine] if mine is not None and (mine.stage, mine.step) == (stage, step) else ()))  # though others leave me out
     if not any(m.phase is Phase.AVERAGED for m in holders) and (stage_step(live, stage) or 0) <= step:
@@ -138,7 +138,7 @@ def may_accumulate(mine: PeerRecord, live: LiveView, *, step: int, index: int, a
     """None when the gradient of (step, index) may be added now, else the reason why not.
 
     `mine` is my exact present state; `accept_mark` is (incarnation, number of the step's ledger) when the call was accepted.
-    Must be asked in the same critical section that adds the gradient and sets the bit (PROTOCOL, Accumulate; holes 7, 8, 9).
+    Must be asked in the same critical section that adds the gradient and sets the bit: rule W3 (accumulate), holes 7, 8 and 9.
     """
     early = step == mine.step + 1 and mine.next_ledger_no > 0
     if step != mine.step and not early:

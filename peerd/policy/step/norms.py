@@ -1,4 +1,4 @@
-"""The gradient norm of a whole step, which every stage applies alike: gradients are clipped by it, or the step is left out.
+"""Rule N1 (norm): the gradient norm of a whole step, which every stage applies alike: gradients are clipped by it, or the step is left out.
 
 A stage's own norm is a function of its average and stands in its AVERAGED peers' records. Whoever finishes the step tells
 the whole model's norm for the next few steps: what was applied is then a fact, and those behind apply the very same.
@@ -44,7 +44,7 @@ def norm_of_step(mine: PeerRecord, live: LiveView, num_stages: int) -> float | N
     """The whole model's norm of my step; None while it cannot be known.
 
     My stage's mates who have finished the step come first: my parameters must become theirs. Then anybody who has
-    finished it. Only where nobody has, it is made from every stage's average, of two the one with the smaller id (rule 9).
+    finished it. Only where nobody has, it is made from every stage's average, of two the one with the smaller id: rule 9 (adopt).
     """
     ahead = [record for record in live.records if record.phase is not Phase.JOINING and record.step > mine.step]
     for group in ([r for r in ahead if r.stage == mine.stage], ahead):

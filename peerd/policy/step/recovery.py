@@ -1,4 +1,4 @@
-"""What a joiner does when nobody serves its stage: begin the run, load a checkpoint, or wait.
+"""Rule J3 (resume): what a joiner does when nobody serves its stage: begin the run, load a checkpoint, or wait.
 
 After a blackout every peer says in its record which steps of its stage it holds on disk. The run resumes at the newest
 step that every stage can provide: from a checkpoint, or from peers that still serve (who hold their parameters of this

@@ -1,7 +1,7 @@
 """The roster of an average: who takes part with exactly which ledger, and the checks that make it exact.
 
 An average is exact when its ledgers are pairwise disjoint and cover the step. Each member proves that for itself from
-the roster's content, so rosters need not agree (PROTOCOL, opening).
+the roster's content, so rosters need not agree (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def leader_of(members: Sequence[PeerRecord]) -> PeerId | None:
 
 
 def compose(mine: PeerRecord, live: LiveView, num_microbatches: int, attempt: int) -> Roster | None:
-    """Rule 7: the roster I propose, or None while it is not mine to propose or would not be exact."""
+    """Rule 7 (propose): the roster I propose, or None while it is not mine to propose or would not be exact."""
     members = live.members(mine.stage, mine.step)
     # As published: only that says whether I leave, and else two of us would think they lead.
     if mine.phase is not Phase.ACCUMULATING or leader_of(members) != mine.peer:
@@ -99,7 +99,7 @@ def compose(mine: PeerRecord, live: LiveView, num_microbatches: int, attempt: in
 
 
 def why_refuse(mine: PeerRecord, roster: Roster, num_microbatches: int) -> str | None:
-    """PROPOSE: None when I join this round, else the reason."""
+    """Rule 8 (exchange): None when I join this round, else the reason."""
     if (roster.stage, roster.step) != (mine.stage, mine.step):
         return f"I am at stage {mine.stage}, step {mine.step}"
     if mine.phase is not Phase.ACCUMULATING:
@@ -112,7 +112,7 @@ def why_refuse(mine: PeerRecord, roster: Roster, num_microbatches: int) -> str |
 
 
 def whom_to_void(roster: Roster, missed: Mapping[PeerId, int]) -> Void | None:
-    """The member to leave out of further rounds of the step, by its leader (hole 19); None while there is hope.
+    """The member to leave out of further rounds of the step, by its leader, rule 4 (close) and hole 19; None while there is hope.
 
     `missed` counts the rounds that I led and that failed for want of this member. Of two that cannot reach each other
     both are missed, and one of them is enough.
@@ -125,7 +125,7 @@ def whom_to_void(roster: Roster, missed: Mapping[PeerId, int]) -> Void | None:
 
 
 def why_not_adopt(mine: PeerRecord, step: int, lineage: Lineage) -> str | None:
-    """GET_AVERAGE: None when I may take an average of `step` made by parameters of `lineage`, else the reason."""
+    """Rule 5 (fetch): None when I may take an average of `step` made by parameters of `lineage`, else the reason."""
     if step != mine.step:
         return f"I am at step {mine.step}"
     return None if lineage == mine.lineage else "it was computed with parameters of another lineage than mine"
@@ -143,5 +143,5 @@ def lineage_after(lineage: Lineage, average_id: AverageId, norm: float | None = 
 
 
 def lineage_skipped(lineage: Lineage, step: int) -> Lineage:
-    """The lineage after a step that was given up (rule 11)."""
+    """The lineage after a step that was given up: rule 11 (skip)."""
     return Lineage(lineage.inexact + 1, digest("skipped", lineage.chain, step))

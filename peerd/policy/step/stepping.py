@@ -1,7 +1,7 @@
-"""What a peer does next in the life of a step: PROTOCOL section 1's table, first rule that holds.
+"""What a peer does next in the life of a step: the table of rules in docs/protocol.md, first rule that holds.
 
-`decide` reads a peer's own exact state and the live view and answers with one action and its reason. Rule 8 (finishing
-a round) is averaging/'s doing; rule numbers below are the protocol's.
+`decide` reads a peer's own exact state and the live view and answers with one action and its reason. Rule 8 (exchange)
+is averaging/'s doing. The page names the holes, too, and the test that guards each.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRules:
-    """Numbers the rules need. `averaging_s` is TAVG and shorter than the TTL."""
+    """Numbers the rules need. `averaging_s`, the averaging time, is shorter than the TTL."""
 
     num_stages: int
     num_microbatches: int
@@ -106,7 +106,7 @@ def decide(own: OwnState, live: LiveView, now_s: float, rules: StepRules) -> Dec
 
 
 def looks_lost(own: OwnState, live: LiveView, rules: StepRules) -> bool:
-    """Rule 11's condition at this moment; the caller remembers since when it has been true without a break."""
+    """Rule 11 (skip): its condition at this moment; the caller remembers since when it has been true without a break."""
     mine = own.record
     # An average without its step's norm or tied sum is of no use. Whoever could tell has finished the step long ago, or given it up.
     idle = mine.phase is Phase.AVERAGED and not _knows_what_to_apply(mine, live, rules)
@@ -135,7 +135,7 @@ def _is_tied(mine: PeerRecord, rules: StepRules) -> bool:
 
 
 def _joining(own: OwnState, live: LiveView, rules: StepRules) -> Decision:
-    """Join: catch up from the log of a mate, or download again, and serve only when equal to the stage."""
+    """Rule J1 (join): catch up from the log of a mate, or download again, and serve only when equal to the stage."""
     mine = own.record
     mates = live.serving(mine.stage)
     newest = max((m.step for m in mates), default=None)
@@ -164,7 +164,7 @@ def _joining(own: OwnState, live: LiveView, rules: StepRules) -> Decision:
 
 
 def _commit_behind_mate(own: OwnState, mates: Sequence[PeerRecord], live: LiveView, _now_s: float, rules: StepRules) -> Decision | None:
-    """Rule 1: the mate proves that the step was decided (hole 6)."""
+    """Rule 1 (commit behind): the mate proves that the step was decided (hole 6)."""
     ahead = [m for m in mates if m.step > own.record.step]
     if own.record.phase is not Phase.AVERAGED or not ahead:
         return None
@@ -180,7 +180,7 @@ def _commit_behind_mate(own: OwnState, mates: Sequence[PeerRecord], live: LiveVi
 
 
 def _fetch_from_ahead(own: OwnState, mates: Sequence[PeerRecord], _live: LiveView, now_s: float, rules: StepRules) -> Decision | None:
-    """Rule 2: one step behind, take the average from the log of a mate (holes 5, 6)."""
+    """Rule 2 (fetch from ahead): one step behind, take the average from the log of a mate (holes 5 and 6)."""
     mine = own.record
     if mine.phase is not Phase.ACCUMULATING and not _round_is_slow(own, now_s, rules.averaging_s):
         return None
@@ -194,7 +194,7 @@ def _fetch_from_ahead(own: OwnState, mates: Sequence[PeerRecord], _live: LiveVie
 
 
 def _reload(own: OwnState, mates: Sequence[PeerRecord], _live: LiveView, now_s: float, rules: StepRules) -> Decision | None:
-    """Rule 3: too far behind, or descended from another average than a mate."""
+    """Rule 3 (reload): too far behind, or descended from another average than a mate."""
     mine = own.record
     if mine.phase is Phase.AVERAGING and not _round_is_slow(own, now_s, rules.averaging_s):
         return None
@@ -208,7 +208,7 @@ def _reload(own: OwnState, mates: Sequence[PeerRecord], _live: LiveView, now_s: 
 
 
 def _copy_tied(own: OwnState, mates: Sequence[PeerRecord], live: LiveView, _now_s: float, rules: StepRules) -> Decision | None:
-    """The other stage's copy of a tied weight has the better history: it becomes mine, and this step begins anew with it."""
+    """Rule 12 (copy tied): the other stage's copy of the weight has the better history: it becomes mine, and this step begins anew."""
     mine = own.record
     if not rules.ties_stages or mine.phase is not Phase.ACCUMULATING or any(m.step > mine.step for m in mates):
         return None
@@ -219,7 +219,7 @@ def _copy_tied(own: OwnState, mates: Sequence[PeerRecord], live: LiveView, _now_
 
 
 def _close_round(own: OwnState, _mates: Sequence[PeerRecord], live: LiveView, now_s: float, rules: StepRules) -> Decision | None:
-    """Rule 4, and earlier than it: a round that lost a member cannot finish. Closing is always safe."""
+    """Rule 4 (close): a round without progress, or one that lost a member, cannot finish. Closing is always safe."""
     roster = own.round_roster
     if own.record.phase is not Phase.AVERAGING or roster is None:
         return None
@@ -233,7 +233,7 @@ def _close_round(own: OwnState, _mates: Sequence[PeerRecord], live: LiveView, no
 
 
 def _fetch_from_averaged(own: OwnState, mates: Sequence[PeerRecord], _live: LiveView, now_s: float, rules: StepRules) -> Decision | None:
-    """Rule 5: never average again what a live mate has (hole 3)."""
+    """Rule 5 (fetch): never average again what a live mate has (hole 3)."""
     mine = own.record
     if mine.phase is not Phase.ACCUMULATING and not _round_is_slow(own, now_s, rules.averaging_s):
         return None
@@ -244,7 +244,7 @@ def _fetch_from_averaged(own: OwnState, mates: Sequence[PeerRecord], _live: Live
 
 
 def _reset_overlap(own: OwnState, mates: Sequence[PeerRecord], live: LiveView, _now_s: float, _rules: StepRules) -> Decision | None:
-    """Rule 6: of two ledgers that meet, the smaller is dropped; never both, for counts only grow (hole 7)."""
+    """Rule 6 (reset): of two ledgers that meet, the smaller is dropped; never both, for counts only grow (hole 7)."""
     mine = own.record
     if mine.phase is not Phase.ACCUMULATING or not mine.done:
         return None
@@ -257,7 +257,7 @@ def _reset_overlap(own: OwnState, mates: Sequence[PeerRecord], live: LiveView, _
 
 
 def _propose(own: OwnState, _mates: Sequence[PeerRecord], live: LiveView, now_s: float, rules: StepRules) -> Decision | None:
-    """Rule 7 (holes 1, 2)."""
+    """Rule 7 (propose): a roster that is exact (holes 1 and 2)."""
     if own.record.phase is not Phase.ACCUMULATING or now_s < own.propose_after_s:
         return None
     roster = compose(own.record, live, rules.num_microbatches, own.attempt)
@@ -265,7 +265,7 @@ def _propose(own: OwnState, _mates: Sequence[PeerRecord], live: LiveView, now_s:
 
 
 def _adopt_smaller(own: OwnState, mates: Sequence[PeerRecord], live: LiveView, _now_s: float, rules: StepRules) -> Decision | None:
-    """Rule 9: two exact averages differ in rounding; the smaller id is everyone's, while nobody has moved on."""
+    """Rule 9 (adopt): two exact averages differ in rounding; the smaller id is everyone's, while nobody has moved on."""
     mine = own.record
     if mine.phase is not Phase.AVERAGED or any((stage_step(live, s) or 0) > mine.step for s in range(rules.num_stages)):
         return None
@@ -277,7 +277,7 @@ def _adopt_smaller(own: OwnState, mates: Sequence[PeerRecord], live: LiveView, _
 
 
 def _fetch_tied(own: OwnState, _mates: Sequence[PeerRecord], live: LiveView, _now_s: float, rules: StepRules) -> Decision | None:
-    """What my average lacks: the other stage's gradients of the weight that both hold. Not waited for until all have averaged."""
+    """Rule 13 (fetch tied): the other stage's gradients of the weight that both hold. Not waited for until all have averaged."""
     mine = own.record
     if not rules.ties_stages or mine.phase is not Phase.AVERAGED:
         return None
@@ -293,7 +293,7 @@ def _fetch_tied(own: OwnState, _mates: Sequence[PeerRecord], live: LiveView, _no
 
 
 def _commit(own: OwnState, _mates: Sequence[PeerRecord], live: LiveView, _now_s: float, rules: StepRules) -> Decision | None:
-    """Rule 10: every stage has the average, and nobody is left behind (holes 4, 5)."""
+    """Rule 10 (commit): every stage has the average, and nobody is left behind (holes 4 and 5)."""
     if own.record.phase is Phase.AVERAGED and not _uncommitted_reason(own, live, rules):
         norm = norm_of_step(own.record, live, rules.num_stages) if rules.shares_norms else None
         tied_sum = own.record.tied_sum if _is_tied(own.record, rules) else None
@@ -302,7 +302,7 @@ def _commit(own: OwnState, _mates: Sequence[PeerRecord], live: LiveView, _now_s:
 
 
 def _skip_lost(own: OwnState, _mates: Sequence[PeerRecord], live: LiveView, now_s: float, rules: StepRules) -> Decision | None:
-    """Rule 11: nobody alive holds this stage's step any more (holes 14, 16)."""
+    """Rule 11 (skip): nobody alive holds this stage's step any more (holes 14 and 16)."""
     if own.lost_since_s is None or not looks_lost(own, live, rules):
         return None
     far = any((stage_step(live, s) or 0) >= own.record.step + 2 for s in range(rules.num_stages))
@@ -349,7 +349,7 @@ def _overlap_key(record: PeerRecord) -> tuple[int, bytes]:
 
 
 def _uncommitted_reason(own: OwnState, live: LiveView, rules: StepRules) -> str:
-    """Why rule 10 does not hold yet; empty when it does."""
+    """Why rule 10 (commit) does not hold yet; empty when it does."""
     step = own.record.step
     for stage in range(rules.num_stages):
         reason = why_not_averaged(live, stage, step)

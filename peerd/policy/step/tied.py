@@ -1,12 +1,12 @@
-"""A weight that the first and the last stage both hold: which sum of its gradients a step is finished with, and who gives it.
+"""Rule N2 (tied sum): which sum of the gradients of a weight that two stages hold a step is finished with, and who gives it.
 
 Both stages average by themselves. Then each fetches the other's averaged gradient of the weight and adds the two, the
 first stage's first: a sum is a function of one average of each stage, and its id is the hash of their ids. Where a
 stage has two exact averages, which differ in rounding, there are two sums; so whoever finishes a step tells which one
 was applied, and keeps it for those behind. What was applied is a fact, and it is the same for both stages.
 
-Two peers that finish a step without knowing of each other may still apply unlike sums, and a stage may give a step up
-(rule 11). Then the copies descend from unlike histories, which `PeerRecord.tied` tells apart: the worse one is replaced.
+Two peers that finish a step without knowing of each other may still apply unlike sums, and a stage may give a step up,
+rule 11 (skip). Then the copies descend from unlike histories, which `PeerRecord.tied` tells apart: the worse one is replaced.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def sum_of_step(mine: PeerRecord, live: LiveView, num_stages: int) -> WantedSum 
     """What my step, of which I have the average, is to be finished with; None while it cannot be known.
 
     As with norms: what my mates applied who have finished it, then what the other stage has; only where nobody tells of having
-    finished it, the sum of my average and the other stage's, of two the one with the smaller id (rule 9). Where the other
+    finished it, the sum of my average and the other stage's, of two the one with the smaller id: rule 9 (adopt). Where the other
     stage has finished it and forgotten with what, a sum that my stage holds is the likeliest.
     """
     other = other_end(mine.stage, num_stages)

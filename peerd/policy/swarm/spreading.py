@@ -4,7 +4,7 @@ Up to `TELLS_ALL` peers each tells all. Beyond that peers ask one another, some 
 names what it has of that, the one asked answers with what is missing. Each asks few, news doubles its hearers with every
 turn, and a record travels once to each who wants it. From `SUMMARISED` peers a record concerns its own and the neighbouring
 stages alone. A few peers of each stage speak for it: their records, with the stage's numbers in them, go to everybody. And who
-knows many announces itself less often, and says so in its record, so that each reader knows how long it lives (rule T2).
+knows many announces itself less often, and says so in its record, so that each reader knows how long it lives: rule T2 (alive).
 """
 
 from __future__ import annotations
