@@ -147,7 +147,7 @@ def test_a_model_that_is_not_peerds_own_can_be_evaluated_while_it_trains(model: 
     ("flags", "told"),
     [
         (["--model", "/nowhere"], "no folder with a config.json"),
-        (["--model", "blocks:unet"], "nothing installed here has the model 'unet'"),
+        (["--model", "blocks:unet"], "no installed package has the model 'unet'"),
         (["--set", "a=1"], "are for models of transformers"),
         (["--model", "hf:llama", "--set", "vocab_size"], "not KEY=VALUE"),
     ],

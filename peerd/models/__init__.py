@@ -1,1 +1,1 @@
-"""Model definitions, how a model is cut into stages, and what a stage costs in memory."""
+"""Model definitions, the cutting of models into stages, and a stage's memory cost."""

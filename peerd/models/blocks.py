@@ -1,7 +1,7 @@
-"""Any architecture as a list of named blocks, from a package that every peer of the run has installed.
+"""Models of any architecture as a list of named blocks, from a package that every peer of the run has installed.
 
 A package offers it as an entry point of the group `peerd.blocks`: a function without arguments that returns a `BlockModel`. The
-manifest only names the entry, so what a volunteer runs is what they have installed. Boundaries may differ from cut to cut.
+manifest only names the entry, so a volunteer runs only code that they have installed. Each boundary may have its own shape.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from peerd.models.weights import Uninitialised, give_memory, seeded
 
 GROUP = "peerd.blocks"
 EVALUATION_STEP = 1 << 62
-"""Asks an entry for samples to evaluate on, the same at each evaluation; no step of a training is so high."""
+"""The step that asks an entry for evaluation samples, the same at each evaluation; no training reaches such a step."""
 SHIPPED = {"resnet": "peerd.models.resnet"}
 """Entries that are part of peerd: name -> module with a function of that name."""
 
@@ -34,47 +34,47 @@ SHIPPED = {"resnet": "peerd.models.resnet"}
 class BlockModel:
     """An architecture with its loss and its data.
 
-    Contract: a block maps one float32 tensor [samples, ...] to another and keeps nothing from call to call (no running statistics; no
-    dropout but `peerd.models.dropout.Dropout`); `samples` depends on its arguments alone; `loss` is a mean over the samples.
+    Contract: a block maps one float32 tensor [samples, ...] to another and keeps no state between calls (no running statistics; no
+    dropout except `peerd.models.dropout.Dropout`); `samples` depends on its arguments alone; `loss` is a mean over the samples.
     """
 
     blocks: Mapping[str, Callable[[], nn.Module]]
-    """Name -> what makes the block, in their order. A block draws its first weights as torch does."""
+    """Name -> the function that makes the block, in order. A block draws its first weights as torch does."""
     input_shape: tuple[int, ...]
-    """One sample of the first block's input."""
+    """Shape of one sample of the first block's input."""
     num_labels: int
     loss: Callable[[Tensor, Tensor], Tensor]
-    """From the last block's output and int64 labels [samples]."""
+    """(the last block's output, int64 labels [samples]) -> the scalar loss."""
     samples: Callable[[int, int, int, int], tuple[Tensor, Tensor]]
     """(seed, step, index, count) -> the inputs, float32 [count, *input_shape], and labels, int64 [count], of one microbatch.
 
-    Of EVALUATION_STEP it gives what is never trained on.
+    For EVALUATION_STEP it returns samples that are never trained on.
     """
 
 
 @functools.lru_cache(maxsize=8)
 def load_entry(name: str) -> BlockModel:
-    """The model that an entry point gives. ManifestError where nothing installed here has it."""
+    """The model that an entry point returns. ManifestError if no installed package has the entry."""
     if name in SHIPPED:
         made = getattr(importlib.import_module(SHIPPED[name]), name)()
     else:
         found = tuple(entry_points(group=GROUP, name=name))
         if not found:
             raise ManifestError(
-                f"nothing installed here has the model {name!r}",
+                f"no installed package has the model {name!r}",
                 f"install the package that the run's organiser names (its entry point is {name} in the group {GROUP})",
             )
         try:
             made = found[0].load()()
-        except Exception as error:  # the package's own code
+        except Exception as error:  # the package's code may fail in any way
             raise ManifestError(f"the entry point {name} of {found[0].value} fails: {type(error).__name__}: {error}") from None
     if not isinstance(made, BlockModel):
-        raise ManifestError(f"the entry point {name} gives a {type(made).__name__} and no BlockModel", "update its package")
+        raise ManifestError(f"the entry point {name} returns a {type(made).__name__}, not a BlockModel", "update its package")
     return made
 
 
 def describe_entry(name: str) -> BlocksConfig:
-    """What a manifest says of an entry, its blocks' shapes found by passing one sample through."""
+    """The manifest's config for an entry. The shapes come from one sample that is passed through the blocks."""
     model = load_entry(name)
     hidden = torch.zeros(1, *model.input_shape)
     shapes = []
@@ -86,7 +86,7 @@ def describe_entry(name: str) -> BlocksConfig:
 
 
 class BlocksStage(StageModule):
-    """The blocks `layers` of an entry, with the loss if last. Parameter names begin with the block's, so they don't depend on the split."""
+    """The blocks `layers` of an entry, with the loss if last. Parameter names begin with the block's: they do not depend on the split."""
 
     def __init__(self, manifest: Manifest, stage: int, layers: range) -> None:
         super().__init__(stage, manifest.train.num_stages)
@@ -106,7 +106,7 @@ class BlocksStage(StageModule):
         return self._model.loss(hidden, labels) if self.is_last and labels is not None else hidden
 
     def initialise(self, seed: int, device: torch.device) -> None:
-        """Each block draws as it does when it is made, with torch's generator set by its name: one block at a time is made twice."""
+        """Draw each block's weights by making it again, with torch's generator seeded by its name; one block at a time exists twice."""
         give_memory(self, device)
         with torch.no_grad(), torch.device("cpu"):
             for name, make in self._makers.items():
@@ -115,12 +115,12 @@ class BlocksStage(StageModule):
         self._check_shape(device)
 
     def _check_shape(self, device: torch.device) -> None:
-        """ManifestError where the blocks installed here are not those that the run was made with."""
+        """ManifestError if the blocks installed here are not those that the run was made with."""
         due = self._config.shapes[self._layers.stop - 1]
         with torch.no_grad():
             found = tuple(self(torch.zeros(1, *self._input_shape, device=device)).shape[1:])
         if found != due:
-            raise _other_version(self._config, f"blocks that give {list(found)} where {list(due)} is due")
+            raise _other_version(self._config, f"blocks that return {list(found)} instead of {list(due)}")
 
     @property
     def _input_shape(self) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
-"""Narrow boundaries between stages (SWARM appendix I): less travels, and some quality is lost.
+"""Narrow boundaries between stages (SWARM appendix I): fewer bytes cross, and some quality is lost.
 
-The sending stage ends with `Narrow`, the receiving one begins with `Widen`; what crosses lies between them. LayerNorm on both
+The sending stage ends with `Narrow`, the receiving stage begins with `Widen`. LayerNorm on both
 sides keeps training from diverging. Shapes: B sequences, S tokens, D d_model, C = D / boundary_factor.
 """
 
@@ -12,7 +12,7 @@ from peerd.config.manifest import ModelConfig
 
 
 class Narrow(nn.Module):
-    """LayerNorm, then a learned projection (bottleneck) or the maximum of each `boundary_factor` neighbours (maxout, arXiv 1302.4389)."""
+    """LayerNorm, then a learned projection (bottleneck) or the maximum of `boundary_factor` neighbours (maxout, arXiv 1302.4389)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """The built-in language model: a decoder after SWARM section 4.3, with rotary embeddings and GeGLU.
 
-Choices: LayerNorm before each sub-layer, no biases in the linear layers, dropout on the embedding and on what each sub-layer
-adds (as in GPT-2, but not on attention's weights), head and embedding apart unless they are tied: then the last stage holds a copy
-of the embedding, under its name, and both stages sum their gradients of it. Layers that share their weights lie in one stage.
+Choices: LayerNorm before each sub-layer; no biases in the linear layers; dropout on the embedding and on each sub-layer's output
+(as in GPT-2, but not on attention's weights); separate head and embedding unless they are tied, in which case the last stage holds a
+copy of the embedding, under its name, and both stages sum their gradients of it. Layers that share weights lie in one stage.
 Shapes in docstrings: B sequences, S tokens, D d_model, H heads, K = D / H, F d_ff, V vocabulary.
 """
 
@@ -24,7 +24,7 @@ from peerd.planner.workload import Load
 
 ROTARY_BASE = 10000.0
 VOCABULARY_STD = 0.02
-"""Of embedding and head: small, so that the first predictions are near uniform and the first loss near log V."""
+"""For embedding and head. It is small, so that the first predictions are nearly uniform and the first loss is near log V."""
 
 
 class Attention(nn.Module):
@@ -80,7 +80,7 @@ class DecoderLayer(nn.Module):
 
 
 class DecoderStage(StageModule):
-    """The decoder's layers `layers`, with the embedding if first, and with the final norm, head and loss if last."""
+    """The decoder's layers `layers`. The first stage also has the embedding, the last the final norm, the head and the loss."""
 
     rotary: Tensor
 
@@ -92,7 +92,7 @@ class DecoderStage(StageModule):
             self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         if self.is_first:
             self.embedding_dropout = Dropout(self.dropout)
-        # Dictionaries, not lists: their keys are the layers' indices in the whole model, so names do not depend on the split.
+        # Dictionaries, not lists: the keys are the layers' indices in the whole model, so names do not depend on the split.
         self.blocks = nn.ModuleDict({str(layer): DecoderLayer(config, self.dropout) for layer in layers[:: config.layers_per_group]})
         narrowed = narrowed_before(config, layers)
         self.narrow = nn.ModuleDict({str(layer): Narrow(config) for layer in narrowed if layer > layers.start})
@@ -134,10 +134,10 @@ class DecoderStage(StageModule):
             self.rotary.copy_(rotary_table(self.rotary.shape[1], 2 * self.rotary.shape[2]))
 
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Uniform with the usual standard deviations.
+        """The first value of a parameter: uniform, with the usual standard deviations.
 
-        Uniform, not normal: integer draws scaled by exactly rounded operations have the same bits on every processor, while a
-        normal draw goes through a vectorised logarithm and cosine that differ between instruction sets.
+        It is not normal, because integer draws scaled by exactly rounded operations have the same bits on every processor, while
+        normal draws use a vectorised logarithm and cosine that differ between instruction sets.
         """
         if len(shape) == 1:
             return torch.ones(shape) if name.endswith("norm.weight") else torch.zeros(shape)
@@ -154,14 +154,14 @@ class DecoderStage(StageModule):
         return self._load(microbatch, sequence).forward_flops
 
     def _load(self, microbatch: int, sequence: int) -> Load:
-        """As planned, from the parts that this stage really has."""
+        """The load according to the planner, for the parts that this stage has."""
         loads = decoder_loads(self.config, microbatch, sequence)
         parts = [loads.groups[0]] * len(self.blocks) + [loads.narrowing] * len(self.narrow) + [loads.widening] * len(self.widen)
         return sum([*parts, *[loads.first] * self.is_first, *[loads.last] * self.is_last], Load())
 
 
 def narrowed_before(config: ModelConfig, layers: range) -> list[int]:
-    """Layers among these, and the one after them, before which hidden states are narrow: at a stage's ends, or where prescribed."""
+    """The layers among these, and the one after them, that follow a narrow boundary: at a stage's ends, or where the config says."""
     if config.boundary == "none":
         return []
     points = config.boundary_layers or (layers.start, layers.stop)

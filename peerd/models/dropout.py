@@ -1,8 +1,8 @@
-"""Dropout that anybody can repeat: the mask is a function of the run's seed, the step, the microbatch and the module's name.
+"""Reproducible dropout: the mask is a function of the run's seed, the step, the microbatch and the module's name.
 
-A microbatch is computed again in backward, on another peer after a failure, and on unlike devices; its mask must be the same
-each time. So it comes from integer arithmetic on each element's place, which has the same result on every processor, and
-not from a generator with a state.
+A microbatch may be computed again: in its backward pass, or after a failure on another peer with another device. Its mask must be
+the same each time. So the mask comes from integer arithmetic on each element's index, which has the same result on every processor,
+and not from a generator with state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MULTIPLIERS = (0x21F0AAAD, 0x735A2D97)
 
 
 class Dropout(nn.Module):
-    """Inverted dropout (Srivastava et al. 2014); does nothing outside `dropout_of`."""
+    """Inverted dropout (Srivastava et al. 2014). It does nothing outside `dropout_of`."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
@@ -35,14 +35,14 @@ class Dropout(nn.Module):
         return self._microbatch is not None and self.probability > 0
 
     def begin(self, microbatch: str) -> None:
-        """Draw masks for this microbatch; a module that is applied several times draws another at each."""
+        """Draw masks for this microbatch. A module that is applied several times draws a new mask each time."""
         self._microbatch, self._calls = microbatch, 0
 
     def end(self) -> None:
         self._microbatch = None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Any shape; the same shape and type."""
+        """Any shape; returns the same shape and type."""
         if not self.is_drawing:
             return hidden
         self._calls += 1
@@ -52,7 +52,7 @@ class Dropout(nn.Module):
 
 @contextmanager
 def dropout_of(module: nn.Module, manifest: Manifest, step: int, index: int) -> Iterator[None]:
-    """Within, a forward pass of the module is that of microbatch `index` of `step`; outside, nothing is left out."""
+    """Within this context a forward pass draws the masks of microbatch `index` of `step`; outside there is no dropout."""
     may_draw = manifest.train.dropout > 0 or manifest.model.has_own_dropout
     layers = [(name, child) for name, child in module.named_modules() if isinstance(child, Dropout)] if may_draw else []
     for name, layer in layers:
@@ -65,7 +65,7 @@ def dropout_of(module: nn.Module, manifest: Manifest, step: int, index: int) -> 
 
 
 def keep_mask(shape: torch.Size, name: str, probability: float, device: torch.device) -> Tensor:
-    """True with 1 - probability, decided by `name` and the element's place alone."""
+    """True with 1 - probability, decided by `name` and the element's index alone."""
     digest = hashlib.blake2b(name.encode(), digest_size=8, person=b"peerd dropout").digest()
     first, second = int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
     word = torch.arange(shape.numel(), dtype=torch.int64, device=device).add_(first).bitwise_and_(_WORD)
@@ -74,7 +74,7 @@ def keep_mask(shape: torch.Size, name: str, probability: float, device: torch.de
 
 
 def _mix(word: Tensor) -> Tensor:
-    """A bijection of 32-bit words in which every bit depends on every bit; in place."""
+    """Apply in place a bijection of 32-bit words in which every bit depends on every bit."""
     word.bitwise_xor_(word >> 16)
     for multiplier in _MULTIPLIERS:
         word.mul_(multiplier).bitwise_and_(_WORD)

@@ -1,4 +1,4 @@
-"""Where torch's compiler keeps its kernels. Peerd compiles none, but parts of torch that it uses load the compiler."""
+"""The folder of torch's compiler for its kernels. peerd compiles none, but parts of torch that it uses load the compiler."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from peerd.config.paths import cache_folder
 
 
 def keep_kernels_in_cache() -> None:
-    """Before the compiler is loaded: it makes a folder in the temporary one, and leaves it there, unless told where."""
+    """Call this before the compiler is loaded: by default it creates a folder in the temporary directory and leaves it there."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "torchinductor"))

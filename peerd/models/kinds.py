@@ -1,4 +1,4 @@
-"""How each kind of model is built. What else is asked of a kind is a property of its config (config/model_kinds.py)."""
+"""Builders for each kind of model. Everything else that depends on the kind is a property of its config (config/model_kinds.py)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from peerd.models.weights import Uninitialised
 
 
 class Builder(ABC):
-    """Builds models of one kind. What is not abstract holds for every kind, if not as cheaply as it could."""
+    """Builds models of one kind. The methods that are not abstract work for every kind; some kinds have a cheaper way."""
 
     @abstractmethod
     def stage(self, manifest: Manifest, stage: int, layers: range) -> StageModule:
         """The stage that holds `layers`, without memory for its parameters."""
 
     def whole(self, manifest: Manifest) -> nn.Module:
-        """The uncut model with the run's first weights."""
+        """The whole model with the run's first weights."""
         alone = replace(manifest, train=replace(manifest.train, num_stages=1))
         module = self.stage(alone, 0, range(manifest.model.num_layers))
         module.initialise(manifest.seed, torch.device("cpu"))
@@ -48,7 +48,7 @@ class _Decoder(Builder):
 
 
 class _HuggingFace(Builder):
-    """Imports transformers, which other runs need not have, only where it is used."""
+    """Imports transformers lazily: other runs need not have it installed."""
 
     def stage(self, manifest: Manifest, stage: int, layers: range) -> StageModule:
         from peerd.models.hf.stage import HuggingFaceStage
@@ -56,7 +56,7 @@ class _HuggingFace(Builder):
         return HuggingFaceStage(manifest, stage, layers)
 
     def whole(self, manifest: Manifest) -> nn.Module:
-        """transformers' own module, so that the check does not compare peerd's stages with themselves."""
+        """The module of transformers itself, so that the check does not compare peerd's stages with themselves."""
         from peerd.models.hf.library import empty_model, library_config
         from peerd.models.hf.weights import draw_weights
 
@@ -84,7 +84,7 @@ class _Blocks(Builder):
 
 
 _BUILDERS: dict[str, Builder] = {"decoder": _Decoder(), "hf": _HuggingFace(), "blocks": _Blocks()}
-"""The manifest's model.kind -> what builds it."""
+"""The manifest's model.kind -> its builder."""
 
 
 def builder_of(manifest: Manifest) -> Builder:

@@ -1,4 +1,4 @@
-"""What a module costs, measured on tensors without memory: nothing needs to be known of its architecture."""
+"""Measures a module's costs on tensors without memory. This works for any architecture."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from peerd.models.kernels import keep_kernels_in_cache
 from peerd.models.weights import give_memory
 
 Microbatch = Callable[[], tuple[Tensor, Tensor | None]]
-"""Makes a microbatch's inputs and labels; called where tensors have no memory."""
+"""Makes a microbatch's inputs and labels; called in a mode in which tensors have no memory."""
 
 
 def saved_bytes(module: nn.Module, microbatch: Microbatch) -> int:
-    """What autograd keeps of one forward pass for the backward pass. The module is left with fake tensors for parameters."""
+    """Bytes that autograd keeps of one forward pass for the backward pass. Leaves the module with fake tensors as parameters."""
     saved: dict[int, int] = {}
     kept: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         saved[storage._cdata] = storage.nbytes()
-        kept.append(tensor)  # so that no other storage gets its address
+        kept.append(tensor)  # keeps the address from being reused by another storage
         return tensor
 
     with _fake(module):
@@ -34,7 +34,7 @@ def saved_bytes(module: nn.Module, microbatch: Microbatch) -> int:
 
 
 def product_flops(module: nn.Module, microbatch: Microbatch) -> int:
-    """Floating-point operations of one forward pass, matrix products and convolutions only. Leaves fake tensors, too."""
+    """Floating-point operations of one forward pass, matrix products and convolutions only. It leaves fake tensors, too."""
     keep_kernels_in_cache()
     from torch.utils.flop_counter import FlopCounterMode
 

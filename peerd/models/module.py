@@ -1,4 +1,4 @@
-"""What every kind of stage promises to those that compute with it."""
+"""The contract of every kind of stage."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class StageModule(nn.Module):
     """One pipeline stage of a model.
 
     Contract:
-    - parameter names are those of the whole model, so the stages' parameters together are the whole model; a tied weight has one
-      name, in the first stage and in the last (`tied_names`);
-    - `forward` depends on its inputs and the parameters only: no clock, no generator, no hidden state. What is left out by chance
-      is left out by a `Dropout` of models/dropout.py, which depends on the microbatch that it was told of, and on no other;
+    - parameter names are those of the whole model, so the stages' parameters together are the whole model; a tied weight has the
+      same name in the first and in the last stage (`tied_names`);
+    - `forward` depends on its inputs and the parameters only: no clock, no generator, no hidden state. Dropout is that of
+      models/dropout.py, which depends on the microbatch that it was told of;
     - it can be built on the meta device; `initialise` then makes it real.
     """
 
@@ -34,29 +34,29 @@ class StageModule(nn.Module):
 
     @property
     def tied_names(self) -> tuple[str, ...]:
-        """Parameters of which another stage holds a copy: their gradients are summed over both stages."""
+        """Parameters of which another stage holds a copy. Their gradients are summed over both stages."""
         return ()
 
     @abstractmethod
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
-        """One microbatch through this stage.
+        """Compute one microbatch.
 
-        inputs: int64 tokens [microbatch, sequence] for a language model's first stage, else float32 as the boundary has it.
-        labels: int64 [microbatch, sequence], of images [microbatch]; for the last stage only.
-        Returns what crosses the next boundary, of a language model [microbatch, sequence, boundary_width]; from the last stage the scalar
-        mean loss over the microbatch's tokens, in nats, or without labels the logits [microbatch, sequence, vocabulary].
+        inputs: int64 tokens [microbatch, sequence] for a language model's first stage, else float32 in the boundary's shape.
+        labels: int64 [microbatch, sequence], for images [microbatch]; for the last stage only.
+        Returns the activations for the next stage, for a language model [microbatch, sequence, boundary_width]. The last stage returns the
+        scalar mean loss over the microbatch's tokens, in nats; without labels it returns the logits [microbatch, sequence, vocabulary].
         """
 
     @abstractmethod
     def initialise(self, seed: int, device: torch.device) -> None:
         """Give a module that was built on the meta device its memory, its buffers and its first float32 weights.
 
-        Each parameter's value depends on the seed and its name alone: it is the same whatever the split and on every machine.
+        Each parameter's value depends on the seed and its name alone: it is the same for every split and on every machine.
         """
 
     @abstractmethod
     def graph_bytes(self, num_tokens: int) -> int:
-        """Bytes that autograd keeps between forward and backward of a microbatch of `num_tokens` tokens (an estimate)."""
+        """Estimate of the bytes that autograd keeps between forward and backward of a microbatch of `num_tokens` tokens."""
 
     @abstractmethod
     def forward_flops(self, microbatch: int, sequence: int) -> int:

@@ -1,8 +1,8 @@
-"""A run's model as Hugging Face's libraries know it: the content of config.json, tensors by their names, tokenizer files.
+"""Converts a run's model for Hugging Face's libraries: config.json, tensors under their names, tokenizer files.
 
-A transformers model goes out as it is. The built-in decoder is, by its mathematics, a StableLM of a certain config: LayerNorm
-before each sub-layer, rotary embeddings over whole heads, a gated GELU, no biases but the norms'. Layers that share their weights
-go out one by one, each with the same values.
+A transformers model is published as it is. The built-in decoder is mathematically a StableLM with a certain config: LayerNorm
+before each sub-layer, rotary embeddings over whole heads, a gated GELU, and no biases except in the norms. Layers that share
+weights are written one by one, each with the same values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from peerd.config.model_kinds import HuggingFaceConfig
 from peerd.errors import UsageError
 
 _DECODER_FIELDS = frozenset({"kind", "num_layers", "d_model", "num_heads", "d_ff", "vocab_size", "layers_per_group", "tie_word_embeddings"})
-"""What the StableLM below is made of; a decoder with any other field set is another model."""
+"""The fields that the StableLM below covers; a decoder that sets any other field is another model."""
 _LAYER_NAMES = {
     "attention_norm": "input_layernorm",
     "feed_forward_norm": "post_attention_layernorm",
@@ -28,7 +28,7 @@ _LAYER_NAMES = {
     "feed_forward.output": "mlp.down_proj",
 }
 _OUTER_NAMES = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
-"""With tied embeddings there is no head: transformers takes the embedding, which is stored once."""
+"""With tied embeddings there is no head: transformers uses the embedding, which is stored once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,20 +38,20 @@ class PublishedModel:
 
 
 def check_publishable(manifest: Manifest) -> None:
-    """UsageError where no architecture of transformers is this model exactly."""
+    """UsageError if no architecture of transformers is exactly this model."""
     model, remedy = manifest.model, "leave --format hf out"
     if not model.publishes_as:
-        raise UsageError(f"a {model.title} is none of transformers' architectures", remedy)
+        raise UsageError(f"a {model.title} is not an architecture of transformers", remedy)
     usual = ModelConfig()
     for field in dataclasses.fields(model) if model.publishes_as == "stablelm" else ():
         if field.name not in _DECODER_FIELDS and getattr(model, field.name) != getattr(usual, field.name):
-            raise UsageError(f"no architecture of transformers is a decoder with model.{field.name} exactly", remedy)
+            raise UsageError(f"no architecture of transformers is exactly a decoder with model.{field.name}", remedy)
 
 
 def publish(manifest: Manifest, parameters: Mapping[str, Tensor], tokenizer: str = "") -> PublishedModel:
     """The whole model's parameters under transformers' names; their memory is shared. Raises UsageError as `check_publishable`.
 
-    `tokenizer` is the content of the run's tokenizer.json, where it has one.
+    `tokenizer` is the content of the run's tokenizer.json, if it has one.
     """
     check_publishable(manifest)
     ends = _token_ids(manifest, tokenizer)
@@ -64,13 +64,14 @@ def publish(manifest: Manifest, parameters: Mapping[str, Tensor], tokenizer: str
 
 
 def _token_ids(manifest: Manifest, tokenizer: str) -> dict[str, int | None]:
-    """Which token ends a text, and that none begins one: by the run's own tokenizer.
+    """The config fields for the token that ends a text, and for none that begins one, from the run's own tokenizer.
 
-    A config has the numbers of its architecture's usual tokenizer, and these are other tokens here: generation would end at a quote.
+    A config has the numbers of its architecture's usual tokenizer. In the run's tokenizer they are other tokens: generation would
+    end at a quote, for example.
     """
     data = manifest.data
     if manifest.model.publishes_as == "itself" and data.tokenizer != "bytes" and not data.tokenizer.startswith("bpe:"):
-        return {}  # the organiser's tokenizer, to which the config may well belong
+        return {}  # the organiser's tokenizer, which the config probably belongs to
     added = json.loads(tokenizer).get("added_tokens", []) if tokenizer else []
     return {"bos_token_id": None, "eos_token_id": next((each["id"] for each in added if each["content"] == data.end_of_text), None)}
 
@@ -108,7 +109,7 @@ def _stablelm_config(manifest: Manifest) -> dict[str, Any]:
 
 
 def _stablelm_tensors(name: str, value: Tensor, layers_per_group: int) -> dict[str, Tensor]:
-    """One of the decoder's parameters, for each layer that has it."""
+    """The tensors of one of the decoder's parameters, one for each layer that shares it."""
     outer, _, leaf = name.partition(".")
     if outer in _OUTER_NAMES:
         return {f"{_OUTER_NAMES[outer]}.{leaf}": value}
@@ -118,7 +119,7 @@ def _stablelm_tensors(name: str, value: Tensor, layers_per_group: int) -> dict[s
 
 
 def _layer_tensors(inner: str, value: Tensor) -> dict[str, Tensor]:
-    """The same within a layer; stacked projections come apart."""
+    """The tensors of a parameter within a layer; stacked projections are split."""
     module, _, leaf = inner.rpartition(".")
     if module == "attention.query_key_value":
         parts = value.chunk(3)
@@ -130,9 +131,9 @@ def _layer_tensors(inner: str, value: Tensor) -> dict[str, Tensor]:
 
 
 def tokenizer_files(manifest: Manifest, own: str = "") -> dict[str, str]:
-    """File name -> content, as the library tokenizers reads them; `own` is the run's own tokenizer.json, where it is not bytes.
+    """File name -> content, as the library tokenizers reads them. `own` is the run's tokenizer.json, empty for bytes.
 
-    The byte tokenizer is a byte-level BPE that merges nothing.
+    The byte tokenizer is written as a byte-level BPE without merges.
     """
     if own:
         ends = {"eos_token": manifest.data.end_of_text} if manifest.data.end_of_text else {}
@@ -149,7 +150,7 @@ def tokenizer_files(manifest: Manifest, own: str = "") -> dict[str, str]:
 
 
 def _mask_of(manifest: Manifest, own: str) -> dict[str, str]:
-    """What the tokenizer calls the token that a masked model was trained with, where it is the tokenizer's."""
+    """The tokenizer's name of the mask token that a masked model was trained with; empty if the tokenizer has no such token."""
     model = manifest.model
     if not model.masked_share:
         return {}

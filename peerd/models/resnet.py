@@ -1,7 +1,7 @@
-"""A small residual network on generated images: the example of a model that comes as named blocks.
+"""A small residual network on generated images: the example of a model made of named blocks.
 
-After He et al. (arXiv 1512.03385) for small images, with GroupNorm: batch statistics would make a sample's gradient depend on who else
-is in its microbatch, and running averages would be state beside the parameters. Images are noise around one pattern per label.
+It follows He et al. (arXiv 1512.03385) for small images, with GroupNorm: batch statistics would make a sample's gradient depend on the
+other samples of its microbatch, and running averages would be state beside the parameters. Images are noise around one pattern per label.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WIDTHS = (16, 32, 64)
 BLOCKS_PER_WIDTH = 2
 GROUPS = 4
 NOISE = 0.5
-"""Standard deviation of the noise; that of the patterns is 1."""
+"""Standard deviation of the noise; the patterns have 1."""
 
 
 class Stem(nn.Module):
@@ -79,7 +79,7 @@ def resnet() -> BlockModel:
 
 
 def samples(seed: int, step: int, index: int, count: int) -> tuple[Tensor, Tensor]:
-    """Images float32 [count, 3, 16, 16] and labels int64 [count] of microbatch (step, index); uniform draws, so that all peers agree."""
+    """Images float32 [count, 3, 16, 16] and labels int64 [count] of microbatch (step, index); uniform draws are equal on all peers."""
     generator = generator_of(seed, f"images/{step}/{index}")
     labels = torch.randint(0, NUM_LABELS, (count,), generator=generator)
     noise = _uniform((count, *IMAGE_SHAPE), generator) * NOISE
@@ -87,11 +87,11 @@ def samples(seed: int, step: int, index: int, count: int) -> tuple[Tensor, Tenso
 
 
 def patterns(seed: int) -> Tensor:
-    """What the images of each label have in common: four squares of a colour each, [10, 3, 16, 16]."""
+    """The pattern of each label's images: four squares, each of one colour, [10, 3, 16, 16]."""
     colours = _uniform((NUM_LABELS, IMAGE_SHAPE[0], 2, 2), generator_of(seed, "patterns"))
     return colours.repeat_interleave(IMAGE_SHAPE[1] // 2, dim=2).repeat_interleave(IMAGE_SHAPE[2] // 2, dim=3)
 
 
 def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Of mean 0 and standard deviation 1."""
+    """Uniform draws of mean 0 and standard deviation 1."""
     return torch.rand(shape, generator=generator).mul_(2).sub_(1).mul_(3**0.5)

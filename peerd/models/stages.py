@@ -1,4 +1,4 @@
-"""Cutting a model into stages: which layers a stage holds, its first weights, and the memory it needs.
+"""Cuts a model into stages: the layers of a stage, its first weights, and the memory it needs.
 
 Nothing here knows what a decoder is; kinds.py does.
 """
@@ -34,13 +34,13 @@ __all__ = [
 
 
 AUTO_MEMORY_SHARE = 0.5
-"""Of free memory that "auto" gives to a stage with its graphs: others on this machine may look at the same free memory."""
+"""Share of free memory that "auto" gives to a stage with its graphs: other processes may count on the same free memory."""
 MOST_SLOTS_FACTOR = 4
-"""Times the usual number of slots, which fill a pipeline of short links."""
+"""Upper bound of the slots for long links, as a multiple of the usual number, which fills a pipeline of short links."""
 
 
 def layers_of(manifest: Manifest, stage: int) -> range:
-    """The global indices of a stage's layers. Raises StageError for a stage the run does not have."""
+    """The global indices of a stage's layers. Raises StageError if the run has no such stage."""
     num_stages = manifest.train.num_stages
     if not 0 <= stage < num_stages:
         raise StageError(f"there is no stage {stage}", f"this run's stages are 0 to {num_stages - 1}")
@@ -48,23 +48,24 @@ def layers_of(manifest: Manifest, stage: int) -> range:
 
 
 def model_loads(manifest: Manifest) -> ModelLoads:
-    """What the parts of the model cost for one microbatch at full length.
+    """The loads of the model's parts, for one microbatch at full length.
 
-    Of a kind that the planner does not know, by the difference that each group of layers makes to a stage without memory.
+    If the planner does not know the kind of model, they are measured on stages that are built without memory.
     """
     return planned_loads(manifest) or measured_loads(manifest)
 
 
 def with_cut(manifest: Manifest) -> Manifest:
-    """The manifest with a cut by cost as the numbers of layers it comes to: what is signed must not depend on who estimates."""
+    """The manifest with a cut by cost replaced by numbers of layers: what is signed must not depend on an estimate."""
     return manifest if manifest.layer_counts else resolved(manifest, model_loads(manifest))
 
 
 def measured_loads(manifest: Manifest) -> ModelLoads:
-    """The same, asked of stages built on the meta device, of any kind of model without narrow boundaries.
+    """The loads of any kind of model without narrow boundaries, measured on stages built on the meta device.
 
-    As of a run in two stages, where no part is first and last: a part costs the same in any number of stages. A group of layers costs
-    what it adds to the group before it, whose output it may keep once more or not at all. Of groups that are alike one is asked.
+    They are measured as in a run of two stages, where no part is both first and last: a part costs the same in any number of stages.
+    A group of layers costs what it adds to a stage that ends with the group before it, because whether autograd keeps the output
+    between the two depends on both. Equal groups are measured once.
     """
     size, num_layers = manifest.model.layers_per_group, manifest.model.num_layers
     num_stages = 1 if num_layers == size else 2
@@ -94,19 +95,19 @@ def measured_loads(manifest: Manifest) -> ModelLoads:
 
 
 def input_of(manifest: Manifest, stage: int, sequence_length: int) -> tuple[str, tuple[int, ...]]:
-    """Element type and shape of what a microbatch brings to a stage: tokens or images to the first, else hidden states."""
+    """Element type and shape of a microbatch's input to a stage: tokens or images for the first stage, hidden states for the others."""
     if stage > 0:
         return "float32", manifest.boundary_shape(layers_of(manifest, stage).start, sequence_length)
     return manifest.model.input_dtype, (manifest.train.microbatch_size, *manifest.model.sample_shape(sequence_length))
 
 
 def labels_shape(manifest: Manifest, sequence_length: int) -> tuple[int, ...]:
-    """Of a microbatch's int32 labels: one per token, or one per image."""
+    """The shape of a microbatch's int32 labels: one per token, or one per image."""
     return (manifest.train.microbatch_size, *manifest.model.labels_shape(sequence_length))
 
 
 def build_stage(manifest: Manifest, stage: int, device: torch.device | str) -> StageModule:
-    """A stage with its first weights, the same whatever the split and on every machine.
+    """A stage with its first weights, which are the same for every split and on every machine.
 
     Each parameter is drawn on the CPU from its own generator, seeded by the run's seed and the parameter's name.
     """
@@ -116,7 +117,7 @@ def build_stage(manifest: Manifest, stage: int, device: torch.device | str) -> S
 
 
 def initial_parameter_spec(manifest: Manifest, stage: int) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of a stage's parameters, without allocating them. All are float32."""
+    """Name -> shape of a stage's parameters, which are all float32, without allocating them."""
     return dict(_parameter_shapes(manifest, stage))
 
 
@@ -126,23 +127,23 @@ def _parameter_shapes(manifest: Manifest, stage: int) -> tuple[tuple[str, tuple[
 
 
 def estimate_forward_flops(manifest: Manifest, stage: int) -> int:
-    """Floating-point operations of one microbatch's forward pass, matrix products only. Backward is twice that."""
+    """Floating-point operations of one microbatch's forward pass, matrix products only. The backward pass takes twice as many."""
     return _on_meta(manifest, stage).forward_flops(manifest.train.microbatch_size, manifest.train.sequence_length)
 
 
 def estimate_graph_bytes(manifest: Manifest, stage: int) -> int:
-    """Bytes that one microbatch's graph holds from forward to backward when it is kept and not recomputed."""
+    """Bytes that one microbatch's graph holds from forward to backward if it is kept and not recomputed."""
     return _on_meta(manifest, stage).graph_bytes(manifest.tokens_per_microbatch)
 
 
 @functools.lru_cache(maxsize=256)
 def estimate_stage_memory_bytes(manifest: Manifest, stage: int, slots: int, *, on_gpu: bool = False) -> int:
-    """Bytes that serving a stage takes with `slots` microbatches in hand, as `planner.workload.stage_memory_bytes` counts them."""
+    """Bytes that serving a stage takes with `slots` microbatches in hand; `planner.workload.stage_memory_bytes` says what counts."""
     return stage_memory_bytes(manifest, _memory_load(manifest, _on_meta(manifest, stage)), slots, on_gpu=on_gpu)
 
 
 def keeps_graphs(manifest: Manifest, stage: int, slots: int, free_bytes: int, *, on_gpu: bool = False) -> bool:
-    """Whether a peer with so much free memory keeps a graph per slot from forward to backward, or recomputes it."""
+    """True if a peer with this much free memory keeps a graph per slot from forward to backward, False if it recomputes."""
     if manifest.compute.recompute != "auto":
         return manifest.compute.recompute == "never"
     keeping = replace(manifest, compute=replace(manifest.compute, recompute="never"))
@@ -150,7 +151,7 @@ def keeps_graphs(manifest: Manifest, stage: int, slots: int, free_bytes: int, *,
 
 
 def _memory_load(manifest: Manifest, module: StageModule) -> Load:
-    """What of a stage's load its memory depends on."""
+    """The part of a stage's load that its memory depends on."""
     return Load(
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
         num_tied=sum(module.get_parameter(name).numel() for name in module.tied_names),
@@ -159,7 +160,7 @@ def _memory_load(manifest: Manifest, module: StageModule) -> Load:
 
 
 def affordable_slots(manifest: Manifest, module: StageModule, keeps_graph: bool, free_bytes: int, *, on_gpu: bool = False) -> int:
-    """Microbatches that a peer with so much free memory may hold where links are long: `compute.slots`, or more than usual if they fit."""
+    """Microbatches that a peer with this much free memory may hold if links are long: `compute.slots`, or as many as fit."""
     if manifest.compute.slots:
         return manifest.compute.slots
     kept = replace(manifest, compute=replace(manifest.compute, recompute="never" if keeps_graph else "always"))

@@ -1,4 +1,4 @@
-"""Between a module without memory and one with its first weights: what every kind of stage does alike."""
+"""Initialisation that all kinds of stages share: from a module without memory to one with its first weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 
 def give_memory(module: nn.Module, device: torch.device) -> None:
-    """As nn.Module.to_empty, without the half second in which that loads torch's symbolic shapes."""
+    """Like nn.Module.to_empty, without the half second that the latter takes to load torch's symbolic shapes."""
     for owner in module.modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):
             setattr(owner, name, nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device=device)))
@@ -22,7 +22,7 @@ def give_memory(module: nn.Module, device: torch.device) -> None:
 
 
 class Uninitialised(TorchFunctionMode):
-    """Leaves out torch.nn.init: there is nothing to fill, and filling tensors without memory imports torch's compiler (1 s, 70 MB)."""
+    """Skips torch.nn.init: there is nothing to fill, and filling tensors without memory imports torch's compiler (1 s, 70 MB)."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -33,7 +33,7 @@ class Uninitialised(TorchFunctionMode):
 
 @contextlib.contextmanager
 def seeded(seed: int, name: str) -> Iterator[None]:
-    """Torch's own generator, which modules that draw for themselves draw from, set by run seed and name; afterwards as it was."""
+    """Seed torch's default generator, which some modules draw from, with run seed and name; restore its state afterwards."""
     state = torch.random.get_rng_state()
     torch.default_generator.manual_seed(seed_of(seed, name))
     try:
@@ -43,7 +43,7 @@ def seeded(seed: int, name: str) -> Iterator[None]:
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:
-    """The generator that the parameter `name` is drawn from."""
+    """The generator for the parameter `name`."""
     return torch.Generator().manual_seed(seed_of(seed, name))
 
 

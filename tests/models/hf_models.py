@@ -1,4 +1,4 @@
-"""Models of transformers small enough to train in a test, by their configs alone."""
+"""Models of transformers that are small enough to train in a test, made from configs alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model of named blocks: the same in any number of stages, from what is installed, and refused where that is not what it should be."""
+"""A model of named blocks is the same in any number of stages, and refused if the installed package is not the right one."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_costs_grow_with_the_microbatch() -> None:
 
 def test_a_package_that_is_not_installed_is_named() -> None:
     missing = BlocksConfig(entry="unet", input_shape=(3,), shapes=((3,),), num_labels=2)
-    with pytest.raises(ManifestError, match=r"nothing installed here has the model 'unet'; install the package.*peerd\.blocks"):
+    with pytest.raises(ManifestError, match=r"no installed package has the model 'unet'; install the package.*peerd\.blocks"):
         build_stage(dataclasses.replace(resnet_manifest(1), model=missing), 0, "cpu")
 
 
@@ -113,7 +113,7 @@ def test_another_version_of_the_package_is_refused() -> None:
     with pytest.raises(ManifestError, match="installed here has 8 blocks, not 7"):
         build_stage(dataclasses.replace(resnet_manifest(1), model=fewer), 0, "cpu")
     wider = dataclasses.replace(model, shapes=(*model.shapes[:-1], (12,)))
-    with pytest.raises(ManifestError, match=r"blocks that give \[10\] where \[12\] is due"):
+    with pytest.raises(ManifestError, match=r"blocks that return \[10\] instead of \[12\]"):
         build_stage(dataclasses.replace(resnet_manifest(1), model=wider), 0, "cpu")
 
 
@@ -161,7 +161,7 @@ def test_entries_come_from_installed_packages_and_are_checked(tmp_path: Path, mo
     repeatable = dataclasses.replace(resnet_manifest(), model=describe_entry("repeatable"))
     check_split(repeatable)
     assert_left_out_by_microbatch(repeatable)
-    with pytest.raises(ManifestError, match="gives a NoneType and no BlockModel"):
+    with pytest.raises(ManifestError, match="returns a NoneType, not a BlockModel"):
         load_entry("odd")
 
 

@@ -1,4 +1,4 @@
-"""What makes the decoder a language model: it looks back only, and by distance."""
+"""The decoder is a language model: attention looks back only, and depends on distance."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_token_changes_nothing_before_it_and_everything_after(changed: int) ->
 
 
 def test_the_order_of_earlier_tokens_matters() -> None:
-    """Without positions, attention over a set would be the same."""
+    """Without positions, the attention over a set would be the same."""
     model = build_stage(tiny_manifest(1), 0, "cpu")
     with torch.no_grad():
         forwards, swapped = model(torch.tensor([[1, 2, 3]])), model(torch.tensor([[2, 1, 3]]))

@@ -1,4 +1,4 @@
-"""Dropout's masks: a function of run, step, microbatch, module and place, and of nothing else; otherwise as good as chance."""
+"""Dropout's masks depend on run, step, microbatch, module and index alone; otherwise they look random."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mask(name: str, probability: float = 0.3) -> Tensor:
 
 
 def test_the_mask_of_a_name_is_the_same_on_every_machine() -> None:
-    """Frozen: a change here would make peers of unlike versions disagree."""
+    """Frozen: after a change, peers of different versions would disagree."""
     assert keep_mask(torch.Size((16,)), "7/0/0/embedding_dropout/1", 0.5, CPU).int().tolist() == [
         1,
         0,

@@ -1,4 +1,4 @@
-"""Dropout in transformers' models: where they have it themselves or after each layer, the same masks whatever the split."""
+"""Dropout in models of transformers, at their own places or after each layer: the masks are the same for every split."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from peerd.reference import mean_gradients
 from tests.models.hf_models import ARCHITECTURES, hf_manifest, hf_model
 
 QUICK = ("gpt2", "llama", "bert", "falcon")
-"""Dropouts of its own; none; behind its norms; of its own only on attention's weights."""
+"""Models with dropouts of their own; with none; behind norms; on attention's weights only."""
 
 
 def with_dropout(name: str, num_stages: int, dropout: float = 0.3) -> Manifest:

@@ -1,4 +1,4 @@
-"""Any language model of transformers in three stages computes what it computes in one piece, bit for bit; what cannot is refused."""
+"""A language model of transformers computes the same in three stages as in one, bit for bit, or is refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.models.hf_models import ARCHITECTURES, hf_manifest, hf_model
 QUICK = ("gpt2", "bert", "deepseek_v3")
 """Learned positions; a masked model with an unused parameter; experts, and layers of two kinds."""
 OTHERS = ("gpt_neo", "gptj", "codegen")
-"""Layers of two kinds that are said as patterns; rotations of a part of each head. `scripts/bench architectures` tries all there are."""
+"""Two kinds of layers, given as patterns; rotary embeddings on a part of each head. `scripts/bench architectures` tries all."""
 TIED = ("gpt2", "llama", "bert", "qwen2", "gemma2", "opt", "cohere", "roberta", "falcon", "smollm3", "starcoder2", "lfm2", "mamba")
 UNTIEABLE = "rembert"
 QUICK_TIED = ("gpt2", "bert")
@@ -43,7 +43,7 @@ QUICK_TIED = ("gpt2", "bert")
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in (*ARCHITECTURES, *OTHERS)]
 )
 def test_losses_and_all_gradients_of_three_stages_are_those_of_the_whole(name: str) -> None:
-    """By the architecture's own default sizes, which the check makes small."""
+    """The architecture's own default sizes, which the check makes small."""
     assert MAX_STAGES == 3
     model = choose_model(name, {}, {})
     check_split(dataclasses.replace(hf_manifest(1), model=model))
@@ -124,10 +124,10 @@ def test_what_transformers_does_not_know_is_refused_in_one_line() -> None:
 
 @pytest.mark.parametrize(("name", "changes"), [("gemma4_assistant", {}), ("dots3_note", {"num_attention_heads": 4})])
 def test_an_architecture_whose_own_defaults_are_refused_or_differ_by_layer_is_refused_in_one_line(name: str, changes: Any) -> None:
-    """As this release of transformers has them; another may have none of the kind."""
+    """Architectures of this release of transformers; another release may have none of the kind."""
     if name not in pytest.importorskip("transformers").CONFIG_MAPPING:
         pytest.skip("this transformers does not know it")
-    with pytest.raises(ManifestError, match=f"that is no config of a {name}"):
+    with pytest.raises(ManifestError, match=f"this is not a config of a {name}"):
         choose_model(name, {}, changes)
 
 
@@ -137,7 +137,7 @@ def test_a_model_whose_layers_are_one_shared_block_is_refused_by_its_module() ->
 
 
 def test_a_gradient_that_differs_is_refused_by_the_name_of_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if a stage's norm computed a little otherwise than the whole model's."""
+    """Simulates a stage's norm that computes slightly differently from the whole model's."""
     from peerd.models.hf.stage import HuggingFaceStage
 
     usual = HuggingFaceStage.forward
@@ -153,7 +153,7 @@ def test_a_gradient_that_differs_is_refused_by_the_name_of_its_module(monkeypatc
 @pytest.mark.parametrize("name", ["gemma2", "mixtral"])
 @pytest.mark.parametrize("stage", [0, 2])
 def test_the_graph_estimate_is_what_torch_saves(name: str, stage: int) -> None:
-    """Exact with eager attention; experts that share out the tokens unevenly save a few percent more."""
+    """Exact with eager attention; experts that get unequal numbers of tokens save a few percent more."""
     manifest = hf_manifest(3, hf_model(name))
     module = build_stage(manifest, stage, "cpu")
     own = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
@@ -196,7 +196,7 @@ def test_a_stage_has_no_parameter_of_another() -> None:
 
 
 def test_a_cut_by_cost_weighs_what_each_layer_of_a_transformers_model_takes() -> None:
-    """Its last stage also has a head of 8 times a layer's products, so it gets fewer layers."""
+    """The last stage also has a head with 8 times a layer's products, so it gets fewer layers."""
     model = hf_model(num_hidden_layers=6, vocab_size=2048)
     manifest = hf_manifest(2, model, cut="cost")
     counts = with_cut(manifest).layer_counts
@@ -211,7 +211,7 @@ def test_a_cut_by_cost_weighs_what_each_layer_of_a_transformers_model_takes() ->
 
 @pytest.mark.parametrize("name", [name if name in QUICK_TIED else pytest.param(name, marks=pytest.mark.slow) for name in TIED])
 def test_with_tied_embeddings_losses_and_all_gradients_of_three_stages_are_those_of_the_librarys_own_tied_model(name: str) -> None:
-    """The one weight's gradient is the sum of the first and the last stage's, as torch makes it where it is one parameter."""
+    """The tied weight's gradient is the sum of the first and the last stage's, as torch computes it for one parameter."""
     check_split(dataclasses.replace(hf_manifest(1), model=choose_model(name, {}, {}, tied=True)))
 
 

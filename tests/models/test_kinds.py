@@ -1,4 +1,4 @@
-"""A kind of model that peerd has never heard of needs a config that answers what is asked, and a builder that makes its stages."""
+"""A new kind of model needs a config with the properties that peerd reads, and a builder for its stages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WIDTH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BagConfig(ReadsText):
-    """Each token's label is guessed from that token alone."""
+    """A model that predicts each label from its token alone."""
 
     title: ClassVar = "bag of words"
     objective: ClassVar = "causal"
@@ -107,7 +107,7 @@ def test_its_messages_are_checked_like_those_of_other_kinds(run: Manifest) -> No
 
 
 def test_it_is_not_published_as_an_architecture_that_it_is_not(run: Manifest) -> None:
-    with pytest.raises(UsageError, match="a bag of words is none of transformers' architectures"):
+    with pytest.raises(UsageError, match="a bag of words is not an architecture of transformers"):
         check_publishable(run)
 
 

@@ -1,4 +1,4 @@
-"""The paper's own variants of the decoder: shared layers, narrow boundaries, sequences that grow. Splitting changes nothing here either."""
+"""The paper's variants of the decoder: shared layers, narrow boundaries, growing sequences. Splitting changes none of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VARIANTS = {
 
 
 def paper_manifest(num_stages: int, variant: dict[str, Any], **train: Any) -> Manifest:
-    """Six layers, so that groups of two and stages of two or three layers come out even."""
+    """Six layers, which divide into groups of two and into stages of two or three layers."""
     manifest = tiny_manifest(1, microbatches_per_step=2, **train)
     model = dataclasses.replace(manifest.decoder, num_layers=6, **variant)
     return replace_train(dataclasses.replace(manifest, model=model), num_stages=num_stages, cut="cost")
@@ -150,7 +150,7 @@ def test_what_cannot_be_cut_or_ramped_so_is_refused_by_name(model: dict[str, Any
 
 
 def test_a_narrow_model_goes_on_in_fewer_stages_and_is_refused_in_others(tmp_path: Path) -> None:
-    """In two stages cut elsewhere it would be another model."""
+    """Cut elsewhere into two stages, it would be another model."""
     manifest = paper_manifest(3, BOTTLENECK)
     begun = train_reference(manifest, corpus_of(manifest, tmp_path), 1)
     path = tmp_path / "start.safetensors"
@@ -168,7 +168,7 @@ def test_a_narrow_model_goes_on_in_fewer_stages_and_is_refused_in_others(tmp_pat
 
 
 def test_a_cut_by_cost_is_signed_as_the_numbers_it_comes_to() -> None:
-    """What others estimate must not matter."""
+    """Other peers' estimates must not matter."""
     manifest = paper_manifest(3, VARIANTS["all"])
     signed = with_cut(manifest)
     assert (manifest.train.cut, signed.train.cut) == ("cost", (2, 2, 2))

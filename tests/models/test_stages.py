@@ -1,4 +1,4 @@
-"""Splitting changes nothing: not the names, not the first weights, not the gradients."""
+"""Splitting changes neither the names nor the first weights nor the gradients."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_first_weights_depend_on_seed_and_name_only() -> None:
 
 
 def test_first_weights_are_frozen() -> None:
-    """Peers of different releases must start a run alike: change these digits only together with the wire version."""
+    """Peers of different releases must start a run with the same weights: change these digits only together with the wire version."""
     weights = parameters_of(build_all(tiny_manifest(1)))
     assert weights["embedding.weight"].detach().flatten()[:3].tolist() == EMBEDDING_STARTS
     assert weights["blocks.4.feed_forward.output.weight"].detach().flatten()[:3].tolist() == OUTPUT_STARTS
@@ -154,7 +154,7 @@ def test_auto_keeps_graphs_where_they_fit_into_half_of_the_free_memory() -> None
 
 
 def saved_bytes(module: StageModule, inputs: Tensor, labels: Tensor | None) -> int:
-    """What autograd keeps of a forward pass, parameters and integers left out."""
+    """Bytes that autograd keeps of a forward pass, without parameters and integers."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     saved: dict[int, int] = {}
 
@@ -172,7 +172,7 @@ def saved_bytes(module: StageModule, inputs: Tensor, labels: Tensor | None) -> i
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_the_graph_estimate_is_what_torch_saves(stage: int) -> None:
-    """Within 2 %; the estimate of the last stage also counts the logits and their gradient, which live for a moment only."""
+    """Within 2 %. The estimate of the last stage also counts the logits and their gradient, which live only briefly."""
     manifest = replace_train(tiny_manifest(3), sequence_length=64)
     module = build_stage(manifest, stage, "cpu")
     tokens = torch.zeros(2, 64, dtype=torch.int64)
@@ -184,7 +184,7 @@ def test_the_graph_estimate_is_what_torch_saves(stage: int) -> None:
 
 @pytest.mark.parametrize("num_stages", [1, 3])
 def test_flops_are_those_that_torch_counts(num_stages: int) -> None:
-    """Counted in a real forward pass; attention through the plain kernel, which torch counts as two products over the whole sequence."""
+    """Counted in a real forward pass, with the plain attention kernel, which torch counts as two products over the whole sequence."""
     manifest = tiny_manifest(num_stages)
     tokens = torch.zeros(manifest.train.microbatch_size, manifest.train.sequence_length, dtype=torch.int64)
     for stage in range(num_stages):

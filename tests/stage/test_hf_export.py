@@ -167,7 +167,7 @@ def test_the_temperature_decides_between_the_likeliest_token_and_chance() -> Non
 
 def test_what_transformers_has_no_architecture_for_is_refused() -> None:
     blocks = dataclasses.replace(tiny_manifest(), model=describe_entry("resnet"))
-    with pytest.raises(UsageError, match="a list of blocks is none of transformers' architectures"):
+    with pytest.raises(UsageError, match="a list of blocks is not an architecture of transformers"):
         check_publishable(blocks)
 
 

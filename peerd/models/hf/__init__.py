@@ -1,1 +1,1 @@
-"""Language models of Hugging Face's transformers, by their config alone: split structurally, never by their own code."""
+"""Language models of Hugging Face's transformers, built from their config alone and split by structure. No code but the library's runs."""

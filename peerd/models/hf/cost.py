@@ -1,7 +1,7 @@
-"""What a stage of a transformers model costs.
+"""The costs of a stage of a transformers model.
 
-Products are counted with attention as plain products, as torch's counter knows only those. Which expert gets which token is
-known only when it happens; here every token goes through the first expert, as often as it has experts.
+Attention is counted as plain matrix products, because torch's counter knows only those. The routing of tokens to experts is known
+only at run time; here every token goes through the first expert, as many times as it would have experts.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from peerd.models.measure import product_flops, saved_bytes
 from peerd.models.module import StageModule
 
 SAME_EXPERT = "peerd_same_expert"
-"""Under this name transformers finds `_same_expert`."""
+"""The name under which `_same_expert` is registered with transformers."""
 ROUGH_FLOATS_PER_WIDTH = 24
-"""Kept per token, layer and unit of width by a usual layer, for models that cannot be measured without memory."""
+"""Numbers that a usual layer keeps per token and unit of width, for models that cannot be measured without memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
     graph_bytes: int
-    """What autograd keeps of one microbatch between forward and backward, and the loss's own scratch memory."""
+    """Bytes that autograd keeps of one microbatch between forward and backward, and the loss's scratch memory."""
     forward_flops: int
-    """Matrix products of one microbatch's forward pass."""
+    """Operations of the matrix products of one microbatch's forward pass."""
 
 
 def cost_of(module: StageModule, config: Any, manifest: Manifest, num_layers: int) -> StageCost:
-    """One microbatch through a stage that is used for nothing else; `config` is its PreTrainedConfig."""
+    """Measure one microbatch on a stage that is used for nothing else. `config` is its PreTrainedConfig."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(SAME_EXPERT, _same_expert)
@@ -54,14 +54,14 @@ def cost_of(module: StageModule, config: Any, manifest: Manifest, num_layers: in
             graph_bytes = saved_bytes(module, microbatch)
         config._attn_implementation = "eager"
         flops = product_flops(module, microbatch)
-    except Exception:  # shapes that depend on values, kernels without a form for fake tensors: any model may fail in its own way
+    except Exception:  # shapes may depend on values, kernels may lack a form for fake tensors
         graph_bytes = 4 * ROUGH_FLOATS_PER_WIDTH * manifest.tokens_per_microbatch * config.hidden_size * num_layers + scratch_bytes // 2
         flops = 2 * num_parameters * manifest.tokens_per_microbatch
     return StageCost(graph_bytes=graph_bytes + scratch_bytes, forward_flops=flops)
 
 
 def kinds_of_layers(model: HuggingFaceConfig) -> tuple[object, ...]:
-    """For each layer what it is made of and what the config says of it alone; layers alike in that cost the same."""
+    """For each layer its parameters' shapes and the config's fields for it; layers for which these are equal cost the same."""
     config = library_config(model)
     whole = empty_model(config, model.objective)
     blocks = whole.get_submodule(blocks_of(whole, model.num_layers))

@@ -1,7 +1,7 @@
-"""Dropout in a transformers model: peerd's own, whose masks anybody can repeat, in place of the library's.
+"""Replaces the dropout of a transformers model by peerd's, whose masks every peer can reproduce.
 
-Where the architecture's layers leave hidden states out, ours does so at the same places. Where they do not (Llama and its kin), there is
-one on what enters the first layer, and one on what each layer adds. Attention's weights are never left out, as in the built-in decoder.
+If the architecture's layers have dropout on hidden states, peerd's takes its place. If they have none (Llama and similar), dropout is
+added on the input of the first layer and on what each layer adds. There is none on attention's weights, as in the built-in decoder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAME = "peerd_dropout"
 
 
 class LayerDropout(Dropout):
-    """At a layer's end: on the hidden states that enter it, or on what it adds to them."""
+    """Dropout at a layer's boundary: on the hidden states that enter it, or on what it adds to them."""
 
     def on_entry(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return replaced_hidden(arguments, named, self(hidden_in(module, arguments, named)))
@@ -32,7 +32,7 @@ class LayerDropout(Dropout):
 
 
 def place_dropout(whole: nn.Module, layout: Layout, layers: range, *, is_first: bool, probability: float) -> None:
-    """In a model of which only `layers` are left, as before; a module's name, and so its masks, does not depend on which these are."""
+    """Place dropout in a model of which only `layers` remain. A module's name, and so its masks, does not depend on which these are."""
     for name, module in list(whole.named_modules()):
         if isinstance(module, nn.Dropout) and layout.of_any_layer(name) in layout.dropouts:
             path, _, leaf = name.rpartition(".")

@@ -1,8 +1,8 @@
-"""Where a model may be cut: its list of blocks, and which of its other parameters come before and after them.
+"""Finds where a model may be cut: its list of blocks, and which of its other parameters come before and after them.
 
-Found by computing with a tiny copy, not by reading names: what the first block's input depends on comes before, what the loss
-depends on while the last block's output is held comes after. A parameter that is both, or that blocks use from outside, cannot
-be split and is refused by name.
+This is found by computing with a tiny copy, not from names. Parameters on which the first block's input depends come before the
+blocks; parameters on which the logits depend, with the last block's output held constant, come after. A model is refused if a
+parameter is used on both sides, or by the blocks from outside; the error names it.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ PROBED_TOKENS = (2, 12)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Names outside the blocks are those of parameters in the whole model."""
+    """The layout of a model. `before`, `after` and `unused` are parameter names of the whole model, outside the blocks."""
 
     blocks: str
     """Name of the list of blocks."""
     before: frozenset[str]
     after: frozenset[str]
     unused: frozenset[str]
-    """Nothing depends on them; no stage holds them."""
+    """Parameters on which nothing depends; no stage holds them."""
     tuple_length: int
-    """Of what a block returns; 0 where it is a tensor."""
+    """Length of the tuple that a block returns; 0 if it returns a tensor."""
     dropouts: frozenset[str]
-    """Modules of the kind that leave hidden states out, as `of_any_layer` names them."""
+    """Dropout modules on hidden states, as `of_any_layer` names them."""
     ties: Mapping[str, str]
-    """Names above that are one parameter where embeddings are tied: name -> the name that it has in a stage."""
+    """Pairs of the names above that are one parameter if embeddings are tied: name -> its name in a stage."""
 
     def of_any_layer(self, name: str) -> str:
-        """A module's name without the number of its layer."""
+        """A module's name with the layer's number replaced by *."""
         return re.sub(rf"^{re.escape(self.blocks)}\.\d+\.", f"{self.blocks}.*.", name)
 
     def held(self, is_first: bool, is_last: bool) -> frozenset[str]:
-        """Names that a stage holds, both of each pair that is one parameter there."""
+        """The parameter names that a stage holds; for a tied pair both names."""
         used = (self.before if is_first else frozenset()) | (self.after if is_last else frozenset())
         return used | {source for name, source in self.ties.items() if name in used}
 
@@ -61,22 +61,22 @@ class Layout:
 
 @functools.lru_cache(maxsize=4)
 def layout_of(model: HuggingFaceConfig) -> Layout:
-    """ManifestError where the model cannot be cut between blocks, naming the module."""
+    """The layout of a run's model. ManifestError, which names the module, if it cannot be cut between blocks."""
     tiny = tiny_copy(model, PROBED_LAYERS)
     ties = tied_parameters(empty_model(library_config(tiny), tiny.objective)) if model.tie_word_embeddings else {}
     untied = replace(tiny, tie_word_embeddings=False)
     whole = empty_model(library_config(untied), untied.objective)
     blocks = blocks_of(whole, tiny.num_layers)
     draw_weights(whole, 0, torch.device("cpu"))
-    with torch.enable_grad():  # whoever asks may compute without, and what depends on what would not be seen
+    with torch.enable_grad():  # the caller may have disabled gradients, which show the dependencies
         layout = replace(_probe(whole, blocks, untied), ties=ties)
     if ties and not layout.tied:
-        raise ManifestError(f"what {type(whole).__name__} ties are not its input and output embeddings", "leave them untied")
+        raise ManifestError(f"{type(whole).__name__} ties other parameters than its input and output embeddings", "leave them untied")
     return layout
 
 
 def blocks_of(whole: nn.Module, num_layers: int) -> str:
-    """The name of the longest list of modules that is in no other list. ManifestError unless it has an entry per layer."""
+    """The name of the longest list of modules that is not inside another list. ManifestError unless it has one entry per layer."""
     lists = {name: module for name, module in whole.named_modules() if isinstance(module, nn.ModuleList)}
     outer = {name: module for name, module in lists.items() if not any(name.startswith(other + ".") for other in lists)}
     name = max(outer, key=lambda each: len(outer[each]), default="")
@@ -87,7 +87,7 @@ def blocks_of(whole: nn.Module, num_layers: int) -> str:
 
 
 class _Cut:
-    """Holds a block's input and output apart from the rest of the graph."""
+    """Detaches the first block's input and the last block's output from the rest of the graph."""
 
     def __init__(self) -> None:
         self.first: Tensor | None = None
@@ -111,7 +111,7 @@ class _Cut:
 
 
 def hidden_in(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
-    """The hidden states that a block is called with."""
+    """The hidden states with which a block is called."""
     found = arguments[0] if arguments else named.get("hidden_states")
     if not isinstance(found, Tensor) or not found.is_floating_point():
         raise ManifestError(f"{type(module).__name__} does not take its hidden states first: it cannot be split")
@@ -123,7 +123,7 @@ def replaced_hidden(arguments: tuple[Any, ...], named: dict[str, Any], hidden: T
 
 
 def _probe(whole: Any, blocks: str, tiny: HuggingFaceConfig) -> Layout:
-    """One forward pass through the tiny copy, and who got a gradient from what."""
+    """Run one forward pass through the tiny copy and see which parameters its parts depend on."""
     cut, listed = _Cut(), whole.get_submodule(blocks)
     listed[0].register_forward_pre_hook(cut.enter, with_kwargs=True)
     listed[-1].register_forward_hook(cut.leave)
@@ -133,7 +133,7 @@ def _probe(whole: Any, blocks: str, tiny: HuggingFaceConfig) -> Layout:
         logits = whole(input_ids=tokens, use_cache=False).logits
     except ManifestError:
         raise
-    except Exception as error:  # any of the library's models may fail in any way
+    except Exception as error:  # the library's models may fail in any way
         raise ManifestError(f"a tiny copy of {type(whole).__name__} does not compute: {first_line(error)}") from None
     if cut.first is None or cut.last is None:
         raise ManifestError(f"{type(whole).__name__} does not run its {blocks} one after the other: it cannot be split")
@@ -149,7 +149,7 @@ def _probe(whole: Any, blocks: str, tiny: HuggingFaceConfig) -> Layout:
 
 
 def _noted_dropouts(whole: nn.Module) -> set[str]:
-    """Filled, as the model computes, with names of dropouts that get hidden states; attention's weights have four dimensions."""
+    """A set that fills, as the model computes, with the names of dropouts on hidden states; attention's weights have four dimensions."""
     names: set[str] = set()
 
     def note(name: str, arguments: tuple[Any, ...]) -> None:
@@ -163,7 +163,7 @@ def _noted_dropouts(whole: nn.Module) -> set[str]:
 
 
 def _reached(value: Tensor, parameters: dict[str, nn.Parameter]) -> frozenset[str]:
-    """Those of the parameters that a value depends on."""
+    """The names of the parameters on which a value depends."""
     if not value.requires_grad:
         return frozenset()
     gradients: Sequence[Tensor | None] = torch.autograd.grad(value.sum(), list(parameters.values()), allow_unused=True)

@@ -1,7 +1,7 @@
-"""The one door to transformers: config and model from a run's manifest, or one clear error. No code but the library's is ever run.
+"""The only access to transformers: config and model from a run's manifest, or one clear error. No code but the library's is run.
 
-Models are built without memory for their parameters, and with real buffers (rotary tables are computed by the model's own
-constructor, so they are what the whole model has).
+Models are built without memory for their parameters, but with real buffers: the model's own constructor computes the rotary
+tables, so they equal those of the whole model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INSTALL = "install it with `pip install 'peerd[hf]'`"
 
 
 def load_library() -> Any:
-    """The module transformers, kept from fetching compiled kernels. Raises ManifestError where it is not installed."""
+    """The module transformers, prevented from fetching compiled kernels. Raises ManifestError if it is not installed."""
     os.environ["USE_HUB_KERNELS"] = "NO"  # read when transformers is imported: kernels from a hub are remote code
     keep_kernels_in_cache()
     try:
@@ -37,13 +37,13 @@ def load_library() -> Any:
 
 
 def library_config(model: HuggingFaceConfig) -> Any:
-    """A fresh PreTrainedConfig. Raises ManifestError where this transformers cannot read it or it says otherwise than the manifest."""
+    """A new PreTrainedConfig. Raises ManifestError if this transformers cannot read it or it contradicts the manifest."""
     library = load_library()
     fields = model.fields
     kind = fields.pop("model_type")
     try:
         config = library.AutoConfig.for_model(kind, **fields)
-    except Exception as error:  # config classes check themselves, each in its own way
+    except Exception as error:  # each config class has its own checks and exceptions
         raise ManifestError(f"model.config is not one that transformers {library.__version__} can read: {first_line(error)}") from None
     config.tie_word_embeddings = model.tie_word_embeddings
     found = {name: getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "vocab_size")}
@@ -69,7 +69,7 @@ def empty_model(config: Any, objective: str) -> Any:
     with torch.device("cpu"), Uninitialised(), _without_memory(), no_init_weights():
         try:
             whole = kinds[objective].from_config(config, dtype=torch.float32).eval()
-        except Exception as error:  # whatever a constructor makes of numbers that do not go together
+        except Exception as error:  # constructors raise anything for numbers that do not fit together
             raise ManifestError(f"transformers cannot build a {config.model_type} from model.config: {first_line(error)}") from None
     if config.tie_word_embeddings:
         _tie(whole, tied_parameters(whole))
@@ -77,7 +77,7 @@ def empty_model(config: Any, objective: str) -> Any:
 
 
 def tied_parameters(whole: Any) -> dict[str, str]:
-    """Names that are one parameter in a model with tied embeddings: the later one in the model -> the first, under which it is known.
+    """Names that are one parameter in a model with tied embeddings: the later name in the model -> the first, which stages use.
 
     Raises ManifestError for an architecture that ties nothing.
     """
@@ -101,7 +101,7 @@ def class_name(model: HuggingFaceConfig) -> str:
 
 @contextmanager
 def _without_memory() -> Iterator[None]:
-    """Parameters made inside lose their memory at once, before anything is written into it. Other threads' keep theirs."""
+    """Move parameters that this thread creates to the meta device at once, before anything is written into them."""
     here = threading.get_ident()
 
     def to_meta(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
@@ -117,7 +117,7 @@ def _without_memory() -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """Or the first two, where the first only announces the reason."""
+    """An error's type and first line; also the second line if the first ends with a colon."""
     first, *rest = [*str(error).strip().splitlines(), ""]
     told = f"{first} {rest[0].strip()}" if first.endswith(":") else first
     return f"{type(error).__name__}: {told[:300].strip() or 'no reason given'}"

@@ -1,4 +1,4 @@
-"""From what a user has of a transformers model (a name, a config.json, a folder, a hub's name) to the manifest's [model] and weights."""
+"""Makes the manifest's [model], and weights, from a transformers model: an architecture's name, a config.json, a folder or a hub's name."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _NOT_THE_MODEL = (
     *("architectures", "dtype", "torch_dtype", "id2label", "label2id", "transformers_version", "_name_or_path", "_commit_hash"),
     *("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation", "problem_type"),
 )
-"""Fields of a config that say how it was used and not what it is."""
+"""Fields of a config that do not describe the model itself."""
 _INNER_WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "ffn_hidden_size")
 _HUB_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "special_tokens_map.json")
 
 
 def find_checkpoint(model: str) -> Path | None:
-    """The folder that `model` names: a local one, or a hub's checkpoint fetched into its cache. None for `hf:ARCHITECTURE`.
+    """The folder that `model` names: a local one, or a hub's checkpoint downloaded into its cache. None for `hf:ARCHITECTURE`.
 
-    Raises UsageError for a folder without config.json, UnreachableError where the hub does not give it.
+    Raises UsageError for a folder without config.json, UnreachableError if the hub does not provide the checkpoint.
     """
     kind, _, name = model.partition(":")
     if kind == "hf" and "/" not in name:
@@ -45,16 +45,16 @@ def _from_hub(name: str) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
-    except Exception as error:  # every kind of network trouble, each with a class of its own
+    except Exception as error:  # network errors have many unrelated classes
         raise UnreachableError(
             f"the hub does not give {name}: {first_line(error)}", "download it where you can, and name its folder"
         ) from None
 
 
 def choose_model(name: str, config: Mapping[str, Any], changes: Mapping[str, Any], tied: bool = False) -> HuggingFaceConfig:
-    """The manifest's [model] of an architecture's defaults, or of a config.json, with some fields changed; with tied embeddings if asked.
+    """The manifest's [model] from an architecture's defaults or a config.json, with `changes` applied; `tied` ties the embeddings.
 
-    Raises UsageError for an unknown architecture or field, ManifestError for a config that no run may have.
+    Raises UsageError for an unknown architecture or field, ManifestError for a config that peerd cannot train.
     """
     library = load_library()
     fields = dict(config.get("text_config") or config)
@@ -79,19 +79,19 @@ def choose_model(name: str, config: Mapping[str, Any], changes: Mapping[str, Any
         objective=_objective(library, made, config),
         tie_word_embeddings=tied or changes.get("tie_word_embeddings") is True,
     )
-    library_config(model)  # it must come back as it went
+    library_config(model)  # raises if the stored config does not give the same model
     return model
 
 
 def _of_text(library: Any, kind: str) -> str:
-    """The architecture of the language model inside one that also sees or hears."""
+    """The architecture of the language model inside a multimodal one."""
     inner = library.CONFIG_MAPPING[kind].sub_configs.get("text_config")
     inner_kind = getattr(inner, "model_type", "")
     return inner_kind if inner_kind in library.CONFIG_MAPPING else kind
 
 
 def _make(library: Any, kind: str, fields: dict[str, Any], changes: Mapping[str, Any]) -> Any:
-    """A PreTrainedConfig of language alone."""
+    """A PreTrainedConfig of a language model that can be split."""
     config_class = library.CONFIG_MAPPING[kind]
     try:
         for key, value in changes.items():
@@ -100,18 +100,18 @@ def _make(library: Any, kind: str, fields: dict[str, Any], changes: Mapping[str,
         made = config_class(**fields)
     except PeerdError:
         raise
-    except Exception as error:  # config classes check themselves, each in its own way, some even their own defaults
-        raise ManifestError(f"that is no config of a {kind}: {first_line(error)}", "correct it") from None
+    except Exception as error:  # each config class has its own checks and exceptions
+        raise ManifestError(f"this is not a config of a {kind}: {first_line(error)}", "correct it") from None
     if made.is_encoder_decoder:
         raise ManifestError(f"{kind} is an encoder with a decoder: only models that are one stack of layers can be split")
     missing = [key for key in ("num_hidden_layers", "hidden_size", "vocab_size") if not isinstance(getattr(made, key, None), int)]
     if missing:
-        raise ManifestError(f"the config of {kind} has no {missing[0]}: it is no language model that can be split")
+        raise ManifestError(f"the config of {kind} has no {missing[0]}: it is not a language model that can be split")
     return made
 
 
 def _keep_head_groups(config_class: Any, fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """With another number of heads, as many heads share keys and values as before."""
+    """If the number of heads changes, scale the number of key-value heads so that as many heads share one as before."""
     if "num_attention_heads" not in changes:
         return
     usual = config_class()
@@ -123,7 +123,7 @@ def _keep_head_groups(config_class: Any, fields: dict[str, Any], changes: Mappin
 
 
 def _own_name(config_class: Any, key: str, kind: str) -> str:
-    """What this architecture calls a field."""
+    """This architecture's name of a field."""
     key = getattr(config_class, "attribute_map", {}).get(key, key)
     usual = config_class()
     if key == "intermediate_size" and not hasattr(usual, key):
@@ -134,7 +134,7 @@ def _own_name(config_class: Any, key: str, kind: str) -> str:
 
 
 def _objective(library: Any, made: Any, config: Mapping[str, Any]) -> Literal["causal", "masked"]:
-    """As its checkpoint was trained; else as a causal model, but for those that usually are masked ones."""
+    """The objective of the checkpoint's training; without a checkpoint "causal", or "masked" for architectures that usually are."""
     named = " ".join(config.get("architectures") or ())
     masked = type(made) in library.MODEL_FOR_MASKED_LM_MAPPING
     if type(made) not in library.MODEL_FOR_CAUSAL_LM_MAPPING and not masked:
@@ -145,9 +145,9 @@ def _objective(library: Any, made: Any, config: Mapping[str, Any]) -> Literal["c
 
 
 def load_weights(folder: Path, model: HuggingFaceConfig) -> dict[str, Tensor] | None:
-    """The parameters of a checkpoint by name, float32; None where the folder has no safetensors.
+    """The parameters of a checkpoint by name, float32; None if the folder has no safetensors.
 
-    Raises ManifestError where they are not the model's. The whole model is read into memory, once.
+    Raises ManifestError if they do not fit the model. The whole model is read into memory.
     """
     if not any(folder.glob("*.safetensors")):
         return None
@@ -157,7 +157,7 @@ def load_weights(folder: Path, model: HuggingFaceConfig) -> dict[str, Tensor] | 
         loaded, told = kinds[model.objective].from_pretrained(
             folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False, output_loading_info=True
         )
-    except Exception as error:  # whatever the library makes of files that are not what they should be
+    except Exception as error:  # the library raises anything for malformed files
         raise ManifestError(f"the weights in {folder} cannot be read: {first_line(error)}", "name another folder") from None
     wanted = {name: parameter.shape for name, parameter in empty_model(library_config(model), model.objective).named_parameters()}
     found = {name: parameter.detach().clone() for name, parameter in loaded.named_parameters(remove_duplicate=False)}
@@ -168,7 +168,7 @@ def load_weights(folder: Path, model: HuggingFaceConfig) -> dict[str, Tensor] | 
 
 
 def remarks_on(model: HuggingFaceConfig, weights: Mapping[str, Tensor] | None) -> list[str]:
-    """What an organiser should know of how this model is trained here."""
+    """Remarks for the organiser on how this model is trained here."""
     fields = model.fields
     remarks = []
     if fields.get("tie_word_embeddings", False) and not model.tie_word_embeddings:

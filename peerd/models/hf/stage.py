@@ -1,8 +1,8 @@
-"""One stage of a transformers model: the whole model's own forward pass, with pass-throughs where other stages compute.
+"""One stage of a transformers model: the whole model's forward pass, with pass-throughs in place of other stages' modules.
 
-Hidden states enter at the stage's first block and leave after its last, whatever the model does before and after; masks and
-rotary tables are computed by each stage from the shape alone. Names are those of the whole model, so a stage's parameters are a
-part of the model's checkpoint as it is. The model is in evaluation mode: what dropout there is, is peerd's.
+Hidden states enter at the stage's first block and leave after its last, whatever the model does before and after. Each stage
+computes masks and rotary tables from the shape alone. Names are those of the whole model, so a stage's parameters are a part of the
+model's checkpoint. The model is in evaluation mode: the only dropout is peerd's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOTHING = torch.empty(0)
 
 
 class PassThrough(nn.Module):
-    """In place of a module of another stage: gives back the hidden states it gets, or a zero where it gets none."""
+    """Replaces a module of another stage: returns the hidden states that it is given, or a zero if it is given none."""
 
     def __init__(self, tuple_length: int = 0) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class PassThrough(nn.Module):
 
 
 class Splice:
-    """What crosses a stage's two ends in one forward pass."""
+    """The hidden states that enter and leave a stage in one forward pass."""
 
     def __init__(self) -> None:
         self.received = self.sent = NOTHING
 
     def enter(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Before the first block: the received hidden states in place of what the model itself came to."""
+        """A hook before the first block: replaces the model's own hidden states by the received ones."""
         hidden_in(module, arguments, named)
         return replaced_hidden(arguments, named, self.received)
 
@@ -58,10 +58,10 @@ class Splice:
 
 
 class HuggingFaceStage(StageModule):
-    """Blocks `layers`, with what comes before the blocks if first and what comes after them if last."""
+    """The blocks `layers`. The first stage also has what comes before the blocks, the last what comes after them."""
 
     whole: Any
-    """The PreTrainedModel. Not registered as a module: its children are, under their own names."""
+    """The PreTrainedModel. It is not registered as a module; its children are, under their own names."""
 
     def __init__(self, manifest: Manifest, stage: int, layers: range) -> None:
         super().__init__(stage, manifest.train.num_stages)
@@ -87,7 +87,7 @@ class HuggingFaceStage(StageModule):
         self.eval()
 
     def _keep(self, whole: Any, layout: Layout, layers: range) -> None:
-        """Put pass-throughs in place of what other stages hold."""
+        """Replace what other stages hold by pass-throughs."""
         blocks = whole.get_submodule(layout.blocks)
         for layer in range(len(blocks)):
             if layer not in layers:
@@ -137,7 +137,7 @@ def _cost_of(manifest: Manifest, stage: int, layers: range) -> StageCost:
 
 
 def _drop(whole: nn.Module, name: str) -> None:
-    """Take a parameter out: a whole module where it is the last of one, else something empty that initializers may fill."""
+    """Remove a parameter, with its module if it was the last there; else leave an empty buffer that initializers may fill."""
     path, _, leaf = name.rpartition(".")
     owner = whole.get_submodule(path)
     delattr(owner, leaf)

@@ -1,7 +1,7 @@
-"""A copy of a model's config with few layers and small widths, in which the same modules do the same things.
+"""Makes a tiny copy of a model's config: few layers and small widths, but the same modules with the same functions.
 
-Configs name their numbers as they please; the rules below go by name and by length. Where a copy of small widths cannot be
-built, the widths stay and only the layers get fewer.
+Config fields have no uniform names; the rules below go by name and by length. If a copy with small widths cannot be built, the
+widths stay and only the number of layers is reduced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_HEADS = 4
 MAX_VOCABULARY = 128
 MAX_WINDOW = 8
 MAX_TRIED_PARAMETERS = 200_000_000
-"""Of a copy that keeps its widths: it is really computed with, in about 16 bytes a parameter."""
+"""Limit for a copy that keeps its widths: the check computes with it, which takes about 16 bytes a parameter."""
 
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
@@ -51,7 +51,7 @@ _SCALED = (
 
 
 def tiny_copy(model: HuggingFaceConfig, num_layers: int) -> HuggingFaceConfig:
-    """At most `num_layers` layers, and small widths where they can be had. Raises ManifestError where no copy can be tried."""
+    """A copy with at most `num_layers` layers, and small widths if possible. Raises ManifestError if no copy can be built and tried."""
     few = min(model.num_layers, num_layers)
     small = _shrunken(model, few)
     try:
@@ -101,7 +101,7 @@ def _shrunken(model: HuggingFaceConfig, few: int) -> HuggingFaceConfig:
 
 
 def _fewer_layers(fields: dict[str, Any], num_layers: int, few: int) -> dict[str, Any]:
-    """Lists with an entry per layer keep the first of every kind; lists of layers' numbers keep the low ones."""
+    """The fields for fewer layers. Lists with an entry per layer keep one of each kind; lists of layer numbers keep the low ones."""
     kept = _one_of_each_kind([value for value in fields.values() if isinstance(value, list) and len(value) == num_layers], few)
     shorter = dict(fields)
     for name, value in fields.items():
@@ -111,13 +111,13 @@ def _fewer_layers(fields: dict[str, Any], num_layers: int, few: int) -> dict[str
             shorter[name] = [entry for entry in value if isinstance(entry, int) and entry < few]
         elif isinstance(value, list) and len(value) == num_layers:
             shorter[name] = [value[layer] for layer in kept]
-    if "attention_types" in fields and "attention_layers" in shorter:  # GPT-Neo says the latter as patterns, each with its repetitions
+    if "attention_types" in fields and "attention_layers" in shorter:  # GPT-Neo's list of patterns and repetitions
         shorter["attention_types"] = [[shorter["attention_layers"], 1]]
     return shorter
 
 
 def _one_of_each_kind(lists: list[list[Any]], few: int) -> list[int]:
-    """`few` layers in their order, with one of each kind among them as far as there is room."""
+    """`few` layers in their order, including one of each kind as far as there is room."""
     rows = [json.dumps(row) for row in zip(*lists, strict=True)]
     firsts = sorted({rows.index(row) for row in rows})[:few]
     rest = [layer for layer in range(max(len(rows), few)) if layer not in firsts]
@@ -125,7 +125,7 @@ def _one_of_each_kind(lists: list[list[Any]], few: int) -> list[int]:
 
 
 def _shorten_rope(fields: dict[str, Any]) -> None:
-    """Long-context rotary scaling has a factor per pair of a head's numbers."""
+    """Shorten the lists of long-context rotary scaling, which have one factor per pair of a head's dimensions."""
     rope = fields.get("rope_parameters")
     if isinstance(rope, dict):
         width = int(HEAD_WIDTH * rope.get("partial_rotary_factor", 1.0))

@@ -1,8 +1,8 @@
-"""First weights of a transformers model by the architecture's own rules, the same whatever the split and on every machine.
+"""First weights of a transformers model by the architecture's own rules, the same for every split and on every machine.
 
 The library's initializer runs module by module on what a stage holds. Its draws are replaced: each parameter has its own
 generator, seeded by the run's seed and the parameter's name, and normal numbers are sums of integers, which have the same bits
-on every processor (torch's go through a vectorised logarithm and cosine).
+on every processor (torch's use a vectorised logarithm and cosine).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch.overrides import TorchFunctionMode
 from peerd.models.weights import generator_of, seeded
 
 CHUNK = 1 << 18
-"""Numbers drawn at once: the scratch memory of a draw stays at some megabytes."""
+"""Numbers drawn at once; this keeps the scratch memory of a draw at some megabytes."""
 NUM_WORDS = 3
-"""64-bit words per number, each cut into four integers of 16 bits."""
+"""64-bit words per number; each gives four integers of 15 bits."""
 
 
 def draw_weights(whole: Any, seed: int, device: torch.device) -> None:
     """Give every parameter of a (partial) model memory on `device` and its first value; meta buffers must be real already.
 
-    Of names that are one parameter the first one's module draws it, and the others' draw nothing.
+    If a parameter has several names, the module of the first draws it and the others draw nothing.
     """
     names: dict[int, str] = {}
     real_of: dict[int, nn.Parameter] = {}
     tied: list[tuple[nn.Module, str, nn.Parameter]] = []
-    held = list(whole.parameters())  # so that none of them is freed, and another gets its id
+    held = list(whole.parameters())  # keeps them alive, so that no id is reused
     for path, module in whole.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if id(parameter) in real_of:
@@ -53,14 +53,14 @@ def draw_weights(whole: Any, seed: int, device: torch.device) -> None:
 
 
 def _children_first(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The library's own order: a module may set anew what its children have drawn."""
+    """Modules in the library's order: a module may overwrite what its children have drawn."""
     for name, child in module.named_children():
         yield from _children_first(f"{path}.{name}" if path else name, child)
     yield path, module
 
 
 class _Draws(TorchFunctionMode):
-    """Puts portable draws in place of torch's normal ones."""
+    """Replaces torch's normal draws by portable ones."""
 
     def __init__(self, seed: int, names: dict[int, str]) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _Draws(TorchFunctionMode):
 
 @torch.no_grad()
 def fill_normal(tensor: Tensor, mean: float, std: float, generator: torch.Generator) -> None:
-    """Normal numbers as sums of twelve uniform integers (Irwin-Hall): exact until one last product and sum in float64."""
+    """Fill with normal numbers, as sums of twelve uniform integers (Irwin-Hall): exact up to the last product and sum in float64."""
     filled = torch.empty(tensor.numel(), dtype=tensor.dtype)
     for start in range(0, filled.numel(), CHUNK):
         part = filled[start : start + CHUNK]
@@ -94,7 +94,7 @@ def fill_normal(tensor: Tensor, mean: float, std: float, generator: torch.Genera
 
 
 def _standard_normal(count: int, generator: torch.Generator) -> Tensor:
-    """float64 [count]; the sum of n uniform integers below m has the variance n (m^2 - 1) / 12."""
+    """Standard normal numbers, float64 [count]. The sum of n uniform integers below m has the variance n (m^2 - 1) / 12."""
     words = torch.empty(NUM_WORDS, count, dtype=torch.int64).random_(generator=generator)
     total = torch.zeros(count, dtype=torch.int64)
     for word in words:
