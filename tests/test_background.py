@@ -1,0 +1,63 @@
+"""No error of a background task is lost: what is unexpected is logged with its traceback and counted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from peerd.background import INTERNAL_ERRORS, Tasks, start
+
+
+async def _fail(error: Exception) -> None:
+    raise error
+
+
+@pytest.fixture
+def before() -> int:
+    return INTERNAL_ERRORS.count
+
+
+async def test_an_unexpected_error_is_logged_with_its_traceback_and_counted(before: int) -> None:
+    tasks = Tasks()
+    with capture_logs() as logs:
+        await asyncio.wait({tasks.start(_fail(TypeError("no part")))})
+    (line,) = logs
+    assert (line["log_level"], line["where"], line["error"]) == ("error", "_fail", "TypeError('no part')")
+    assert "raise error" in line["exception"]
+    assert INTERNAL_ERRORS.count == before + 1
+
+
+async def test_an_expected_error_is_not_reported(before: int) -> None:
+    with capture_logs() as logs:
+        await asyncio.wait({start(_fail(ConnectionResetError("gone")), expects=(OSError,))})
+    assert (logs, INTERNAL_ERRORS.count) == ([], before)
+
+
+async def test_an_error_is_counted_once_however_many_tasks_it_passes_through(before: int) -> None:
+    inner = start(_fail(TypeError("once")))
+
+    async def outer() -> None:
+        await inner
+
+    await asyncio.wait({start(outer())})
+    assert INTERNAL_ERRORS.count == before + 1
+
+
+async def test_close_cancels_the_tasks_and_waits_for_their_end(before: int) -> None:
+    tasks, ended = Tasks(), list[str]()
+
+    async def run(name: str) -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            await asyncio.sleep(0)
+            ended.append(name)
+
+    started = [tasks.start(run(name)) for name in ("one", "two")]
+    await asyncio.sleep(0)
+    await tasks.close()
+    assert sorted(ended) == ["one", "two"]
+    assert all(task.cancelled() for task in started)
+    assert INTERNAL_ERRORS.count == before
