@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,8 @@ from torch import Tensor
 from peerd.averaging.codec_choice import Terms
 from peerd.averaging.compression import Compression
 from peerd.averaging.exchange import Round, elements_of, own_part, part_for, reduce, whole_of
-from peerd.averaging.handover import finite, packed, unpacked
+from peerd.averaging.handover import finite, unpacked
+from peerd.averaging.kept import KeptAverages
 from peerd.averaging.log import AverageLog
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt
@@ -30,15 +31,13 @@ from peerd.stage.executor import Executor, Priority
 from peerd.stage.state import HeldAverage, StageState
 from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord
 from peerd.timeline.spans import SpanKind, SpanRing
-from peerd.wire.chunks import digest_of
 from peerd.wire.clients import AveragingClient, PartHeader
 from peerd.wire.messages import Average, Part
 from peerd.wire.services import Receive
-from peerd.wire.tensors import decode_flat, encode_flat
+from peerd.wire.tensors import decode_flat
 
 MAX_DEAD_ROUNDS = 64
 ABORT_TIMEOUT_S = 2.0
-LOG_PAUSE_S = 0.2
 LOG = structlog.get_logger()
 
 
@@ -55,10 +54,10 @@ class Rounds:
         clock: Callable[[], float],
     ) -> None:
         self._state = state
-        self._log = log
         self._executor = executor
         # Where steps overlap, sums are made beside the next step's passes: to wait for one of those at each turn takes long.
         self._arithmetic = Executor("averaging") if state.record.next_ledger_no else executor
+        self._kept = KeptAverages(state, executor, self._arithmetic, log)
         self._client = client
         self._averaging_s = averaging_s
         self._clock = clock
@@ -74,8 +73,6 @@ class Rounds:
         self.missed: Counter[PeerId] = Counter()
         """Rounds of this step that I led and that failed for want of a member."""
         self.spans = SpanRing(0)
-        self._unlogged: dict[int, HeldAverage] = {}
-        """Averages applied, by step, until they are on disk; one that I made alone, which is not written, until the next one."""
         self.own_record: Callable[[], RawRecord] = lambda: NO_RECORD
         self.on_record: Callable[[RawRecord], None] = lambda _record: None
         """Of a member that did not join: what the leader took it for was wrong."""
@@ -321,42 +318,11 @@ class Rounds:
         self.spans.add(SpanKind.EXCHANGE, began_s, step, -1, peer, length * dtype.itemsize)
         return await self._arithmetic.run(Priority.CONTROL, lambda: finite(decode_flat(chunks, dtype)))
 
-    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[bytes]]:
-        """Serve a peer of either stage that holds the weight: my average's share of its gradients, or both stages' sum."""
-
-        def find() -> Sequence[bytes]:
-            for held in self._held_of(step):
-                if held.tied is not None and held.tied.id == wanted:
-                    return encode_flat(held.tied.values)
-                if held.roster.average_id == wanted and self._state.tied_names:
-                    return encode_flat(self._state.accumulator.tied_of(held.flat_sum))
-            raise WrongStateError(f"I hold no such gradients of a tied weight at step {step}")
-
-        chunks = await self._arithmetic.run(Priority.CONTROL, find)
-        return await asyncio.to_thread(digest_of, chunks), chunks
-
-    def _held_of(self, step: int) -> Iterator[HeldAverage]:
-        """Averages of a step, those in memory first."""
-        for held in (self._state.average, *self._unlogged.values()):
-            if held is not None and held.roster.step == step:
-                yield held
-        logged = self._log.get(step)
-        if logged is not None:
-            yield logged
-
     async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[bytes]]:
-        """Serve a mate that missed the average: this step's, or one from the log."""
+        return await self._kept.get_average(stage, step)
 
-        def find() -> tuple[Average, bytes, Sequence[bytes]] | None:
-            found = next(self._held_of(step), None)
-            if found is None:
-                return None
-            return packed(found if step < self._state.record.step else replace(found, tied=None))
-
-        given = await self._arithmetic.run(Priority.CONTROL, find) if stage == self._state.record.stage else None
-        if given is None:
-            raise WrongStateError(f"I hold no average of stage {stage}, step {step}")
-        return given
+    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[bytes]]:
+        return await self._kept.get_tied(step, wanted)
 
     def applied(self, held: HeldAverage) -> None:
         """Log an average for mates that missed it, when the torch thread has nothing better to do."""
@@ -367,20 +333,8 @@ class Rounds:
         if self.compression.allowed.is_lossy:  # on its own thread, before any sum of the next round
             self._in_background(self._arithmetic.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id, length)))
         self.on_applied(held.roster)
-        self._unlogged = {step: other for step, other in self._unlogged.items() if _is_logged(other)} | {held.roster.step: held}
-        if _is_logged(held):
-            self._in_background(self._write_log(held))
-
-    async def _write_log(self, held: HeldAverage) -> None:
-        """Not at once: the next step's first microbatch, which is on its way here, would have to wait."""
-        await asyncio.sleep(LOG_PAUSE_S)
-        try:
-            kept = await self._arithmetic.run(Priority.IDLE, lambda: self._log.put(held))
-            if held.tied is not None and not kept:
-                await self._executor.run(Priority.CONTROL, lambda: self._state.forget_sum(held.roster.step))
-        finally:
-            if self._unlogged.get(held.roster.step) is held:
-                del self._unlogged[held.roster.step]
+        if self._kept.hold(held):
+            self._in_background(self._kept.write(held))
 
     def shut(self) -> None:
         for task in (*self._background, *([self._work] if self._work else [])):
@@ -392,8 +346,3 @@ class Rounds:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def _is_logged(held: HeldAverage) -> bool:
-    """Alone, there was no mate that could have missed it, but for one that has just come."""
-    return len(held.roster.entries) > 1 or held.tied is not None

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from peerd.averaging import rounds
+from peerd.averaging import kept
 from peerd.config.codec import CODECS, parse_codec
 from peerd.config.manifest import Manifest, WireConfig
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
@@ -249,7 +249,7 @@ async def nothing() -> tuple[memoryview, ...]:
 
 
 async def test_an_average_that_cannot_be_logged_is_not_held_for_ever(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "LOG_PAUSE_S", 0.0)
+    monkeypatch.setattr(kept, "LOG_PAUSE_S", 0.0)
     group = make_group(2)
     roster = group.roster()
     assert await group.leader(roster).rounds.lead(roster) == ""
@@ -259,14 +259,14 @@ async def test_an_average_that_cannot_be_logged_is_not_held_for_ever(make_group:
         def fail(_held: HeldAverage) -> bool:
             raise MemoryError
 
-        monkeypatch.setattr(member.rounds._log, "put", fail)
+        monkeypatch.setattr(member.rounds._kept._log, "put", fail)
         average = member.state.average
         assert average is not None
         member.rounds.applied(average)
-        assert member.rounds._unlogged == {0: average}
+        assert member.rounds._kept._unlogged == {0: average}
         with pytest.raises(MemoryError):
             await asyncio.gather(*member.rounds._background)
-        assert member.rounds._unlogged == {}
+        assert member.rounds._kept._unlogged == {}
 
 
 async def test_who_averaged_alone_can_give_its_last_average_to_one_that_has_just_come(make_group: MakeGroup) -> None:
@@ -280,7 +280,7 @@ async def test_who_averaged_alone_can_give_its_last_average_to_one_that_has_just
     second = replace(first, roster=replace(first.roster, step=1))
     assert (await member.rounds.get_average(0, 0))[0].roster == first.roster
     member.rounds.applied(second)
-    assert member.rounds._unlogged == {1: second}
+    assert member.rounds._kept._unlogged == {1: second}
 
 
 async def test_a_leader_learns_from_a_refusal_what_the_member_really_is(make_group: MakeGroup) -> None:

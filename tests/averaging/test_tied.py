@@ -134,10 +134,10 @@ async def test_what_nobody_holds_is_refused_and_what_is_not_finite_too(ends: lis
 
 async def test_a_log_that_could_not_be_written_says_so_and_the_sum_is_not_told(ends: list[End], tmp_path: Path) -> None:
     first, folder = ends[0], tmp_path / "full"
-    first.rounds._log = AverageLog(folder, torch.float64)
+    first.rounds._kept._log = AverageLog(folder, torch.float64)
     folder.mkdir()
     (folder / "0.sum").symlink_to("/dev/full")
     held = first.state.commit(1.0, await exchange(ends))
     assert [known.step for known in first.state.record.tied_sums] == [0]
-    await first.rounds._write_log(held)
+    await first.rounds._kept.write(held)
     assert first.state.record.tied_sums == ()

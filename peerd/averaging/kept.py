@@ -1,0 +1,89 @@
+"""The averages that a member keeps for mates that missed them: in memory until they are on disk, then in the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from peerd.averaging.handover import packed
+from peerd.averaging.log import AverageLog
+from peerd.errors import WrongStateError
+from peerd.stage.executor import Executor, Priority
+from peerd.stage.state import HeldAverage, StageState
+from peerd.table.record import AverageId
+from peerd.wire.chunks import digest_of
+from peerd.wire.messages import Average
+from peerd.wire.tensors import encode_flat
+
+LOG_PAUSE_S = 0.2
+
+
+class KeptAverages:
+    """`arithmetic` is the thread on which the log is read and written."""
+
+    def __init__(self, state: StageState, executor: Executor, arithmetic: Executor, log: AverageLog) -> None:
+        self._state = state
+        self._executor = executor
+        self._arithmetic = arithmetic
+        self._log = log
+        self._unlogged: dict[int, HeldAverage] = {}
+        """Averages applied, by step, until they are on disk; one that I made alone, which is not written, until the next one."""
+
+    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[bytes]]:
+        """For a mate that missed the average: this step's, or one from the log."""
+
+        def find() -> tuple[Average, bytes, Sequence[bytes]] | None:
+            found = next(self._of_step(step), None)
+            if found is None:
+                return None
+            return packed(found if step < self._state.record.step else replace(found, tied=None))
+
+        given = await self._arithmetic.run(Priority.CONTROL, find) if stage == self._state.record.stage else None
+        if given is None:
+            raise WrongStateError(f"I hold no average of stage {stage}, step {step}")
+        return given
+
+    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[bytes]]:
+        """For a peer of either stage that holds the weight: my average's share of its gradients, or both stages' sum."""
+
+        def find() -> Sequence[bytes]:
+            for held in self._of_step(step):
+                if held.tied is not None and held.tied.id == wanted:
+                    return encode_flat(held.tied.values)
+                if held.roster.average_id == wanted and self._state.tied_names:
+                    return encode_flat(self._state.accumulator.tied_of(held.flat_sum))
+            raise WrongStateError(f"I hold no such gradients of a tied weight at step {step}")
+
+        chunks = await self._arithmetic.run(Priority.CONTROL, find)
+        return await asyncio.to_thread(digest_of, chunks), chunks
+
+    def hold(self, held: HeldAverage) -> bool:
+        """Keep it in memory. Returns whether it shall go to the log."""
+        self._unlogged = {step: other for step, other in self._unlogged.items() if _is_logged(other)} | {held.roster.step: held}
+        return _is_logged(held)
+
+    async def write(self, held: HeldAverage) -> None:
+        """Not at once: the next step's first microbatch, which is on its way here, would have to wait."""
+        await asyncio.sleep(LOG_PAUSE_S)
+        try:
+            kept = await self._arithmetic.run(Priority.IDLE, lambda: self._log.put(held))
+            if held.tied is not None and not kept:
+                await self._executor.run(Priority.CONTROL, lambda: self._state.forget_sum(held.roster.step))
+        finally:
+            if self._unlogged.get(held.roster.step) is held:
+                del self._unlogged[held.roster.step]
+
+    def _of_step(self, step: int) -> Iterator[HeldAverage]:
+        """Averages of a step, those in memory first."""
+        for held in (self._state.average, *self._unlogged.values()):
+            if held is not None and held.roster.step == step:
+                yield held
+        logged = self._log.get(step)
+        if logged is not None:
+            yield logged
+
+
+def _is_logged(held: HeldAverage) -> bool:
+    """Alone, there was no mate that could have missed it, but for one that has just come."""
+    return len(held.roster.entries) > 1 or held.tied is not None
