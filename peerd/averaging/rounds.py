@@ -11,10 +11,9 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import structlog
 from torch import Tensor
@@ -25,6 +24,8 @@ from peerd.averaging.exchange import Round, elements_of, own_part, part_for, red
 from peerd.averaging.handover import finite, unpacked
 from peerd.averaging.kept import KeptAverages
 from peerd.averaging.log import AverageLog
+from peerd.background import INTERNAL_ERRORS, Tasks
+from peerd.config.codec import Codec
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt
 from peerd.stage.executor import Executor, Priority
@@ -38,6 +39,8 @@ from peerd.wire.tensors import decode_flat
 
 MAX_DEAD_ROUNDS = 64
 ABORT_TIMEOUT_S = 2.0
+MOST_OWN_ERRORS = 3
+"""So many rounds in a row may fail by a bug at this member; then it does not lead another."""
 LOG = structlog.get_logger()
 
 
@@ -66,7 +69,9 @@ class Rounds:
         self._work: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
         self._dead: deque[AverageId] = deque(maxlen=MAX_DEAD_ROUNDS)
-        self._background: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
+        self._own_errors: list[Exception] = []
+        """Bugs that ended rounds at this member since the last average was applied."""
         self.open: Round | None = None
         self.failed = 0
         self.num_applied = 0
@@ -87,13 +92,22 @@ class Rounds:
     # As leader
 
     async def lead(self, roster: Roster) -> str:
-        """Propose my own round to the others while I open it. Returns why it failed, empty when everyone joined."""
+        """Propose my own round to the others while I open it. Returns why it failed, empty when everyone joined.
+
+        Raises what is unexpected, also where it ended my earlier rounds: the others leave out a member that fails, but not a leader.
+        """
+        if len(self._own_errors) >= MOST_OWN_ERRORS:
+            raise self._own_errors[-1]
         roster = replace(roster, codec=self._terms.codec(self._state.accumulator.flat.numel()))
         others = [peer for peer in roster.peers if peer != self._state.record.peer]
         proposals = [asyncio.ensure_future(self._propose_to(peer, roster)) for peer in others]
         try:
             reason = await self._join(roster)
             answers = [reason] if reason else await asyncio.gather(*proposals)
+        except Exception as error:
+            self._spread_abort(roster)
+            await self.close(roster.average_id, f"internal error: {error!r}")
+            raise
         finally:
             for proposal in proposals:
                 proposal.cancel()
@@ -121,9 +135,11 @@ class Rounds:
         return f"{peer}: {reason}"
 
     def _spread_abort(self, roster: Roster) -> None:
-        for peer in roster.peers:
-            if peer != self._state.record.peer:
-                self._in_background(self._abort_at(peer, roster.average_id))
+        """To all members as their leader; as a member to the leader, who then tells the others."""
+        me = self._state.record.peer
+        for peer in roster.peers if roster.leader == me else (roster.leader,):
+            if peer != me:
+                self._tasks.start(self._abort_at(peer, roster.average_id))
 
     async def _abort_at(self, peer: PeerId, average_id: AverageId) -> None:
         try:
@@ -139,7 +155,8 @@ class Rounds:
             raise BadMessageError("a roster is proposed by its leader")
         if roster.average_id in self._dead:
             return False, "this round is closed", self.own_record()
-        reason = await self._join(roster)
+        # Not to be cut short by a leader that takes its proposal back: the state would be averaging without an open round.
+        reason = await asyncio.shield(self._tasks.start(self._join(roster), expects=(RemoteError,)))
         return (False, reason, self.own_record()) if reason else (True, "", NO_RECORD)
 
     async def _join(self, roster: Roster) -> str:
@@ -149,28 +166,38 @@ class Rounds:
         reason, accumulator = await self._executor.run(Priority.CONTROL, lambda: self._state.open_round(roster))
         if accumulator is None:
             return reason
-        if roster.average_id in self._dead:  # its leader has given it up meanwhile
-            await self._executor.run(Priority.CONTROL, self._state.close_round)
-            return "this round is closed"
+        try:
+            return self._begin(roster, codec, accumulator)
+        finally:
+            if self.open is None:
+                await self._executor.run(Priority.CONTROL, self._state.close_round)
+
+    def _begin(self, roster: Roster, codec: Codec, accumulator: Tensor) -> str:
+        if roster.average_id in self._dead:
+            return "this round is closed"  # its leader has given it up meanwhile
         mine = roster.peers.index(self._state.record.peer)
         slices = self.compression.slices(accumulator.numel(), len(roster.entries), codec)
         self.open = Round(roster, mine, accumulator, slices, progress_s=self._clock())
         opened, self._opened = self._opened, asyncio.Event()
         opened.set()
-        self._work = asyncio.get_running_loop().create_task(self._run(self.open))
+        self._work = self._tasks.start(self._run(self.open))
         self.on_opened()
         return ""
 
     async def _run(self, current: Round) -> None:
         """Exchange slices until the average is whole. A failed call closes the round at once; one that hangs is left to rule 4 (close)."""
         try:
-            began_s = self._clock()
-            await self._fetch_slices(current)
-            if len(current.roster.entries) > 1:
-                self._terms.exchanged(current.slices_of[0].codec, self._clock() - began_s)
+            await self._finish(current)
         except RemoteError as error:
             await self.close(current.roster.average_id, error.message)
-            return
+        except Exception as error:  # a bug
+            await self._fail(current, error)
+
+    async def _finish(self, current: Round) -> None:
+        began_s = self._clock()
+        await self._fetch_slices(current)
+        if len(current.roster.entries) > 1:
+            self._terms.exchanged(current.slices_of[0].codec, self._clock() - began_s)
         if self.open is not current:
             return
         self.open = None
@@ -178,6 +205,18 @@ class Rounds:
             await self._arithmetic.run(Priority.CONTROL, lambda: whole_of(current))
         await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(current.roster, whole_of(current)))
         self.on_change()
+
+    async def _fail(self, current: Round, error: Exception) -> None:
+        """A bug at this member ends the round. No other member is to blame for it."""
+        roster = current.roster
+        INTERNAL_ERRORS.report("averaging round", error, step=roster.step, leader=roster.leader)
+        self._own_errors.append(error)
+        current.refused = True
+        if self.open is current:
+            self._spread_abort(roster)
+        elif self.open is None and roster.average_id not in self._dead:
+            self.open = current  # the exchange was done, but the state has not taken the average
+        await self.close(roster.average_id, f"internal error: {error!r}")
 
     async def _fetch_slices(self, current: Round) -> None:
         """All slices at once; the first failure ends the others."""
@@ -221,7 +260,12 @@ class Rounds:
         if entry is None or entry.done != part.ledger or part.slice_index != current.mine or part.num_bytes != size:
             raise BadMessageError("this part is not what the roster says")
         chunks = await receive()
-        await self._add_part(current, caller, lambda: self.compression.received(chunks, where))
+        try:
+            await self._add_part(current, caller, lambda: self.compression.received(chunks, where))
+        except RemoteError:
+            raise
+        except Exception as error:  # a bug; the caller may end this call meanwhile, but not what is done about it
+            self._tasks.start(self._fail(current, error))
         try:
             async with asyncio.timeout(2 * self._averaging_s):
                 reduced = await asyncio.shield(current.reduced)
@@ -293,11 +337,16 @@ class Rounds:
             await self._executor.run(Priority.CONTROL, lambda: self._state.void(void))
 
     def abort(self, caller: PeerId, average_id: AverageId) -> None:
-        """Only the leader's word closes a round early; anyone's would be safe but idle mischief."""
-        if self.open is None or self.open.roster.average_id != average_id:
+        """The leader's word closes a round early at every member; at the leader a member's word does, which counts as its absence."""
+        current = self.open
+        if current is None or current.roster.average_id != average_id:
             self._dead.append(average_id)
-        elif self.open.roster.leader == caller:
-            self._in_background(self.close(average_id))
+        elif current.roster.leader == caller:
+            self._tasks.start(self.close(average_id))
+        elif current.roster.leader == self._state.record.peer and current.roster.entry_of(caller) is not None:
+            current.silent.append(caller)
+            self._spread_abort(current.roster)
+            self._tasks.start(self.close(average_id, f"{caller} gave the round up"))
 
     async def fetch(self, peer: PeerId, step: int) -> HeldAverage:
         """A mate's finished average of my stage, checked, with what it applied to a tied weight if it has finished the step.
@@ -328,21 +377,16 @@ class Rounds:
         """Log an average for mates that missed it, when the torch thread has nothing better to do."""
         length = held.flat_sum.numel()
         self.missed.clear()
+        self._own_errors.clear()
         self.num_applied += 1
         self._terms.applied(self._clock())
         if self.compression.allowed.is_lossy:  # on its own thread, before any sum of the next round
-            self._in_background(self._arithmetic.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id, length)))
+            self._tasks.start(self._arithmetic.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id, length)))
         self.on_applied(held.roster)
         if self._kept.hold(held):
-            self._in_background(self._kept.write(held))
+            self._tasks.start(self._kept.write(held))
 
     def shut(self) -> None:
-        for task in (*self._background, *([self._work] if self._work else [])):
-            task.cancel()
+        self._tasks.cancel()
         if self._arithmetic is not self._executor:
             self._arithmetic.close()
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)

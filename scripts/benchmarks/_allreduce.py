@@ -251,7 +251,7 @@ class Peerd:
 
         if self._state.average is not None:
             self._rounds.applied(await self._executor.run(Priority.CONTROL, self._state.commit))
-            await asyncio.gather(*self._rounds._background)  # which keeps the average on disk
+            await asyncio.gather(*self._rounds._tasks.running)  # which keeps the average on disk
 
         def fill() -> None:
             flat = self._state.accumulator.flat

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.config.manifest import Manifest
+from peerd.errors import PeerGoneError
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.stage.executor import Executor
 from peerd.stage.state import StageState
@@ -68,7 +70,9 @@ class Group:
         async with asyncio.timeout(20):
             while any(member.state.record.phase is not phase for member in self.members.values()):
                 self.changed.clear()
-                await self.changed.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await self.changed.wait()
 
 
 @dataclass
@@ -80,8 +84,11 @@ class Client:
 
     async def propose(self, peer: PeerId, roster: Roster, timeout_s: float) -> tuple[bool, str, RawRecord]:
         await self._deliver("propose", peer)
-        async with asyncio.timeout(timeout_s):
-            return await self.group.members[peer].rounds.propose(self.me, roster)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.group.members[peer].rounds.propose(self.me, roster)
+        except TypeError as error:  # what the wire makes of a bug at the callee
+            raise PeerGoneError(repr(error)) from None
 
     async def reduce(self, peer: PeerId, part: PartHeader, chunks: Sequence[memoryview], _patience_s: float) -> tuple[memoryview, ...]:
         await self._deliver("reduce", peer)

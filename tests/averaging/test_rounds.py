@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ import torch
 
 from peerd.averaging import kept
 from peerd.config.codec import CODECS, parse_codec
-from peerd.config.manifest import Manifest, WireConfig
+from peerd.config.manifest import WireConfig
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.stage.accumulator import split_evenly
 from peerd.stage.executor import Priority
@@ -30,35 +29,11 @@ from peerd.wire.messages import Part
 from peerd.wire.tensors import views_of_flat
 from tests.averaging.rounds_group import (
     MANIFEST,
-    MICROBATCHES,
     Group,
-    fill,
-    make_member,
     no_fault,
     whole_sum,
 )
 from tests.tiny_run import replace_train
-
-
-@pytest.fixture
-async def make_group(tmp_path: Path) -> AsyncIterator[Callable[..., Group]]:
-    groups: list[Group] = []
-
-    def make(num_members: int, manifest: Manifest = MANIFEST) -> Group:
-        group = Group()
-        groups.append(group)
-        for number in range(num_members):
-            peer = PeerId(f"member{number}")
-            group.members[peer] = make_member(group, peer, tmp_path / peer, manifest)
-            fill(group.members[peer].state, range(number, MICROBATCHES, num_members))
-        return group
-
-    yield make
-    for group in groups:
-        for member in group.members.values():
-            member.rounds.shut()
-            member.executor.close()
-
 
 MakeGroup = Callable[..., Group]
 
@@ -265,7 +240,7 @@ async def test_an_average_that_cannot_be_logged_is_not_held_for_ever(make_group:
         member.rounds.applied(average)
         assert member.rounds._kept._unlogged == {0: average}
         with pytest.raises(MemoryError):
-            await asyncio.gather(*member.rounds._background)
+            await asyncio.gather(*member.rounds._tasks.running)
         assert member.rounds._kept._unlogged == {}
 
 
@@ -308,6 +283,24 @@ async def test_only_the_leader_may_propose_and_abort(make_group: MakeGroup) -> N
     member.rounds.abort(roster.leader, roster.average_id)
     await group.settled(Phase.ACCUMULATING)
     assert member.rounds.open is None
+
+
+async def test_a_member_that_gives_a_round_up_counts_as_absent_and_the_leader_closes_it_everywhere(make_group: MakeGroup) -> None:
+    group = make_group(3)
+
+    async def hold(kind: str, _sender: PeerId, _receiver: PeerId) -> None:
+        if kind == "reduce":
+            await asyncio.sleep(600)
+
+    group.fault = hold
+    roster = group.roster()
+    leader = group.leader(roster)
+    assert await leader.rounds.lead(roster) == ""
+    leader.rounds.abort(PeerId("stranger"), roster.average_id)
+    assert leader.rounds.missed == {}
+    leader.rounds.abort(PeerId("member2"), roster.average_id)
+    await group.settled(Phase.ACCUMULATING)
+    assert leader.rounds.missed == {PeerId("member2"): 1}
 
 
 async def test_a_part_sent_twice_at_once_breaks_nothing(make_group: MakeGroup) -> None:

@@ -1,0 +1,108 @@
+"""A bug at a member ends its round at once, with the reason in the log, and the run goes on to the next attempt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from peerd.averaging import rounds
+from peerd.averaging.rounds import MOST_OWN_ERRORS
+from peerd.background import INTERNAL_ERRORS
+from peerd.table.record import PeerId, Phase
+from tests.averaging.rounds_group import AVERAGING_S, Group, whole_sum
+
+MakeGroup = Callable[..., Group]
+WITHIN_S = AVERAGING_S / 4
+"""Far below each deadline of a round."""
+
+
+class Bug:
+    """Breaks a function of the rounds' module for one member."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, peer: str) -> None:
+        self._true, self._peer, self.is_there = getattr(rounds, name), peer, True
+        monkeypatch.setattr(rounds, name, self)
+
+    def __call__(self, current: Any, *arguments: Any) -> Any:
+        if self.is_there and current.roster.peers[current.mine] == self._peer:
+            raise TypeError("a bug")
+        return self._true(current, *arguments)
+
+
+async def _ended(group: Group) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        await group.settled(Phase.ACCUMULATING)
+    assert all(member.rounds.open is None for member in group.members.values())
+
+
+@pytest.mark.parametrize("where", ["part_for", "own_part", "reduce"])
+@pytest.mark.parametrize("peer", ["member0", "member1"])
+async def test_a_bug_shows_and_the_round_goes_on_to_its_next_attempt(
+    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch, where: str, peer: str
+) -> None:
+    group = make_group(2)
+    bug, before, roster = Bug(monkeypatch, where, peer), INTERNAL_ERRORS.count, group.roster()
+    with capture_logs() as logs:
+        await group.leader(roster).rounds.lead(roster)
+        await _ended(group)
+    assert group.leader(roster).rounds.missed in ({}, {peer: 1} if peer != roster.leader else {}), "nobody else is left out for it"
+    (line,) = [line for line in logs if line["log_level"] == "error"]
+    assert "TypeError: a bug" in line["exception"]
+    assert INTERNAL_ERRORS.count == before + 1
+    reasons = [line["reason"] for line in logs if line["event"] == "round closed"]
+    assert reasons[0] == "internal error: TypeError('a bug')"
+    bug.is_there = False
+    again = group.roster(attempt=1)
+    assert await group.leader(again).rounds.lead(again) == ""
+    await group.settled(Phase.AVERAGED)
+    assert all(torch.equal(member.average, whole_sum(member)) for member in group.members.values())
+
+
+@pytest.mark.parametrize("peer", ["member0", "member1"])
+async def test_a_bug_while_a_round_opens_closes_it_at_all_members(
+    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch, peer: str
+) -> None:
+    group = make_group(2)
+    roster, compression = group.roster(), group.members[PeerId(peer)].rounds.compression
+    monkeypatch.setattr(compression, "slices", _raise)
+    lead = group.leader(roster).rounds.lead
+    if peer == roster.leader:
+        with pytest.raises(TypeError):
+            await lead(roster)
+    else:
+        assert "a bug" in await lead(roster)
+    await _ended(group)
+
+
+async def test_a_member_that_cannot_take_the_average_gives_the_round_up(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = make_group(2)
+    roster, before = group.roster(), INTERNAL_ERRORS.count
+    member, mate = group.members[PeerId("member1")], group.members[PeerId("member0")]
+    monkeypatch.setattr(member.state, "take_average", _raise)
+    await group.leader(roster).rounds.lead(roster)
+    async with asyncio.timeout(WITHIN_S):
+        await asyncio.gather(*member.rounds._tasks.running, *mate.rounds._tasks.running)
+    assert (mate.state.record.phase, member.state.record.phase) == (Phase.AVERAGED, Phase.ACCUMULATING)
+    assert (member.rounds.open, member.rounds.failed, INTERNAL_ERRORS.count) == (None, 1, before + 1)
+    assert torch.equal((await member.rounds.fetch(mate.peer, 0)).flat_sum, mate.average), "it takes the mate's"
+
+
+async def test_a_leader_whose_own_bug_ends_each_round_leads_no_more(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are left out of the rounds that fail for want of them; a leader is not, so the run would stand."""
+    group = make_group(2)
+    Bug(monkeypatch, "part_for", "member0")
+    for attempt in range(MOST_OWN_ERRORS):
+        roster = group.roster(attempt)
+        await group.leader(roster).rounds.lead(roster)
+        await _ended(group)
+    with pytest.raises(TypeError, match="a bug"):
+        await group.leader(roster).rounds.lead(group.roster(MOST_OWN_ERRORS))
+
+
+def _raise(*_arguments: Any) -> Any:
+    raise TypeError("a bug")
