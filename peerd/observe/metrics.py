@@ -18,7 +18,7 @@ Reading = float | Mapping[str | tuple[str, ...], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class MetricSpec:
     """A metric's name, its kind, what it says, and its labels. Counters are read with `_total` at their end."""
 
     name: str
@@ -28,69 +28,69 @@ class Described:
 
 
 METRICS = (
-    Described("peerd_info", "gauge", "Always 1; who this is", ("version", "peer", "run", "run_name", "device")),
-    Described("peerd_uptime_seconds", "gauge", "Since this daemon started"),
-    Described("peerd_stage", "gauge", "Stage this daemon serves"),
-    Described("peerd_step", "gauge", "Step this daemon is at"),
-    Described("peerd_loss", "gauge", "Mean loss of the last finished step, nats per token; absent until one is known"),
-    Described("peerd_evaluation_loss", "gauge", "Mean loss on the evaluation text, nats per token; absent until one is known"),
-    Described("peerd_evaluation_step", "gauge", "Step whose parameters the last evaluation is of; absent until one is known"),
-    Described("peerd_swarm_tokens_per_second", "gauge", "Tokens the whole swarm trained on per second, over the last ten steps"),
-    Described("peerd_samples_per_second", "gauge", "What this daemon computes while it has work, moving average"),
-    Described("peerd_contributed_tokens_total", "counter", "Tokens of microbatches this daemon accumulated"),
-    Described("peerd_queue_microbatches", "gauge", "Microbatches this daemon holds"),
-    Described("peerd_in_flight_microbatches", "gauge", "Microbatches this daemon has launched that are not back"),
-    Described("peerd_stage_peers", "gauge", "Live peers that serve a stage", ("stage",)),
-    Described("peerd_stage_queue_microbatches", "gauge", "Microbatches that the peers of a stage hold", ("stage",)),
-    Described("peerd_stage_missing_microbatches", "gauge", "Microbatches of the step that no live peer of a stage holds", ("stage",)),
-    Described("peerd_suspects", "gauge", "Peers that do not answer and whose record has not expired"),
-    Described("peerd_phase_seconds_total", "counter", "Time in each phase of a step; averaging is the all-reduce", ("phase",)),
-    Described("peerd_executor_busy_seconds_total", "counter", "Time the compute thread spent on forward and backward passes"),
-    Described(
+    MetricSpec("peerd_info", "gauge", "Always 1; who this is", ("version", "peer", "run", "run_name", "device")),
+    MetricSpec("peerd_uptime_seconds", "gauge", "Since this daemon started"),
+    MetricSpec("peerd_stage", "gauge", "Stage this daemon serves"),
+    MetricSpec("peerd_step", "gauge", "Step this daemon is at"),
+    MetricSpec("peerd_loss", "gauge", "Mean loss of the last finished step, nats per token; absent until one is known"),
+    MetricSpec("peerd_evaluation_loss", "gauge", "Mean loss on the evaluation text, nats per token; absent until one is known"),
+    MetricSpec("peerd_evaluation_step", "gauge", "Step whose parameters the last evaluation is of; absent until one is known"),
+    MetricSpec("peerd_swarm_tokens_per_second", "gauge", "Tokens the whole swarm trained on per second, over the last ten steps"),
+    MetricSpec("peerd_samples_per_second", "gauge", "What this daemon computes while it has work, moving average"),
+    MetricSpec("peerd_contributed_tokens_total", "counter", "Tokens of microbatches this daemon accumulated"),
+    MetricSpec("peerd_queue_microbatches", "gauge", "Microbatches this daemon holds"),
+    MetricSpec("peerd_in_flight_microbatches", "gauge", "Microbatches this daemon has launched that are not back"),
+    MetricSpec("peerd_stage_peers", "gauge", "Live peers that serve a stage", ("stage",)),
+    MetricSpec("peerd_stage_queue_microbatches", "gauge", "Microbatches that the peers of a stage hold", ("stage",)),
+    MetricSpec("peerd_stage_missing_microbatches", "gauge", "Microbatches of the step that no live peer of a stage holds", ("stage",)),
+    MetricSpec("peerd_suspects", "gauge", "Peers that do not answer and whose record has not expired"),
+    MetricSpec("peerd_phase_seconds_total", "counter", "Time in each phase of a step; averaging is the all-reduce", ("phase",)),
+    MetricSpec("peerd_executor_busy_seconds_total", "counter", "Time the compute thread spent on forward and backward passes"),
+    MetricSpec(
         "peerd_activity_seconds_total",
         "counter",
         "Time in each activity that `peerd trace` shows, summed over microbatches",
         ("activity",),
     ),
-    Described("peerd_averages_total", "counter", "Averages this daemon applied"),
-    Described("peerd_rounds_failed_total", "counter", "Averaging rounds that did not come together"),
-    Described("peerd_bytes_total", "counter", "RPC payload, tensors and messages alike", ("direction",)),
-    Described(
+    MetricSpec("peerd_averages_total", "counter", "Averages this daemon applied"),
+    MetricSpec("peerd_rounds_failed_total", "counter", "Averaging rounds that did not come together"),
+    MetricSpec("peerd_bytes_total", "counter", "RPC payload, tensors and messages alike", ("direction",)),
+    MetricSpec(
         "peerd_tensor_bytes_total",
         "counter",
         "Bytes of tensors and files as they travelled, by the role of the peer at the other end",
         ("tensor", "codec", "peer_role", "direction"),
     ),
-    Described("peerd_boundary_bytes_total", "counter", "RPC payload sent over stage boundaries"),
-    Described("peerd_boundary_crossings_total", "counter", "Activations sent over a stage boundary"),
-    Described("peerd_microbatches_accumulated_total", "counter", "Microbatches added to this daemon's accumulator"),
-    Described("peerd_microbatches_replayed_total", "counter", "Microbatches sent again after a first try failed"),
-    Described("peerd_microbatches_suppressed_total", "counter", "Microbatches recognised as already held and not added"),
-    Described("peerd_microbatches_duplicate_total", "counter", "Microbatches counted twice in an applied average; must stay 0"),
-    Described("peerd_microbatches_lost_total", "counter", "Microbatches missing from an applied average; must stay 0"),
-    Described("peerd_inexact_steps_total", "counter", "Steps of this stage that were given up"),
-    Described("peerd_ledger_resets_total", "counter", "Times this daemon dropped its ledger"),
-    Described("peerd_reloads_total", "counter", "Times this daemon downloaded its stage's state again"),
-    Described("peerd_faults_seen_total", "counter", "Peers this daemon came to suspect"),
-    Described("peerd_messages_refused_total", "counter", "Broken messages from other peers"),
-    Described("peerd_moves_total", "counter", "Times rebalancing took this daemon to another stage"),
-    Described("peerd_p2pd_restarts_total", "counter", "Times the networking process was rebuilt"),
-    Described("peerd_join_seconds", "gauge", "From having chosen the stage to serving it, download included; 0 until it serves"),
-    Described("peerd_memory_resident_bytes", "gauge", "Memory of the daemon's process"),
-    Described("peerd_memory_device_bytes", "gauge", "Memory of the GPU held by the daemon; 0 on a CPU"),
-    Described("peerd_device_memory_bytes", "gauge", "Memory of the device: the GPU's, or the machine's where that computes"),
-    Described("peerd_device_memory_used_bytes", "gauge", "How much of it is in use, by anybody"),
-    Described("peerd_memory_available_bytes", "gauge", "What the device had to give when the daemon started"),
-    Described("peerd_device_utilisation_ratio", "gauge", "How busy the device is, with anybody's work; absent where it does not tell"),
-    Described("peerd_cpu_seconds_total", "counter", "Processor time of the daemon's process, all cores"),
-    Described("peerd_event_loop_lag_seconds", "gauge", "By how much the event loop was late at worst in the last minute"),
-    Described(
+    MetricSpec("peerd_boundary_bytes_total", "counter", "RPC payload sent over stage boundaries"),
+    MetricSpec("peerd_boundary_crossings_total", "counter", "Activations sent over a stage boundary"),
+    MetricSpec("peerd_microbatches_accumulated_total", "counter", "Microbatches added to this daemon's accumulator"),
+    MetricSpec("peerd_microbatches_replayed_total", "counter", "Microbatches sent again after a first try failed"),
+    MetricSpec("peerd_microbatches_suppressed_total", "counter", "Microbatches recognised as already held and not added"),
+    MetricSpec("peerd_microbatches_duplicate_total", "counter", "Microbatches counted twice in an applied average; must stay 0"),
+    MetricSpec("peerd_microbatches_lost_total", "counter", "Microbatches missing from an applied average; must stay 0"),
+    MetricSpec("peerd_inexact_steps_total", "counter", "Steps of this stage that were given up"),
+    MetricSpec("peerd_ledger_resets_total", "counter", "Times this daemon dropped its ledger"),
+    MetricSpec("peerd_reloads_total", "counter", "Times this daemon downloaded its stage's state again"),
+    MetricSpec("peerd_faults_seen_total", "counter", "Peers this daemon came to suspect"),
+    MetricSpec("peerd_messages_refused_total", "counter", "Broken messages from other peers"),
+    MetricSpec("peerd_moves_total", "counter", "Times rebalancing took this daemon to another stage"),
+    MetricSpec("peerd_p2pd_restarts_total", "counter", "Times the networking process was rebuilt"),
+    MetricSpec("peerd_join_seconds", "gauge", "From having chosen the stage to serving it, download included; 0 until it serves"),
+    MetricSpec("peerd_memory_resident_bytes", "gauge", "Memory of the daemon's process"),
+    MetricSpec("peerd_memory_device_bytes", "gauge", "Memory of the GPU held by the daemon; 0 on a CPU"),
+    MetricSpec("peerd_device_memory_bytes", "gauge", "Memory of the device: the GPU's, or the machine's where that computes"),
+    MetricSpec("peerd_device_memory_used_bytes", "gauge", "How much of it is in use, by anybody"),
+    MetricSpec("peerd_memory_available_bytes", "gauge", "What the device had to give when the daemon started"),
+    MetricSpec("peerd_device_utilisation_ratio", "gauge", "How busy the device is, with anybody's work; absent where it does not tell"),
+    MetricSpec("peerd_cpu_seconds_total", "counter", "Processor time of the daemon's process, all cores"),
+    MetricSpec("peerd_event_loop_lag_seconds", "gauge", "By how much the event loop was late at worst in the last minute"),
+    MetricSpec(
         "peerd_event_loop_lag_quantile_seconds",
         "gauge",
         "The event loop's lateness in the last five minutes, by the share of its calls that were no later",
         ("share",),
     ),
-    Described("peerd_health_items", "gauge", "What the user should know, by how serious it is", ("severity",)),
+    MetricSpec("peerd_health_items", "gauge", "What the user should know, by how serious it is", ("severity",)),
 )
 
 
@@ -109,7 +109,7 @@ class _Readings(Collector):
                 yield _family(metric, values[metric.name])
 
 
-def _family(metric: Described, reading: Reading) -> Metric:
+def _family(metric: MetricSpec, reading: Reading) -> Metric:
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     family = kind(metric.name, metric.text, labels=metric.labels)
     if not isinstance(reading, Mapping):
