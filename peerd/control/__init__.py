@@ -1,1 +1,1 @@
-"""The local control service: how the command line talks to the daemon of one home."""
+"""The control socket: the command line sends requests over it to the daemon of one home."""

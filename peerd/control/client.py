@@ -1,6 +1,6 @@
 """The client's side of the control socket: one request, its progress lines, one reply. Stdlib only.
 
-Decides how a daemon that is absent, gone, silent or wrong is told to the user. The protocol itself is in protocol.py.
+It turns a daemon that is absent, has ended, is silent or answers wrongly into an error for the user. protocol.py holds the protocol.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class ControlClient:
-    """Asks the daemon of one home. Each request is a connection of its own; nothing is kept between them."""
+    """Sends requests to the daemon of one home. Each request opens its own connection; the client keeps no state between them."""
 
     def __init__(self, home: Home) -> None:
         self.home = home
@@ -34,9 +34,9 @@ class ControlClient:
         on_progress: Callable[[str], None] | None = None,
         **arguments: Any,
     ) -> Reply:
-        """What the daemon's `ok` holds.
+        """Send one request and return the content of the daemon's `ok`.
 
-        `silence_s` is the longest wait for a next line. Raises NoDaemonError, TimedOutError, the error that the daemon
+        `silence_s` is the longest wait for the next line. Raises NoDaemonError, TimedOutError, the error that the daemon
         answered with, or PeerdError for a reply that breaks the protocol.
         """
         with self._connect(silence_s) as connection:
@@ -90,7 +90,7 @@ class ControlClient:
 
 
 def _lines(connection: socket.socket, silence_s: float) -> Iterator[bytes]:
-    """Lines as they come; a line has `silence_s` to arrive whole and at most MAX_LINE_BYTES."""
+    """Yield the lines of the reply. Each must be complete within `silence_s` and have at most MAX_LINE_BYTES."""
     buffer = bytearray()
     deadline = time.monotonic() + silence_s
     while True:

@@ -1,24 +1,24 @@
-"""What travels over the control socket: JSON lines over a Unix socket in the home's run folder (mode 0600).
+"""The control protocol: JSON lines over a Unix socket in the home's run folder (mode 0600).
 
 The client sends one request line, `{"verb": "status", ...arguments}`. The daemon answers with any number of
 `{"progress": "text"}` lines and then exactly one `{"ok": {...}}` or `{"error": {"exit_code", "message", "remedy"}}`.
 
-verb      arguments                            what `ok` holds
+verb      arguments                            content of `ok`
 status    -                                    StatusReply: this daemon
-peers     -                                    PeersReply: the whole swarm as this daemon's table has it
+peers     -                                    PeersReply: the whole swarm as this daemon's table shows it
 history   since (int), events (bool), after    HistoryReply: steps and evaluations numbered `since` and later, events above `after`
-contributions  -                               ContributionsReply: who computed what, by stage
+contributions  -                               ContributionsReply: the work of each peer, by stage
 wait      serving (bool) or step, timeout_s    {"schema", "step", "serving"}
-leave     now (bool)                           {"schema"}; drains first unless `now`
-pause     for_s (0: until resume), wait        {"schema", OwnerInfo's fields}; returns when what it held is handed on
+leave     now (bool)                           {"schema"}; the daemon drains first unless `now`
+pause     for_s (0: until resume), wait        {"schema", OwnerInfo's fields}; answered when the daemon has handed on what it held
 resume    -                                    {"schema", OwnerInfo's fields}
 limits    change (some of the limits)          {"schema", OwnerInfo's fields}
-dashboard open (bool)                          {"schema", "address"}: with the token; `open` adds "open", which holds once, for a
-                                               minute, and is no secret after that
+dashboard open (bool)                          {"schema", "address"}: the address with the token; `open` adds "open", an address that
+                                               works once and for one minute
 export    folder (absolute path)               {"schema", "step", "folder", "files", "num_parameters"}; with progress lines
-reach     -                                    {"schema", "port", "answers", "direct"}: per peer asked, its "peer", "observed" and
-                                               "reached"; `direct` is DirectInfo with "answers" of its own
-fault     kind, then for_s, factor, at or seed {"schema"}; only where Settings.allow_faults: this daemon does as daemon/faults.py says
+reach     -                                    {"schema", "port", "answers", "direct"}: an answer has "peer", "observed" and "reached"
+                                               for each peer asked; `direct` is DirectInfo with its own "answers"
+fault     kind, then for_s, factor, at or seed {"schema"}; only with Settings.allow_faults: the daemon misbehaves as faults.py defines
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_LINE_BYTES = 4 * 1024 * 1024
 
 
 class HealthItem(TypedDict):
-    """Something the user should know; `severity` is info, warning or problem."""
+    """A condition that the user should know; `severity` is info, warning or problem."""
 
     code: str
     title: str
@@ -46,7 +46,7 @@ class RunInfo(TypedDict):
     microbatches_per_step: int
     steps: int  # 0: no end
     tokens_per_step: int  # at full sequence length
-    boundary_bytes: int  # one microbatch's activations between two stages
+    boundary_bytes: int  # size of one microbatch's activations between two stages
 
 
 class PeerInfo(TypedDict):
@@ -61,7 +61,7 @@ class PeerInfo(TypedDict):
     queue: int
     in_flight: int
     done: int  # microbatches of this step in its accumulator
-    next_done: int  # and of the next step, where updates are delayed: computed while this one is averaged
+    next_done: int  # microbatches of the next step; with delayed updates they are computed while this step is averaged
     throughput: float  # samples per second, moving average
     tokens: int  # contributed so far
     last_loss: float | None
@@ -73,13 +73,13 @@ class PeerInfo(TypedDict):
     trains: bool  # has the run's data and launches microbatches
     addresses: list[str]
     reach: str  # how others reach it: unknown, direct, relayed, client (not at all)
-    relays: bool  # relays for those that nobody can dial
-    age_s: float  # since its record last rose
-    path: NotRequired[str]  # how this daemon sends it tensors: local, direct, tunnel or relay; not told of itself
+    relays: bool  # it relays for peers that cannot be dialled
+    age_s: float  # since its last new record
+    path: NotRequired[str]  # how this daemon sends it tensors: local, direct, tunnel or relay; absent for the daemon itself
 
 
 class EvaluationInfo(TypedDict):
-    """The mean loss on the evaluation tokens with the parameters that `step` updates lie behind."""
+    """Mean loss on the evaluation tokens with the parameters after `step` updates."""
 
     step: int
     loss: float
@@ -91,45 +91,45 @@ class Counters(TypedDict):
     accumulated_microbatches: int
     duplicate_microbatches: int  # counted twice in an applied average: must stay 0
     lost_microbatches: int  # missing from an applied average: must stay 0
-    replayed_microbatches: int  # launched again after a first try
-    suppressed_microbatches: int  # recognised as already held and not added again
+    replayed_microbatches: int  # launched again after a failed attempt
+    suppressed_microbatches: int  # already in the accumulator and not added again
     inexact_steps: int
     ledger_resets: int
     reloads: int
     rounds_failed: int
-    faults_seen: int  # peers this daemon came to suspect
+    faults_seen: int  # times this daemon suspected a peer
     boundary_crossings: int  # activations or gradients this daemon sent over a stage boundary
-    boundary_bytes: int  # RPC payload of those
+    boundary_bytes: int  # RPC payload of these
     bytes_sent: int
     bytes_received: int
     messages_refused: int
 
 
 class OwnerInfo(TypedDict):
-    """What this machine's owner allows, and what came of it."""
+    """The owner's limits, the data used, and the current pause."""
 
-    limits: dict[str, Any]  # as peerd/policy/owner/governor.py names them
-    today: int  # bytes moved since midnight
+    limits: dict[str, Any]  # the fields of Limits in peerd/policy/owner/governor.py
+    today: int  # bytes sent and received since midnight
     this_month: int
-    paused: str  # the reason; empty: it works
-    until: str  # when it goes on
-    resting: bool  # it has left its stage
+    paused: str  # reason of the pause; empty: the daemon works
+    until: str  # end of the pause, in words
+    resting: bool  # the daemon has left its stage
 
 
 class DirectInfo(TypedDict):
     """Direct connections of this daemon."""
 
-    port: int  # 0: it takes none now
-    peers: int  # to which it has one
-    local: NotRequired[int]  # over a local socket; absent where the daemon is older
-    why: str  # it has none; empty where it may
+    port: int  # port that accepts them; 0: it accepts none now
+    peers: int  # number of peers connected directly
+    local: NotRequired[int]  # of these over a local socket; absent from older daemons
+    why: str  # reason for having none; empty where they are allowed
 
 
 class UpdateInfo(TypedDict):
-    """How the parameters are updated just now."""
+    """Quantities of the parameter update."""
 
-    learning_rate: float  # of the step under way
-    gradient_norm: float | None  # the whole model's at the last finished step; None: not shared in this run, or it overflowed
+    learning_rate: float  # of the current step
+    gradient_norm: float | None  # of the whole model at the last finished step; None: not shared in this run, or it overflowed
     max_gradient_norm: float  # 0: no clipping
     loss_scale: float | None  # of float16
 
@@ -137,50 +137,50 @@ class UpdateInfo(TypedDict):
 class ReachInfo(TypedDict):
     """How others reach this machine."""
 
-    state: str  # as in PeerInfo
+    state: str  # as PeerInfo.reach
     reason: str
-    relays: list[str]  # peers at which it holds reservations
+    relays: list[str]  # relays at which it holds reservations
 
 
 class RelayInfo(TypedDict):
-    """What this daemon relays for others."""
+    """What this daemon relays for other peers."""
 
     volunteers: bool  # was started with --relay
-    off: str  # why it does not relay now; empty: it does
+    off: str  # why it does not relay now; empty: it relays
     reservations: int
     circuits: int
     bytes: int  # since the stage was entered
 
 
 class LinkInfo(TypedDict):
-    """What tensors travel as over one link, where the run leaves that to each link."""
+    """The codec of one link, in a run where each link chooses its own."""
 
     peer: str
     tensor: str  # activations: to that peer; activation_gradients: from it
     codec: str
-    rate: float | None  # bytes per second as measured; None: not yet
-    load: float | None  # share of the time that the link is busy while nobody waits for it
+    rate: float | None  # measured bytes per second; None: not measured yet
+    load: float | None  # transfer time of a microbatch, divided by the time between two microbatches
     reason: str
 
 
 class StatusReply(TypedDict):
     schema: int
-    join: str  # the address others paste, with #RUN-ID
+    join: str  # address for `peerd join`, with #RUN-ID
     pid: int
     uptime_s: float
-    tasks: int  # of the event loop, those that wait included
+    tasks: int  # asyncio tasks, waiting ones included
     run: RunInfo
     peer: PeerInfo
     counters: Counters
-    decision: str  # the last decision of the step rules, with its reason
-    rebalancing: str  # the last plan's reason
-    moves: int  # times this daemon changed its stage
+    decision: str  # last decision of the step rules, with its reason
+    rebalancing: str  # reason of the last rebalancing plan
+    moves: int  # number of times this daemon changed its stage
     health: list[HealthItem]
-    data: str  # whether the run's data is here, in words
-    evaluation: EvaluationInfo | None  # the newest one known
+    data: str  # state of the run's data on this machine, in words
+    evaluation: EvaluationInfo | None  # the newest known
     compute_stand_in_ms: float
     slow_factor: float
-    dashboard: str  # its address, without the token; empty where it is off
+    dashboard: str  # address without the token; empty: off
     owner: OwnerInfo
     direct: NotRequired[DirectInfo]
     reach: NotRequired[ReachInfo]
@@ -191,7 +191,7 @@ class StatusReply(TypedDict):
 
 class StageInfo(TypedDict):
     stage: int
-    num_peers: NotRequired[int]  # more than `peers` has where the swarm is so large that nobody knows all of it
+    num_peers: NotRequired[int]  # estimate; exceeds the length of `peers` in swarms too large for full tables
     step: int
     missing: int  # microbatches of the work step that no live peer of the stage holds
     queue: int
@@ -204,7 +204,7 @@ class PeersReply(TypedDict):
     run: RunInfo
     work_step: int | None
     last_loss: float | None
-    evaluation: EvaluationInfo | None  # the newest one known
+    evaluation: EvaluationInfo | None  # the newest known
     tokens_per_second: float
     stages: list[StageInfo]
 
@@ -215,8 +215,8 @@ class StepInfo(TypedDict):
     tokens: int
     time_s: float  # wall clock of the commit, seconds since the epoch
     learning_rate: NotRequired[float]
-    gradient_norm: NotRequired[float | None]  # the whole model's before clipping; None: not known here
-    overflowed: NotRequired[bool]  # a float16 gradient overflowed, so the step changed nothing
+    gradient_norm: NotRequired[float | None]  # of the whole model before clipping; None: unknown to this daemon
+    overflowed: NotRequired[bool]  # a float16 gradient overflowed, so the step changed no parameters
 
 
 class EventInfo(TypedDict):
@@ -230,9 +230,9 @@ class EventInfo(TypedDict):
 
 class HistoryReply(TypedDict):
     schema: int
-    steps: list[StepInfo]  # those whose loss is known here
-    evaluations: list[EvaluationInfo]  # those made since this home's daemon was there
-    events: list[EventInfo]  # empty unless asked for
+    steps: list[StepInfo]  # steps whose loss this daemon knows
+    evaluations: list[EvaluationInfo]  # made since a daemon of this home joined the run
+    events: list[EventInfo]  # empty unless requested
 
 
 class ContributionInfo(TypedDict):
@@ -240,14 +240,14 @@ class ContributionInfo(TypedDict):
     steps: int  # averages it took part in
     microbatches: int
     tokens: int
-    reporter: str  # whose count this is; the peer itself only where nobody else has one
+    reporter: str  # peer that counted; the peer itself only if no other peer has a count
 
 
 class StageContributionsInfo(TypedDict):
     stage: int
     first_step: int
     last_step: int
-    steps: int  # so many of those were counted
+    steps: int  # number of steps counted in that range
     peers: list[ContributionInfo]
 
 
@@ -256,15 +256,15 @@ class ContributionsReply(TypedDict):
     me: str
     run: str
     num_stages: int
-    stages: list[StageContributionsInfo]  # those that somebody could tell of
+    stages: list[StageContributionsInfo]  # stages of which a count exists
 
 
 class PeerTraceInfo(TypedDict):
     peer: str
     stage: int
-    complete: bool  # false: it had forgotten the earliest, or had more than it could tell
-    offset_ms: float  # added to its clock
-    offset_error_ms: float  # which is off by no more than this
+    complete: bool  # false: its earliest spans are missing
+    offset_ms: float  # added to its clock readings
+    offset_error_ms: float  # largest possible error of that offset
     spans: list[list[int]]  # kind (timeline/spans.py), begin and length in us, step, microbatch or -1, other end, bytes
 
 
@@ -280,9 +280,9 @@ class TraceReply(TypedDict):
     first_step: int
     last_step: int
     peers: list[PeerTraceInfo]  # the asking daemon first
-    silent: list[SilentPeerInfo]  # asked in vain
-    not_asked: int  # of a large swarm
-    others: list[str]  # the peers that spans name, by their place in this list; empty: nobody
+    silent: list[SilentPeerInfo]  # peers that did not answer
+    not_asked: int  # number of peers left out in a large swarm
+    others: list[str]  # peers that spans refer to by index; "": none
 
 
 Reply = dict[str, Any]

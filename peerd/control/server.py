@@ -1,4 +1,4 @@
-"""The daemon's end of the control socket: one JSON request a connection, answers as protocol.py says."""
+"""The daemon's side of the control socket: one JSON request per connection, answered as protocol.py defines."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from peerd.errors import ExitCode, PeerdError, UsageError
 
 REQUEST_TIMEOUT_S = 10.0
 PIECE = 250
-"""Elements of a list that are encoded at once, which takes a millisecond; of a long history all together would take fifty."""
+"""Number of list elements encoded without a break. It takes a millisecond; a long history in one piece would take fifty."""
 Say = Callable[[str], None]
 Verb = Callable[[Mapping[str, Any], Say], Awaitable[Mapping[str, Any]]]
 
 
 @contextlib.asynccontextmanager
 async def control_server(path: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[None]:
-    """Serve `verbs` on a socket only this user can reach, until the block ends."""
+    """Serve `verbs` on a socket that only this user can open, until the block ends."""
     clients: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -37,7 +37,7 @@ async def control_server(path: Path, verbs: Mapping[str, Verb]) -> AsyncIterator
         yield
     finally:
         server.close()
-        if clients:  # a moment for the answer to the verb that ended us
+        if clients:  # `leave` ends the daemon, and its answer is still to be sent
             await asyncio.wait(clients, timeout=0.5)
         for task in clients:
             task.cancel()
@@ -60,7 +60,7 @@ async def _serve(verbs: Mapping[str, Verb], reader: asyncio.StreamReader, writer
 
 
 async def _encoded(message: Mapping[str, Any]) -> bytes:
-    """A line of JSON. Others get their turn between its pieces."""
+    """Encode a message as a line of JSON. Other tasks can run between its pieces."""
     found = bytearray()
     for piece in pieces_of(message):
         found += piece.encode()
@@ -70,7 +70,7 @@ async def _encoded(message: Mapping[str, Any]) -> bytes:
 
 
 def pieces_of(value: Any) -> Iterator[str]:
-    """JSON that is the value's when joined; of the lists in its objects, and in those, so many elements a piece."""
+    """Yield pieces of JSON that, joined, encode the value. A long list is split into pieces of PIECE elements, at any depth."""
     if isinstance(value, Mapping):
         for number, (name, each) in enumerate(value.items()):
             yield f"{', ' if number else '{'}{json.dumps(str(name))}: "
