@@ -41,7 +41,7 @@ def test_an_error_gives_its_line_and_its_exit_code(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "peerd: error: the disk is full; free some\n"
 
 
-@pytest.mark.parametrize("line", ["", "the same command goes on from here"])
+@pytest.mark.parametrize("line", ["", "the same command continues from here"])
 def test_an_interrupt_is_no_error(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     def wait(_: str) -> NoReturn:
         raise KeyboardInterrupt

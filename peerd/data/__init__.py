@@ -1,1 +1,1 @@
-"""From text to tokens: where a run's text is read from, its tokenizer, and the one token file that all peers agree on by hash."""
+"""Turns text into tokens: the sources of a run's text, its tokenizer, and the token file, on whose hash all peers agree."""

@@ -1,6 +1,6 @@
-"""Makes a run's token file ahead of its start, and says what it is.
+"""Makes a run's token file before the run starts, and prints its properties.
 
-`python -m peerd.data JSON` shows a bar on a terminal. JSON: the fields of `Request`.
+`python -m peerd.data JSON` shows a bar on a terminal. JSON: the fields of `TokenFileRequest`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from peerd.data.tokens import prepare_tokens
 class TokenFileRequest:
     run_file: str
     data: str = ""
-    """Replaces the run's own source."""
+    """Source that replaces the run's own."""
 
 
 def prepare(request: TokenFileRequest) -> dict[str, Any]:
-    """What the token file of a run.toml is, once it is there."""
+    """Make the token file of a run.toml, and return its properties."""
     run_file = Path(request.run_file)
     manifest, bar = load(run_file), TerminalBar()
     data = dataclasses.replace(manifest.data, source=request.data) if request.data else manifest.data
@@ -52,7 +52,7 @@ def prepare(request: TokenFileRequest) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    line = "interrupted; the same command goes on from here"
+    line = "interrupted; the same command continues from here"
     return answer(lambda text: prepare(parse_request(TokenFileRequest, text)), arguments, interrupted=line)
 
 

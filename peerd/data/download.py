@@ -1,6 +1,6 @@
-"""Text and tokenizers from elsewhere: http(s) URLs, and data sets and tokenizers of a model hub by name.
+"""Downloads text and tokenizers: from http(s) URLs, and from a model hub by name.
 
-A download is bounded, goes on where it was interrupted, and is kept in the cache. Only an organiser's own machine, or a
+A download has a size limit, continues after an interruption, and is kept in the cache. Only the organiser's machine, or that of a
 volunteer who names a source, downloads anything: a manifest from the network never makes a machine open a URL.
 """
 
@@ -29,7 +29,7 @@ HUB_PREFIX = "hub:"
 HUB = "https://huggingface.co"
 MOST_BYTES = 1 << 40
 MOST_ANSWER_BYTES = 16 << 20
-"""Of what the hub says about a data set."""
+"""Largest reply of the hub about a data set."""
 SILENCE_S = 30.0
 TRIES = 5
 READ_BYTES = 1 << 20
@@ -38,9 +38,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{
 
 
 def obtain(source: str, cache: Path, digest: str, report: Report) -> str:
-    """A URL's file, or the folder of a hub's data set, in the cache; downloaded once.
+    """The path in the cache of a URL's file or of the folder of a hub's data set; downloads it if it is not there.
 
-    `digest` is the BLAKE3 that a URL's file must have, or empty. Raises UnreachableError, ManifestError, DiskError.
+    `digest` is the BLAKE3 hash that a URL's file must have, or empty. Raises UnreachableError, ManifestError, DiskError.
     """
     folder = cache / "downloads" / blake3(source.encode()).hexdigest(length=16)
     if source.startswith(HUB_PREFIX):
@@ -53,7 +53,7 @@ def obtain(source: str, cache: Path, digest: str, report: Report) -> str:
 
 
 def obtain_tokenizer(named: str, cache: Path, report: Report) -> Path:
-    """Where a tokenizer lies that was named by path or as `hub:NAME`, in the latter case after downloading it."""
+    """The path of a tokenizer that is named by path or as `hub:NAME`; downloads the latter."""
     if not named.startswith(HUB_PREFIX):
         return Path(named).expanduser()
     name = _hub_name(named, "data.tokenizer")
@@ -62,7 +62,7 @@ def obtain_tokenizer(named: str, cache: Path, report: Report) -> Path:
         download(f"{_hub()}/{name}/resolve/main/tokenizer.json", folder, report)
     except UnreachableError as error:
         raise UnreachableError(error.message, f"download {name}'s tokenizer.json elsewhere and name its path") from None
-    with contextlib.suppress(UnreachableError):  # it says what ends a document, and not every tokenizer has it
+    with contextlib.suppress(UnreachableError):  # it names the token that ends a document; not every tokenizer has the file
         download(f"{_hub()}/{name}/resolve/main/tokenizer_config.json", folder, report)
     return folder
 
@@ -72,7 +72,7 @@ def file_hash(path: Path) -> str:
 
 
 def download(url: str, folder: Path, report: Report, most_bytes: int = MOST_BYTES) -> Path:
-    """The file that a URL gives, under its own name in `folder`; an earlier attempt is gone on with where the server lets us."""
+    """Download a URL's file into `folder`, under its own name. Continues an earlier attempt if the server supports it."""
     name = _checked_name(url)
     target, part = folder / name, folder / f".{name}.part"
     if target.exists():
@@ -92,7 +92,7 @@ def download(url: str, folder: Path, report: Report, most_bytes: int = MOST_BYTE
             if tries >= TRIES or _is_hopeless(error):
                 why = getattr(error, "reason", None) or error
                 raise UnreachableError(
-                    f"{url} cannot be downloaded: {why}", "try again to go on, or download it elsewhere and name the file"
+                    f"{url} cannot be downloaded: {why}", "try again to continue, or download it elsewhere and name the file"
                 ) from None
             time.sleep(0.1 * 2**tries)
         except OSError as error:
@@ -100,7 +100,7 @@ def download(url: str, folder: Path, report: Report, most_bytes: int = MOST_BYTE
 
 
 def _fetch(url: str, part: Path, report: Report, most_bytes: int) -> None:
-    """Append what is missing of the file. The server's mark of the version tells whether it is still the same file."""
+    """Append the missing part of the file. The server's version mark shows if it is still the same file."""
     mark_file = part.with_suffix(".mark")
     reached, mark = (part.stat().st_size, mark_file.read_text()) if part.exists() and mark_file.exists() else (0, "")
     headers = {"User-Agent": "peerd"} | ({"Range": f"bytes={reached}-", "If-Range": mark} if reached and mark else {})
@@ -140,19 +140,19 @@ def _check_room(url: str, folder: Path, total: int, reached: int, most_bytes: in
 
 
 def _mark_of(headers: Any) -> str:
-    """A strong ETag, else the time of the last change; empty where a download cannot be gone on with safely."""
+    """A strong ETag, else the modification time; empty if a download cannot be continued safely."""
     tag = str(headers.get("ETag") or "")
     return tag if tag and not tag.startswith("W/") else str(headers.get("Last-Modified") or "")
 
 
 def _is_hopeless(error: Exception) -> bool:
-    """Refused, or no such host: trying again at once changes nothing."""
+    """True for a refused connection or an unknown host: trying again at once changes nothing."""
     reason = getattr(error, "reason", error)
     return isinstance(error, urllib.error.URLError) and not isinstance(reason, TimeoutError)
 
 
 def _checked_name(url: str) -> str:
-    """The last part of a URL's path, as a file name. ManifestError for a URL that is not one."""
+    """The last part of a URL's path, as a file name. ManifestError if the URL is not valid."""
     try:
         parts = urllib.parse.urlsplit(url)
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and url.isprintable() and " " not in url
@@ -170,7 +170,7 @@ def _checked_name(url: str) -> str:
 
 
 def _obtain_data_set(source: str, folder: Path, report: Report) -> str:
-    """`hub:OWNER/NAME[/CONFIGURATION[/SPLIT]]`: the hub's own parquet files of it. The split is `train` unless named."""
+    """Download the hub's parquet files of `hub:OWNER/NAME[/CONFIGURATION[/SPLIT]]`. The default split is `train`."""
     whole = folder / "whole"
     if whole.exists():
         return str(folder)

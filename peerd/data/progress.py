@@ -1,4 +1,4 @@
-"""How far a download or a conversion has come, and how a terminal shows it. A report may raise to interrupt the work."""
+"""The progress of a download or conversion, and its display on a terminal. A report may raise an exception to interrupt the work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 QUIET_FOR_S = 1.0
-"""What is done sooner is not worth a line."""
+"""Shorter work shows no bar."""
 SHOWN_EVERY_S = 0.2
 BAR_WIDTH = 24
 
@@ -19,7 +19,7 @@ class ByteProgress:
     what: str
     done_bytes: int
     total_bytes: int
-    """0: not known."""
+    """0: unknown."""
 
     @property
     def share(self) -> float:
@@ -35,15 +35,15 @@ Report = Callable[[ByteProgress], None]
 
 
 def silent(_progress: ByteProgress) -> None:
-    """Where nobody looks on."""
+    """A report that shows nothing."""
 
 
 class Interrupted(BaseException):
-    """Raised by a report: stop here, keep what is done, go on from there next time."""
+    """Raised by a report: stop, keep what is done, and continue from there next time."""
 
 
 class TerminalBar:
-    """A report that keeps one line on standard error, which is gone when the work is done."""
+    """A report that keeps one line on standard error; `clear` removes it when the work is done."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
@@ -72,7 +72,7 @@ class TerminalBar:
 
 
 class ProgressLog:
-    """A report that says now and then in the log how far the work is."""
+    """A report that writes the progress to the log every `every_s` seconds."""
 
     def __init__(self, say: Callable[[str], None], every_s: float = 10.0) -> None:
         self._say = say

@@ -1,7 +1,7 @@
-"""What a run's text is read from: which files, and the documents in them, in an order that no machine changes.
+"""Reads a run's text: the files of a source and the documents in them, in the same order on every machine.
 
-A text file is one document. Where a field is named, each line of a jsonl file and each row of a parquet file is one.
-Documents come in pieces of bounded size, so that a text larger than memory passes through.
+A text file is one document. If a field is named, each line of a jsonl file and each row of a parquet file is a document.
+Documents are read in pieces of bounded size, so that a text may be larger than memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PIECE_BYTES = 1 << 20
 MAX_LINE_BYTES = 256 << 20
 ROWS_AT_ONCE = 256
 
-# Third-party code, test suites and generated files are not the library's own text.
+# Third-party code, test suites and generated files do not count as the library's text.
 STDLIB_SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 TEXT_SUFFIXES = frozenset(
     {".txt", ".md", ".rst", ".tex", ".log", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".html", ".toml", ".yaml", ".yml"}
@@ -37,24 +37,24 @@ RECORD_SUFFIXES = JSONL_SUFFIXES | {PARQUET_SUFFIX}
 class SourceFile:
     path: Path
     name: str
-    """Relative to the source, with forward slashes: the order of the texts must not depend on the system."""
+    """Path relative to the source, with forward slashes: the order of the texts must not depend on the system."""
     num_bytes: int
     modified_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """UTF-8 text of one document, and how far that is in the source."""
+    """A part of a document as UTF-8, and its position in the source."""
 
     text: bytes
     begins: bool
     ends: bool
-    """Whether the document begins and ends with this piece."""
+    """True if the document begins or ends with this piece."""
     file: int
     position: int | None
-    """Where to go on in the file after this piece (byte, or row of a parquet file); None: nowhere, a record is not over."""
+    """The position in the file (byte, or row of a parquet file) to continue from after this piece; None within a record."""
     read_bytes: int
-    """Of this file so far."""
+    """Bytes of this file read so far."""
 
 
 def list_source(source: str, field: str) -> list[SourceFile]:
@@ -73,9 +73,9 @@ def list_source(source: str, field: str) -> list[SourceFile]:
 
 
 def pieces(files: Sequence[SourceFile], field: str, start: tuple[int, int] = (0, 0)) -> Iterator[Piece]:
-    """The documents of all files from `start`, a piece's (file, position), on. Raises ManifestError, DiskError.
+    """The documents of all files, beginning at `start`, a piece's (file, position). Raises ManifestError, DiskError.
 
-    Empty documents, and text files that are not UTF-8, are left out.
+    Empty documents and text files that are not UTF-8 are skipped.
     """
     first, position = start
     for number, file in enumerate(files[first:], first):
@@ -88,7 +88,7 @@ def pieces(files: Sequence[SourceFile], field: str, start: tuple[int, int] = (0,
 
 
 def guess_field(source: str) -> str:
-    """What `peerd new` writes as data.field: "text" where the source holds records, else nothing."""
+    """The value of data.field that `peerd new` writes: "text" if the source holds records, else empty."""
     if source.startswith("hub:"):
         return "text"
     path = Path(source.partition("?")[0])
@@ -164,7 +164,7 @@ def _parquet_pieces(file: SourceFile, number: int, field: str, position: int) ->
 
 
 def _rows(table: Any, file: SourceFile, number: int, field: str, position: int) -> Iterator[Piece]:
-    """Row group by row group; those before `position` are not read."""
+    """Read row group by row group; groups before `position` are skipped."""
     row, total = 0, max(1, table.metadata.num_rows)
     for group in range(table.num_row_groups):
         rows = table.metadata.row_group(group).num_rows
@@ -184,7 +184,7 @@ def _rows(table: Any, file: SourceFile, number: int, field: str, position: int) 
 
 
 def _cut_up(document: str, number: int, position: int, read_bytes: int) -> Iterator[Piece]:
-    """One record's text; half a surrogate pair, which JSON can hold and UTF-8 cannot, becomes a question mark."""
+    """The pieces of one record's text. Half a surrogate pair, which JSON allows and UTF-8 does not, becomes a question mark."""
     rest, begins = document.encode(errors="replace"), True
     while rest:
         text = rest if len(rest) <= PIECE_BYTES else rest[: _cut(rest[:PIECE_BYTES])]
@@ -194,7 +194,7 @@ def _cut_up(document: str, number: int, position: int, read_bytes: int) -> Itera
 
 
 def _cut(block: bytes) -> int:
-    """Where to cut UTF-8 text: after its last line, or before a character that is not whole."""
+    """The index at which to cut UTF-8 text: after its last newline, or before an incomplete character."""
     end = block.rfind(b"\n") + 1
     if end:
         return end
@@ -214,7 +214,7 @@ def _name_field(record: dict[str, Any]) -> str:
 
 
 def _stdlib_paths(root: Path) -> Iterator[Path]:
-    """Folders that are skipped are not looked into: installed packages may be ten times as many files."""
+    """Walk without entering the skipped folders: installed packages may have ten times as many files."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in STDLIB_SKIPPED_FOLDERS]
         for name in names:
@@ -224,7 +224,7 @@ def _stdlib_paths(root: Path) -> Iterator[Path]:
 
 
 def _folder_paths(root: Path, field: str) -> Iterator[Path]:
-    """Text files by suffix, and where a field is named files of records; hidden files and folders are left out."""
+    """Text files by suffix and, if a field is named, files of records. Hidden files and folders are skipped."""
     suffixes = TEXT_SUFFIXES | RECORD_SUFFIXES if field else TEXT_SUFFIXES
     for path in root.rglob("*"):
         if path.suffix.lower() in suffixes and _is_shown(path, root):

@@ -1,6 +1,6 @@
-"""Tokenizers: bytes as they are, a BPE trained on the run's own text, or any tokenizer.json; which one is agreed by its hash.
+"""Tokenizers: bytes as they are, a BPE trained on the run's own text, or any tokenizer.json. Peers agree on its hash.
 
-A tokenizer.json is kept in the cache under its hash, beside the token file, and is data only: nothing in it is executed.
+A tokenizer.json is kept in the cache under its hash, next to the token file. It is data: nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ TOKENIZER_FILE = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
 MAX_TOKENIZER_BYTES = 64 << 20
 BPE_TRAINED_ON_BYTES = 256 << 20
-"""Of a larger corpus every n-th piece is taken."""
-# How published tokenizers call the token that ends a document, where their configuration does not say.
+"""Of a larger corpus only every n-th piece is used."""
+# Usual names of the token that ends a document, for tokenizers whose configuration does not name it.
 USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")
 USUAL_MASKS = ("[MASK]", "<mask>")
 Tokens = NDArray[np.unsignedinteger[Any]]
@@ -35,11 +35,11 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 class Tokenizer(Protocol):
     vocab_size: int
-    """One more than the largest token."""
+    """The largest token plus one."""
 
     @property
     def between(self) -> Sequence[int]:
-        """Tokens that part two documents, where no token ends one."""
+        """Tokens between two documents, if no token ends a document."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class FileTokenizer:
     """A tokenizer.json of the `tokenizers` library."""
 
     def __init__(self, path: Path, end_of_text: str) -> None:
-        """ManifestError where the file is no tokenizer or lacks the token; UsageError without the library."""
+        """Raises ManifestError if the file is no tokenizer or lacks the token, UsageError if the library is missing."""
         try:
             self._tokenizer = _library().Tokenizer.from_file(str(path))
         except UsageError:
@@ -90,7 +90,7 @@ class FileTokenizer:
 
     @property
     def mask_token(self) -> int | None:
-        """What stands for a hidden token, where it has such a one."""
+        """The token that stands for a hidden one; None if the tokenizer has none."""
         found = (self._tokenizer.token_to_id(name) for name in USUAL_MASKS)
         return next((token for token in found if token is not None), None)
 
@@ -99,7 +99,7 @@ class FileTokenizer:
 
 
 def tokenizer_path(data: DataConfig, cache: Path) -> Path | None:
-    """The run's tokenizer.json in the cache; None for bytes, or where this machine does not have it (yet)."""
+    """The run's tokenizer.json in the cache; None for bytes, or if this machine does not have it yet."""
     path = kept_tokenizer(data.tokenizer_blake3, cache) if data.tokenizer_blake3 else None
     return path if path is not None and path.is_file() else None
 
@@ -109,12 +109,12 @@ def kept_tokenizer(digest: str, cache: Path) -> Path:
 
 
 def open_tokenizer(digest: str, end_of_text: str, cache: Path) -> Tokenizer:
-    """The tokenizer kept under a hash; bytes where that is empty."""
+    """The tokenizer kept under a hash; the byte tokenizer if the hash is empty."""
     return FileTokenizer(kept_tokenizer(digest, cache), end_of_text) if digest else ByteTokenizer()
 
 
 def keep_tokenizer(content: bytes, cache: Path) -> str:
-    """Put a tokenizer.json into the cache and give its hash. Raises DiskError."""
+    """Put a tokenizer.json into the cache and return its hash. Raises DiskError."""
     digest = blake3(content).hexdigest()
     with draft(cache) as path:
         path.write_bytes(content)
@@ -123,9 +123,9 @@ def keep_tokenizer(content: bytes, cache: Path) -> str:
 
 
 def read_tokenizer(named: Path) -> tuple[bytes, str]:
-    """A tokenizer.json, or that of a folder, and the token that ends a document (empty where there is none).
+    """The content of a tokenizer.json, or of that in a folder, and the token that ends a document (empty if there is none).
 
-    ManifestError where it is not there, no JSON, or too large; DiskError where it cannot be read.
+    Raises ManifestError if it is missing, not JSON, or too large; DiskError if it cannot be read.
     """
     path = named / TOKENIZER_FILE if named.is_dir() else named
     try:
@@ -142,7 +142,7 @@ def read_tokenizer(named: Path) -> tuple[bytes, str]:
 
 
 def end_token(tokenizer: dict[str, Any], configuration: dict[str, Any]) -> str:
-    """What ends a document: as the configuration says, else by its usual name; empty where the tokenizer has nothing of the kind."""
+    """The token that ends a document: from the configuration, else one of the usual names; empty if the tokenizer has none."""
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     known = {str(each.get("content")) for each in added if isinstance(each, dict)} if isinstance(added, list) else set()
@@ -153,7 +153,7 @@ def end_token(tokenizer: dict[str, Any], configuration: dict[str, Any]) -> str:
 
 
 def train_bpe(texts: Iterable[bytes], vocab_size: int) -> bytes:
-    """A tokenizer.json: byte-level BPE with every byte in it and a token that ends documents. UsageError without the library."""
+    """Train a byte-level BPE with all bytes and an end-of-text token; returns its tokenizer.json. UsageError if the library is missing."""
     library = _library()
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -168,7 +168,7 @@ def train_bpe(texts: Iterable[bytes], vocab_size: int) -> bytes:
 
 
 def sampled(texts: Iterator[bytes], total_bytes: int) -> Iterator[bytes]:
-    """Every n-th text, so that about BPE_TRAINED_ON_BYTES come."""
+    """Every n-th text, so that about BPE_TRAINED_ON_BYTES remain."""
     every = max(1, -(-total_bytes // BPE_TRAINED_ON_BYTES))
     return (text for number, text in enumerate(texts) if number % every == 0)
 

@@ -1,7 +1,7 @@
-"""The token file: a run's whole text as tokens of 1, 2 or 4 bytes, little endian, made once and named by its hash.
+"""Makes the token file: a run's whole text as tokens of 1, 2 or 4 bytes, little endian, made once and named by its hash.
 
-Making one survives an interruption: the part that is written stays in the cache with a note of how far the source was
-read, and the next run goes on from there. With the byte tokenizer the file is the texts themselves, one after the other.
+An interruption loses nothing: the part written so far stays in the cache with a note of the position in the source, and the next
+run continues from there. With the byte tokenizer the file is the concatenation of the texts.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from peerd.errors import ManifestError
 
 INDEX_VERSION = 2
 CHUNK_BYTES = 16 << 20
-"""A token file travels in chunks of this size, each checked by its hash."""
+"""Chunk size in which a token file is sent; each chunk is checked by its hash."""
 BATCH_BYTES = 4 << 20
-"""Text that the tokenizer gets at once: it works on several threads."""
+"""Text that the tokenizer gets at once; it uses several threads."""
 NOTED_EVERY_BYTES = 64 << 20
 WAIT_S = 0.1
 ALWAYS_HASHED_BYTES = 1 << 30
-"""A kept file that is larger, and has not been touched since it was made, is not hashed again at each start."""
+"""A larger file is not hashed again at each start if its modification time has not changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,21 +55,21 @@ class TokenFile:
 
     path: Path
     blake3: str
-    """Hash of its content, hex."""
+    """Hash of the content, hex."""
     num_tokens: int
     token_bytes: int = 1
     chunks_blake3: str = ""
     vocab_size: int = 256
-    """Of its tokenizer; 0: not known."""
+    """Vocabulary size of the tokenizer; 0: unknown."""
     tokenizer_blake3: str = ""
     end_of_text: str = ""
     source_blake3: str = ""
-    """Of the file that a URL gave."""
+    """Hash of the file downloaded from a URL, if there was one."""
 
 
 @dataclass(slots=True)
 class _ConvertedSoFar:
-    """How far a conversion is."""
+    """The progress of a conversion."""
 
     file: int = 0
     position: int = 0
@@ -79,7 +79,7 @@ class _ConvertedSoFar:
 
 @dataclass(frozen=True, slots=True)
 class _Conversion:
-    """One conversion: of which files, with which tokenizer, and under which names in the cache."""
+    """One conversion: its files, its tokenizer, and its names in the cache."""
 
     files: Sequence[SourceFile]
     field: str
@@ -104,9 +104,9 @@ class _Conversion:
 def prepare_tokens(source: str, cache: Path, data: DataConfig | None = None, report: Report = silent) -> TokenFile:
     """The token file of a source, tokenized as `data` says; made once and kept as `cache/<blake3>.bin`.
 
-    An unchanged source is recognised by its files' sizes and times, and the kept file by its hash. What a report raises
-    interrupts the work, which the next call goes on with. Raises ManifestError where there is no text or the tokenizer
-    cannot be had, DiskError where a file cannot be read or written, UnreachableError where a download fails.
+    An unchanged source is recognised by the sizes and times of its files, the kept file by its hash. An exception from `report`
+    interrupts the work; the next call continues it. Raises ManifestError if there is no text or no tokenizer, DiskError if a file
+    cannot be read or written, UnreachableError if a download fails.
     """
     data = data or DataConfig()
     place, source_blake3 = _obtained(source, cache, data, report) if source.startswith(REMOTE) else (source, "")
@@ -121,7 +121,7 @@ def prepare_tokens(source: str, cache: Path, data: DataConfig | None = None, rep
     tokenizer = open_tokenizer(digest, end_of_text, cache)
     work = _Conversion(files, data.field, tokenizer, cache, blake3(f"{key} {digest} {end_of_text}".encode()).hexdigest(length=16), report)
     with _owned(work) as stream:
-        kept = _look_up(cache / f"{key}.json", cache)  # another process may just have made it
+        kept = _look_up(cache / f"{key}.json", cache)  # another process may have made it meanwhile
         if kept is not None and kept.tokenizer_blake3 == digest:
             work.part.unlink(missing_ok=True)
             work.note.unlink(missing_ok=True)
@@ -131,7 +131,7 @@ def prepare_tokens(source: str, cache: Path, data: DataConfig | None = None, rep
 
 
 def kept_tokens(data: DataConfig, cache: Path) -> TokenFile | None:
-    """The run's token file, whatever it was made of, if the cache has it with the right content."""
+    """The run's token file, if the cache has it with the right content; its source does not matter."""
     path = cache / f"{data.blake3}.bin"
     if not data.blake3 or not _is_intact(path, data.blake3, data.num_tokens * data.token_bytes, 0):
         return None
@@ -152,7 +152,7 @@ def bytes_per_token(vocab_size: int) -> int:
 
 
 def chunk_hashes(path: Path) -> list[bytes]:
-    """BLAKE3 of each chunk of a file."""
+    """The BLAKE3 hash of each chunk of a file."""
     hashes = []
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
@@ -165,7 +165,7 @@ def hash_of_hashes(hashes: Sequence[bytes]) -> str:
 
 
 def _obtained(source: str, cache: Path, data: DataConfig, report: Report) -> tuple[str, str]:
-    """Where a download lies, and the hash of the file that a URL gave."""
+    """The path of a download, and the hash of its file; empty for a folder."""
     from peerd.data.download import file_hash, obtain
 
     place = obtain(source, cache, data.source_blake3, report)
@@ -173,7 +173,7 @@ def _obtained(source: str, cache: Path, data: DataConfig, report: Report) -> tup
 
 
 def _tokenizer_of(files: Sequence[SourceFile], data: DataConfig, cache: Path, report: Report) -> tuple[str, str]:
-    """The hash of the tokenizer, which is then in the cache, and the token that ends documents; both empty for bytes."""
+    """Put the tokenizer into the cache. Returns its hash and the token that ends documents; both are empty for bytes."""
     if data.tokenizer == BYTES:
         return "", ""
     if data.tokenizer_blake3 and kept_tokenizer(data.tokenizer_blake3, cache).is_file():
@@ -205,9 +205,9 @@ def _tokenizer_place(data: DataConfig, cache: Path, report: Report) -> Path:
 
 @contextlib.contextmanager
 def _owned(work: _Conversion) -> Iterator[IO[bytes]]:
-    """The unfinished file, for this process alone: of two that want the same, one waits.
+    """The unfinished file, locked for this process; a second process that wants the same file waits.
 
-    What cannot go on (no text, a full disk) leaves nothing behind; what is interrupted leaves all.
+    A failure (no text, a full disk) deletes the file; an interruption keeps it.
     """
     try:
         work.cache.mkdir(parents=True, exist_ok=True)
@@ -227,7 +227,7 @@ def _owned(work: _Conversion) -> Iterator[IO[bytes]]:
 
 
 def _lock(stream: IO[bytes], report: Report) -> None:
-    """Waits for as long as it takes; a report may interrupt that too."""
+    """Lock the file, waiting as long as it takes; an exception from `report` interrupts the wait."""
     while True:
         try:
             return fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -237,7 +237,7 @@ def _lock(stream: IO[bytes], report: Report) -> None:
 
 
 def _is_same(stream: IO[bytes], path: Path) -> bool:
-    """Whether the open file is still the one at the path: whoever had it before may have finished and renamed it."""
+    """True if the open file is still the one at the path: the process that held it before may have finished and renamed it."""
     try:
         return os.path.samestat(os.fstat(stream.fileno()), path.stat())
     except FileNotFoundError:
@@ -245,7 +245,7 @@ def _is_same(stream: IO[bytes], path: Path) -> bool:
 
 
 def _convert(work: _Conversion, stream: IO[bytes], source: str) -> int:
-    """Write what is still to be written; returns the number of tokens. Raises ManifestError when there are none."""
+    """Write the rest of the file. Returns the number of tokens; raises ManifestError if there are none."""
     reached = _read_note(work, stream)
     stream.truncate(reached.written_bytes)
     noted_bytes = reached.written_bytes
@@ -262,7 +262,7 @@ def _convert(work: _Conversion, stream: IO[bytes], source: str) -> int:
                 noted_bytes = reached.written_bytes
     except Exception:
         raise
-    except BaseException:  # an interruption: the next run goes on from here
+    except BaseException:  # an interruption: the next run continues from here
         _write_note(work, stream, reached)
         raise
     stream.flush()
@@ -273,7 +273,7 @@ def _convert(work: _Conversion, stream: IO[bytes], source: str) -> int:
 
 
 def _batches(found: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Pieces for the tokenizer; a batch ends where one can go on, or the next interruption would begin too far back."""
+    """Batches of pieces for the tokenizer. A batch ends where the work can be continued, so that an interruption loses little."""
     batch: list[Piece] = []
     size = 0
     for piece in found:
@@ -315,7 +315,7 @@ def _write_note(work: _Conversion, stream: IO[bytes], reached: _ConvertedSoFar) 
 
 
 def _finish(work: _Conversion, num_tokens: int, digest: str, end_of_text: str, index: Path) -> TokenFile:
-    """Give the finished file its name. Its index comes first: whoever waited for the file must find both."""
+    """Give the finished file its name. The index is written first: a process that waited for the file must find both."""
     content = blake3().update_mmap(work.part).hexdigest()
     made = TokenFile(
         path=work.cache / f"{content}.bin",
@@ -338,7 +338,7 @@ def _finish(work: _Conversion, num_tokens: int, digest: str, end_of_text: str, i
 
 
 def _look_up(index: Path, cache: Path) -> TokenFile | None:
-    """The kept token file, if it and its tokenizer are there and it has the content it is named for."""
+    """The kept token file, if it and its tokenizer exist and its content matches its name."""
     try:
         entry = json.loads(index.read_text(encoding="utf-8"))
         modified_ns = entry.pop("modified_ns")
@@ -348,7 +348,7 @@ def _look_up(index: Path, cache: Path) -> TokenFile | None:
         tokenizer_kept = not found.tokenizer_blake3 or kept_tokenizer(found.tokenizer_blake3, cache).is_file()
         intact = tokenizer_kept and _is_intact(found.path, found.blake3, found.num_tokens * found.token_bytes, modified_ns)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # no index, or a damaged one: make both anew
+        return None  # no index, or a damaged one: make both again
     return found if intact else None
 
 
@@ -364,7 +364,7 @@ def _is_intact(path: Path, digest: str, num_bytes: int, modified_ns: int) -> boo
 
 
 def _key(source: str, files: Sequence[SourceFile], data: DataConfig) -> str:
-    """What an unchanged source and tokenizer are recognised by."""
+    """The key that identifies an unchanged source and tokenizer."""
     listing = [(str(file.path), file.num_bytes, file.modified_ns) for file in files]
     tokenizer = [data.tokenizer]
     if data.tokenizer_is_path:

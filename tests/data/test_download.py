@@ -1,4 +1,4 @@
-"""Downloads: whole or gone on with, bounded, and one clear line when they cannot be."""
+"""Downloads are complete or continued, limited in size, and fail with one clear line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTENT = bytes(range(256)) * 5000
 
 @dataclass(slots=True)
 class Site:
-    """A web server with files; `cut_after` ends the next answers early, as a bad connection does."""
+    """A web server with files; `cut_after` breaks the next answers off early, as a bad connection does."""
 
     address: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
@@ -55,11 +55,11 @@ def site() -> Iterator[Site]:
             if begin:
                 self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")
             self.end_headers()
-            with contextlib.suppress(ConnectionError):  # whoever was interrupted has gone
+            with contextlib.suppress(ConnectionError):  # the interrupted client has gone
                 self.wfile.write(content[begin:][: found.cut_after.pop(0) if found.cut_after else None])
 
         def log_message(self, *_args: object) -> None:
-            """Nothing: the test's output is for failures."""
+            """Print nothing: the test's output is for failures."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     found.address = f"http://127.0.0.1:{server.server_port}"
@@ -95,7 +95,7 @@ def test_what_is_too_large_or_not_there_is_said_in_one_line(site: Site, tmp_path
         download(site.address + "/text.txt", tmp_path, silent, most_bytes=1000)
     with pytest.raises(UnreachableError, match="the server says 404"):
         download(site.address + "/gone.txt", tmp_path, silent)
-    with pytest.raises(UnreachableError, match=r"cannot be downloaded: .*refused.*; try again to go on"):
+    with pytest.raises(UnreachableError, match=r"cannot be downloaded: .*refused.*; try again to continue"):
         download("http://127.0.0.1:9/text.txt", tmp_path, silent)
 
 

@@ -1,4 +1,4 @@
-"""Documents come out whole, in order, in bounded pieces, from wherever one begins."""
+"""Documents are read completely, in order and in bounded pieces, from any position."""
 
 from __future__ import annotations
 

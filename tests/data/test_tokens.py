@@ -1,4 +1,4 @@
-"""The token file: the same whatever interrupts its making, in the smallest number type, with documents that end."""
+"""The token file: the same after any interruption, in the smallest number type, with ends of documents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def source(tmp_path: Path) -> str:
 
 
 class InterruptedAfter:
-    """A report that raises at the n-th thing it hears about tokenizing."""
+    """A report that raises at its n-th call about tokenizing."""
 
     def __init__(self, count: int) -> None:
         self.count = count
