@@ -1,1 +1,1 @@
-"""What the run trains on, and who launches which microbatch when."""
+"""What a run trains on, and which trainer launches which microbatch when."""

@@ -20,13 +20,13 @@ from peerd.train.masking import Masking
 __all__ = ["STDLIB", "Corpus", "TokenFile", "agree_on_data", "prepare_tokens", "window_start"]
 
 EVALUATION = 2**64 - 1
-"""Stands for the step in an evaluation window's hash: every evaluation reads the same windows, and no step is so high."""
+"""Takes the step's place in the hash of an evaluation window: all evaluations read the same windows, and no step is so high."""
 
 
 def agree_on_data(manifest: Manifest, token_file: TokenFile) -> Manifest:
     """The manifest with its data's hash and length filled in.
 
-    Raises ManifestError when they are filled in already and differ: this machine's text or tokenizer is not the run's.
+    Raises ManifestError if they are filled in already and differ: this machine's text or tokenizer is not the run's.
     """
     data = manifest.data
     if data.tokenizer_blake3 and data.tokenizer_blake3 != token_file.tokenizer_blake3:
@@ -53,11 +53,11 @@ class Corpus:
     """The run's microbatches, read from a memory-mapped token file.
 
     Contract: `microbatch(step, index)` and `evaluation_microbatch(index)` depend on the token file's content, the manifest and
-    their arguments alone, so any peer can make any microbatch, and a resumed run sees the same data. No token is in both.
+    their arguments alone, so any peer can make any microbatch, and a resumed run sees the same data. They share no token.
     """
 
     def __init__(self, token_file: TokenFile, manifest: Manifest) -> None:
-        """Raises ManifestError when the file is too short for one window or the vocabulary too small for its tokens."""
+        """Raises ManifestError if the file is too short for one window or the vocabulary too small for its tokens."""
         train, num_tokens = manifest.train, token_file.num_tokens
         self.num_evaluation_tokens = int(manifest.data.evaluation_fraction * num_tokens)
         self.num_train_tokens = num_tokens - self.num_evaluation_tokens
@@ -86,13 +86,13 @@ class Corpus:
     def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
         """Tokens and labels of microbatch (step, index), int64 [microbatch_size, sequence_length].
 
-        A label is the token's successor, or of a masked model the token that is hidden there, and NOT_ASKED elsewhere.
-        While sequences grow, a window is the beginning of the one that full length would give.
+        A label is the next token; for a masked model it is the hidden token, and NOT_ASKED where none is hidden.
+        While sequences grow, a window is the beginning of the full-length one.
         """
         return self._windows(step, index, 0, self.num_train_tokens, self.length_at(step))
 
     def evaluation_microbatch(self, index: int) -> tuple[Tensor, Tensor]:
-        """The same of the tokens that are kept for evaluation, always of full length."""
+        """Tokens and labels from the evaluation part of the file, always of full length."""
         return self._windows(EVALUATION, index, self.num_train_tokens, self.num_evaluation_tokens, self.sequence_length)
 
     def _windows(self, step: int, index: int, first: int, num_tokens: int, length: int) -> tuple[Tensor, Tensor]:
@@ -109,13 +109,13 @@ class Corpus:
 
 
 def masking_of(manifest: Manifest) -> Masking | None:
-    """None where each position gets the token that follows."""
+    """The run's masking; None if the model predicts the next token."""
     model = manifest.model
     return Masking(model.masked_share, model.mask_token) if model.masked_share else None
 
 
 def window_start(seed: int, step: int, index: int, sample: int, num_starts: int) -> int:
-    """Where sample `sample` of microbatch (step, index) starts in the token file: a hash, below num_starts.
+    """The position in the token file at which a sample of microbatch (step, index) starts: a hash below num_starts.
 
     The bias of the modulo is below 1e-8 for any file under 10^11 tokens.
     """

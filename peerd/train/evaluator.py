@@ -1,8 +1,8 @@
-"""The evaluator: the loss on what is kept for evaluation, computed by the swarm itself with the parameters of exact steps.
+"""The evaluator: the loss on the evaluation data, computed by the swarm itself with the parameters of an exact step.
 
-Choices: each stage sets the parameters of an evaluated step aside until the next one, so training never waits and a
-microbatch that failed is sent again for as long as it takes. Where nobody of some stage holds them any more (all who did
-are gone, or the next evaluation is due), the evaluation is given up: no value, never a wrong one.
+Each stage keeps the parameters of an evaluated step until the next evaluation. So training never waits, and a failed microbatch
+is retried for as long as it takes. If no peer of a stage holds the parameters any more (they have left, or the next evaluation is
+due), the evaluation is given up: there may be no value, but never a wrong one.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from peerd.wire.messages import Call
 
 TICK_S = 2.0
 TAKEOVER_S = 60.0
-"""An owner that has told nothing for so long is stuck, though it lives."""
+"""An owner that is alive but has announced no result for so long counts as stuck."""
 FAILURE_PAUSE_S = 0.5
 MAX_REFUSALS = 4
-"""So often a microbatch is told that nobody holds the parameters: peers on their way to the step may not show it yet."""
+"""Refusals per microbatch before giving up: peers that are about to reach the step may not show it yet."""
 LOG = structlog.get_logger()
 
 
 class Evaluator:
-    """Beside the trainer of a peer that has the run's data."""
+    """Runs beside the trainer on a peer that has the run's data."""
 
     def __init__(
         self, manifest: Manifest, corpus: Microbatches, membership: Membership, dispatcher: Dispatcher, announce: Callable[[], None]
@@ -44,12 +44,12 @@ class Evaluator:
         self._membership = membership
         self._dispatcher = dispatcher
         self._due = (-1, 0.0)
-        """The step to evaluate, and since when."""
+        """The step to evaluate, and the time since when it is due."""
         self._given_up = -1
         self._gate = asyncio.Semaphore(2 * manifest.train.num_stages)
-        """Bounds what is in flight: enough for every stage to have some."""
+        """Bounds the microbatches in flight; enough to occupy every stage."""
         self.newest: Evaluation | None = None
-        """The last one made here."""
+        """The newest evaluation that this peer has made."""
         self._announce = announce
 
     async def run(self) -> None:
@@ -66,10 +66,10 @@ class Evaluator:
                 self._announce()
             elif not self._is_known(step):
                 self._given_up = step
-                LOG.warning("an evaluation was given up", step=step, reason="nobody holds the parameters of that step any more")
+                LOG.warning("an evaluation was given up", step=step, reason="no peer holds the parameters of that step any more")
 
     def _step_to_evaluate(self) -> int | None:
-        """The newest due step, where it is for me to evaluate."""
+        """The newest due step, if it is this peer's turn to evaluate it."""
         train, live, now_s = self._manifest.train, self._membership.live(), clock_s()
         reached = work_step(live, train.num_stages)
         step = None if reached is None else due_step(reached, train.evaluate_every_steps, train.steps)
@@ -84,7 +84,7 @@ class Evaluator:
         return known is not None and known.step >= step
 
     async def _loss_of(self, step: int, index: int) -> float | None:
-        """One microbatch's loss; None where it cannot be had any more, or somebody else has told the whole by now."""
+        """The loss of one microbatch; None if it cannot be computed any more, or another peer has announced the whole evaluation."""
         refusals = 0
         async with self._gate:
             while refusals < MAX_REFUSALS and not self._is_known(step):

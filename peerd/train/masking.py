@@ -1,7 +1,8 @@
-"""What a masked language model gets and is asked: some tokens of each sequence are hidden, which ones by a hash alone.
+"""Masks tokens for masked language models; a hash alone chooses which.
 
-As in BERT (arXiv 1810.04805, section 3.1): of the tokens asked for, eight of ten are hidden behind the mask token, one is another token
-(here of the same sequence), and one stays. Each sequence asks for equally many, so that the mean over microbatches is that over tokens.
+As in BERT (arXiv 1810.04805, section 3.1): of ten tokens that the model has to predict, eight are replaced by the mask token, one by
+another token (here of the same sequence), and one stays. All sequences have equally many, so that the mean over microbatches is the
+mean over tokens.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from peerd.config.model_kinds import NOT_ASKED
 
 Tokens = NDArray[np.signedinteger[Any]]
 HIDDEN, REPLACED = 8, 9
-"""Of ten asked for, those below the first are hidden, and the one below the second is replaced."""
+"""Of draws from 0 to 9, those below the first hide the token, and those below the second replace it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Masking:
     share: float
-    """Of each sequence's tokens."""
+    """Share of a sequence's tokens that the model has to predict."""
     token: int
-    """Stands for a hidden one."""
+    """The mask token."""
 
     def apply(self, tokens: Tokens, seed: int, step: int, index: int, sample: int) -> tuple[Tokens, Tokens]:
-        """One sequence's inputs and labels. What microbatch (step, index) hides depends on the arguments alone, as its tokens do."""
+        """Inputs and labels of one sequence. They depend on the arguments alone, so that every peer masks alike."""
         length = len(tokens)
         key = b"peerd masking" + struct.pack("<4Q", seed, step, index, sample)
         order, chance = np.frombuffer(hashlib.shake_128(key).digest(16 * length), dtype="<u8").reshape(2, length)

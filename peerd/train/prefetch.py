@@ -1,4 +1,4 @@
-"""Microbatches read ahead: when a step begins, every peer waits for its first ones."""
+"""Reads microbatches ahead: at the start of a step all peers wait for the first ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from peerd.train.samples import Microbatches, Sample, encoded
 MOST_PREPARED = 16
 
 Key = tuple[int, int]
-"""Step and index."""
+"""Step and index of a microbatch."""
 
 
 class Prefetcher:
@@ -22,12 +22,12 @@ class Prefetcher:
         self._reading: asyncio.Task[None] | None = None
 
     def read_ahead(self, keys: Sequence[Key]) -> None:
-        """Hold the first few of these in place of what was held; nothing while others are still being read."""
+        """Replace what is held by the first few of these; does nothing while a reading is under way."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.get_running_loop().create_task(self._read_all(keys[:MOST_PREPARED]))
 
     async def take(self, step: int, index: int) -> Sample:
-        """Read now, if it was not before."""
+        """The microbatch, read now unless it was read ahead."""
         held = self._held.pop((step, index), None)
         return held if held is not None else await asyncio.to_thread(self._read, (step, index))
 
@@ -36,7 +36,7 @@ class Prefetcher:
             self._reading.cancel()
 
     async def _read_all(self, keys: Sequence[Key]) -> None:
-        with contextlib.suppress(PeerdError, OSError):  # whoever takes it hears of it
+        with contextlib.suppress(PeerdError, OSError):  # `take` reads it again and raises the error
             self._held = await asyncio.to_thread(lambda: {key: self._read(key) for key in keys})
 
     def _read(self, key: Key) -> Sample:

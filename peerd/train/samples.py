@@ -1,4 +1,4 @@
-"""Where microbatches come from: a corpus of tokens, or a model that makes its own samples."""
+"""Sources of microbatches: a corpus of tokens, or a model that makes its own samples."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from peerd.wire.messages import TensorBytes
 from peerd.wire.tensors import encode
 
 Sample = tuple[TensorBytes, TensorBytes]
-"""Inputs and labels, as they travel."""
+"""Inputs and labels of a microbatch, encoded for the wire."""
 
 
 class Microbatches(Protocol):
-    """Contract: the run, the step and the index decide what a microbatch holds, on every machine alike."""
+    """Contract: a microbatch depends on the run, the step and the index alone, and is the same on every machine."""
 
     def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
         """Inputs and labels of microbatch (step, index)."""
         ...
 
     def evaluation_microbatch(self, index: int) -> tuple[Tensor, Tensor]:
-        """Those of an evaluation, always the same ones; none of them is trained on."""
+        """Inputs and labels of an evaluation's microbatch. They are the same in every evaluation, and never trained on."""
         ...
 
 
@@ -31,7 +31,7 @@ class Samples:
     """The samples of a run whose model is a list of blocks; any peer that has the package can make them."""
 
     def __init__(self, manifest: Manifest) -> None:
-        from peerd.models.blocks import load_entry  # which runs of other kinds have no use for
+        from peerd.models.blocks import load_entry  # runs of other kinds do not need it
 
         self._model = load_entry(manifest.model_as(BlocksConfig).entry)
         self._seed = manifest.seed
@@ -47,5 +47,5 @@ class Samples:
 
 
 def encoded(inputs: Tensor, labels: Tensor) -> Sample:
-    """A microbatch as a first stage takes it: tokens and labels are int32 on the wire."""
+    """Encode a microbatch as the first stage takes it: tokens and labels are int32 on the wire."""
     return encode(inputs if inputs.is_floating_point() else inputs.int()), encode(labels.int())

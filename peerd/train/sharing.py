@@ -1,7 +1,7 @@
-"""The run's token file from peer to peer: handed out at a bounded pace, fetched chunk by chunk, each checked by its hash.
+"""Transfers the run's token file between peers: sent at a bounded rate, fetched chunk by chunk, each chunk checked by its hash.
 
-Only a peer whose volunteer asked for it fetches. What is fetched outlives an interruption, and goes on with another donor
-where one fails. The tokenizer travels the same way, for export and generation.
+A peer fetches only if its volunteer asked for it. A fetch survives interruptions, and continues with another donor if one fails.
+The tokenizer is transferred in the same way, for export and generation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from peerd.table.record import PeerId
 from peerd.wire.clients import DataClient
 
 GIVEN_BYTES_PER_S = 8 << 20
-"""To all who fetch together, so that training keeps most of a home's upload."""
+"""Total rate for all callers, so that training keeps most of a home's upload."""
 MAX_CALLERS = 2
 MAX_FETCHED_BYTES = 64 << 30
 RETRY_PAUSE_S = 3.0
@@ -39,26 +39,26 @@ LOG = structlog.get_logger()
 
 
 class DataGiver:
-    """Answers GET_DATA with the token file, once it is here, and with its tokenizer."""
+    """Answers GET_DATA with the token file, once this peer has it, and with its tokenizer."""
 
     def __init__(self, data: DataConfig, cache: Path) -> None:
         self._data = data
         self._cache = cache
         self._callers = 0
         self._free_s = 0.0
-        """When the next bytes may go."""
+        """Time at which the next bytes may be sent."""
         self._hashes: dict[str, asyncio.Future[list[bytes]]] = {}
         self.has_tokens = False
 
     async def give(self, digest: str, first_chunk: int) -> tuple[int, Sequence[bytes], AsyncGenerator[bytes]]:
-        """The file's size, its chunks' hashes, and its bytes from a chunk on. WrongStateError where it is not here."""
+        """The file's size, its chunks' hashes, and its bytes from `first_chunk` on. WrongStateError if this peer does not have it."""
         path = self._path_of(digest)
         if self._callers >= MAX_CALLERS:
             raise BusyError(f"{MAX_CALLERS} peers fetch data from me already")
         if digest not in self._hashes:
             self._hashes[digest] = asyncio.ensure_future(asyncio.to_thread(chunk_hashes, path))
         try:
-            hashes = await asyncio.shield(self._hashes[digest])  # of a large file it takes longer than a caller may wait: it goes on
+            hashes = await asyncio.shield(self._hashes[digest])  # hashing a large file may outlast the caller's patience
             num_bytes = path.stat().st_size
         except OSError:
             self._hashes.pop(digest, None)
@@ -87,7 +87,7 @@ class DataGiver:
 
 
 class DataFetcher:
-    """Gets the token file into the cache, from any peer that has it."""
+    """Fetches the token file into the cache, from any peer that has it."""
 
     def __init__(self, client: DataClient, membership: Membership, data: DataConfig, cache: Path, patience_s: float) -> None:
         self._client = client
@@ -99,7 +99,7 @@ class DataFetcher:
         self.bytes_total = data.num_tokens * data.token_bytes
 
     async def fetch(self) -> TokenFile:
-        """Returns when it is there, however long that takes. StageError when it never can be; DiskError."""
+        """Returns once the file is complete, however long that takes. Raises StageError if that is impossible, and DiskError."""
         self._check_room()
         whole = False
         while (kept := await asyncio.to_thread(kept_tokens, self._data, self._cache)) is None:
@@ -116,7 +116,7 @@ class DataFetcher:
         return kept
 
     async def fetch_tokenizer(self) -> None:
-        """The run's tokenizer into the cache, where it has one and it is not there. It is not needed to train."""
+        """Fetch the run's tokenizer into the cache, if the run has one and the cache does not. Training does not need it."""
         digest = self._data.tokenizer_blake3
         if not digest or kept_tokenizer(digest, self._cache).is_file():
             return
@@ -150,8 +150,8 @@ class DataFetcher:
             )
 
     async def _fetch_into(self, part: IO[bytes]) -> bool:
-        """What is missing, from one donor after another; then the file gets its name. RemoteError when nobody could give it all."""
-        last_error = RemoteError("nobody who is here has it")
+        """Fetch the missing part from one donor after another, then give the file its name. RemoteError if no donor gave the rest."""
+        last_error = RemoteError("no live peer has the data")
         for donor in givers_of_data(self._membership.live()):
             try:
                 await self._fetch_from(donor.peer, part)
@@ -160,7 +160,7 @@ class DataFetcher:
                 continue
             part.flush()
             await asyncio.to_thread(commit, self._cache / f"{self._data.blake3}.part", self._cache / f"{self._data.blake3}.bin")
-            LOG.info("the data is here", bytes=self.bytes_done, donor=donor.peer)
+            LOG.info("the data has been fetched", bytes=self.bytes_done, donor=donor.peer)
             return True
         raise last_error
 
@@ -169,11 +169,11 @@ class DataFetcher:
         header, messages = await self._client.get_data(donor, bytes.fromhex(self._data.blake3), first, self._patience_s)
         hashes = header.chunk_hashes
         if header.num_bytes != self.bytes_total or hash_of_hashes(hashes) != self._data.chunks_blake3:
-            raise BadMessageError("what it offers is not the run's data")
+            raise BadMessageError("the peer offers other data than the run's")
         sound = await asyncio.to_thread(_sound_chunks, Path(part.name), hashes[:first])
         part.truncate(sound * CHUNK_BYTES)
-        if sound < first:  # the disk has lost what was there: once more, from further back
-            raise BadMessageError("the part that was here is damaged")
+        if sound < first:  # the disk has lost data: fetch again from the last sound chunk
+            raise BadMessageError("the part of the data that was fetched before is damaged")
         self.bytes_done = sound * CHUNK_BYTES
         pending = bytearray()
         async with contextlib.aclosing(messages):
@@ -202,7 +202,7 @@ def _append(part: IO[bytes], chunk: bytes, digest: bytes, number: int) -> None:
 
 
 def _sound_chunks(path: Path, hashes: Sequence[bytes]) -> int:
-    """How many chunks at the beginning of a file have the hashes that they should."""
+    """The number of chunks at the beginning of a file whose hashes are right."""
     with path.open("rb") as stream:
         for number, digest in enumerate(hashes):
             if blake3(stream.read(CHUNK_BYTES)).digest() != digest:
@@ -212,7 +212,7 @@ def _sound_chunks(path: Path, hashes: Sequence[bytes]) -> int:
 
 @contextlib.contextmanager
 def _owned(cache: Path, path: Path) -> Iterator[IO[bytes] | None]:
-    """The unfinished file, or None while another daemon of this user fetches the same."""
+    """The unfinished file, locked; None while another daemon of this user fetches the same file."""
     try:
         stream = path.open("ab")
     except OSError as error:

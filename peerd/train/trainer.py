@@ -1,4 +1,4 @@
-"""The trainer: launches the microbatches that are missing and that it owns. The missing set is its work queue."""
+"""The trainer launches the missing microbatches that it owns. The missing set is its work queue."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from peerd.wire.dispatch import Dispatcher
 from peerd.wire.messages import Call
 
 TAKEOVER_S = 4.0
-"""At least so long, and at least twice as long as a step has taken, stays missing what another trainer owns."""
+"""Another trainer's microbatch is taken over once missing for this time and for twice the duration of a step."""
 FIRST_TAKEOVER_S = 12.0
 STEP_TIME_SMOOTHING = 0.3
 TICK_S, IDLE_TICK_S = 0.2, 1.0
-"""Between two looks that nothing asks for: while something is missing, which becomes mine to launch in time, and otherwise."""
+"""Longest time between two looks: while microbatches are missing, which may become this trainer's to launch, and otherwise."""
 SLEPT_S = 2.0
-"""Later than that no busy machine wakes a task."""
+"""A task that wakes later than this was not delayed by load: the machine slept."""
 FAILURE_PAUSE_S = 0.1
 MAX_SLOTS = 4096
-"""Whatever a peer says."""
+"""Upper bound of the slots that a peer may announce."""
 LOG = structlog.get_logger()
 Seen = tuple[tuple[int, int], tuple[tuple[object, ...], ...]]
 
@@ -58,7 +58,7 @@ class TrainerCounters:
 
 
 class Trainer:
-    """A light task without parameters; any daemon that has the run's data runs one."""
+    """Launches microbatches. It holds no parameters; every daemon that has the run's data runs one."""
 
     def __init__(self, manifest: Manifest, corpus: Microbatches, membership: Membership, dispatcher: Dispatcher) -> None:
         self._manifest = manifest
@@ -68,28 +68,28 @@ class Trainer:
         self._dispatcher = dispatcher
         self._slots = manifest.slots
         self._most_slots = 0
-        """Told by the path of the last microbatch."""
+        """The smallest number of slots on the path of the last microbatch."""
         self._way = WayTime()
         self._in_flight: set[tuple[int, int]] = set()
         self._num_ended = 0
         self._begun = -1
-        """The newest step that the first stage is at: it has passed on a microbatch of mine."""
+        """The newest step that the first stage has reached, as its forwarding of this trainer's microbatches shows."""
         self._has_waiting = False
-        """The window may open for what is mine and not under way when anybody's microbatch is done."""
+        """True if own microbatches wait for the window, which may open when any trainer's microbatch is done."""
         self._missing_since_s: dict[tuple[int, int], float] = {}
         self._launched: dict[tuple[int, int], int] = {}
-        """How many times, of this step and the last."""
+        """Number of launches of each microbatch of this step and the last."""
         self._again: Counter[tuple[int, int]] = Counter()
-        """Launches by step and stage that came after a first one, and that the log has not told of."""
+        """Repeated launches by step and stage that are not in the log yet."""
         self._step = -1
         self._step_began_s = 0.0
         self._step_time_s = 0.0
         self._takeover_s = FIRST_TAKEOVER_S
         self.counters = TrainerCounters()
         self.tracing: Callable[[Call], AbstractContextManager[Call]] = nullcontext
-        """Surrounds a microbatch; what it gives is what is launched."""
+        """Surrounds the launch of a microbatch; the call that it yields is launched."""
         self._stop_at: int | None = None
-        """First step of which nothing is launched any more: this peer leaves."""
+        """The first step of which nothing is launched, because this peer leaves."""
 
     @property
     def in_flight(self) -> int:
@@ -99,7 +99,7 @@ class Trainer:
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
-                    seen = self._seen()  # before the look: what changes under it is news
+                    seen = self._seen()  # read before the look, so that a change during it is noticed
                     self._launch_missing(group)
                     await self._rest(seen)
         finally:
@@ -107,7 +107,7 @@ class Trainer:
             self._tell_again()
 
     async def _rest(self, seen: Seen) -> None:
-        """Until there are news or it is time to look. Where this machine slept meanwhile, nobody else was slow: clocks begin anew."""
+        """Wait for news or until it is time to look. If this machine slept meanwhile, no other trainer was slow: clocks restart."""
         began_s, most_s = clock_s(), TICK_S if self._missing_since_s else IDLE_TICK_S
         until_s = began_s + most_s
         while await self._membership.changed(until_s - clock_s()):
@@ -119,21 +119,21 @@ class Trainer:
             self._step_began_s += slept_s
 
     def _seen(self) -> Seen:
-        """What may give me something to launch while all of mine is under way: that ledgers grow, which is most of the news, does not."""
+        """The part of the state that can bring new launches. Growing ledgers, which are most of the news, do not count."""
         return (self._num_ended, self._begun), tuple(what_launches_hang_on(record) for record in self._membership.live().records)
 
     def stop_after_this_step(self) -> None:
-        """What I own of the step under way I still launch, for nobody else will for a while."""
+        """Launch nothing beyond the current step. Its own microbatches are still launched: no other trainer would for a while."""
         live = self._membership.live()
         self._stop_at = (work_step(live, self._manifest.train.num_stages) or 0) + 1
 
     def resume(self) -> None:
-        """This peer stays after all."""
+        """Launch again: this peer stays after all."""
         self._stop_at = None
 
     @property
     def is_done(self) -> bool:
-        """Nothing in flight and, of the steps still to be trained here, nothing left to launch; or the run stands still."""
+        """True if nothing is in flight and nothing is left to launch of the steps up to the last one here, or the run stands still."""
         live = self._membership.live()
         if work_step(live, self._manifest.train.num_stages) is None:
             return True
@@ -157,7 +157,7 @@ class Trainer:
         return replace(work, launches=tuple(launch for launch in work.launches if launch.step < self._stop_at))
 
     def _age_of_summaries_s(self, live: LiveView) -> float:
-        """How old what far stages' speakers tell may be: what seems to be missing for no longer may be there."""
+        """Largest age of the summaries of far stages: a microbatch that seems missing for less time may be there."""
         mine = live.mine
         periods = mine.periods - 1 if mine is not None else 0
         return 2 * periods * self._manifest.swarm.announce_period_s
@@ -166,7 +166,7 @@ class Trainer:
         live, now_s, train = self._membership.live(), clock_s(), self._manifest.train
         work = self._work(live, now_s)
         self._missing_since_s = {key: self._missing_since_s.get(key, now_s) for key in work.absent}
-        if work.absent and (step := min(work.absent)[0]) not in (self._step, self._step - 1):  # a step that reopens does not begin again
+        if work.absent and (step := min(work.absent)[0]) not in (self._step, self._step - 1):  # a reopened step does not begin again
             self._begin(step, now_s)
         waiting = [launch for launch in work.launches if (launch.step, launch.index) not in self._in_flight]
         self._has_waiting = bool(waiting)
@@ -179,13 +179,13 @@ class Trainer:
             total = at_first(live, waiting[0].step, underway, total)
         allowed = share(total, work)
         for launch in waiting:
-            if sum(step <= launch.step for step, _ in self._in_flight) >= allowed:  # what is launched ahead keeps nothing waiting
+            if sum(step <= launch.step for step, _ in self._in_flight) >= allowed:  # launches of later steps do not count against it
                 break
             self._in_flight.add((launch.step, launch.index))
             group.create_task(self._train(launch))
 
     def _prepare(self, live: LiveView) -> None:
-        """All that I own of this step is under way: what I shall own of the next one."""
+        """Read the own microbatches of the next step ahead; those of this step are all under way."""
         train = self._manifest.train
         step = self._step + 1 + train.overlaps_steps
         if self._step >= 0 and self._prepared_step != step and not (train.steps and step >= train.steps):
@@ -193,7 +193,7 @@ class Trainer:
             self._prepared.read_ahead([(step, index) for index in first_owned(live, step, train.microbatches_per_step)])
 
     def _begin(self, step: int, now_s: float) -> None:
-        """A new work step: how long the last one took, where this trainer saw it begin, says when an owner counts as slow."""
+        """Begin a new work step. The duration of the last one, if this trainer saw its start, decides when an owner counts as slow."""
         if 0 <= self._step == step - 1:
             took_s = now_s - self._step_began_s
             self._step_time_s += STEP_TIME_SMOOTHING * (took_s - self._step_time_s) if self._step_time_s else took_s
@@ -204,7 +204,7 @@ class Trainer:
         self._launched = {key: count for key, count in self._launched.items() if key[0] >= step - 1}
 
     def _tell_again(self) -> None:
-        """One line for each step and stage: where a peer dies, all that it held is launched again at once."""
+        """Log one line for each step and stage: when a peer dies, all that it held is launched again at once."""
         for (step, stage), count in sorted(self._again.items()):
             LOG.info("microbatches launched again", step=step, stage=stage, count=count)
         self._again.clear()
@@ -221,7 +221,7 @@ class Trainer:
             with self.tracing(call) as traced:
                 began_s = clock_s()
                 result = await self._dispatcher.send(traced, partial(self._note_way, launch.step))
-                if self._manifest.train.num_stages - 1 in call.accumulate:  # else it may have ended at a stage that had done it before
+                if self._manifest.train.num_stages - 1 in call.accumulate:  # otherwise the call may have ended at an earlier stage
                     self._way.note(clock_s() - began_s - max(result.held_s, 0.0))
                     self._most_slots = min(result.slots, MAX_SLOTS)
         except RemoteError as error:
@@ -233,7 +233,7 @@ class Trainer:
             self._membership.wake()
 
     def _note_way(self, step: int, stage: int, _peer: PeerId) -> None:
-        """Where a microbatch of mine is on its way to: past the first stage, that one is at its step."""
+        """Called when a microbatch is forwarded to `stage`. Past the first stage, it shows that the first stage is at this step."""
         if stage > 0 and step > self._begun:
             self._begun = step
             self._membership.wake()

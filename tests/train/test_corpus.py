@@ -1,4 +1,4 @@
-"""Text becomes one agreed token file, and every microbatch a pure function of it."""
+"""Text becomes one token file that all agree on, and every microbatch is a pure function of it."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_windows_are_pure_and_in_range(seed: int, step: int, index: int, sample:
 
 
 def test_windows_are_frozen() -> None:
-    """Every peer of a run, of whatever release, must cut the same windows."""
+    """Every peer of a run, whatever its release, must cut the same windows."""
     assert [window_start(7, 0, 0, 0, 10**6), window_start(7, 1, 2, 3, 10**6)] == WINDOW_STARTS
 
 

@@ -1,4 +1,4 @@
-"""The evaluator: a whole evaluation or none, retried while the parameters last, and done once by one trainer."""
+"""An evaluation is complete or given up, retried while peers hold the parameters, and done once by one trainer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MANIFEST = tiny_manifest(2, 0.1, evaluate_every_steps=4, evaluation_microbatches
 
 @dataclass
 class Swarm:
-    """A table, and peers that answer an evaluation with its index as loss, or with the errors they still have to give."""
+    """A table, and peers that answer an evaluation with its index as the loss, or with the errors that are left."""
 
     records: list[PeerRecord] = field(default_factory=lambda: [member("me", trains=True, step=5), member("b", stage=1, step=5)])
     errors: Sequence[RemoteError] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Swarm:
 
 
 async def evaluated(swarm: Swarm, cache: Path, until: Callable[[Evaluator], bool]) -> Evaluator:
-    """An evaluator that has run until something is so."""
+    """An evaluator that has run until a condition holds."""
     made = Evaluator(MANIFEST, corpus_of(MANIFEST, cache), cast(Membership, swarm), cast(Dispatcher, swarm), swarm.announce)
     running = asyncio.ensure_future(made.run())
     async with asyncio.timeout(20):

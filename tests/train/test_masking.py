@@ -1,4 +1,4 @@
-"""A masked model is asked for tokens that are hidden from it: which ones every peer agrees on, and none is hidden twice as often."""
+"""Masking hides the same tokens on every peer, and hides each position equally often."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_labels_are_the_hidden_tokens_and_the_rest_is_as_it_was(share: float, to
 
 
 def test_of_those_asked_for_eight_of_ten_are_hidden_one_is_another_and_one_stays() -> None:
-    """Over 15000 of them, within five standard deviations."""
+    """Over 15000 tokens, within five standard deviations."""
     hidden = stayed = total = 0
     for index in range(100):
         inputs, labels = Masking(0.15, MASK * 10).apply(COUNTED, 7, 0, index, 0)
@@ -73,7 +73,7 @@ def test_every_place_is_asked_for_alike_and_each_argument_matters() -> None:
 
 
 def test_what_is_hidden_is_the_same_on_every_machine() -> None:
-    """Frozen: a change here would make trainers of unlike versions disagree."""
+    """Frozen: after a change, trainers of different versions would disagree."""
     inputs, labels = Masking(0.25, 99).apply(np.arange(12, dtype=np.int64), 7, 0, 0, 0)
     assert inputs.tolist() == [0, 1, 11, 3, 4, 5, 6, 7, 99, 9, 10, 99]
     assert {place: label for place, label in enumerate(labels.tolist()) if label != NOT_ASKED} == {2: 2, 8: 8, 11: 11}

@@ -1,4 +1,4 @@
-"""Microbatches read ahead are read once, off the event loop, and only the first few; what cannot be read is told to who takes it."""
+"""Only the first few microbatches are read ahead, once and off the event loop; `take` raises what went wrong."""
 
 from __future__ import annotations
 

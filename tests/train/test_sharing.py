@@ -1,4 +1,4 @@
-"""Data from peer to peer: every chunk checked, gone on with after an interruption, and never more than is due."""
+"""Data transfer between peers: every chunk is checked, interruptions lose nothing, and surplus bytes are refused."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from peerd.wire.clients import DataClient, DataHeader
 from tests.strategies import member, view_of
 
 CHUNK_BYTES = 2 << 20
-"""Smaller here than between real peers, so that a few megabytes make several."""
+"""Smaller than between real peers, so that a few megabytes make several chunks."""
 CONTENT = bytes(range(256)) * (CHUNK_BYTES * 2 // 256 + 10)
 TOKENIZER = b"{}"
 
 
 @pytest.fixture
 def data(tmp_path: Path, unhurried: None) -> DataConfig:
-    """Of a run whose data lies in `there`."""
+    """The data section of a run whose data lies in `there`."""
     there = tmp_path / "there"
     there.mkdir()
     digest, words = blake3(CONTENT).hexdigest(), blake3(TOKENIZER).hexdigest()
@@ -46,7 +46,7 @@ def data(tmp_path: Path, unhurried: None) -> DataConfig:
 
 @dataclass
 class Donors:
-    """Peers that give through real givers, each breaking off or lying as it is told."""
+    """Peers that answer through real givers, and break off or lie as they are told."""
 
     givers: dict[PeerId, DataGiver]
     breaks_after: dict[PeerId, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The trainer: what fails is launched again, and the log says so once; another's work is taken over when that other is slow."""
+"""The trainer launches again what failed, logs that once, and takes over the work of a slow trainer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Noise:
 
 @dataclass
 class Swarm:
-    """Two stages of one peer each; the first launch of each microbatch comes to nothing, the second is held by the stages it asks for."""
+    """Two stages of one peer each. The first launch of each microbatch fails; the second is accumulated by the stages it names."""
 
     records: list[PeerRecord] = field(default_factory=lambda: [member("me", trains=True), member("b", stage=1)])
     seen: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -88,7 +88,7 @@ async def test_what_is_launched_again_is_told_once_for_each_step_and_stage(monke
 
 @dataclass
 class Silent:
-    """Another trainer beside this one, which launches nothing; the clock goes as the test says."""
+    """Another trainer beside this one that launches nothing. The test sets the clock."""
 
     now_s: float = 1000.0
     tick_s: float = 0.2
@@ -115,7 +115,7 @@ class Silent:
         return CallResult(gradient=None, downstream_s=0.0, queued_s=0.0, records=())
 
     async def look(self, times: int) -> set[int]:
-        """What has been launched when the trainer has looked so many times more."""
+        """The microbatches launched after the trainer has looked so many more times."""
         self.looks_left, self.has_looked = times, asyncio.Event()
         async with asyncio.timeout(20):
             await self.has_looked.wait()
@@ -153,7 +153,7 @@ async def test_once_all_that_is_mine_is_launched_the_next_steps_is_read_ahead(mo
 
 @dataclass
 class Noisy(Silent):
-    """The same, where the other's ledger grows all the time, which is news every time."""
+    """The same while the other's ledger grows all the time, so that there is news at every look."""
 
     done: int = 0
 
@@ -193,7 +193,7 @@ async def test_that_a_ledger_grows_makes_nobody_look_for_work_anew(monkeypatch: 
 
 @dataclass
 class Fading:
-    """Another trainer that nobody hears any more once the table has been looked at so many times. Time stands still, and news abound."""
+    """Another trainer that expires once the table has been read so many times. Time stands still, and there is always news."""
 
     looks_left: int
     missing: set[int] = field(default_factory=lambda: set(range(MANIFEST.train.microbatches_per_step)))
@@ -233,7 +233,7 @@ async def test_whenever_another_falls_silent_its_share_is_taken_over(looks: int,
 
 @dataclass
 class Committing:
-    """One peer a stage that has averaged step 0, and a lone trainer there; nothing that is launched comes back."""
+    """One peer per stage, which has averaged step 0, and one trainer; no launched microbatch returns."""
 
     records: list[PeerRecord] = field(default_factory=lambda: [member("me", trains=True, **AVERAGED), member("b", stage=1, **AVERAGED)])
     launched: list[tuple[int, int]] = field(default_factory=list)
@@ -261,7 +261,7 @@ class Committing:
         raise AssertionError
 
     async def look(self) -> int:
-        """How many have been launched once the trainer has looked at all there is."""
+        """The number of launches after the trainer has seen all news."""
         before = -1
         async with asyncio.timeout(20):
             while before != len(self.launched):
