@@ -63,7 +63,7 @@ class Team(Protocol):
 
 
 def place_in(network: Network | None) -> Callable[[int], Placement]:
-    """Where each daemon goes."""
+    """With a network each daemon has a machine of it to itself."""
     if network is None:
         return here
     return lambda peer: Placement(command=network.command(peer), host=network.address(peer))
@@ -73,12 +73,16 @@ class Peers:
     """One daemon per stage, or so many."""
 
     def __init__(
-        self, manifest: Manifest, observed: bool = True, per_stage: int = 1, stand_in_ms: float = 0.0, network: Network | None = None
+        self,
+        manifest: Manifest,
+        observed: bool = True,
+        per_stage: int = 1,
+        stand_in_ms: float = 0.0,
+        place: Callable[[int], Placement] = here,
     ) -> None:
-        """With a network each daemon has a machine of it to itself."""
         num_peers = per_stage * manifest.train.num_stages
         plan = DemoPlan(manifest=manifest, num_peers=num_peers, slow={}, kills=(), chaos=None, stand_in_ms=stand_in_ms, observed=observed)
-        self._swarm = DemoSwarm(plan, lambda _text: None, place=place_in(network))
+        self._swarm = DemoSwarm(plan, lambda _text: None, place=place)
         self._steps: list[Step] = []
         self.dashboard = ""
         """Its address, once the swarm is up and where it has one."""

@@ -24,7 +24,7 @@ from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmCon
 from scripts.benchmarks._namespaces import Network, require_root
 from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
 from scripts.benchmarks._switch import Links
-from scripts.benchmarks._turns import Contender, Peers, Workers, guard, thawed_at_exit
+from scripts.benchmarks._turns import Contender, Peers, Workers, guard, place_in, thawed_at_exit
 from scripts.benchmarks._workers import Job, Kind
 
 HOME, SLOW = Links(mbit_per_s=100, round_trip_ms=50), Links(mbit_per_s=20, round_trip_ms=100)
@@ -93,7 +93,7 @@ class Side:
 
 
 def peers(plan: Plan, codec: str, network: Network | None, where: str) -> Side:
-    team = Peers(plan.manifest(codec), observed=False, stand_in_ms=plan.stand_in_ms, network=network)
+    team = Peers(plan.manifest(codec), observed=False, stand_in_ms=plan.stand_in_ms, place=place_in(network))
     return Side(Contender(f"peerd, {codec}, {where}", team))
 
 

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from peerd.cli.demo_daemons import DemoSwarm
 from peerd.cli.demo_plan import DemoFlags, DemoPlan, plan_of
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
-from peerd.errors import ExitCode, PeerdError, TimedOutError
-from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
+from peerd.errors import PeerdError, TimedOutError
+from scripts.benchmarks._checkouts import Checkout, add_options, checkouts, rows_against
+from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
 
 POLL_S = 0.02
 PATIENCE_S = 120.0
@@ -31,9 +31,9 @@ TARGETS_S = {"address to serving": 6.0, "demo to its first step's end": 12.0, "p
 
 @dataclass(slots=True)
 class Side:
+    """One figure of one checkout."""
+
     name: str
-    measure: Callable[[], tuple[float, float | None]]
-    """Seconds, and a loss where there is one."""
     seconds: list[float] = field(default_factory=list)
     loss: float | None = None
 
@@ -51,10 +51,11 @@ def one_stage_plan() -> DemoPlan:
 
 
 class Joining:
-    """A swarm of one, which each join makes one larger and the next finds alone again."""
+    """A swarm of one, which a join makes one larger for a while."""
 
-    def __init__(self, swarm: DemoSwarm) -> None:
+    def __init__(self, swarm: DemoSwarm, checkout: Checkout) -> None:
         self._swarm = swarm
+        self._checkout = checkout
         self.num_bytes = 0
         """That the last joiner received."""
 
@@ -77,8 +78,8 @@ class Joining:
 
     def status(self) -> tuple[float, None]:
         """The command as a user runs it, an interpreter's start included."""
-        command = [str(Path(sys.executable).with_name("peerd")), "--home", str(self._swarm.daemons[0].home.folder), "status", "--json"]
-        return _timed(command), None
+        peerd = [*self._checkout.command, str(Path(sys.executable).with_name("peerd"))]
+        return _timed([*peerd, "--home", str(self._swarm.daemons[0].home.folder), "status", "--json"]), None
 
 
 def imports() -> tuple[float, None]:
@@ -91,17 +92,17 @@ def _timed(command: list[str]) -> float:
         command, capture_output=True, check=False, timeout=PATIENCE_S, env={**os.environ, "HIVEMIND_LOGLEVEL": "CRITICAL"}
     )
     if done.returncode:
-        raise PeerdError(f"{' '.join(command[1:4])} failed: {done.stderr.decode(errors='replace')[-300:]}")
+        raise PeerdError(f"{' '.join(command[:4])} failed: {done.stderr.decode(errors='replace')[-300:]}")
     return time.monotonic() - began_s
 
 
-def first_step() -> tuple[float, float]:
+def first_step(checkout: Checkout) -> tuple[float, float]:
     """The demo as it is without flags, ended after a step."""
     flags = DemoFlags(
         stages=None, peers=None, steps=1, run_file=None, seed=None, accumulate=None, slow=(), kill=(), chaos=None, stand_in_ms=0.0
     )
     began = time.time()
-    with DemoSwarm(plan_of(flags), lambda _text: None) as swarm:
+    with DemoSwarm(plan_of(flags), lambda _text: None, place=checkout.place) as swarm:
         swarm.start()
         while not swarm.steps:
             if time.time() - began > PATIENCE_S:
@@ -112,52 +113,55 @@ def first_step() -> tuple[float, float]:
     return step["time_s"] - began, step["loss"]
 
 
-def measure(rounds: int) -> tuple[list[Side], int]:
-    with DemoSwarm(one_stage_plan(), lambda _text: None) as swarm:
+def measure(checkout: Checkout, sides: Sequence[Side], backwards: bool) -> int:
+    """Every side once, in a new swarm; the bytes that the joiner received."""
+    with DemoSwarm(one_stage_plan(), lambda _text: None, place=checkout.place) as swarm:
         swarm.start()
-        joining = Joining(swarm)
-        names = list(TARGETS_S)
-        sides = [
-            Side(names[0], joining.join),
-            Side(names[1], first_step),
-            Side(names[2], joining.status),
-            Side(IMPORTS, imports),
-        ]
-        for number in range(rounds):
-            for side in sides if number % 2 == 0 else reversed(sides):
-                took_s, side.loss = side.measure()
-                side.seconds.append(took_s)
-                progress(f"round {number + 1}  {side.name}: {took_s:.2f} s")
-        return sides, joining.num_bytes
+        swarm.daemons[0].client.request("wait", step=1, timeout_s=PATIENCE_S, silence_s=PATIENCE_S)
+        joining = Joining(swarm, checkout)
+        measures: list[Callable[[], tuple[float, float | None]]] = [joining.join, lambda: first_step(checkout), joining.status, imports]
+        in_turn = [*zip(sides, measures, strict=True)]
+        for side, look in reversed(in_turn) if backwards else in_turn:
+            took_s, side.loss = look()
+            side.seconds.append(took_s)
+            progress(f"{side.name}{checkout.suffix}: {took_s:.2f} s")
+        return joining.num_bytes
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/bench join", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds, in each of which everything is timed once (default 5)")
-    given = parser.parse_args()
-    if given.rounds < 1:
-        parser.error("--rounds must be at least 1")
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, interrupt)
-    try:
-        sides, num_bytes = measure(given.rounds)
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"join: error: {error}", file=sys.stderr)
-        return error.exit_code
+def rows_of(sides: Sequence[Side]) -> Iterator[Row]:
     floor = sides[-1]
-    rows = [
-        Row(
+    for side in sides:
+        yield Row(
             name=side.name,
             median=statistics.median(side.seconds),
             ratio=None if side is floor else paired_ratio(floor.seconds, side.seconds),
             baseline=None if side is floor else floor.name,
             loss=side.loss,
         )
-        for side in sides
-    ]
+
+
+def figures(sides: Sequence[Side]) -> dict[str, list[float]]:
+    """All that depends on the checkout."""
+    return {side.name: side.seconds for side in sides[:-1]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench join", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    add_options(parser, "rounds, in each of which everything is timed once")
+    given = parser.parse_args()
+    if given.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    with checkouts(given.against) as found:
+        sides = [[Side(name) for name in (*TARGETS_S, IMPORTS)] for _ in found]
+        turns = [*zip(found, sides, strict=True)]
+        for number in range(given.rounds):
+            backwards = number % 2 == 1
+            for checkout, of_it in reversed(turns) if backwards else turns:
+                num_bytes = measure(checkout, of_it, backwards)
+    rows = [*rows_of(sides[0])]
+    for checkout, theirs in turns[1:]:
+        rows += rows_against(figures(sides[0]), figures(theirs), checkout.suffix)
     if given.json:
         print_json(rows, joiner_received_bytes=num_bytes, targets_s=TARGETS_S)
     else:
@@ -166,4 +170,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

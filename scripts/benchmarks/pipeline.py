@@ -15,21 +15,21 @@ import argparse
 import contextlib
 import itertools
 import re
-import signal
 import statistics
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from peerd.cli.render_trace import summary
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, dump
-from peerd.errors import ExitCode, PeerdError
-from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
+from peerd.errors import PeerdError
+from scripts.benchmarks._checkouts import Checkout, add_rounds, checkouts
+from scripts.benchmarks._report import Row, paired_interval, paired_ratio, print_json, print_table, progress, run
 from scripts.benchmarks._turns import POLL_S, SILENCE_S, Contender, Peers, Workers, guard, thawed_at_exit
 from scripts.benchmarks._workers import Job, Kind
 
@@ -51,6 +51,8 @@ class Plan:
 
     stages: tuple[int, ...]
     against: tuple[Kind, ...]
+    code: str
+    """Another checkout or commit to compare with; empty: none."""
     large: bool
     """Activations four times as large, of half as many microbatches."""
     lag_steps: int
@@ -94,11 +96,11 @@ class Side:
         return self.contender.name
 
 
-def sides_of(plan: Plan, folder: Path) -> list[Side]:
+def sides_of(plan: Plan, folder: Path, found: Sequence[Checkout]) -> list[Side]:
     """In the order in which they are run and printed; baselines are named by the sides that are compared with them.
 
     peerd's own side of each number of stages and kind of graphs comes first, and every other is what it is compared with; more
-    stages are compared with fewer, too, in a second row.
+    stages are compared with fewer, too, in a second row. Against another checkout alone, one process takes no turns.
     """
     sides: list[Side] = []
     two_threads = f"{ALONE}, 2 threads, graphs kept"
@@ -107,7 +109,8 @@ def sides_of(plan: Plan, folder: Path) -> list[Side]:
         run_file = folder / f"{num_stages}-{recompute}.toml"
         run_file.write_text(dump(manifest), encoding="utf-8")
         of_these = f"{num_stages} stages, {GRAPHS[recompute]}"
-        sides.append(Side(Contender(f"peerd, {of_these}", Peers(manifest))))
+        for checkout in found:
+            sides.append(Side(Contender(f"peerd{checkout.suffix}, {of_these}", Peers(manifest, place=checkout.place))))
         for kind in plan.against:
             if kind == "mediated" and recompute == "never" and "always" in plan.recompute:
                 continue  # it recomputes in any case: one of it will do
@@ -116,6 +119,8 @@ def sides_of(plan: Plan, folder: Path) -> list[Side]:
             jobs = [Job(run_file=str(run_file), threads=1, kind=kind, rank=rank, folder=str(store)) for rank in range(num_processes)]
             kept = GRAPHS["always"] if kind == "mediated" else GRAPHS[recompute]
             sides.append(Side(Contender(f"{OTHERS[kind]}, {num_stages} stages, {kept}", Workers(jobs, store / "report"))))
+    if plan.code and not plan.against:
+        return sides
     run_file = folder / f"{plan.stages[0]}-{plan.recompute[0]}.toml"
     for threads, name in ((1, f"{ALONE}, 1 thread, graphs kept"), (2, two_threads)):
         workers = Workers([Job(run_file=str(run_file), threads=threads)], folder / f"report-{threads}")
@@ -150,19 +155,20 @@ def _rows(plan: Plan, sides: list[Side]) -> Iterator[Row]:
                 name=side.name,
                 median=statistics.median(side.seconds),
                 ratio=paired_ratio(by_name[baseline].seconds, side.seconds) if baseline is not None else None,
+                interval=paired_interval(by_name[baseline].seconds, side.seconds) if baseline is not None else None,
                 baseline=baseline,
                 loss=side.contender.steps[plan.total_steps - 1].loss,
             )
 
 
 def _baselines(name: str, others: list[str]) -> list[str]:
-    """Whom peerd's side is compared with: those of as many stages and the same graphs, hivemind, itself with fewer stages, one process."""
-    if not name.startswith("peerd"):
+    """Sides that peerd's is compared with: as many stages and the same graphs, hivemind, itself with fewer stages, one process."""
+    if not name.startswith("peerd, "):
         return []
     _, stages, graphs = name.split(", ")
     same = [other for other in others if other.endswith(f"{stages}, {graphs}") and other != name]
     mediated = [other for other in others if other.startswith(OTHERS["mediated"]) and stages in other and other not in same]
-    fewer = [other for other in others if other.startswith("peerd") and other.endswith(graphs) and other.split(", ")[1] < stages]
+    fewer = [other for other in others if other.startswith("peerd, ") and other.endswith(graphs) and other.split(", ")[1] < stages]
     return same + mediated + fewer + [other for other in others if other.startswith(f"{ALONE}, 2")]
 
 
@@ -204,12 +210,18 @@ def print_path(traced: dict[str, Any]) -> None:
 def parse() -> Plan:
     parser = argparse.ArgumentParser(prog="scripts/bench pipeline", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds, in each of which every side has one turn (default 5)")
+    add_rounds(parser, "rounds, in each of which every side has one turn")
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps per turn (default 2)")
     parser.add_argument("--warmup", type=int, default=2, metavar="N", help="steps before those (default 2)")
     parser.add_argument("--recompute", choices=["both", *GRAPHS], default="both", help="which pairs to run (default both)")
     parser.add_argument("--stages", type=int, nargs="+", choices=[2, 4], default=[2], help="stages and peers, one or both (default 2)")
-    parser.add_argument("--against", nargs="*", choices=[*OTHERS], default=[*OTHERS], help="pipelines to compare with (default all)")
+    parser.add_argument(
+        "--against",
+        nargs="*",
+        metavar="WHAT",
+        default=[*OTHERS],
+        help=f"what to compare with: some of {', '.join(OTHERS)} (default all of these), or another checkout of the project, or a commit",
+    )
     parser.add_argument("--large", action="store_true", help="activations four times as large, in half as many microbatches")
     parser.add_argument(
         "--lag-steps",
@@ -219,11 +231,15 @@ def parse() -> Plan:
         help="steps of peerd alone, whose event loop and critical path are told; 0: none (default 45)",
     )
     given = parser.parse_args()
+    code = [what for what in given.against if what not in OTHERS]
+    if len(code) > 1:
+        parser.error(f"--against takes one other checkout, not {' and '.join(code)}")
     if min(given.rounds, given.steps, given.warmup) < 1 or given.lag_steps < 0:
         parser.error("--rounds, --steps and --warmup must be at least 1, and --lag-steps not negative")
     return Plan(
         stages=tuple(sorted(set(given.stages))),
-        against=tuple(given.against),
+        against=tuple(kind for kind in OTHERS if kind in given.against),
+        code=next(iter(code), ""),
         large=given.large,
         lag_steps=given.lag_steps,
         rounds=given.rounds,
@@ -236,17 +252,9 @@ def parse() -> Plan:
 
 def main() -> int:
     plan = parse()
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, interrupt)
-    try:
-        with tempfile.TemporaryDirectory(prefix="peerd-bench-") as folder:
-            rows, hitches = measure(plan, sides_of(plan, Path(folder)))
-        lag_ms, traced = watch_alone(plan) if plan.lag_steps else ({}, {})
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"pipeline: error: {error}", file=sys.stderr)
-        return error.exit_code
+    with tempfile.TemporaryDirectory(prefix="peerd-bench-") as folder, checkouts(plan.code) as found:
+        rows, hitches = measure(plan, sides_of(plan, Path(folder), found))
+    lag_ms, traced = watch_alone(plan) if plan.lag_steps else ({}, {})
     losses = [row.loss for row in rows if row.loss is not None]
     spread = max(losses) - min(losses)
     if plan.as_json:
@@ -265,4 +273,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

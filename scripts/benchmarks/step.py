@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
-import signal
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,10 +19,11 @@ from typing import Any
 from peerd.cli.demo_daemons import DemoSwarm
 from peerd.cli.demo_plan import DemoPlan
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
-from peerd.errors import ExitCode, PeerdError
+from peerd.errors import PeerdError
 from peerd.timeline.spans import COMPUTE, SpanKind
+from scripts.benchmarks._checkouts import Checkout, add_options, checkouts, rows_against
 from scripts.benchmarks._distant import ONE_WAY_MS
-from scripts.benchmarks._report import Row, interrupt, paired_ratio, print_json, print_table, progress
+from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
 from scripts.benchmarks._swarms import SILENCE_S, until_done
 
 NUM_STAGES, NUM_PEERS = 2, 4
@@ -51,10 +52,15 @@ class Side:
     name: str
     one_way_ms: float = 0.0
     delayed_updates: bool = False
+    checkout: Checkout = field(default_factory=Checkout)
     gaps: list[Gap] = field(default_factory=list)
     medians: list[float] = field(default_factory=list)
     """By round."""
     loss: float = 0.0
+
+    @property
+    def title(self) -> str:
+        return self.name + self.checkout.suffix
 
     def median(self, part: str) -> float:
         return float(statistics.median(getattr(gap, part) for gap in self.gaps))
@@ -110,20 +116,21 @@ def _delay(one_way_ms: float) -> Iterator[None]:
 
 def run_swarm(side: Side, steps: int) -> None:
     module = "scripts.benchmarks._distant" if side.one_way_ms else "peerd.daemon"
-    with _delay(side.one_way_ms), DemoSwarm(side.plan(steps), lambda _text: None, module) as swarm:
+    with _delay(side.one_way_ms), DemoSwarm(side.plan(steps), lambda _text: None, module, side.checkout.place) as swarm:
         swarm.start()
         until_done(swarm, swarm.plan.steps)
         reply = swarm.daemons[0].client.request("trace", steps=swarm.plan.steps, timeout_s=SILENCE_S, silence_s=SILENCE_S)
         found = list(gaps_of(reply, WARMUP))
         side.loss = swarm.steps[-1]["loss"]
     if not found:
-        raise PeerdError(f"{side.name}: the daemons told of no step")
+        raise PeerdError(f"{side.title}: the daemons told of no step")
     side.gaps += found
     side.medians.append(statistics.median(gap.whole for gap in found))
-    progress(f"{side.name}: {side.medians[-1]:.1f} ms")
+    progress(f"{side.title}: {side.medians[-1]:.1f} ms")
 
 
-def report(sides: Sequence[Side], distance_ms: float, as_json: bool) -> int:
+def report(sides: Sequence[Side], others: Sequence[Side], distance_ms: float, as_json: bool) -> int:
+    """`others` are the other checkout's, one for each of `sides`, or none."""
     near = sides[0]
     rows = [
         Row(
@@ -135,7 +142,10 @@ def report(sides: Sequence[Side], distance_ms: float, as_json: bool) -> int:
         )
         for side in sides
     ]
-    parts = {side.name: {part: side.median(part) for part in Gap.__slots__} for side in sides}
+    if others:
+        ours, theirs = ({side.name: side.medians for side in found if not side.delayed_updates} for found in (sides, others))
+        rows += rows_against(ours, theirs, others[0].checkout.suffix)
+    parts = {side.title: {part: side.median(part) for part in Gap.__slots__} for side in (*sides, *others)}
     if as_json:
         print_json(rows, parts_ms=parts)
     else:
@@ -150,10 +160,17 @@ def report(sides: Sequence[Side], distance_ms: float, as_json: bool) -> int:
     return 1 if missed else 0
 
 
+def sides_of(checkout: Checkout, round_trip_ms: float) -> Iterator[Side]:
+    yield Side(LOOPBACK, checkout=checkout)
+    yield Side(DELAYED, delayed_updates=True, checkout=checkout)
+    if round_trip_ms:
+        yield Side(f"round trips of {round_trip_ms:g} ms", one_way_ms=round_trip_ms / 2, checkout=checkout)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench step", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds, in each of which every side runs (default 5)")
+    add_options(parser, "rounds, in each of which every side runs")
     parser.add_argument("--steps", type=int, default=8, metavar="N", help="steps looked at per round (default 8)")
     parser.add_argument(
         "--round-trip", type=float, default=50.0, metavar="MS", help="of the distant side's links; 0: without it (default 50)"
@@ -161,22 +178,14 @@ def main() -> int:
     given = parser.parse_args()
     if min(given.rounds, given.steps) < 1 or given.round_trip < 0:
         parser.error("--rounds and --steps must be at least 1 and --round-trip not negative")
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, interrupt)
-    sides = [Side(LOOPBACK), Side(DELAYED, delayed_updates=True)]
-    if given.round_trip:
-        sides.append(Side(f"round trips of {given.round_trip:g} ms", one_way_ms=given.round_trip / 2))
-    try:
+    with checkouts(given.against) as found:
+        sides, *others = ([*sides_of(checkout, given.round_trip)] for checkout in found)
+        in_turn = [side for pair in zip(sides, *others, strict=True) for side in pair]
         for number in range(given.rounds):
-            for side in sides if number % 2 == 0 else reversed(sides):
+            for side in in_turn if number % 2 == 0 else reversed(in_turn):
                 run_swarm(side, given.steps)
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except PeerdError as error:
-        print(f"step: error: {error}", file=sys.stderr)
-        return error.exit_code
-    return report(sides, given.round_trip, given.json)
+    return report(sides, [*itertools.chain(*others)], given.round_trip, given.json)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

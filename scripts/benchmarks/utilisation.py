@@ -25,7 +25,7 @@ from peerd.sim import plot
 from scripts.benchmarks._namespaces import Network, require_root
 from scripts.benchmarks._report import SCHEMA, progress, run
 from scripts.benchmarks._switch import Links
-from scripts.benchmarks._turns import Peers
+from scripts.benchmarks._turns import Peers, place_in
 
 MBIT_PER_S = 50.0
 ROUND_TRIPS_MS = (0.0, 10.0, 50.0, 100.0, 200.0)
@@ -89,7 +89,7 @@ def measure(plan: Plan, kind: Kind) -> list[Line]:
     manifest, lines = kind.manifest(plan.microbatches), []
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(Network(NUM_STAGES, links_of(ROUND_TRIPS_MS[0])))
-        team = stack.enter_context(Peers(manifest, observed=False, stand_in_ms=kind.stand_in_ms, network=network))
+        team = stack.enter_context(Peers(manifest, observed=False, stand_in_ms=kind.stand_in_ms, place=place_in(network)))
         team.start()
         for round_trip_ms in ROUND_TRIPS_MS:
             network.change(links_of(round_trip_ms))
