@@ -1,1 +1,1 @@
-"""What can be seen of a run over time: history, contributions, metrics, dashboard. Only looks; nothing is decided by it."""
+"""Observation of a run over time: history, contributions, metrics, dashboard. Nothing here influences a decision."""

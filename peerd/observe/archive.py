@@ -1,7 +1,6 @@
-"""The history's door for the event loop: rows are noted at once and written by a thread of its own.
+"""The event loop's interface to the history: it notes rows without waiting, and a separate thread writes them.
 
-A history that cannot be kept (a full disk, a home on a broken one) costs the history, never the run: it is said once in
-the log and tried again with the next rows.
+A history that cannot be written (full or broken disk) never stops the run: the log says so once, and the next rows are tried again.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Found = TypeVar("Found")
 
 
 class Archive:
-    """One run's history. Contract: only the event loop calls `note_*`; nothing of it raises; `read` sees all that was noted before."""
+    """The history of one run. Contract: only the event loop calls `note_*`; no method raises; `read` sees everything noted before."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -42,7 +41,7 @@ class Archive:
         self._averages: list[tuple[Roster, int]] = []
         self._evaluations: list[Evaluation] = []
         self.num_noted = 0
-        """In all; where it has not grown, a query about the newest finds what it found before."""
+        """Number of rows noted. While it is unchanged, a query for the newest rows returns the same as before."""
 
     def note_step(self, step: FinishedStep) -> None:
         self._steps.append(step)
@@ -57,7 +56,7 @@ class Archive:
         self.num_noted += 1
 
     def note_average(self, roster: Roster, tokens: int) -> None:
-        """One that was applied, and the tokens of one of its microbatches."""
+        """Note an applied average and the number of tokens of one of its microbatches."""
         self._averages.append((roster, tokens))
 
     def note_evaluation(self, evaluation: Evaluation) -> None:
@@ -65,15 +64,15 @@ class Archive:
 
     @property
     def has_news(self) -> bool:
-        """Whether more than samples was noted that is not on disk."""
+        """True if anything other than samples is noted and not yet written."""
         return bool(self._steps or self._events or self._averages or self._evaluations)
 
     async def write(self) -> None:
-        """Put what was noted on disk; returns when it is there, or could not be."""
+        """Write everything noted to disk. Returns when that is done or has failed."""
         await self._run(lambda _store: None)
 
     async def read(self, query: Callable[[HistoryStore], Found]) -> Found | None:
-        """The answer of a query, or None where the history cannot be read."""
+        """The result of a query, or None if the history cannot be read."""
         return await self._run(query)
 
     async def close(self) -> None:
@@ -94,7 +93,7 @@ class Archive:
                     store.add_evaluations(evaluations)
                 self._prune(store)
                 found = query(store)
-            except Exception as error:  # a thread's edge: whatever is wrong with the history, the run goes on
+            except Exception as error:  # outermost frame of the thread: the run continues without the history
                 self._complain(error)
                 return None
             self._complained = False
@@ -112,7 +111,7 @@ class Archive:
         if not self._complained:
             LOG.warning("the history cannot be kept", file=str(self._path), error=str(error))
         self._complained = True
-        self._close()  # opened anew next time, which sets a damaged file aside
+        self._close()  # the next write opens it again, which sets a damaged file aside
 
     def _close(self) -> None:
         store, self._store = self._store, None

@@ -1,4 +1,4 @@
-"""What has happened between two looks at the swarm. Pure: two snapshots in, events out."""
+"""The events between two states of the swarm. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from peerd.observe.entries import Event
 
 @dataclass(frozen=True, slots=True)
 class PeerState:
-    """How a peer stands in the table."""
+    """The state of a peer in the table."""
 
     stage: int
     leaving: bool = False
@@ -19,22 +19,22 @@ class PeerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmState:
-    """What one look found. A peer that is leaving and does not answer any more is not in it: it has left."""
+    """The state of the swarm at one time. A leaving peer that no longer answers is absent: it has left."""
 
     time_s: float
     peers: Mapping[str, PeerState] = field(default_factory=dict)
     partly_known: frozenset[int] = frozenset()
-    """Stages of a large swarm of which only some peers are known, now these and now those: who appears there has not come."""
+    """Stages of a large swarm whose known peers are a changing sample, so that a new one has not necessarily joined."""
     health: Mapping[str, str] = field(default_factory=dict)
     """Title by code."""
     moves: frozenset[tuple[str, int, str]] = frozenset()
-    """Peer, stage to go to and reason of the last rebalancing plan."""
+    """Peer, target stage and reason of each move in the last rebalancing plan."""
     resumed_at: int | None = None
-    """The step of the checkpoint this daemon took over."""
+    """The step of the checkpoint that this daemon resumed from."""
 
 
 def changes(before: SwarmState, after: SwarmState) -> list[Event]:
-    """Peers first, then decisions, then health; within each in a fixed order."""
+    """Events about peers, then decisions, then health, each in a fixed order."""
     return [*_of_peers(before, after), *_of_decisions(before, after), *_of_health(before, after)]
 
 

@@ -1,4 +1,4 @@
-"""The words of the history: a finished step, a sample of the swarm, an event."""
+"""Entries of the history: a finished step, a sample of the swarm, an event."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedStep:
-    """One step that this daemon applied, or heard of with the state it downloaded."""
+    """A step that this daemon applied, or learned of with the state it downloaded."""
 
     step: int
     loss: float | None
-    """None where nobody has told it yet."""
+    """None if not known yet."""
     tokens: int
     time_s: float | None
-    """Wall clock of the commit here; None where it happened before this daemon was there."""
+    """Wall clock of this daemon's commit; None if the step ended before this daemon joined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +32,12 @@ class Sample:
     """Microbatches held per stage."""
     suspects: int
     counters: Mapping[str, int] = field(default_factory=dict)
-    """By how much each of this daemon's own counters grew; those that did not are left out."""
+    """Increase of each of this daemon's counters; counters that did not grow are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that changed in the swarm or in this daemon."""
+    """A change in the swarm or in this daemon."""
 
     time_s: float
     kind: str
@@ -45,4 +45,4 @@ class Event:
     stage: int | None = None
     text: str = ""
     number: int = 0
-    """Its place in the history; 0 before it has one."""
+    """Its number in the history; 0 before it is written."""

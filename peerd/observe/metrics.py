@@ -1,6 +1,6 @@
-"""The metrics of one daemon: what each is called, what it means, and the text that Prometheus scrapes.
+"""The metrics of one daemon: name and meaning of each, and the text that Prometheus scrapes.
 
-Nothing is counted for their sake: `read` is asked when somebody scrapes, and takes the values from the parts.
+Nothing is counted for the metrics alone: each scrape calls `read`, which collects the values from the parts of the daemon.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from prometheus_client.registry import Collector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Reading = float | Mapping[str | tuple[str, ...], float]
-"""One value, or one for each value of the labels."""
+"""One value, or one for each combination of labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """A metric's name, its kind, what it says, and its labels. Counters are read with `_total` at their end."""
+    """Name, kind, help text and labels of a metric. The name of a counter ends in `_total`."""
 
     name: str
     kind: str
@@ -99,7 +99,7 @@ class _Readings(Collector):
         self._read = read
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: asking for names must not read the parts."""
+        """Return no metrics, so that registering this collector does not read the values."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -120,7 +120,7 @@ def _family(metric: MetricSpec, reading: Reading) -> Metric:
 
 
 def scraper(read: Callable[[], Mapping[str, Reading]]) -> Callable[[], bytes]:
-    """A function that gives the text of a scrape, from a registry of its own."""
+    """A function that returns the text of a scrape, from a registry of its own."""
     registry = CollectorRegistry()
     registry.register(_Readings(read))
     return lambda: generate_latest(registry)

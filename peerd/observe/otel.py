@@ -1,8 +1,7 @@
-"""OpenTelemetry: one microbatch's way through the swarm as a trace. Loaded only where the daemon was asked for it.
+"""OpenTelemetry: the path of a microbatch through the swarm as a trace. Loaded only with --otel.
 
-Where spans go is OpenTelemetry's own affair and set by its environment variables (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME,
-OTEL_TRACES_SAMPLER, ...); OTEL_TRACES_EXPORTER is otlp (over HTTP), console (standard error) or none. Exporting is a thread's work that
-drops what it cannot send.
+OpenTelemetry's environment variables configure the export (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER, ...);
+OTEL_TRACES_EXPORTER is otlp (over HTTP), console (standard error) or none. A thread exports the spans and drops those it cannot send.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ class Tracer:
 
     @contextlib.contextmanager
     def root(self, name: str, attributes: Attributes) -> Iterator[bytes]:
-        """A new trace; gives what travels along, empty where the sampler does not want it."""
+        """Start a trace. Yields the context to send along; it is empty if the sampler does not record this trace."""
         span = self._tracer.start_span(name, attributes=attributes)
         with _ended(span):
             yield _packed(span)
 
     @contextlib.contextmanager
     def child(self, parent: bytes, name: str, attributes: Attributes) -> Iterator[tuple[bytes, OpenSpan]]:
-        """A span in somebody else's trace; `parent` is what travelled along."""
+        """Start a span in the trace of another peer. `parent` is the context that came with the request."""
         span = self._tracer.start_span(name, context=_context_of(parent), kind=SpanKind.SERVER, attributes=attributes)
         with _ended(span):
             yield _packed(span), span
 
     def add(self, parent: OpenSpan, spans: Iterable[Span]) -> None:
-        """What was done within it, after the fact."""
+        """Add finished spans as children of `parent`."""
         offset_s = time.time() - time.monotonic()
         for done in spans:
             attributes: dict[str, str | int] = {"peerd.peer": done.peer, "peerd.bytes": done.num_bytes} if done.peer else {}
@@ -62,14 +61,14 @@ class Tracer:
             span.end(_ns(done.ended_s + offset_s))
 
     def close(self) -> None:
-        """Send what is left, for a moment; a collector that is gone keeps nobody from leaving."""
+        """Send the remaining spans, for at most CLOSE_WITHIN_S, so that an unreachable collector does not delay the daemon's end."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_WITHIN_S)
 
 
 def tracer(peer: str, run: str) -> Tracer:
-    """As the environment says. ValueError for an exporter that is not there."""
+    """Create a tracer from the environment variables. ValueError for an unknown exporter."""
     _complain_once()
     attributes = {"service.instance.id": peer, "peerd.run": run}
     if "OTEL_SERVICE_NAME" not in os.environ:
@@ -100,7 +99,7 @@ def _line(span: ReadableSpan) -> str:
 
 @contextlib.contextmanager
 def _ended(span: OpenSpan) -> Iterator[None]:
-    """Ends it whatever happens, and says how."""
+    """End the span in any case, with an error status if the block raises."""
     try:
         yield
     except BaseException as error:
@@ -126,7 +125,7 @@ def _ns(time_s: float) -> int:
 
 
 class _Once(logging.Handler):
-    """OpenTelemetry says again and again that a collector does not answer; the daemon's log says it once."""
+    """Logs OpenTelemetry's first warning as a warning and repetitions at DEBUG: it warns at every failed export."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

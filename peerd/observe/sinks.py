@@ -1,6 +1,6 @@
-"""Scalars of each finished step, for TensorBoard and Weights & Biases. Written by a thread of their own.
+"""Scalars of each finished step, for TensorBoard and Weights & Biases. A separate thread writes them.
 
-A sink that fails is told of once and given up; nothing here ever waits for one. Its library is loaded when its first scalar comes.
+A sink that fails is logged once and dropped; the event loop never waits for one. Its library is loaded with its first scalar.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import structlog
 
 MAX_WAITING = 1000
-"""Steps that a slow sink may be behind; those beyond are not written."""
+"""Number of steps queued for a slow sink; further ones are dropped."""
 CLOSE_WITHIN_S = 10.0
 LOG = structlog.get_logger()
 Row = tuple[int, float, Mapping[str, float]]
-"""A step, the wall clock when it was over, and its scalars by name."""
+"""A step, the wall clock of its end, and its scalars by name."""
 
 
 class Sink(Protocol):
@@ -30,7 +30,7 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    """Event files that `tensorboard --logdir` shows."""
+    """Event files for `tensorboard --logdir`."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboardX import SummaryWriter
@@ -47,11 +47,12 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run at Weights & Biases, or in `folder` with WANDB_MODE=offline. Its own environment variables say the rest."""
+    """A run at Weights & Biases, or in `folder` with WANDB_MODE=offline. Its environment variables configure the rest."""
 
     def __init__(self, project: str, folder: Path, about: Mapping[str, Any]) -> None:
         if not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or (Path.home() / ".netrc").exists()):
-            raise ValueError("no key: set WANDB_API_KEY, or type `wandb login`, or set WANDB_MODE=offline")  # it would ask the terminal
+            # Without a key wandb would ask for one on the terminal.
+            raise ValueError("no key: set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline")
         import wandb
 
         settings = wandb.Settings(console="off", silent=True, x_disable_stats=True, disable_git=True, disable_code=True)
@@ -69,10 +70,10 @@ class WeightsAndBiases:
 
 
 class Sinks:
-    """Takes rows from the event loop and never blocks it."""
+    """Accepts rows from the event loop without blocking it."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Sink]]) -> None:
-        """`makers` make the sinks, by name, on the sinks' own thread."""
+        """`makers` create the sinks, by name, on the sinks' thread."""
         self._makers = dict(makers)
         self._rows: queue.Queue[Row | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._work, name="sinks", daemon=True)
@@ -83,7 +84,7 @@ class Sinks:
             self._rows.put_nowait(row)
 
     def close(self) -> None:
-        """Write what is left, for a moment."""
+        """Write the remaining rows, within CLOSE_WITHIN_S."""
         with contextlib.suppress(queue.Full):
             self._rows.put(None, timeout=CLOSE_WITHIN_S)
         self._thread.join(CLOSE_WITHIN_S)
@@ -100,8 +101,8 @@ class Sinks:
     def _try(self, name: str, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as error:  # a thread's edge, and libraries that may even exit: training goes on without it
-            LOG.warning("no more scalars for this sink", sink=name, error=f"{type(error).__name__}: {error}"[:300])
+        except BaseException as error:  # the libraries may even raise SystemExit; training continues without the sink
+            LOG.warning("a sink failed and gets no more scalars", sink=name, error=f"{type(error).__name__}: {error}"[:300])
 
 
 def _write(sinks: dict[str, Sink], name: str, maker: Callable[[], Sink], row: Row) -> None:

@@ -1,7 +1,7 @@
-"""The history of one run on disk: an SQLite file in the home, bounded in size, whole after SIGKILL.
+"""The history of one run on disk: an SQLite file in the home, bounded in size and intact after SIGKILL.
 
-Every method runs on the history's own thread (archive.py). sqlite3.Error is for the caller; a file that cannot be read
-when it is opened is set aside and a new one begun.
+Every method runs on the history's thread (archive.py). The caller handles sqlite3.Error. A file that cannot be read when it is opened
+is set aside, and a new one is created.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ CREATE TABLE IF NOT EXISTS counted
 
 
 class HistoryStore:
-    """Contract: a step is counted once per stage however often it is reported; a later report of a step fills what was unknown."""
+    """Contract: a step is counted once per stage, however often it is reported; a later report fills in unknown values."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             self._db = self._open()
-        except sqlite3.OperationalError:  # no disk, no permission: another file would fare no better
+        except sqlite3.OperationalError:  # no disk or no permission: a new file would fail, too
             raise
         except sqlite3.DatabaseError as error:
             self._set_aside(str(error))
@@ -66,7 +66,7 @@ class HistoryStore:
             with db:
                 db.executescript(_SCHEMA)
                 if not any(name == "tokens" for _, name, *_ in db.execute("PRAGMA table_info(tallies)")):
-                    db.execute("ALTER TABLE tallies ADD COLUMN tokens INTEGER")  # NULL, and stays so: nobody counted those before
+                    db.execute("ALTER TABLE tallies ADD COLUMN tokens INTEGER")  # old rows keep NULL: their tokens were not counted
                 db.execute(f"PRAGMA user_version={VERSION}")
         except BaseException:
             db.close()
@@ -99,12 +99,12 @@ class HistoryStore:
             )
 
     def add_evaluations(self, evaluations: Iterable[Evaluation]) -> None:
-        """A later one of the same step replaces the earlier."""
+        """Add evaluations; a later one of the same step replaces the earlier."""
         with self._db:
             self._db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?)", [(each.step, each.loss) for each in evaluations])
 
     def count(self, averages: Iterable[tuple[Roster, int]]) -> None:
-        """Credit the members of applied averages with the microbatches they brought, each of so many tokens."""
+        """Credit the members of applied averages with their microbatches. Each average comes with its tokens per microbatch."""
         with self._db:
             for roster, tokens in averages:
                 known = self._db.execute("SELECT last_step FROM counted WHERE stage = ?", (roster.stage,)).fetchone()
@@ -123,7 +123,7 @@ class HistoryStore:
                 )
 
     def prune(self, now_s: float) -> None:
-        """Merge old samples, and drop what is beyond the bounds: every second one of the older steps, the oldest events."""
+        """Merge old samples, and delete rows beyond the bounds: every second one of the older steps, the oldest events."""
         with self._db:
             for age_s, span_s in TIERS:
                 self._thin(now_s - age_s, span_s)
@@ -153,12 +153,12 @@ class HistoryStore:
     # Reading
 
     def steps(self, since: int = 0, most: int = MAX_STEPS) -> list[FinishedStep]:
-        """The newest `most` of those numbered `since` and later, in order."""
+        """The newest `most` steps numbered `since` and later, in order."""
         rows = self._db.execute("SELECT * FROM steps WHERE step >= ? ORDER BY step DESC LIMIT ?", (since, most)).fetchall()
         return [FinishedStep(step=step, loss=loss, tokens=tokens, time_s=time_s) for step, loss, tokens, time_s in reversed(rows)]
 
     def evaluations(self, since: int = 0, most: int = MAX_STEPS) -> list[Evaluation]:
-        """The newest `most` of those of step `since` and later, in order."""
+        """The newest `most` evaluations of step `since` and later, in order."""
         rows = self._db.execute("SELECT step, loss FROM evaluations WHERE step >= ? ORDER BY step DESC LIMIT ?", (since, most)).fetchall()
         return [Evaluation(step, loss) for step, loss in reversed(rows)]
 
@@ -167,14 +167,14 @@ class HistoryStore:
         return [_sample_of(row) for row in rows]
 
     def events(self, after: int = 0, most: int = MAX_EVENTS) -> list[Event]:
-        """The newest `most` of those numbered above `after`, in order."""
+        """The newest `most` events numbered above `after`, in order."""
         rows = self._db.execute(
             "SELECT number, time_s, kind, peer, stage, text FROM events WHERE number > ? ORDER BY number DESC LIMIT ?", (after, most)
         ).fetchall()
         return [Event(number=n, time_s=t, kind=kind, peer=peer, stage=stage, text=text) for n, t, kind, peer, stage, text in reversed(rows)]
 
     def churn(self, since_s: float, span_s: float) -> list[tuple[float, str, int]]:
-        """How many events of each kind about peers there were in each span of time: its middle, the kind, the number; in order."""
+        """Number of events about peers by time span and kind, in order: middle of the span, kind, number."""
         rows = self._db.execute(
             "SELECT CAST(time_s / ? AS INTEGER) AS span, kind, count(*) FROM events WHERE time_s > ? AND peer != ''"
             " GROUP BY span, kind ORDER BY span, kind",

@@ -1,4 +1,4 @@
-"""How the past is thinned out, so that a history stays small however long a run lasts. Pure."""
+"""Thinning of old samples, which keeps a history small however long a run lasts. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from peerd.observe.entries import FinishedStep, Sample
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 TIERS = ((HOUR_S, 30.0), (DAY_S, 300.0), (30 * DAY_S, HOUR_S))
-"""Samples older than the first number are merged into spans of the second."""
+"""Age and span in seconds: samples older than the age are merged into one for each span."""
 
 
 def merged(samples: Sequence[Sample]) -> Sample:
-    """One sample for several in a row: counts add up, the rest is the mean over time."""
+    """Merge consecutive samples into one: counters are added, other values averaged over time."""
     last, span_s = samples[-1], sum(sample.span_s for sample in samples)
     totals: dict[str, int] = {}
     for sample in samples:
@@ -33,18 +33,18 @@ def merged(samples: Sequence[Sample]) -> Sample:
 
 
 def thinned(samples: Sequence[Sample], span_s: float) -> list[Sample]:
-    """Samples in order of time, those of one span as one."""
+    """Merge the samples of each span of time into one, in order."""
     return [merged(list(group)) for _, group in groupby(samples, key=lambda sample: sample.time_s // span_s)]
 
 
 def every_so_many(steps: Sequence[FinishedStep], most: int) -> list[FinishedStep]:
-    """For a picture: so many of them at most, evenly spaced, with the newest."""
+    """At most `most` steps for a chart, evenly spaced, including the newest."""
     size = -(-len(steps) // most)
     return list(steps[::-1][:: max(1, size)][::-1])
 
 
 def at_most(samples: Sequence[Sample], most: int) -> list[Sample]:
-    """For a picture: so many points at most, over the same time."""
+    """At most `most` samples for a chart, over the same time."""
     size = -(-len(samples) // most)
     return [merged(samples[start : start + size]) for start in range(0, len(samples), size)] if samples else []
 
@@ -54,6 +54,6 @@ def _mean(values: Iterable[tuple[float, float]], span_s: float) -> float:
 
 
 def _means(rows: Sequence[tuple[int, ...]], samples: Sequence[Sample], span_s: float) -> tuple[int, ...]:
-    """Per stage; a run's number of stages never changes."""
+    """The mean of each stage. A run's number of stages never changes."""
     width = min(len(row) for row in rows)
     return tuple(round(_mean(((row[i], s.span_s) for row, s in zip(rows, samples, strict=True)), span_s)) for i in range(width))

@@ -57,4 +57,4 @@ def test_a_collector_that_is_not_there_costs_one_warning(monkeypatch: pytest.Mon
         alone.request("leave")
         assert alone.exit_code() == 0
         warnings = [json.loads(line)["event"] for line in alone.log.splitlines() if '"warning"' in line]
-        assert sorted(warnings) == ["OpenTelemetry cannot export", "no more scalars for this sink"]
+        assert sorted(warnings) == ["OpenTelemetry cannot export", "a sink failed and gets no more scalars"]

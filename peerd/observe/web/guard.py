@@ -1,8 +1,8 @@
-"""Who may ask the dashboard for what: pure decisions about one request.
+"""Access control of the dashboard: pure decisions about one request.
 
-The page is for this machine's user. Three things are kept out: other web sites that a browser has open (their Host or Origin
-is not ours: DNS rebinding, cross-site requests), strangers on the network (the token, unless the dashboard is public), and too
-many requests (public only). A public page is for everybody, so it is served by whatever name it is known.
+The page is for this machine's user. The guard refuses other web sites that a browser has open (DNS rebinding and cross-site requests,
+recognised by Host and Origin), requests from the network without the token (unless the dashboard is public), and too many requests
+(public only). A public page is served under any host name.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MAX_ADDRESSES = 4096
 CODE_LIFE_S = 60.0
 MAX_CODES = 16
 OPENS = "/open/"
-"""Where a code is shown; all that can be had there is the token's cookie."""
+"""Path under which a code is exchanged for the token's cookie, and nothing else is served."""
 LOOPBACK_NAMES = frozenset({"localhost"})
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(?::\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How the dashboard is served."""
+    """Address, token and mode of the dashboard."""
 
     host: str
     port: int
@@ -44,7 +44,7 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """Cookies know no port: each daemon's has a name of its own."""
+        """Name of this daemon's cookie. It contains the port, because browsers share cookies between the ports of a host."""
         return f"{TOKEN_COOKIE}-{self.port}"
 
     @property
@@ -54,19 +54,19 @@ class Access:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What of a request matters here."""
+    """The parts of a request that decide about access."""
 
     method: str
     path: str
     host: str
     origin: str = ""
     tokens: tuple[str, ...] = ()
-    """Those it brings: in the cookie, the address or a header."""
+    """The tokens it carries, in the cookie, the address or a header."""
 
 
 def why_refuse(asked: Asked, access: Access) -> tuple[HTTPStatus, str] | None:
-    """None when the request may go on, else the status and the reason."""
-    scraped = asked.path == "/metrics" and not access.on_loopback  # scrapers know this machine by names we do not
+    """The status and the reason of a refusal, or None if the request is allowed."""
+    scraped = asked.path == "/metrics" and not access.on_loopback  # scrapers may use host names unknown to this daemon
     if not scraped and not access.public and not _is_ours(asked.host, access):
         return HTTPStatus.MISDIRECTED_REQUEST, "not by this name: use the IP address, or localhost"
     if asked.origin and asked.origin not in (f"http://{asked.host}", f"https://{asked.host}"):
@@ -88,10 +88,10 @@ def has_token(asked: Asked, access: Access) -> bool:
 
 
 def who_asks(client: str, forwarded: str, access: Access) -> str:
-    """The address that a request counts for.
+    """The address whose rate limit a request counts towards.
 
-    Behind a proxy on this machine that is whom the proxy heard, else all its visitors would share one limit. A proxy appends the
-    address it sees to `forwarded` (X-Forwarded-For), so what a visitor wrote there before counts for nothing.
+    Behind a proxy on this machine it is the proxy's client; otherwise all its visitors would share one limit. A proxy appends its
+    client's address to `forwarded` (X-Forwarded-For), so only the last entry is trusted.
     """
     proxy, last = _as_address(client), forwarded.rpartition(",")[2].strip()
     passed_on = access.public and proxy is not None and proxy.is_loopback and _as_address(last) is not None
@@ -99,7 +99,7 @@ def who_asks(client: str, forwarded: str, access: Access) -> str:
 
 
 def _is_ours(host: str, access: Access) -> bool:
-    """An address as numbers cannot be rebound; of names only localhost is ours, and whatever the dashboard was told to listen on."""
+    """True if the Host header cannot come from DNS rebinding: a numeric address that the dashboard listens on, or localhost."""
     parts = _HOST.fullmatch(host)
     if parts is None:
         return False
@@ -119,24 +119,24 @@ def _as_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 @dataclass(slots=True)
 class Codes:
-    """Codes that stand for the token, each once and for a minute: a browser's command line, where one goes, is for all users to see."""
+    """Codes that replace the token once, for a minute. All users of a machine can read a browser's command line, so it gets a code."""
 
     _until_s: dict[str, float] = field(default_factory=dict)
 
     def add(self, code: str, now_s: float) -> None:
-        """The oldest goes where there are many."""
+        """Add a code. If there are too many, the oldest is dropped."""
         self._until_s[code] = now_s + CODE_LIFE_S
         if len(self._until_s) > MAX_CODES:
             del self._until_s[next(iter(self._until_s))]
 
     def take(self, code: str, now_s: float) -> bool:
-        """Whether it holds; from now on it does not."""
+        """True if the code is valid. It is invalid from now on."""
         return now_s < self._until_s.pop(code, now_s)
 
 
 @dataclass(slots=True)
 class RateLimit:
-    """A bucket of requests per address, that fills up again."""
+    """A token bucket for each address."""
 
     per_s: float = REQUESTS_PER_S
     burst: float = BURST

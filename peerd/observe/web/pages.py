@@ -1,4 +1,4 @@
-"""The dashboard's HTTP: routes, the guard before all of them, and the server inside the daemon's own event loop."""
+"""HTTP of the dashboard: routes, the guard in front of them, and the server, which runs in the daemon's event loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_CONNECTIONS = 256
 
 
 class Guard:
-    """Refuses before anything else is done, and puts the security headers on every answer."""
+    """Refuses requests before anything else is done, and adds the security headers to every answer."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -86,7 +86,7 @@ def _address(request: Request, access: Access) -> str:
 
 
 class Pages:
-    """The endpoints. Assets are read once."""
+    """The endpoints. Assets are read once, at the start."""
 
     def __init__(self, source: DashboardSource, stream: Stream, access: Access) -> None:
         self._source = source
@@ -95,13 +95,13 @@ class Pages:
         self._assets = {path.name: path.read_bytes() for path in ASSETS.iterdir() if path.suffix in TYPES}
 
     async def page(self, request: Request) -> Response:
-        """With the token in its address: keep it in a cookie that no script can read, and take it out of the address."""
+        """The page. A token in the address is moved to a cookie that scripts cannot read, by a redirect."""
         if "token" in request.query_params:
             return self._welcome(has_token(_asked(request, self._access), self._access))
         return self._asset("index.html")
 
     async def open(self, request: Request) -> Response:
-        """With a code in its address, which stands for the token once."""
+        """Exchange the code in the address, which is valid once, for the cookie."""
         return self._welcome(request.method == "GET" and self._source.take_code(request.path_params["code"]))
 
     def _welcome(self, knows_token: bool) -> Response:
@@ -120,7 +120,7 @@ class Pages:
         return Response(content, media_type=TYPES[Path(name).suffix])
 
     async def session(self, request: Request) -> Response:
-        """What whoever asks may do."""
+        """The rights of the client."""
         may_act = not self._access.public and has_token(_asked(request, self._access), self._access)
         return JSONResponse({"may_act": may_act, "public": self._access.public})
 
@@ -129,7 +129,7 @@ class Pages:
         reach_s = RANGES_S.get(request.query_params.get("range", ""), USUAL_RANGE_S)
         if self._stream.is_full(address):
             return PlainTextResponse("too many look at once\n", HTTPStatus.SERVICE_UNAVAILABLE)
-        at_once = {"x-accel-buffering": "no"}  # what a proxy is told, which else collects events before it passes them on
+        at_once = {"x-accel-buffering": "no"}  # keeps a proxy from buffering the events
         return StreamingResponse(self._stream.watch(address, reach_s), headers=at_once, media_type="text/event-stream")
 
     async def contributions(self, _request: Request) -> Response:
@@ -175,13 +175,13 @@ def build(source: DashboardSource, stream: Stream, access: Access) -> ASGIApp:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the daemon's affair."""
+        """Do nothing: the daemon handles signals."""
         yield
 
 
 @contextlib.asynccontextmanager
 async def dashboard(listener: socket.socket, source: DashboardSource, access: Access) -> AsyncIterator[None]:
-    """Serves until the block ends."""
+    """Serve the dashboard on a bound socket until the block ends."""
     stream = Stream(source)
     config = uvicorn.Config(
         build(source, stream, access),

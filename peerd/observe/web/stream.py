@@ -1,4 +1,4 @@
-"""The live stream: while somebody looks, one message a tick is made and sent to all who look."""
+"""The live stream: while there are viewers, each tick makes one message and sends it to all of them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ KEEP_ALIVE_S = 15.0
 
 
 class DashboardSource(Protocol):
-    """Where the dashboard gets what it shows."""
+    """Source of the dashboard's data, implemented by the daemon."""
 
     async def past(self, reach_s: float) -> Mapping[str, Any]:
-        """All there is to know at first, of so long ago: steps, samples, events."""
+        """Steps, samples and events of the last `reach_s` seconds: the first message to a viewer."""
         ...
 
     async def now(self, seen: Mapping[str, int]) -> Mapping[str, Any]:
-        """The swarm of this moment, and what of the past is newer than `seen`."""
+        """The current state of the swarm, and the steps, samples and events that are newer than `seen`."""
         ...
 
     async def contributions(self) -> Mapping[str, Any]: ...
@@ -32,18 +32,18 @@ class DashboardSource(Protocol):
     async def leave(self) -> None: ...
 
     async def pause(self, yes: bool) -> None:
-        """Or go on."""
+        """Pause the daemon, or resume it."""
         ...
 
     def metrics(self) -> bytes: ...
 
     def take_code(self, code: str) -> bool:
-        """Whether it stands for the token; from now on it does not."""
+        """True if the code replaces the token. It is invalid from now on."""
         ...
 
 
 class Stream:
-    """One for all viewers. Contract: nothing is computed while nobody looks; a slow viewer misses messages, and delays nobody."""
+    """The stream to all viewers. Contract: without viewers nothing is computed; a slow viewer misses messages and delays no other."""
 
     def __init__(self, source: DashboardSource) -> None:
         self._source = source
@@ -52,7 +52,7 @@ class Stream:
         self._seen: dict[str, int] = {}
 
     async def watch(self, address: str, reach_s: float) -> AsyncIterator[bytes]:
-        """Server-sent events for one viewer, until it goes or the daemon does; first what was in the last `reach_s`."""
+        """Server-sent events for one viewer, until it or the daemon leaves. The first one covers the last `reach_s` seconds."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(WAITING_PER_VIEWER)
         self._viewers[queue] = address
         try:
@@ -72,7 +72,7 @@ class Stream:
             del self._viewers[queue]
 
     def is_full(self, address: str) -> bool:
-        """Whether one more from this address would be too many."""
+        """True if another viewer from this address would exceed a limit."""
         return len(self._viewers) >= MAX_VIEWERS or list(self._viewers.values()).count(address) >= MAX_PER_ADDRESS
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class Stream:
                     _put(queue, message)
                 await asyncio.sleep(TICK_S if now["num_peers"] <= SMALL_SWARM else LARGE_TICK_S)
         finally:
-            self._send_away()  # whoever still looks comes back, and this begins anew
+            self._send_away()  # remaining viewers reconnect, which starts a new task
 
     def _send_away(self) -> None:
         for queue in self._viewers:

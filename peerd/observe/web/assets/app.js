@@ -1,4 +1,4 @@
-// The page: listens to the daemon's stream and hands what it says to the parts. It keeps the past that the charts draw.
+// The page: reads the daemon's stream and passes its messages to the parts. It keeps the history for the charts.
 
 import { Chart, smoothed } from "/assets/chart.js";
 import { amount, bytes, clock, dayAndTime, duration, minutes, say, whole } from "/assets/format.js";
@@ -11,7 +11,7 @@ const RETRY_MS = 1000, SILENT_MS = 6000, SHARES_MS = 5000, SHARES_TURNS = 4, OBE
 const DAY_S = 24 * 3600, SHORT_S = 600, KEPT = "peerd-range";
 
 const past = { run: null, me: "", steps: new Map(), evaluations: new Map(), samples: new Map(), churn: [], reach: null, spacing: 0, began: 0 };
-const places = new Map(); // of each peer in its stage: in the order in which they were first seen
+const places = new Map(); // the position of each peer in its stage, in the order in which peers were first seen
 let latest = null, heardAt = 0, charted = "", stream = null, share = null, waiting = null, turn = 0, arrived = 0;
 
 const map = new SwarmMap($("map"), $("told"), (peer) => showChosen($("chosen"), peer, past.me, past.run.microbatches_per_step));
@@ -71,7 +71,7 @@ function takeNow(now) {
   document.documentElement.dataset.updateMs = (performance.now() - began).toFixed(1);
 }
 
-// As far apart as those of the past, so that a long range stays as it is while time goes on.
+// New points keep the spacing of the history, so that a long range does not change its shape over time.
 function addSample(row) {
   const newest = [...past.samples.keys()].at(-1) ?? 0;
   if (row[0] <= newest) return;
@@ -80,7 +80,7 @@ function addSample(row) {
   if (past.reach) for (const time of past.samples.keys()) { if (time >= row[0] - past.reach) break; past.samples.delete(time); }
 }
 
-// This machine first, then as they came: whoever joins takes nobody's place.
+// This machine first, then the others in order of arrival, so that a joining peer moves no other.
 function inPlace(peers) {
   for (const peer of peers) if (!places.has(peer.id)) places.set(peer.id, peer.id === past.me ? -1 : (arrived += 1));
   return peers.sort((a, b) => places.get(a.id) - places.get(b.id));
@@ -100,7 +100,7 @@ function showFigures(now, stages) {
   say($("step"), whole(step));
   say($("step-note"), run.steps ? `of ${whole(run.steps)}${left > 0 ? `, ${duration(left)} left` : ""}` : "");
   $("progress").value = run.steps ? step / run.steps : 0;
-  const loss = now.loss ?? losses.at(-1)?.[1] ?? null, before = losses.at(-11); // known, though nobody may be left who tells it
+  const loss = now.loss ?? losses.at(-1)?.[1] ?? null, before = losses.at(-11); // known even if no peer reports it any more
   say($("loss"), loss === null ? "\u2013" : loss.toFixed(3));
   if (loss === null) say($("loss-note"), "known after the first step");
   const change = before && loss !== null ? loss - before[1] : null;
@@ -129,7 +129,7 @@ function showCharts() {
     : [{ name: "all stages", points: smoothed(gapped(samples, (row) => sum(row[5])), 5) }]);
 }
 
-// Where the daemon did not run there is no line.
+// The line has a gap where the daemon did not run.
 function gapped(samples, read) {
   const points = [];
   let usual = Infinity;
@@ -146,7 +146,7 @@ async function fetchSession() {
   try {
     const session = await (await fetch("/api/session")).json();
     $("leave").hidden = $("pause").hidden = !session.may_act;
-  } catch { /* the stream says that the connection is lost */ }
+  } catch { /* the stream reports a lost connection */ }
 }
 
 async function fetchShares() {
@@ -191,7 +191,7 @@ function state(name) {
 }
 
 $("range").addEventListener("change", () => {
-  try { localStorage.setItem(KEPT, $("range").value); } catch { /* then it is for this time only */ }
+  try { localStorage.setItem(KEPT, $("range").value); } catch { /* the choice then lasts until the page is closed */ }
   connect();
 });
 $("as-table").addEventListener("toggle", () => latest && takeNow({ ...latest, events: [] }));
@@ -205,6 +205,6 @@ $("sure").addEventListener("close", async () => {
 });
 setInterval(() => { turn += 1; if (share === null || turn % SHARES_TURNS === 0) fetchShares(); }, SHARES_MS);
 setInterval(() => { if (heardAt && Date.now() - heardAt > SILENT_MS) state("lost"); }, 1000);
-try { $("range").value = localStorage.getItem(KEPT) ?? "24h"; } catch { /* as it is */ }
+try { $("range").value = localStorage.getItem(KEPT) ?? "24h"; } catch { /* keep the default */ }
 if (!$("range").value) $("range").value = "24h";
 connect();

@@ -1,12 +1,12 @@
-// Line charts: a few series over one axis, lanes of marks below them, and a crosshair that tells the values.
+// Line charts: a few series over one axis, lanes of marks below them, and a crosshair that shows the values.
 
 import { draw, set } from "/assets/format.js";
 
 const LEFT = 52, RIGHT = 6, TOP = 18, BOTTOM = 20, LANE = 15, MIDDLE_FROM = 300, LEGEND_LINE = 16;
-const NEAR = 0.01; // of the width: marks so close to the crosshair are told
+const NEAR = 0.01; // share of the width: marks this close to the crosshair are shown
 
 export class Chart {
-  // options: x and y format numbers; fromZero starts the y axis at 0; area fills below the first series; lanes name those of marks.
+  // options: x and y format numbers; fromZero starts the y axis at 0; area fills below the first series; lanes are the names of lanes.
   constructor(host, options) {
     this.host = host;
     this.options = options;
@@ -15,7 +15,7 @@ export class Chart {
     host.append(this.svg);
     this.series = [];
     this.marks = [];
-    this.long = new Map(); // how long names are, in pixels
+    this.long = new Map(); // width of names in pixels
     this.lanes = options.lanes ?? [];
     this.floor = BOTTOM + (this.lanes.length ? this.lanes.length * LANE + 4 : 0);
     new ResizeObserver(() => this.paint()).observe(host);
@@ -85,7 +85,7 @@ export class Chart {
     return this.box.height - this.floor + 8 + LANE * (lane + 0.5);
   }
 
-  // A stroke for each mark, thicker where it stands for several. The lane says what it is; its colour only repeats that.
+  // A stroke for each mark, thicker if it counts several. The lane gives its meaning; the colour only repeats it.
   paintMarks() {
     for (const [x, lane, count] of this.marks) {
       if (x < this.box.x0 || x > this.box.x1) continue;
@@ -94,7 +94,7 @@ export class Chart {
     }
   }
 
-  // Names of the lines, each with a piece of its line, from the right.
+  // The legend: the name of each line with a sample of it, from the right.
   paintLegend() {
     const shown = this.series.filter((one) => !one.faint);
     if (shown.length < 2) return;
@@ -148,7 +148,7 @@ export class Chart {
 const min = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
 const max = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
 
-// The points between two gaps.
+// Split a series at its gaps.
 function runsOf(points) {
   const runs = [[]];
   for (const point of points) point[1] === null ? runs.push([]) : runs.at(-1).push(point);
@@ -159,13 +159,13 @@ function pathOf(points, X, Y) {
   let pen = "M", path = "";
   for (const [x, y] of points) {
     if (y === null) { pen = "M"; continue; }
-    path += `${pen}${X(x).toFixed(1)} ${Y(y).toFixed(1)}${pen === "M" ? "h0" : ""}`; // a point alone is a dot
+    path += `${pen}${X(x).toFixed(1)} ${Y(y).toFixed(1)}${pen === "M" ? "h0" : ""}`; // a single point is a dot
     pen = "L";
   }
   return path;
 }
 
-// Round numbers for the axis, and where it begins and ends.
+// Round numbers for the axis, and its limits.
 export function scale(low, high) {
   if (high - low < 1e-9) { high += Math.abs(high) * 0.1 || 1; low -= low ? Math.abs(low) * 0.1 : 0; }
   const rough = (high - low) / 3, power = 10 ** Math.floor(Math.log10(rough));
@@ -181,7 +181,7 @@ function nearest(points, wanted) {
   return best;
 }
 
-// The mean of each point and up to `reach` neighbours on both sides: it lags behind nothing. A gap stays a gap.
+// The mean of each point and up to `reach` neighbours on both sides, so that it has no lag. A gap stays a gap.
 export function smoothed(points, reach) {
   return points.map(([x, y], index) => {
     if (y === null) return [x, null];

@@ -1,4 +1,4 @@
-// How numbers, times and names are written. A peer's own words go into the page as text only.
+// Formatting of numbers, times and names. Text that a peer chose enters the page as text only.
 
 const UNITS = ["", "K", "M", "G", "T", "P"];
 
@@ -33,7 +33,7 @@ export const minutes = (seconds) => MINUTES.format(seconds * 1000);
 
 const WEEKDAY = new Intl.DateTimeFormat("en-GB", { weekday: "short" });
 
-// Of today to the second, of this week by its day, else by its date.
+// A time: today's to the second, this week's with its day, others with their date.
 export function moment(seconds, now = Date.now() / 1000) {
   if (DAY.format(seconds * 1000) === DAY.format(now * 1000) && now - seconds < 86400) return clock(seconds);
   return now - seconds < 6 * 86400 ? `${WEEKDAY.format(seconds * 1000)} ${minutes(seconds)}` : DAY.format(seconds * 1000);
@@ -56,7 +56,7 @@ export function draw(name, attributes = {}, text) {
   return element;
 }
 
-// Touches only what differs: with a thousand peers that is what keeps an update short.
+// Set only attributes that differ, which keeps updates fast with a thousand peers.
 export function set(element, attributes) {
   for (const [key, value] of Object.entries(attributes)) {
     const text = String(value);

@@ -1,20 +1,20 @@
-// The map: stages in the order of the pipeline, their peers, and how work may flow between them.
+// The map: stages in the order of the pipeline, their peers, and the possible flow of work between them.
 
 import { amount, draw, say, set, shortId } from "/assets/format.js";
 
 const GLYPHS = { averaging: "\u21c4", averaged: "\u2713", joining: "\u2193", leaving: "\u2192", suspect: "?" };
-const FEW = 8; // up to so many peers of a stage have a name and lines to the next stage's
+const FEW = 8; // a stage with at most this many peers shows their names and lines to the next stage
 const HEAD = 46;
 const NARROW = 560;
 
-// A row of the stream's "now" message, by name.
+// A peer's row of the stream's "now" message, as an object with named fields.
 export function peerOf(row, stage) {
   const [id, phase, step, done, queue, throughput, tokens, device, inFlight, reach] = row;
   return { id, phase, step, done, queue, throughput, tokens, device, inFlight, reach, stage };
 }
 
 export class SwarmMap {
-  // `told` is heard by those who do not see: what was chosen, and not whatever of it changes.
+  // `told` is text for screen readers: it names the selection and does not repeat its changes.
   constructor(host, told, onChoose) {
     this.host = host;
     this.told = told;
@@ -71,7 +71,7 @@ export class SwarmMap {
     this.choose(filled[column].peers[row].id);
   }
 
-  // Positions of everything, in pixels of the width there is. On a narrow screen the pipeline runs downwards.
+  // Positions in pixels, for the available width. On a narrow screen the pipeline runs downwards.
   layout() {
     const width = Math.max(280, this.host.clientWidth);
     if (!this.stages.length) return;
@@ -185,7 +185,7 @@ export class SwarmMap {
     if (mark.title) say(mark.title, `${peer.id}, ${peer.phase}`);
   }
 
-  // Any peer may send to any of the next stage; a line is as strong as both ends are fast.
+  // Any peer may send to any peer of the next stage; a line's strength is the speed of both ends.
   drawEdges(places) {
     const lines = [];
     for (let at = 0; at + 1 < this.stages.length; at += 1) {
@@ -209,7 +209,7 @@ export class SwarmMap {
   curve(start, end, before, after) {
     const points = (x1, y1, x2, y2, x3, y3, x4, y4) => `M${x1.toFixed(1)} ${y1.toFixed(1)}C${x2.toFixed(1)} ${y2.toFixed(1)} ${x3.toFixed(1)} ${y3.toFixed(1)} ${x4.toFixed(1)} ${y4.toFixed(1)}`;
     if (this.upright) {
-      const y1 = start.y + before, y2 = end.y - after, middle = (y1 + y2) / 2; // names stand below few peers
+      const y1 = start.y + before, y2 = end.y - after, middle = (y1 + y2) / 2; // with few peers, names are below them
       return points(start.x, y1, start.x, middle, end.x, middle, end.x, y2);
     }
     const x1 = start.x + before, x2 = end.x - after, middle = (x1 + x2) / 2;
@@ -227,7 +227,7 @@ export class SwarmMap {
 
 const nobodyIn = (stage) => stage.peers.length === 0;
 
-// Those of a stage that take work, each with its share of the stage's speed.
+// The peers of a stage that accept work, each with its share of the stage's speed.
 function flowing(stage) {
   const able = stage.peers.filter((peer) => !["suspect", "joining"].includes(peer.phase));
   const total = able.reduce((sum, peer) => sum + peer.throughput, 0);

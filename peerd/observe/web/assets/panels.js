@@ -1,4 +1,4 @@
-// The panels around the map: facts, events, contributions, health. All text goes in as text.
+// The panels around the map: facts, events, contributions, health. All text is inserted as text, never as markup.
 
 import { amount, bytes, duration, make, moment, say, shortId, whole } from "/assets/format.js";
 
@@ -17,7 +17,7 @@ const TELL = {
   cleared: ["\u2713", "good", (e) => `No longer: ${titled(e.text)}`],
 };
 
-// The lanes of the chart of peers, and which kinds of events are marked in which.
+// The lanes of the chart of peers, with the kinds of events marked in each.
 export const LANES = ["joined", "suspect", "lost", "moved"];
 const LANE_OF = { started: 0, joined: 0, suspect: 1, left: 2, gone: 2, moved: 3 };
 export const markOf = (time, kind, count) => (kind in LANE_OF ? [[time, LANE_OF[kind], count]] : []);
@@ -35,7 +35,7 @@ export class Events {
     this.newest = 0;
   }
 
-  // Gives those that were not there yet.
+  // Returns the events that are new.
   add(events, me, most = 200) {
     const fresh = events.filter((event) => event.number > this.newest);
     for (const event of fresh) {
@@ -57,7 +57,7 @@ function line(event, me) {
 
 const MOST_SHARES = 10;
 
-// Names and values; only what differs is touched, so that a reader of the screen is not told the same again.
+// Names and values. Only differences are changed, so that a screen reader does not repeat the rest.
 function facts(host, pairs, wrapped) {
   const key = pairs.map(([name]) => name).join("|");
   if (host.dataset.key !== key) {
@@ -97,7 +97,7 @@ export function showHealth(alerts, notes, items) {
   lines(notes, info, (item) => make("li", {}, ...typed(`${item.title}; ${item.remedy}`)));
 }
 
-// What stands between backticks is to be typed.
+// Text between backticks is shown as code.
 const typed = (text) => text.split("`").map((part, index) => (index % 2 ? make("code", {}, part) : part));
 
 function lines(host, items, tell) {
@@ -107,7 +107,7 @@ function lines(host, items, tell) {
   host.replaceChildren(...items.map(tell));
 }
 
-// Who computed what; gives this machine's share, or null where nothing is counted.
+// The contributions of each peer. Returns this machine's share, or null if nothing is counted.
 export function showShares(host, note, told) {
   const sums = new Map();
   for (const stage of told.stages) for (const row of stage.peers) {
