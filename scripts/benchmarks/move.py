@@ -32,7 +32,11 @@ from scripts.benchmarks._report import Row, print_json, print_table, progress, r
 NUM_STAGES, MOVER = 2, 2
 """Peers 0 and 1 serve stages 0 and 1; peer 2 begins in stage 0."""
 STAND_IN_MS, SLOW_FACTOR, LESS = 40.0, 3.0, 0.5
-"""Per microbatch; of the mover; and the share of its time that the peer of the weaker stage may compute."""
+"""Per microbatch; of the mover; and the share of its time that the peer of the weaker stage may compute.
+
+A step takes longer than the 0.3 s that a leaving peer waits for news: within shorter ones it waits again.
+"""
+SETTLING_STEPS = 3
 PERIOD_S = 4.0
 """Between two looks at whether to move."""
 POLL_S = 0.01
@@ -99,15 +103,15 @@ class Watched:
 
     def move(self) -> Absence:
         """Let the other stage become the weaker one."""
-        before = self._row()
-        assert before is not None
+        here = self._settled()
         for stage in range(NUM_STAGES):
-            duty = 1.0 if stage == before["stage"] else LESS
+            duty = 1.0 if stage == here else LESS
             self._swarm.daemons[stage].client.request("limits", change={"duty": duty})
         decided_s = self._until(lambda: (row := self._row()) is not None and row["leaving"], "the peer moves")
         return self._absence(decided_s)
 
     def pause(self) -> Absence:
+        self._settled()
         client = self._swarm.daemons[MOVER].client
         decided_s = time.monotonic()
         client.request("pause", for_s=0.0, wait=False)
@@ -115,6 +119,13 @@ class Watched:
         client.request("pause", for_s=0.0, silence_s=PATIENCE_S)
         client.request("resume")
         return self._absence(decided_s, gone_s)
+
+    def _settled(self) -> int:
+        """The stage that the mover has served for some steps: it does not fall behind again."""
+        client = self._swarm.daemons[MOVER].client
+        step = client.request("status")["peer"]["step"] + SETTLING_STEPS
+        client.request("wait", step=step, timeout_s=PATIENCE_S, silence_s=PATIENCE_S)
+        return int(client.request("status")["peer"]["stage"])
 
     def _absence(self, decided_s: float, gone_s: float | None = None) -> Absence:
         if gone_s is None:
