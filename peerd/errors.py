@@ -141,7 +141,7 @@ class UnheardError(PeerGoneError):
     """Out of reach before it took the call: nothing has been done in vain."""
 
 
-def exit_code_of(code: int) -> type[PeerdError]:
+def error_class_of(code: int) -> type[PeerdError]:
     """The error class a child's exit code stands for (PeerdError where none does)."""
     known: dict[int, type[PeerdError]] = {kind.exit_code: kind for kind in PeerdError.__subclasses__()}
     known[ExitCode.FAILURE] = PeerdError

@@ -49,10 +49,10 @@ class TextModel:
     max_context: int
 
 
-def open_speaker(sources: Sequence[Path]) -> TextModel:
+def open_text_model(sources: Sequence[Path]) -> TextModel:
     """Raises ManifestError or UsageError where the sources hold no language model that goes on from a prompt."""
     if len(sources) == 1 and (sources[0] / "config.json").exists():
-        return _exported_speaker(sources[0])
+        return _exported_text_model(sources[0])
     reached = gather(sources)
     manifest = reached.manifest
     _check_goes_on(manifest)
@@ -94,7 +94,7 @@ def _refuse_masked(is_masked: bool) -> None:
         raise UsageError("a masked language model does not go on from a prompt", "look at its losses with `peerd history`")
 
 
-def _exported_speaker(folder: Path) -> TextModel:
+def _exported_text_model(folder: Path) -> TextModel:
     from peerd.models.hf.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained(folder)
@@ -109,15 +109,15 @@ def _exported_speaker(folder: Path) -> TextModel:
 
 
 @torch.no_grad()
-def generate(speaker: TextModel, request: GenerationRequest) -> str:
+def generate(model: TextModel, request: GenerationRequest) -> str:
     """The text that follows the prompt. The same request always gives the same text on one machine."""
-    tokens = speaker.encode(request.prompt)
+    tokens = model.encode(request.prompt)
     if not tokens:
         raise UsageError("the prompt is empty", "give at least one character with --prompt")
     num_given, chance = len(tokens), torch.Generator().manual_seed(request.seed)
     for _ in range(request.max_tokens):
-        tokens.append(choose(speaker.logits(tokens[-speaker.max_context :]), request.temperature, chance))
-    return speaker.decode(tokens[num_given:])
+        tokens.append(choose(model.logits(tokens[-model.max_context :]), request.temperature, chance))
+    return model.decode(tokens[num_given:])
 
 
 def choose(logits: Tensor, temperature: float, chance: torch.Generator) -> int:
@@ -129,8 +129,8 @@ def choose(logits: Tensor, temperature: float, chance: torch.Generator) -> int:
 
 def run(request: GenerationRequest) -> dict[str, Any]:
     """The whole command. Returns what goes to standard output."""
-    speaker = open_speaker([Path(source) for source in request.sources])
-    return {"prompt": request.prompt, "text": generate(speaker, request)}
+    model = open_text_model([Path(source) for source in request.sources])
+    return {"prompt": request.prompt, "text": generate(model, request)}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from peerd.errors import DiskError, ExitCode, PeerdError, TimedOutError, exit_code_of
+from peerd.errors import DiskError, ExitCode, PeerdError, TimedOutError, error_class_of
 
 if TYPE_CHECKING:
     from peerd.config.paths import Home
@@ -100,7 +100,7 @@ class DaemonFailedError(PeerdError):
     def told_by(self, log_tail: str, log: Path | None) -> PeerdError:
         """The daemon's own error where its log ends with one, under the exit code it ended with."""
         own = [line.removeprefix(ERROR_PREFIX) for line in log_tail.splitlines() if line.startswith(ERROR_PREFIX)]
-        kind = exit_code_of(self.code)
+        kind = error_class_of(self.code)
         if own:
             return kind(own[-1])
         lines = log_tail.strip().splitlines()

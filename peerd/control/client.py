@@ -14,7 +14,7 @@ from typing import Any
 
 from peerd.config.paths import Home
 from peerd.control.protocol import MAX_LINE_BYTES, SCHEMA, Reply
-from peerd.errors import NoDaemonError, PeerdError, TimedOutError, exit_code_of
+from peerd.errors import NoDaemonError, PeerdError, TimedOutError, error_class_of
 
 DEFAULT_SILENCE_S = 10.0
 _CHUNK_BYTES = 64 * 1024
@@ -133,7 +133,7 @@ def _outcome(message: dict[str, Any]) -> Reply:
                 )
             return reply
         case {"error": {"exit_code": int(code), "message": str(text), "remedy": str(remedy)}}:
-            raise exit_code_of(code)(text, remedy)
+            raise error_class_of(code)(text, remedy)
     raise _bad_reply()
 
 

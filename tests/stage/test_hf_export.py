@@ -18,7 +18,7 @@ from peerd.config.paths import cache_folder
 from peerd.data.tokenizer import tokenizer_path
 from peerd.data.tokens import prepare_tokens
 from peerd.errors import UsageError
-from peerd.generate import GenerationRequest, choose, generate, open_speaker
+from peerd.generate import GenerationRequest, choose, generate, open_text_model
 from peerd.models.blocks import describe_entry
 from peerd.models.published import byte_signs, check_publishable, publish
 from peerd.models.stages import build_stage
@@ -114,9 +114,9 @@ def test_both_formats_say_the_same_from_a_prompt(tmp_path: Path) -> None:
     write_hf_export(tmp_path / "b", manifest, parameters, step=0)
     for temperature in (0.0, 0.8):
         request = GenerationRequest(sources=[], prompt="def ", max_tokens=20, temperature=temperature, seed=3)
-        said = [generate(open_speaker([tmp_path / name]), request) for name in ("a", "b")]
+        said = [generate(open_text_model([tmp_path / name]), request) for name in ("a", "b")]
         assert said[0] == said[1]
-        assert said[0] == generate(open_speaker([tmp_path / "a"]), request)
+        assert said[0] == generate(open_text_model([tmp_path / "a"]), request)
 
 
 @pytest.mark.parametrize("model", [{}, {"boundary": "maxout"}, {"tie_word_embeddings": True}], ids=["as it is", "narrow", "tied"])
@@ -127,7 +127,7 @@ def test_a_run_speaks_with_the_stages_that_it_has(model: dict[str, Any], tmp_pat
     parameters, tokens = trained_a_little(manifest), [*b"def f"]
     write_export(tmp_path, manifest, parameters, None, ())
     expected = stages_logits(manifest, parameters, torch.tensor([tokens]))[0, -1]
-    assert torch.equal(open_speaker([tmp_path]).logits(tokens), expected)
+    assert torch.equal(open_text_model([tmp_path]).logits(tokens), expected)
 
 
 def test_a_masked_model_does_not_go_on_from_a_prompt_in_either_format(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_masked_model_does_not_go_on_from_a_prompt_in_either_format(tmp_path: 
     write_hf_export(tmp_path / "b", manifest, parameters, step=0)
     for name in ("a", "b"):
         with pytest.raises(UsageError, match="a masked language model does not go on from a prompt"):
-            open_speaker([tmp_path / name])
+            open_text_model([tmp_path / name])
 
 
 def test_a_masked_models_tokenizer_says_what_hides_a_token(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_both_formats_speak_by_the_runs_own_tokenizer(tmp_path: Path, monkeypatc
     parameters = {name: value.detach() for stage in stages for name, value in stage.named_parameters()}
     write_export(tmp_path / "a", manifest, parameters, None, ())
     write_hf_export(tmp_path / "b", manifest, parameters, 0, tokenizer.read_text())
-    told = [generate(open_speaker([tmp_path / name]), GenerationRequest(sources=[], prompt="def f", max_tokens=12)) for name in "ab"]
+    told = [generate(open_text_model([tmp_path / name]), GenerationRequest(sources=[], prompt="def f", max_tokens=12)) for name in "ab"]
     assert told[0] == told[1] != ""
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     ends = [each["id"] for each in json.loads(tokenizer.read_text())["added_tokens"] if each["content"] == manifest.data.end_of_text]
