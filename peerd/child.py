@@ -1,6 +1,6 @@
-"""What a command has another process do, because it needs torch: a request as JSON in, an answer as JSON out.
+"""Child processes of commands, for work that needs torch: they take a request as JSON and print an answer as JSON.
 
-A process that cannot answer says why in one line on standard error and ends with that error's exit code, which the command makes its own.
+A child that fails prints one line on standard error and exits with the error's exit code, which the command then uses as its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Request = TypeVar("Request")
 
 
 def answer(work: Callable[[str], Mapping[str, Any]], arguments: Sequence[str], *, interrupted: str = "") -> int:
-    """Do the work on the one argument and print what it returns. Returns the exit code; an interrupt ends with the line given."""
+    """Do the work on the one argument and print what it returns. Returns the exit code; an interrupt prints the line given."""
     try:
         if len(arguments) != 1:
             raise UsageError(f"{len(arguments)} arguments given", REMEDY)
@@ -36,7 +36,7 @@ def answer(work: Callable[[str], Mapping[str, Any]], arguments: Sequence[str], *
 
 
 def parse_request(kind: type[Request], text: str) -> Request:
-    """UsageError where the text is not a JSON object of that dataclass."""
+    """Parse a request. UsageError if the text is not a JSON object with the fields of that dataclass."""
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:

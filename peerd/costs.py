@@ -1,4 +1,4 @@
-"""What the parts of a run's model cost, asked of the model itself, which is built without memory for its parameters.
+"""Measures the costs of a model's parts on the model itself, built without memory for its parameters.
 
 `python -m peerd.costs MANIFEST` takes a manifest as JSON and prints the fields of `ModelLoads`.
 """
@@ -16,7 +16,7 @@ from peerd.models.stages import model_loads
 
 
 def costs_of(manifest: str) -> dict[str, Any]:
-    """The whole command. Returns what goes to standard output."""
+    """The whole command. Returns the fields to print."""
     return dataclasses.asdict(model_loads(parse_bytes(manifest.encode(), "the manifest")))
 
 

@@ -1,6 +1,6 @@
-"""The check that a model may be cut: a chain of stages must have the losses and gradients of the whole, bit for bit.
+"""Checks that a model may be cut: a chain of stages must have the losses and gradients of the whole model, bit for bit.
 
-Made with a tiny copy of the model, in float32 on the CPU, when a run is written and again when it starts.
+The check runs with a tiny copy of the model, in float32 on the CPU, when a run is written and again when it starts.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _REMEDY = "this model cannot be trained in stages"
 
 
 def check_split(manifest: Manifest) -> None:
-    """ManifestError, naming the module, unless the model splits exactly."""
+    """Raise ManifestError, which names the module, unless the model splits exactly."""
     if not manifest.model.needs_split_check:
         return
     model = builder_of(manifest).small_copy(manifest, MAX_LAYERS)
-    # Nothing else of the run's: where it is cut, or how sequences grow, may not go with so few layers and so short ones.
+    # No other settings of the run: its cut or its growing sequences may not fit so few layers and such short sequences.
     train = TrainConfig(num_stages=min(model.num_layers, MAX_STAGES), microbatch_size=ROWS[0], sequence_length=ROWS[1])
     compare(Manifest(seed=manifest.seed, model=model, train=train))
 
 
 def compare(manifest: Manifest) -> None:
-    """A run's stages against its whole model, as they are."""
+    """Compare a run's stages with its whole model, without making them small."""
     try:
         stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
         whole = builder_of(manifest).whole(manifest)
@@ -54,7 +54,7 @@ def compare(manifest: Manifest) -> None:
                 raise ManifestError(f"the loss of the stages is {chained_loss}, of the whole {float(loss.detach())}", _REMEDY)
     except PeerdError:
         raise
-    except Exception as error:  # a model that is not ours may fail in any way
+    except Exception as error:  # the model's code may fail in any way
         raise ManifestError(f"the model does not compute in stages: {type(error).__name__}: {error}", _REMEDY) from None
 
 
@@ -81,7 +81,7 @@ def _check_first_weights(trained: Mapping[str, Tensor], whole: Mapping[str, Tens
 
 
 def _collect(stages: Sequence[StageModule], gradients: dict[str, Tensor | None]) -> None:
-    """Add a microbatch's gradients to what all before it gave: a tied weight's of both its stages, then as the whole adds them up."""
+    """Add a microbatch's gradients to the earlier ones; a tied weight's are first summed over both stages, as in the whole model."""
     found: dict[str, Tensor | None] = {}
     for stage in stages:
         for name, parameter in stage.named_parameters():
@@ -92,7 +92,7 @@ def _collect(stages: Sequence[StageModule], gradients: dict[str, Tensor | None])
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """None counts as nothing, and leaves the other's bits as they are."""
+    """The sum, where None counts as nothing; adding zeros might change bits."""
     return one if other is None else other if one is None else one + other
 
 

@@ -1,19 +1,19 @@
-"""Every error peerd raises on purpose, and the exit code each one ends a command with.
+"""All errors that peerd raises on purpose, and the exit code with which each ends a command.
 
 PeerdError                    carries one line that says what is wrong and one that says what to do
 |- UsageError                 a flag or argument that cannot be right
 |- ManifestError              a run file or manifest that breaks a rule
-|- SignatureError             a manifest or record not signed by whom it names
+|- SignatureError             a manifest or record that is not signed by the key it names
 |- AddressError               an address that is not `multiaddr/p2p/PEER[#RUN-ID]`
-|- UnreachableError           nobody answers at the address
+|- UnreachableError           no peer answers at the address
 |- PortTakenError             the port to listen on is in use
 |- IdentityInUseError         another daemon runs from the same home or with the same identity
 |- ClockError                 this machine's clock is too far from the swarm's
 |- DiskError                  the disk is full or a folder cannot be written
 |- NoDaemonError              no daemon runs from this home
-|- TimedOutError              what was waited for did not happen in time
+|- TimedOutError              an awaited event did not happen in time
 |- StageError                 unknown stage, or no stage fits this machine
-`- RemoteError                what a remote call can end with (raised by wire/, told apart by what the caller can do)
+`- RemoteError                a remote call failed (raised by wire/; the subclasses tell what the caller can do)
    |- BadMessageError         the message is wrong: the sender's fault          INVALID_ARGUMENT
    |- WrongStateError         right message, wrong step or stage, or leaving    FAILED_PRECONDITION
    |- BusyError               no slot free: try elsewhere or later              RESOURCE_EXHAUSTED
@@ -27,7 +27,7 @@ from typing import ClassVar
 
 
 class ExitCode(enum.IntEnum):
-    """What a peerd command ends with; scripts and service units rely on these numbers."""
+    """Exit codes of peerd's commands; scripts and service units rely on these numbers."""
 
     OK = 0
     FAILURE = 1  # a bug or an unforeseen failure: please report it
@@ -49,11 +49,11 @@ class ExitCode(enum.IntEnum):
 FOR_THE_USER_TO_MEND = frozenset(
     {ExitCode.USAGE, ExitCode.MANIFEST, ExitCode.SIGNATURE, ExitCode.ADDRESS, ExitCode.IDENTITY_IN_USE, ExitCode.STAGE}
 )
-"""What a new start cannot mend: a service that ends with one of these stays down."""
+"""Errors that a restart cannot mend: a service that exits with one of these stays down."""
 
 
 class PeerdError(Exception):
-    """An error with one clear line for its reader and what to do about it."""
+    """An error with one clear line on what is wrong, and a remedy."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILURE
 
@@ -119,7 +119,7 @@ class RemoteError(PeerdError):
 
 
 class BadMessageError(RemoteError):
-    """The message breaks a rule of the wire: its sender is at fault."""
+    """The message breaks a rule of the protocol: its sender is at fault."""
 
 
 class WrongStateError(RemoteError):
@@ -127,10 +127,10 @@ class WrongStateError(RemoteError):
 
 
 class BusyError(RemoteError):
-    """The callee has no free slot, or will not hear this caller for a while."""
+    """The callee has no free slot, or refuses this caller's calls for a while."""
 
     retry_after_s: float = 0.0
-    """For so long it will say the same; 0: it does not tell."""
+    """Time for which the callee will keep refusing; 0: unknown."""
 
 
 class PeerGoneError(RemoteError):
@@ -138,11 +138,11 @@ class PeerGoneError(RemoteError):
 
 
 class UnheardError(PeerGoneError):
-    """Out of reach before it took the call: nothing has been done in vain."""
+    """The callee was out of reach before it took the call, so no work was lost."""
 
 
 def error_class_of(code: int) -> type[PeerdError]:
-    """The error class a child's exit code stands for (PeerdError where none does)."""
+    """The error class for a child's exit code; PeerdError if there is none."""
     known: dict[int, type[PeerdError]] = {kind.exit_code: kind for kind in PeerdError.__subclasses__()}
     known[ExitCode.FAILURE] = PeerdError
     return known.get(code, PeerdError)

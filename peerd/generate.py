@@ -1,7 +1,7 @@
-"""A quick look at what a model has learned: text that goes on from a prompt.
+"""Generates text from a prompt, for a quick look at what a model has learned.
 
-`python -m peerd.generate JSON` reads an export of either format, or peers' homes that hold every stage between them. JSON: the
-fields of `Request`. The whole text so far goes through the model for each new token: simple, and slow for large models.
+`python -m peerd.generate JSON` reads an export of either format, or peers' homes that together hold every stage. JSON: the fields of
+`GenerationRequest`. Each new token takes a pass of the whole text through the model: this is simple, and slow for large models.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from peerd.repartition import gather
 
 MAX_CONTEXT = 1024
 Logits = Callable[[list[int]], Tensor]
-"""From the tokens so far to the next one's logits, [vocabulary]."""
+"""The tokens so far -> the logits of the next one, [vocabulary]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class TextModel:
 
 
 def open_text_model(sources: Sequence[Path]) -> TextModel:
-    """Raises ManifestError or UsageError where the sources hold no language model that goes on from a prompt."""
+    """The model that the sources hold. Raises ManifestError or UsageError if it is not one that generates text."""
     if len(sources) == 1 and (sources[0] / "config.json").exists():
         return _exported_text_model(sources[0])
     reached = gather(sources)
@@ -64,7 +64,7 @@ def open_text_model(sources: Sequence[Path]) -> TextModel:
 
     def logits(tokens: list[int]) -> Tensor:
         hidden = torch.tensor([tokens])
-        for stage in stages:  # as the run has them: where a model is cut it may be narrow
+        for stage in stages:  # the run's own stages: a cut may be a narrow boundary
             hidden = stage(hidden)
         return hidden[0, -1]
 
@@ -73,7 +73,7 @@ def open_text_model(sources: Sequence[Path]) -> TextModel:
 
 
 def _tokenizer_of(data: DataConfig) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
-    """Text to tokens and back, as the run does it. UsageError where this machine does not have the run's tokenizer."""
+    """The run's functions from text to tokens and back. UsageError if this machine does not have the run's tokenizer."""
     if data.tokenizer == BYTES:
         return lambda text: [*text.encode()], lambda tokens: bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
     kept = tokenizer_path(data, cache_folder())
@@ -110,7 +110,7 @@ def _exported_text_model(folder: Path) -> TextModel:
 
 @torch.no_grad()
 def generate(model: TextModel, request: GenerationRequest) -> str:
-    """The text that follows the prompt. The same request always gives the same text on one machine."""
+    """The text that follows the prompt. On one machine the same request always gives the same text."""
     tokens = model.encode(request.prompt)
     if not tokens:
         raise UsageError("the prompt is empty", "give at least one character with --prompt")
@@ -121,14 +121,14 @@ def generate(model: TextModel, request: GenerationRequest) -> str:
 
 
 def choose(logits: Tensor, temperature: float, chance: torch.Generator) -> int:
-    """The likeliest token, or one drawn with the probabilities that the temperature gives."""
+    """The likeliest token at temperature 0, else one drawn from the softmax at that temperature."""
     if temperature == 0:
         return int(logits.argmax())
     return int(torch.multinomial((logits.double() / temperature).softmax(-1), 1, generator=chance))
 
 
 def run(request: GenerationRequest) -> dict[str, Any]:
-    """The whole command. Returns what goes to standard output."""
+    """The whole command. Returns the fields to print."""
     model = open_text_model([Path(source) for source in request.sources])
     return {"prompt": request.prompt, "text": generate(model, request)}
 

@@ -1,7 +1,7 @@
-"""Takes in a model that is not peerd's own: from a config, a checkpoint's folder or an installed entry to a manifest's [model].
+"""Imports a model that is not peerd's own: makes a manifest's [model] from a config, a checkpoint's folder or an installed entry.
 
-`python -m peerd.intake JSON` prints what to write into the run file, and writes the state to go on from where there are weights.
-JSON: the fields of `Request`. The model is checked to split exactly before anything is written.
+`python -m peerd.intake JSON` prints what to write into the run file and, if there are weights, writes the state to start from.
+JSON: the fields of `IntakeRequest`. Before anything is written, the model is checked to split exactly.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class IntakeRequest:
     config: str = ""
     """Path of a config.json."""
     changes: dict[str, Any] = field(default_factory=dict)
-    """Fields of the config that are to be otherwise; by their own or by transformers' general names."""
+    """New values for fields of the config, under the config's own or transformers' general names."""
     tie_word_embeddings: bool = False
     num_stages: int = 2
     seed: int = 0
     start: str
-    """Where to write the state to go on from, if the model comes with weights."""
+    """Where to write the state to start from, if the model comes with weights."""
 
 
 def take_in(request: IntakeRequest) -> dict[str, Any]:
-    """The whole command. Returns the summary that goes to standard output."""
+    """The whole command. Returns the fields to print."""
     kind, _, name = request.model.partition(":")
     if kind == "blocks" and name:
         from peerd.models.blocks import describe_entry
@@ -66,7 +66,7 @@ def take_in(request: IntakeRequest) -> dict[str, Any]:
 
 
 def _tokenizer_of(model: str, folder: Path) -> str:
-    """What data.tokenizer calls the one that a checkpoint comes with; empty where it has none that is a tokenizer.json."""
+    """The value of data.tokenizer for the checkpoint's tokenizer; empty if it has no tokenizer.json."""
     if not (folder / TOKENIZER_FILE).is_file():
         return ""
     kind, _, name = model.partition(":")
@@ -95,7 +95,7 @@ def _answered(text: str) -> dict[str, Any]:
         return take_in(parse_request(IntakeRequest, text))
     except OSError as error:
         raise DiskError(str(error)) from None
-    except ValueError as error:  # a rule of the manifest's dataclasses
+    except ValueError as error:  # raised by the manifest's dataclasses
         raise ManifestError(str(error)) from None
 
 

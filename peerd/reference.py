@@ -1,7 +1,7 @@
-"""The run in one process: what a swarm of any shape must arrive at.
+"""Trains a run in one process. A swarm of any shape must arrive at the same result.
 
 `python -m peerd.reference JSON` trains as the peers do, stage by stage and microbatch by microbatch, without a network.
-JSON: {"run_file": path, "steps": count, "out": folder, "data": path or "" (overrides the run's data.source)}.
+JSON: the fields of `ReferenceRequest`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _PLAIN_TRAIN, _PLAIN_WIRE = TrainConfig(), WireConfig()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceRequest:
-    """What the command is asked for."""
+    """The request of the command."""
 
     run_file: str
     steps: int
@@ -66,12 +66,12 @@ class ReferenceRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceResult:
     parameters: dict[str, Tensor]
-    """The whole model by global name."""
+    """The whole model's parameters by name."""
     optimizer_state: dict[str, Tensor]
-    """As `stage.optimizer.Optimizer.tensors`."""
+    """The tensors of `stage.optimizer.Optimizer.tensors`."""
     history: list[HistoryEntry]
     norms: list[float]
-    """The whole model's gradient norm of each step, where the run clips or computes in float16."""
+    """The whole model's gradient norm of each step, if the run clips or computes in float16."""
     evaluations: list[Evaluation]
 
 
@@ -82,9 +82,9 @@ def train_reference(
     report: Callable[[HistoryEntry], None] | None = None,
     start: StartState | None = None,
 ) -> ReferenceResult:
-    """Train on the CPU until `steps` steps lie behind the model, those before its start included; `report` is called after each.
+    """Train on the CPU up to step `steps`, counting the steps before `start`; `report` is called after each step.
 
-    Begins with first weights, or with `start`. Sets torch's thread count for the whole process where compute.threads asks for one.
+    Training begins with first weights, or with `start`. Sets torch's thread count for the whole process if compute.threads says one.
     """
     if manifest.compute.threads:
         torch.set_num_threads(manifest.compute.threads)
@@ -103,7 +103,7 @@ def train_reference(
         if train.evaluates_at(step):
             evaluations.append(evaluate(manifest, corpus, stages, step))
         loss, gradients = mean_gradients(manifest, corpus, stages, step, scale.value)
-        if train.delayed_updates:  # the next step is computed without this one's update
+        if train.delayed_updates:  # the next step is computed with the parameters before this update
             for stage, newest in zip(stages, ahead, strict=True):
                 copy_parameters(newest, stage)
         norm = _whole_norm(stages, gradients) if train.shares_norms else None
@@ -150,8 +150,8 @@ def mean_gradients(
 ) -> tuple[float, list[dict[str, Tensor]]]:
     """Mean loss and, per stage, mean gradients over the step's microbatches, in train.accumulate precision.
 
-    Those of a tied weight are the first stage's plus the last's, at both.
-    With a loss scale (a power of two) every stage scales the gradient that it receives and unscales what it computes.
+    Both copies of a tied weight get the sum of the first and the last stage's gradients.
+    With a loss scale (a power of two) every stage scales the gradient that it receives and unscales the one that it returns.
     """
     num_microbatches = manifest.train.microbatches_per_step
     precision = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
@@ -175,7 +175,7 @@ def mean_gradients(
 
 
 def _whole_norm(stages: Sequence[StageModule], gradients: Sequence[dict[str, Tensor]]) -> float:
-    """The whole model's gradient norm; a tied weight counts in the first stage."""
+    """The whole model's gradient norm; a tied weight counts once, in the first stage."""
     counted = [
         [value for name, value in of_stage.items() if stage.is_first or name not in stage.tied_names]
         for stage, of_stage in zip(stages, gradients, strict=True)
@@ -191,10 +191,10 @@ def backpropagate(
     train: TrainConfig = _PLAIN_TRAIN,
     scale: float = 1.0,
 ) -> float:
-    """One microbatch down the chain and back, leaving gradients times `scale` on the parameters; returns its loss.
+    """Compute one microbatch forward and backward, which leaves gradients times `scale` on the parameters. Returns its loss.
 
-    The stages are not joined into one graph: activations and gradients are handed over at each boundary, as between peers, and
-    lose there what the wire's codecs lose; nothing where the run leaves that to each link (`auto`).
+    The stages are not joined into one graph: activations and gradients pass the wire's codecs at each boundary, as between peers.
+    If the run leaves the codec to each link (`auto`), they pass unchanged.
     """
     forth, back = (parse_allowed(name).most_exact for name in (wire.activations, wire.activation_gradients))
     inputs, outputs = [tokens], []
@@ -217,10 +217,10 @@ def _collect_gradients(stage: StageModule, sums: dict[str, Tensor], scale: float
 
 
 def run(request: ReferenceRequest) -> dict[str, Any]:
-    """The whole command: read, train, write. Returns the summary that goes to stdout."""
+    """The whole command: read, train, write. Returns the fields to print."""
     manifest, corpus, start = _open_run(request)
     with draft(Path(request.out)) as path:
-        path.touch()  # an output folder that cannot be written is better known before the training than after
+        path.touch()  # find out before the training if the output folder cannot be written
     began = time.monotonic()
     result = train_reference(manifest, corpus, request.steps, _print_progress, start)
     elapsed_s = time.monotonic() - began
@@ -235,7 +235,7 @@ def run(request: ReferenceRequest) -> dict[str, Any]:
 
 
 def _open_run(request: ReferenceRequest) -> tuple[Manifest, Microbatches, StartState | None]:
-    """The manifest with its data and start filled in, and these. Relative paths are relative to the run file's folder."""
+    """The manifest with its data and start filled in, its microbatches, and its start. Relative paths are relative to the run file."""
     manifest = manifest_files.load(Path(request.run_file))
     check_no_decay(manifest)
     folder = Path(request.run_file).absolute().parent
@@ -246,7 +246,7 @@ def _open_run(request: ReferenceRequest) -> tuple[Manifest, Microbatches, StartS
     start = StartState(path)
     agreed = start.agree(dataclasses.replace(agreed, start=dataclasses.replace(agreed.start, state=str(path))))
     if request.steps <= start.step:
-        raise UsageError(f"--steps is {request.steps}, and {start.step} lie behind the run's start", "ask for more")
+        raise UsageError(f"--steps is {request.steps}, and the run starts from step {start.step}", "ask for more")
     return agreed, corpus, start
 
 

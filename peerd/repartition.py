@@ -1,7 +1,7 @@
-"""Gathers the state that a run has reached, of however many stages, into one file by parameter name.
+"""Gathers the state of a run, with any number of stages, into one file by parameter name.
 
-`python -m peerd.repartition JSON` reads exported folders or peers' homes. JSON: {"sources": [paths], "out": file}. A
-run that begins from that file may have another number of stages (as in Universal Checkpointing).
+`python -m peerd.repartition JSON` reads exported folders or peers' homes. JSON: the fields of `RepartitionRequest`. A run that starts
+from that file may have another number of stages (as in Universal Checkpointing).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RepartitionRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatheredState:
-    """A whole model at one step. Without an optimizer's state its mapping is empty."""
+    """A whole model at one step. `optimizer` is empty if the source has no optimizer state."""
 
     manifest: Manifest
     step: int
@@ -50,7 +50,7 @@ class GatheredState:
 
 
 def gather(sources: Sequence[Path]) -> GatheredState:
-    """The newest step that the sources hold whole. Raises ManifestError where there is none, UsageError for odd sources."""
+    """The newest step that the sources hold completely. Raises ManifestError if there is none, UsageError if they do not go together."""
     exports = [source for source in sources if (source / "model.safetensors").exists()]
     if exports and len(sources) > 1:
         raise UsageError(f"{exports[0]} is an export, which holds a whole model", "name it alone, or only peers' homes")
@@ -58,7 +58,7 @@ def gather(sources: Sequence[Path]) -> GatheredState:
 
 
 def read_export(folder: Path) -> GatheredState:
-    """What `peerd export` wrote."""
+    """Read what `peerd export` wrote."""
     manifest = manifest_files.load(folder / "run.toml")
     parameters, step = _read_tensors(folder / "model.safetensors")
     optimizer_file = folder / "optimizer.safetensors"
@@ -74,7 +74,7 @@ def read_export(folder: Path) -> GatheredState:
 
 
 def gather_checkpoints(homes: Sequence[Home]) -> GatheredState:
-    """The newest step of which the homes' checkpoints hold every parameter between them."""
+    """The newest step for which the homes' checkpoints together hold every parameter."""
     manifest, found = _checkpoints_of(homes)
     wanted = _whole_model(manifest)
     for step in sorted({checkpoint.step for checkpoint in found}, reverse=True):
@@ -100,7 +100,7 @@ def gather_checkpoints(homes: Sequence[Home]) -> GatheredState:
 
 
 def _checkpoints_of(homes: Sequence[Home]) -> tuple[Manifest, list[Checkpoint]]:
-    """The run that all homes were last in, and what they hold of it."""
+    """The manifest of the run that all homes were last in, and their checkpoints of it."""
     runs = [_run_of(home) for home in homes]
     run, manifest = runs[0]
     for home, (other, _) in zip(homes, runs, strict=True):
@@ -110,7 +110,7 @@ def _checkpoints_of(homes: Sequence[Home]) -> tuple[Manifest, list[Checkpoint]]:
 
 
 def _run_of(home: Home) -> tuple[str, Manifest]:
-    """The run that a home was last in."""
+    """Id and manifest of the run that a home was last in."""
     local = LocalState(home)
     if local.manifest is None:
         raise UsageError(f"{home.folder} is neither an exported run nor a peer's home", "name what `peerd export` wrote, or homes")
@@ -118,7 +118,7 @@ def _run_of(home: Home) -> tuple[str, Manifest]:
 
 
 def _best_of_each_place(checkpoints: Sequence[Checkpoint]) -> list[Downloaded]:
-    """Of each stage the state with the best lineage."""
+    """The state with the best lineage for each stage."""
     best: dict[tuple[int, int], Downloaded] = {}
     for checkpoint in checkpoints:
         state, place = read_checkpoint(checkpoint), (checkpoint.stage, checkpoint.num_stages)
@@ -133,7 +133,7 @@ def _whole_model(manifest: Manifest) -> dict[str, tuple[int, ...]]:
 
 
 def _read_tensors(path: Path) -> tuple[dict[str, Tensor], int]:
-    """Tensors and the number of updates behind them."""
+    """The tensors of a file, and the number of updates they have had."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
@@ -145,7 +145,7 @@ def _read_tensors(path: Path) -> tuple[dict[str, Tensor], int]:
 
 
 def _with_boundaries(manifest: Manifest) -> Manifest:
-    """Where the model is narrow is part of it from now on: in other stages it would be another model."""
+    """The manifest with its narrow boundaries fixed: after another cut it would otherwise be another model."""
     if not manifest.model.narrows_at_cuts:
         return manifest
     cuts = tuple(layers_of(manifest, stage).start for stage in range(1, manifest.train.num_stages))
@@ -153,7 +153,7 @@ def _with_boundaries(manifest: Manifest) -> Manifest:
 
 
 def run(request: RepartitionRequest) -> dict[str, Any]:
-    """The whole command. Returns the summary that goes to standard output."""
+    """The whole command. Returns the fields to print."""
     if not request.sources:
         raise UsageError("no source given", "name an exported run or peers' homes")
     reached = gather([Path(source) for source in request.sources])

@@ -1,4 +1,4 @@
-"""What a command's child process prints and ends with."""
+"""What a command's child process prints, and its exit code."""
 
 import json
 from dataclasses import dataclass

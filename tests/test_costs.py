@@ -1,4 +1,4 @@
-"""What models cost that nobody has counted by hand: asked of a model without memory, and held against a real one."""
+"""The costs of models that are measured without memory are those of the real model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_STAGES = 3
 
 
 def run_of(kind: str) -> Manifest:
-    """A dozen layers, so that stages have several, uneven numbers of them."""
+    """A dozen layers, so that stages have several layers, and different numbers of them."""
     train = TrainConfig(num_stages=NUM_STAGES, microbatch_size=2, sequence_length=32)
     if kind == "resnet":
         return Manifest(model=describe_entry("resnet"), train=train)
@@ -34,7 +34,7 @@ def run_of(kind: str) -> Manifest:
 
 
 def told_of(manifest: Manifest) -> ModelLoads:
-    """As `peerd new` reads it."""
+    """The loads as `peerd new` reads them."""
     told = costs_of(manifest.canonical_bytes().decode())
     groups = tuple(Load(**each) for each in told.pop("groups"))
     return ModelLoads(groups=groups, **{name: Load(**fields) for name, fields in told.items()})
@@ -50,7 +50,7 @@ def microbatch(manifest: Manifest, stage: int) -> tuple[Tensor, Tensor]:
 
 
 def really_kept_bytes(module: StageModule, inputs: Tensor) -> int:
-    """What autograd keeps of one forward pass, parameters aside, and the input, which a microbatch in hand holds anyway."""
+    """Bytes that autograd keeps of one forward pass, without parameters and the input, which a microbatch in hand holds anyway."""
     saved: dict[int, Tensor] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def really_kept_bytes(module: StageModule, inputs: Tensor) -> int:
 def really_computed(module: StageModule, inputs: Tensor, labels: Tensor) -> int:
     whole: Any = getattr(module, "whole", None)
     if whole is not None:
-        whole.config._attn_implementation = "eager"  # torch's counter knows attention as plain products only
+        whole.config._attn_implementation = "eager"  # torch's counter knows attention only as plain products
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         module(inputs, labels if module.is_last else None)
     return int(counter.get_total_flops())
@@ -84,7 +84,7 @@ def test_the_estimate_of_each_stage_is_what_a_real_one_takes(kind: str) -> None:
         assert load.num_parameters == sum(parameter.numel() for parameter in module.parameters())
         assert load.forward_flops == pytest.approx(really_computed(module, inputs.detach(), labels), rel=0.1)
         assert estimate_stage(manifest, loads, layers).flops_per_token == 3 * load.forward_flops // manifest.tokens_per_microbatch
-        if stage < NUM_STAGES - 1:  # the last one's has room for the loss, too
+        if stage < NUM_STAGES - 1:  # the last stage's has room for the loss, too
             assert load.graph_bytes == pytest.approx(really_kept_bytes(build_stage(manifest, stage, "cpu"), inputs), rel=0.1)
 
 

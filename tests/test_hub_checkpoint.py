@@ -1,4 +1,4 @@
-"""A checkpoint that a hub has by name becomes a run with its weights and its tokenizer; of its code not a byte is fetched."""
+"""A checkpoint on a hub becomes a run with its weights and its tokenizer; none of its code is downloaded."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ NAME, COMMIT = "owner/small", "c0ffee" + "0" * 34
 
 @dataclass(slots=True)
 class Hub:
-    """What a model hub answers of one checkpoint."""
+    """A model hub's answers about one checkpoint."""
 
     folder: Path
     address: str = ""
     fetched: set[str] = field(default_factory=set)
 
     def answer(self, path: str) -> bytes | None:
-        """None where there is no such thing."""
+        """The answer to a path; None if there is none."""
         place, _, _ = path.partition("?")
         if place == f"/api/models/{NAME}/revision/main":
             return json.dumps({"id": NAME, "sha": COMMIT, "siblings": []}).encode()
@@ -55,7 +55,7 @@ def _digest(content: bytes) -> str:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A GPT-2 as its own library saves it, with code of its own beside it."""
+    """A GPT-2 as transformers saves it, with code of its own beside it."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(3)
     found = Hub(tmp_path / "small")
@@ -82,7 +82,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             self.do_GET()
 
         def log_message(self, *_args: object) -> None:
-            """Nothing: the test's output is for failures."""
+            """Print nothing: the test's output is for failures."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     found.address = f"http://127.0.0.1:{server.server_port}"

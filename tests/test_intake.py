@@ -1,4 +1,4 @@
-"""What a user brings becomes a run: a config, a folder with weights, an installed entry; or one clear error and nothing written."""
+"""A config, a folder with weights or an installed entry becomes a run, or gives one clear error and writes nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "i
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A GPT-2 with tied embeddings, as its own library saves it."""
+    """A GPT-2 with tied embeddings, as transformers saves it."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(3)
     config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=256, n_positions=64)
@@ -36,7 +36,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_goes_on_from_its_weights(checkpoint: Path, tmp_path: Path) -> None:
-    """The reference's first loss is that of the checkpoint as its own library computes it."""
+    """The reference's first loss is that of the checkpoint as transformers computes it."""
     transformers = pytest.importorskip("transformers")
     folder = tmp_path / "run"
     folder.mkdir()

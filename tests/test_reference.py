@@ -1,4 +1,4 @@
-"""The reference is one machine's training: it learns, and neither split nor repetition changes it."""
+"""The reference trains on one machine: it learns, and neither split nor repetition changes the result."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_longer_run_begins_with_the_shorter_one(tmp_path: Path) -> None:
 
 
 def test_both_precisions_of_accumulation_agree_closely(tmp_path: Path) -> None:
-    """Losses within 1e-4, the tolerance for a swarm that accumulates in float32; but not to the bit, or float64 did nothing."""
+    """Losses agree within 1e-4, the tolerance for a swarm that accumulates in float32, but not to the bit: float64 has an effect."""
     single, double = (train(tiny_manifest(2, accumulate=precision), tmp_path, 4) for precision in ("float32", "float64"))
     for left, right in zip(single.history, double.history, strict=True):
         assert left.loss == pytest.approx(right.loss, abs=1e-4)

@@ -1,4 +1,4 @@
-"""Gathering a run's state from an export or from peers' checkpoints, and going on with another number of stages."""
+"""Gathering a run's state from an export or from peers' checkpoints, and continuing with another number of stages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXACT = Lineage(0, b"a")
 
 
 class Homes:
-    """Homes of peers of one run, with checkpoints of a training that really took place."""
+    """Homes of peers of one run, with checkpoints of a real training."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
@@ -45,7 +45,7 @@ class Homes:
         return home
 
     def save(self, name: str, stage: int, step: int, lineage: Lineage = EXACT, shift: float = 0.0) -> Path:
-        """One checkpoint at a home: the stage's part of the model after `step` steps, all values `shift` off."""
+        """Write one checkpoint to a home: the stage's part of the model after `step` steps, with `shift` added to all values."""
         home = self.home(name)
         trained = train_reference(self.manifest, corpus_of(self.manifest, self.folder / "cache"), step)
         names = initial_parameter_spec(self.manifest, stage)
@@ -64,7 +64,7 @@ def homes(tmp_path: Path) -> Homes:
 
 @pytest.mark.parametrize("num_stages", [2, 4])
 def test_a_run_with_tied_embeddings_goes_on_in_any_number_of_stages(tmp_path: Path, num_stages: int) -> None:
-    """In one, too, where a microbatch's two gradients of the weight are summed in float32 and not apart from each other."""
+    """Also in one stage, where a microbatch's two gradients of the weight are summed in float32, not separately."""
     manifests = [tiny_manifest(number, accumulate="float64") for number in (3, num_stages, 1)]
     manifest, other, alone = (dataclasses.replace(m, model=dataclasses.replace(m.decoder, tie_word_embeddings=True)) for m in manifests)
     corpus = corpus_of(manifest, tmp_path)
@@ -172,7 +172,7 @@ def test_the_command_prints_one_json_object_or_one_line(homes: Homes, capsys: py
 
 
 def test_a_narrow_model_takes_its_narrow_places_along(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In other stages it is narrow where it was, and cut there only."""
+    """With other stages the model is narrow where it was, and cut only there."""
     tiny = tiny_manifest(3)
     narrow = dataclasses.replace(tiny, model=dataclasses.replace(tiny.decoder, boundary="maxout"))
     trained = train_reference(narrow, corpus_of(narrow, tmp_path), 1)
