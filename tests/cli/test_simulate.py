@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from peerd.sim.comparison import CONTENDERS
 from tests.cli.conftest import Command
 from tests.cli.test_startup import SPY
 
 FIELDS = {"rule", "period_s", "stages", "download_s", "overall", "first", "last", "moves"}
-RULES = [("none", 0), ("algorithm-2", 300), ("algorithm-2", 60), ("improved", 60)]
+RULES = [(str(rule), period_s) for rule, period_s in CONTENDERS]
 
 
 @pytest.fixture

@@ -19,9 +19,7 @@ from tests.strategies import member
 IMPROVED = Rebalancing()
 ALGORITHM_2 = Rebalancing(rule=Rule.ALGORITHM_2)
 
-rules = st.sampled_from(
-    [IMPROVED, ALGORITHM_2, Rebalancing(rule=Rule.NONE), Rebalancing(download_s=240, noise=0.0), Rebalancing(noise=0.3)]
-)
+rules = st.sampled_from([*(Rebalancing(rule=rule) for rule in Rule), Rebalancing(download_s=240, noise=0.0), Rebalancing(noise=0.3)])
 throughputs = st.sampled_from([0.0, 0.3, 1.0, 2.5, 8.0])
 
 

@@ -115,16 +115,18 @@ def plan(live: LiveView, num_stages: int, seed: int | str, params: Rebalancing) 
         raise ValueError(f"stage_work names {len(params.stage_work)} stages of {num_stages}")
     if params.needed_bytes and len(params.needed_bytes) != num_stages:
         raise ValueError(f"needed_bytes names {len(params.needed_bytes)} stages of {num_stages}")
-    if params.rule is Rule.NONE:
-        return Plan((), "rebalancing is off")
     if num_stages < 2:
         return Plan((), "there is one stage only")
     records = [record for record in live.records if 0 <= record.stage < num_stages and not record.leaving]
     if not records:
         return Plan((), "nobody is there")
-    if params.rule is Rule.ALGORITHM_2:
-        return _algorithm_2(records, num_stages, seed)
-    return _Improvement(records, [live.summary(stage) for stage in range(num_stages)], num_stages, seed, params).plan()
+    match params.rule:
+        case Rule.NONE:
+            return Plan((), "rebalancing is off")
+        case Rule.ALGORITHM_2:
+            return _algorithm_2(records, num_stages, seed)
+        case Rule.IMPROVED:
+            return _Improvement(records, [live.summary(stage) for stage in range(num_stages)], num_stages, seed, params).plan()
 
 
 def seed_at(now_s: float, params: Rebalancing) -> int:
