@@ -28,6 +28,10 @@ class InternalErrors:
 
     def report(self, where: str, error: BaseException, **fields: Any) -> None:
         """Log the error with its traceback, and count it: once, however many tasks it passes through."""
+        if isinstance(error, BaseExceptionGroup):
+            for each in error.exceptions:
+                self.report(where, each, **fields)
+            return
         with self._guard:
             if getattr(error, "_is_reported", False):
                 return

@@ -45,6 +45,13 @@ async def test_an_error_is_counted_once_however_many_tasks_it_passes_through(bef
     assert INTERNAL_ERRORS.count == before + 1
 
 
+async def test_each_error_of_a_group_is_counted_once(before: int) -> None:
+    known = TypeError("reported where it arose")
+    INTERNAL_ERRORS.report("there", known)
+    INTERNAL_ERRORS.report("here", ExceptionGroup("parts", [known, ExceptionGroup("more", [ValueError("new")])]))
+    assert INTERNAL_ERRORS.count == before + 2
+
+
 async def test_close_cancels_the_tasks_and_waits_for_their_end(before: int) -> None:
     tasks, ended = Tasks(), list[str]()
 

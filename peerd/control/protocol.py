@@ -103,6 +103,7 @@ class Counters(TypedDict):
     bytes_sent: int
     bytes_received: int
     messages_refused: int
+    internal_errors: int  # bugs that showed in this daemon, each in its log with a traceback
 
 
 class OwnerInfo(TypedDict):

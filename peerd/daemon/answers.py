@@ -11,6 +11,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
+from peerd.background import INTERNAL_ERRORS
 from peerd.config.schedule import learning_rate_at
 from peerd.control.protocol import SCHEMA, Counters, DirectInfo, HealthItem, OwnerInfo, PeerInfo, PeersReply, ReachInfo, RunInfo, UpdateInfo
 from peerd.control.server import Say, Verb
@@ -202,6 +203,7 @@ class Answers:
     def counters(self) -> Counters:
         total = {name: count + self._earlier.get(name, 0) for name, count in self._counters_of_stage().items()}  # type: ignore[operator]
         total["inexact_steps"] = self._node.state.record.lineage.inexact
+        total["internal_errors"] = INTERNAL_ERRORS.count
         return cast("Counters", total)
 
     def _counters_of_stage(self) -> Counters:
@@ -223,6 +225,7 @@ class Answers:
             "bytes_sent": traffic.sent_bytes,
             "bytes_received": traffic.received_bytes,
             "messages_refused": node.door.refused + node.membership.messages_refused,
+            "internal_errors": INTERNAL_ERRORS.count,
         }
 
     def health(self) -> list[HealthItem]:
@@ -234,6 +237,9 @@ class Answers:
         if node.reachability.reach is Reach.CLIENT:
             remedy = "`peerd doctor` says which port to forward; a peer that can be dialled may volunteer with --relay"
             items.append(_item("unreachable", f"it reaches others, and they not it: {node.reachability.reason}", "warning", remedy))
+        if INTERNAL_ERRORS.count:
+            remedy = "please report it, with the lines of the log that say `internal error`"
+            items.append(_item("internal-errors", f"internal errors of this daemon: {INTERNAL_ERRORS.count}", "warning", remedy))
         if node.p2pd_restarts:
             often = "once" if node.p2pd_restarts == 1 else f"{node.p2pd_restarts} times"
             items.append(_item("p2pd-restarted", f"p2pd was rebuilt {often}", "info", "nothing to do"))

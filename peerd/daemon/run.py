@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import structlog
 import uvloop
 
+from peerd.background import INTERNAL_ERRORS, Tasks
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.control.protocol import SCHEMA
@@ -27,6 +27,7 @@ from peerd.daemon.departure import Departure, Left, Moved, Paused
 from peerd.daemon.device import choose_device
 from peerd.daemon.enter import enter
 from peerd.daemon.log import configure
+from peerd.daemon.lost_errors import on_lost_error
 from peerd.daemon.mover import Mover
 from peerd.daemon.node import Node
 from peerd.daemon.stack_dump import tell_on_signal
@@ -58,18 +59,13 @@ def run_daemon(settings: Settings) -> int:
     configure(home)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.get_loop().set_exception_handler(_unretrieved)
+            runner.get_loop().set_exception_handler(on_lost_error)
             tell_on_signal(runner.get_loop())
             return runner.run(_live(settings, home))
     finally:
         lock.release()
         if settings.ephemeral:
             shutil.rmtree(home.folder, ignore_errors=True)
-
-
-def _unretrieved(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """hivemind's background tasks end with errors nobody reads when a connection closes; that is no news."""
-    LOG.debug("background task", message=context.get("message"), error=repr(context.get("exception")))
 
 
 async def _live(settings: Settings, home: Home) -> int:
@@ -120,6 +116,9 @@ async def _serve_one_stage(settings: Settings, home: Home, service: ControlServi
             outcome = _first(group)
         except* PeerdError as group:
             raise _first(group) from None
+        except* Exception as group:
+            INTERNAL_ERRORS.report("daemon", group)
+            raise
         finally:
             node.liveness.close()
             node.rounds.shut()
@@ -146,7 +145,7 @@ class ControlService:
         self._verbs: dict[str, Verb] = {}
         self._answers: Answers | None = None
         self._departure: Departure | None = None
-        self._background: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
         self._following: asyncio.Task[None] | None = None
         self._archive: Archive | None = None
         self._dashboard: Dashboard | None = None
@@ -155,13 +154,11 @@ class ControlService:
         self.data_source = ""
 
     async def __aenter__(self) -> ControlService:
-        self._in_background(self.governor.run())
+        self._tasks.start(self.governor.run())
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._tasks.close()
         await self._stack.aclose()
 
     def rest(self) -> None:
@@ -191,12 +188,12 @@ class ControlService:
         if first:
             await self._stack.enter_async_context(control_server(self._home.control_socket, self._verbs))
             if node.settings.follow_parent:
-                self._following = self._in_background(self._follow_parent())
+                self._following = self._tasks.start(self._follow_parent())
             _say_ready(node)
             gc.freeze()  # what is there by now stays: to look through it for cycles takes a tenth of a second each time
             for looker in (self._dashboard, self._otel):
                 if looker is not None:
-                    self._in_background(looker.run())
+                    self._tasks.start(looker.run())
 
     def _open(self, node: Node) -> None:
         """The history goes on where this home's last daemon left it."""
@@ -233,11 +230,6 @@ class ControlService:
             self._otel.attach(node)
         if self._dashboard is not None:
             self._dashboard.attach(node, answers, past, self.observer)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.append(task)
-        return task
 
     async def _follow_parent(self) -> None:
         """Leave at once when standard input closes: whoever started this daemon is gone."""

@@ -27,7 +27,8 @@ def _stand_in() -> Path:
     return Path(locations[0])
 
 
-P2PD = _stand_in() / "hivemind_cli" / "p2pd"
+HIVEMIND = _stand_in()
+P2PD = HIVEMIND / "hivemind_cli" / "p2pd"
 """The libp2p daemon that hivemind's wheel carries."""
 
 from hivemind.dht import DHTNode  # noqa: E402 - only now

@@ -54,6 +54,7 @@ def readings(node: Node, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_reloads_total": counters["reloads"],
         "peerd_faults_seen_total": counters["faults_seen"],
         "peerd_messages_refused_total": counters["messages_refused"],
+        "peerd_internal_errors_total": counters["internal_errors"],
         "peerd_moves_total": answers.moves,
         "peerd_p2pd_restarts_total": node.p2pd_restarts,
         "peerd_join_seconds": node.join_took_s,
