@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from peerd.swarm.membership import Vitals
-from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, Suspicion
+from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, Suspicion, Vitals
 from peerd.table.view import LiveView
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)

@@ -24,7 +24,10 @@ ALLOWED: dict[str, dict[str, str]] = {
     "timeline": {},
     "generated": {},
     "policy": {"table": "decisions are functions of the view"},
-    "config": {"policy": "what the owner allows is what the governor judges by"},
+    "config": {
+        "policy": "what the owner allows is what the governor judges by",
+        "table": "a step has no more microbatches than a ledger has room for",
+    },
     "data": {"config": "which text, which tokenizer, where the cache is"},
     "planner": {"config": "what is trained and how it is cut"},
     "models": {"config": "a model is built from its manifest", "planner": "where it is cut, and what its parts cost"},

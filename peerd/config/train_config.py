@@ -8,8 +8,8 @@ from typing import Literal
 
 from peerd.config import cut
 from peerd.config.bounds import between
+from peerd.table.forms import MAX_MICROBATCHES_PER_STEP as MAX_MICROBATCHES_PER_STEP
 
-MAX_MICROBATCHES_PER_STEP = 8192
 MAX_NAME_PATTERNS = 64
 
 

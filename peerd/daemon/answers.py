@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -185,9 +185,8 @@ class Answers:
     def _own_row(self) -> PeerInfo:
         """My own row as it is now, not as it was last announced."""
         node = self._node
-        published, exact, vitals = node.membership.find(node.membership.me), node.state.record, node.membership.row.vitals()
-        measured = {entry.name: getattr(vitals, entry.name) for entry in fields(vitals)}
-        return self._table.peer(replace(exact, version=published.version if published else 0, **measured))
+        published, measured = node.membership.find(node.membership.me), node.membership.row.vitals().measured()
+        return self._table.peer(replace(node.state.record, version=published.version if published else 0, **measured))
 
     def tokens_per_second(self) -> float:
         """Over the last few committed steps, as this daemon saw them."""

@@ -8,8 +8,7 @@ import structlog
 
 from peerd import __version__
 from peerd.daemon.device import describe
-from peerd.swarm.membership import Vitals
-from peerd.table.record import PeerRecord
+from peerd.table.record import PeerRecord, Vitals
 
 if TYPE_CHECKING:
     from peerd.daemon.node import Node

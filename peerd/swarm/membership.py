@@ -10,14 +10,14 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from peerd.errors import BadMessageError
 from peerd.policy.swarm.spreading import News, periods, summarise
 from peerd.policy.swarm.suspicion import Patience
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedRecord, peek_record, read_record, sign_record
-from peerd.table.record import Evaluation, PeerId, PeerRecord, RawRecord, Reach, RunId, Suspicion
+from peerd.table.record import PeerId, PeerRecord, RawRecord, RunId, Suspicion, Vitals
 from peerd.table.view import TTL_PERIODS, LiveView, SwarmView
 
 MAX_SUSPECTS = 32
@@ -30,27 +30,6 @@ FORGIVEN_S = 10.0
 def clock_s() -> float:
     """Monotonic seconds that go on while the machine sleeps: rule T2 (alive)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vitals:
-    """The parts of a record that are measured, not decided."""
-
-    addresses: tuple[str, ...] = ()
-    reach: Reach = Reach.UNKNOWN
-    relays: bool = False
-    leaving: bool = False
-    trains: bool = False
-    trains_from: int = 0
-    queue: int = 0
-    in_flight: int = 0
-    throughput: float = 0.0
-    tokens: int = 0
-    last_loss: float | None = None
-    evaluation: Evaluation | None = None
-    software: str = ""
-    device: str = ""
-    memory_bytes: int = 0
 
 
 class OwnRow(Protocol):
@@ -119,6 +98,8 @@ class Membership:
         self._version = 0
         self._published: PeerRecord | None = None
         """My step state as it was last announced: while it is still that, my row in the view needs no mending."""
+        self._announced: dict[str, Any] = {}
+        """The fields of my row that stay as they were last announced, whatever my step state is meanwhile."""
         self._live: _Live | None = None
         self._suspects: dict[PeerId, tuple[int, int]] = {}
         self._waiters: set[asyncio.Future[bool]] = set()
@@ -136,7 +117,7 @@ class Membership:
             return known.live
         live = view.live(now_s)
         if own is not None and own is not published:
-            live = replace(live, records=tuple(_with_step_fields(r, own) if r.peer == own.peer else r for r in live.records))
+            live = replace(live, records=tuple(replace(own, **self._announced) if r.peer == own.peer else r for r in live.records))
         self._live = _Live(view, own, now_s, view.holds_until_s(now_s), live)
         return live
 
@@ -156,17 +137,16 @@ class Membership:
             return None
         self._forget_suspects()
         self._version += 1
-        vitals = self.row.vitals()
         suspects = tuple(Suspicion(peer, *pair) for peer, pair in list(self._suspects.items())[:MAX_SUSPECTS])
         live = self.live()
-        record = replace(
-            own,
-            version=self._version,
-            suspects=suspects,
-            periods=periods(len(live.records)),
-            summary=summarise(own, live),
-            **{name: getattr(vitals, name) for name in Vitals.__slots__},
-        )
+        self._announced = {
+            **self.row.vitals().measured(),
+            "version": self._version,
+            "suspects": suspects,
+            "periods": periods(len(live.records)),
+            "summary": summarise(own, live),
+        }
+        record = replace(own, **self._announced)
         signed = sign_record(record, self.identity, self.run)
         self.raws[self.me] = signed
         self.view = self.view.merge(record, clock_s())
@@ -285,27 +265,3 @@ class Membership:
 def _answer(waiter: asyncio.Future[bool], has_changed: bool) -> None:
     if not waiter.done():
         waiter.set_result(has_changed)
-
-
-def _with_step_fields(published: PeerRecord, own: PeerRecord) -> PeerRecord:
-    """The measured fields as published, those of the step as they are."""
-    return replace(
-        published,
-        incarnation=own.incarnation,
-        stage=own.stage,
-        step=own.step,
-        phase=own.phase,
-        done=own.done,
-        ledger_no=own.ledger_no,
-        next_done=own.next_done,
-        next_ledger_no=own.next_ledger_no,
-        average_id=own.average_id,
-        lineage=own.lineage,
-        gradient_norm=own.gradient_norm,
-        norms=own.norms,
-        tied_sum=own.tied_sum,
-        tied_sums=own.tied_sums,
-        tied=own.tied,
-        voids=own.voids,
-        checkpoints=own.checkpoints,
-    )

@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter, call
+from typing import Any, get_type_hints
 
 import msgpack
 
-from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP, Manifest, parse_bytes, run_id
+from peerd.config.manifest import Manifest, parse_bytes, run_id
 from peerd.errors import BadMessageError, SignatureError
 from peerd.swarm.identity import SIGNATURE_BYTES, Identity, public_key_of, verify
-from peerd.table.record import (
-    NO_AVERAGE,
-    AverageId,
-    Evaluation,
-    Lineage,
-    PeerId,
-    PeerRecord,
-    Phase,
-    RawRecord,
-    Reach,
-    RunId,
-    StageSummary,
-    StepNorm,
-    Suspicion,
-    TiedSum,
-    Void,
-)
-from peerd.wire.convert import bitmap_from, bitmap_to
+from peerd.table.forms import as_list
+from peerd.table.record import PeerId, PeerRecord, RawRecord, RunId
 
 MAX_RECORD_BYTES = 8192
 """Room for four ledgers of the largest step: mine and, where I speak for my stage, all its peers', of this step and of the next."""
-MAX_NORMS = 8
-MAX_PERIODS = 256
-"""No peer lives longer unseen than three times so many announce periods, whatever it says."""
-MAX_PEERS = 1 << 20
-_MAX_COUNT = 1 << 62
 NUM_FIELDS = 27
-"""That every record has."""
-_ABSENT: tuple[list[Any], ...] = ([None, []], [b"", 0], [NO_AVERAGE, [], [0, b""]], [0, False], [1, None])
-"""What norms, the next step's ledger, a tied weight, how a peer is reached, and a large swarm are where a record says nothing of it."""
+"""Places that every record has. Each later one holds a part: fields that only some records have something to say of."""
 _RECORD_DOMAIN = b"peerd record\0"
 _MANIFEST_DOMAIN = b"peerd manifest\0"
+
+_FIELDS = sorted(
+    ((name, *hint.__metadata__) for name, hint in get_type_hints(PeerRecord, include_extras=True).items()), key=lambda entry: int(entry[1])
+)
+_PLACES = [place for _name, place, _form in _FIELDS]
+_PARTS = [slice(_PLACES.index(place), _PLACES.index(place) + _PLACES.count(place)) for place in range(NUM_FIELDS, _PLACES[-1] + 1)]
+"""Which fields share each later place."""
+_NAMES = [name for name, _place, _form in _FIELDS]
+_READS = [form.read for _name, _place, form in _FIELDS]
+_WRITES = [(number, form.write) for number, (_name, _place, form) in enumerate(_FIELDS) if form.write]
+_values_of = attrgetter(*_NAMES)
+_SILENT = [(part, _values_of(PeerRecord(peer=PeerId("")))[part]) for part in _PARTS]
+"""The parts of a record that says nothing in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +70,7 @@ def read_record(body: bytes, signature: bytes, run: RunId) -> SignedRecord:
     if len(body) > MAX_RECORD_BYTES or len(signature) != SIGNATURE_BYTES:
         raise BadMessageError(f"record of {len(body)} bytes with a signature of {len(signature)}")
     try:
-        record = _from_list(msgpack.unpackb(body, max_array_len=256, max_str_len=512, max_bin_len=2048))
+        record = _from_list(_unpack(body))
         key = public_key_of(record.peer)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise BadMessageError(f"bad record: {error}") from None
@@ -94,10 +84,14 @@ def peek_record(body: bytes) -> tuple[PeerId, tuple[int, int]]:
     if len(body) > MAX_RECORD_BYTES:
         raise BadMessageError(f"record of {len(body)} bytes")
     try:
-        fields = msgpack.unpackb(body, max_array_len=256, max_str_len=512, max_bin_len=2048)
-        return PeerId(_text(fields[0], 64)), (_count(fields[1]), _count(fields[2]))
-    except (ValueError, TypeError, IndexError, KeyError, msgpack.exceptions.UnpackException) as error:
+        peer, incarnation, version = map(call, _READS[:3], _unpack(body)[:3])
+    except (ValueError, TypeError, KeyError, msgpack.exceptions.UnpackException) as error:
         raise BadMessageError(f"bad record: {error}") from None
+    return peer, (incarnation, version)
+
+
+def _unpack(body: bytes) -> Any:
+    return msgpack.unpackb(body, max_array_len=256, max_str_len=512, max_bin_len=2048)
 
 
 def sign_manifest(manifest: Manifest, organiser: Any) -> SignedManifest:
@@ -144,180 +138,24 @@ def unpack_record(raw: bytes, run: RunId) -> SignedRecord:
 
 
 def _to_list(record: PeerRecord) -> list[Any]:
-    """What only some records say comes last, each in a place of its own: null where absent, and nothing after the last that is there."""
-    norms = [record.gradient_norm, [[known.step, known.norm] for known in record.norms]]
-    told = [[known.step, known.id] for known in record.tied_sums]
-    tied = [record.tied_sum, told, [record.tied.inexact, record.tied.chain]]
-    following = [bitmap_to(record.next_done), record.next_ledger_no]
-    reached = [int(record.reach), record.relays]
-    large = [record.periods, None if record.summary is None else _summary_to(record.summary)]
-    parts = [norms, following, tied, reached, large]
-    some = [part if part != none else None for part, none in zip(parts, _ABSENT, strict=True)]
-    while some and some[-1] is None:
-        some.pop()
-    return _step_and_vitals(record) + some
+    """The record in plain values, each at the place that its field names."""
+    said = _values_of(record)
+    parts = [said[part] != default for part, default in _SILENT]
+    values = list(said)
+    for index, write in _WRITES:
+        values[index] = write(values[index])
+    while parts and not parts[-1]:
+        parts.pop()
+    return values[:NUM_FIELDS] + [values[part] if is_there else None for part, is_there in zip(_PARTS, parts, strict=False)]
 
 
-def _summary_to(told: StageSummary) -> list[Any]:
-    return [told.peers, told.trainers, told.queue, told.throughput, bitmap_to(told.held), bitmap_to(told.next_held)]
-
-
-def _step_and_vitals(record: PeerRecord) -> list[Any]:
-    return [
-        record.peer,
-        record.incarnation,
-        record.version,
-        list(record.addresses),
-        record.stage,
-        record.step,
-        int(record.phase),
-        bitmap_to(record.done),
-        record.ledger_no,
-        record.average_id,
-        [record.lineage.inexact, record.lineage.chain],
-        record.leaving,
-        record.trains,
-        record.trains_from,
-        [[s.peer, s.incarnation, s.version] for s in record.suspects],
-        [[v.peer, v.incarnation, v.step] for v in record.voids],
-        list(record.checkpoints),
-        record.gives_start,
-        record.queue,
-        record.in_flight,
-        record.throughput,
-        record.tokens,
-        record.last_loss,
-        [record.evaluation.step, record.evaluation.loss] if record.evaluation else None,
-        record.software,
-        record.device,
-        record.memory_bytes,
-    ]
-
-
-def _from_list(fields: Any) -> PeerRecord:
-    if not isinstance(fields, list) or not NUM_FIELDS <= len(fields) <= NUM_FIELDS + len(_ABSENT):
-        raise ValueError(f"a record has {NUM_FIELDS} fields and at most {len(_ABSENT)} more")
-    (peer, incarnation, version, addresses, stage, step, phase, done, ledger_no, average_id, lineage, leaving, trains, trains_from) = (
-        fields[:14]
-    )
-    (suspects, voids, checkpoints, gives_start, queue, in_flight, throughput, tokens, last_loss) = fields[14:23]
-    evaluation, software, device, memory = fields[23:NUM_FIELDS]
-    norms_told, following, tied_told, reached, large = _parts(fields[NUM_FIELDS:])
-    (gradient_norm, norms), (next_done, next_ledger_no), (tied_sum, tied_sums, tied) = norms_told, following, tied_told
-    (reach, relays), (periods, summary) = reached, large
-    (inexact, chain), (tied_inexact, tied_chain) = _list(lineage, 2), _list(tied, 2)
-    return PeerRecord(
-        peer=PeerId(_text(peer, 64)),
-        incarnation=_count(incarnation),
-        version=_count(version),
-        addresses=tuple(_text(address, 256) for address in _list(addresses)[:8]),
-        reach=Reach(_count(reach, 3)),
-        relays=_flag(relays),
-        stage=_count(stage, 4096),
-        step=_count(step),
-        phase=Phase(_count(phase, 3)),
-        done=bitmap_from(_bytes(done, MAX_MICROBATCHES_PER_STEP // 8)),
-        ledger_no=_count(ledger_no),
-        next_done=bitmap_from(_bytes(next_done, MAX_MICROBATCHES_PER_STEP // 8)),
-        next_ledger_no=_count(next_ledger_no),
-        average_id=AverageId(_bytes(average_id, 16)),
-        lineage=Lineage(_count(inexact), _bytes(chain, 32)),
-        gradient_norm=None if gradient_norm is None else _norm(gradient_norm),
-        norms=tuple(StepNorm(_count(each[0]), _norm(each[1])) for each in map(_pair, _list(norms)[:MAX_NORMS])),
-        tied_sum=AverageId(_bytes(tied_sum, 16)),
-        tied_sums=tuple(TiedSum(_count(each[0]), AverageId(_bytes(each[1], 16))) for each in map(_pair, _list(tied_sums)[:MAX_NORMS])),
-        tied=Lineage(_count(tied_inexact), _bytes(tied_chain, 32)),
-        leaving=_flag(leaving),
-        trains=_flag(trains),
-        trains_from=_count(trains_from),
-        suspects=tuple(Suspicion(PeerId(_text(s[0], 64)), _count(s[1]), _count(s[2])) for s in map(_triple, _list(suspects))),
-        voids=tuple(Void(PeerId(_text(v[0], 64)), _count(v[1]), _count(v[2])) for v in map(_triple, _list(voids))),
-        checkpoints=tuple(_count(each) for each in _list(checkpoints)),
-        gives_start=_flag(gives_start),
-        queue=_count(queue, 1 << 20),
-        in_flight=_count(in_flight, 1 << 20),
-        throughput=_real(throughput),
-        tokens=_count(tokens),
-        last_loss=None if last_loss is None else _real(last_loss),
-        evaluation=None if evaluation is None else _evaluation(evaluation),
-        software=_text(software, 64),
-        device=_text(device, 64),
-        memory_bytes=_count(memory),
-        periods=max(1, _count(periods, MAX_PERIODS)),
-        summary=None if summary is None else _summary(summary),
-    )
-
-
-def _parts(given: list[Any]) -> list[list[Any]]:
-    """What only some records say, in the order of `_ABSENT`."""
-    absent = [list(none) for none in _ABSENT]
-    found = [none if part is None else _list(part, len(none)) for none, part in zip(absent, given, strict=False)]
-    return found + absent[len(given) :]
-
-
-def _count(value: Any, most: int = _MAX_COUNT) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"not a number between 0 and {most}")
-    return value
-
-
-def _real(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError("not a finite number")
-    return float(value)
-
-
-def _norm(value: Any) -> float:
-    """Infinite is a sound answer: something overflowed."""
-    if type(value) not in (int, float) or not value >= 0:
-        raise ValueError("not a norm")
-    return float(value)
-
-
-def _text(value: Any, most: int) -> str:
-    if not isinstance(value, str) or len(value) > most or not value.isprintable():
-        raise ValueError(f"not a printable text of at most {most} characters")
-    return value
-
-
-def _bytes(value: Any, most: int) -> bytes:
-    if not isinstance(value, bytes) or len(value) > most:
-        raise ValueError(f"not at most {most} bytes")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("not a truth value")
-    return value
-
-
-def _list(value: Any, length: int | None = None) -> list[Any]:
-    if not isinstance(value, list) or len(value) > 64 or (length is not None and len(value) != length):
-        raise ValueError("not a list of the right length")
-    return value
-
-
-def _pair(value: Any) -> list[Any]:
-    return _list(value, 2)
-
-
-def _evaluation(value: Any) -> Evaluation:
-    step, loss = _list(value, 2)
-    return Evaluation(_count(step), _real(loss))
-
-
-def _summary(value: Any) -> StageSummary:
-    peers, trainers, queue, throughput, held, next_held = _list(value, 6)
-    return StageSummary(
-        peers=_count(peers, MAX_PEERS),
-        trainers=_count(trainers, MAX_PEERS),
-        queue=_count(queue, 1 << 40),
-        throughput=_real(throughput),
-        held=bitmap_from(_bytes(held, MAX_MICROBATCHES_PER_STEP // 8)),
-        next_held=bitmap_from(_bytes(next_held, MAX_MICROBATCHES_PER_STEP // 8)),
-    )
-
-
-def _triple(value: Any) -> list[Any]:
-    return _list(value, 3)
+def _from_list(values: Any) -> PeerRecord:
+    if not isinstance(values, list) or not NUM_FIELDS <= len(values) <= NUM_FIELDS + len(_PARTS):
+        raise ValueError(f"a record has {NUM_FIELDS} fields and at most {len(_PARTS)} more")
+    names, reads, found = _NAMES[:NUM_FIELDS], _READS[:NUM_FIELDS], values[:NUM_FIELDS]
+    for part, told in zip(_PARTS, values[NUM_FIELDS:], strict=False):
+        if told is not None:
+            names += _NAMES[part]
+            reads += _READS[part]
+            found += as_list(told, part.stop - part.start)
+    return PeerRecord(**dict(zip(names, map(call, reads, found), strict=True)))

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import NewType
+from typing import Annotated, Any, NewType
+
+from peerd.table.forms import FLAG, LEDGER, NORM, REAL, count, many, one_of, optional, raw, row, text
+
+MAX_PEERS = 1 << 20
+MAX_PERIODS = 256
+"""However seldom a peer announces itself, others believe it alive for at most three times so many announce periods."""
+MAX_KEPT_STEPS = 8
+"""Finished steps of which a record still tells the norm or the tied sum."""
 
 PeerId = NewType("PeerId", str)
 """A libp2p peer id in base58; it embeds the peer's Ed25519 public key."""
@@ -15,7 +23,8 @@ AverageId = NewType("AverageId", bytes)
 """Hash of a round's step, stage, roster and attempt. Empty: no average."""
 
 NO_AVERAGE = AverageId(b"")
-
+PEER = text(64)
+AVERAGE = raw(16)
 
 RawRecord = tuple[bytes, bytes]
 """A record as it travels: its body and its signature. Nothing in it is to be believed before it is read."""
@@ -72,6 +81,9 @@ class Lineage:
     chain: bytes = b""
 
 
+LINEAGE = row(Lineage, count(), raw(32))
+
+
 @dataclass(frozen=True, slots=True)
 class Suspicion:
     """`peer` did not answer a re-dial; holds until its (incarnation, version) rises above this pair."""
@@ -79,6 +91,9 @@ class Suspicion:
     peer: PeerId
     incarnation: int
     version: int
+
+
+SUSPICION = row(Suspicion, PEER, count(), count())
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +105,18 @@ class Void:
     step: int
 
 
+VOID = row(Void, PEER, count(), count())
+
+
 @dataclass(frozen=True, slots=True)
 class StepNorm:
     """The whole model's gradient norm of a finished step, as it was applied; infinite where the step changed no parameter."""
 
     step: int
     norm: float
+
+
+STEP_NORM = row(StepNorm, count(), NORM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +127,9 @@ class TiedSum:
     id: AverageId
 
 
+TIED_SUM = row(TiedSum, count(), AVERAGE)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Evaluation:
     """The mean loss, nats per token, on the evaluation tokens with the parameters that `step` updates lie behind."""
@@ -114,7 +138,10 @@ class Evaluation:
     loss: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+EVALUATION = row(Evaluation, count(), REAL)
+
+
+@dataclass(frozen=True, slots=True)
 class StageSummary:
     """A whole stage in a few numbers, by one of its own peers, for those in a large swarm who know no more of it."""
 
@@ -130,65 +157,82 @@ class StageSummary:
     """Of those of the step after it, where steps overlap."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerRecord:
-    """A peer's row. Signed on the wire; per peer the highest (incarnation, version) wins."""
+SUMMARY = row(StageSummary, count(MAX_PEERS), count(MAX_PEERS), count(1 << 40), REAL, LEDGER, LEDGER)
 
-    peer: PeerId
-    incarnation: int = 0
-    version: int = 0
-    addresses: tuple[str, ...] = ()
-    reach: Reach = Reach.UNKNOWN
-    relays: bool = False
-    """Volunteers as a relay, and has not stopped."""
-    stage: int = 0
-    step: int = 0
-    phase: Phase = Phase.JOINING
-    done: int = 0
-    """Bitmap: bit i is set when this peer's accumulator holds the gradient of microbatch i of `step`."""
-    ledger_no: int = 0
-    next_done: int = 0
-    """As `done`, of the step after `step`: what is computed of it while `step` is averaged, where updates are delayed."""
-    next_ledger_no: int = 0
-    """Of the ledger that `next_done` spells out; 0: there is none, and a step begins when the one before is applied."""
-    average_id: AverageId = NO_AVERAGE
-    lineage: Lineage = Lineage()
-    gradient_norm: float | None = None
-    """Of my average, while AVERAGED and where the run shares norms; infinite where a gradient overflowed."""
-    norms: tuple[StepNorm, ...] = ()
-    """Of the last steps I finished, where the run shares norms: those behind me apply the same."""
-    tied_sum: AverageId = NO_AVERAGE
-    """Of a tied weight's gradients at my step, while AVERAGED and once I have it."""
-    tied_sums: tuple[TiedSum, ...] = ()
-    """Of the last steps I finished, as far as I keep them: those behind me apply the same."""
-    tied: Lineage = Lineage()
-    """What my copy of a tied weight descends from."""
-    leaving: bool = False
-    trains: bool = False
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """The fields of a record that are measured, not decided. See PeerRecord for what the numbers mean."""
+
+    addresses: Annotated[tuple[str, ...], 3, many(text(256), 8)] = ()
+    leaving: Annotated[bool, 11, FLAG] = False
+    trains: Annotated[bool, 12, FLAG] = False
     """Runs a trainer (has the run's data)."""
-    trains_from: int = 0
+    trains_from: Annotated[int, 13, count()] = 0
     """First step at which its trainer owns microbatches: a newcomer must not launch what others have in flight."""
-    suspects: tuple[Suspicion, ...] = ()
-    voids: tuple[Void, ...] = ()
-    checkpoints: tuple[int, ...] = ()
-    """Steps of its stage that a joiner holds on disk; empty once it serves."""
-    gives_start: bool = False
-    """Holds the state that the run begins from, of every stage."""
-    queue: int = 0
-    in_flight: int = 0
-    throughput: float = 0.0
+    queue: Annotated[int, 18, count(1 << 20)] = 0
+    in_flight: Annotated[int, 19, count(1 << 20)] = 0
+    throughput: Annotated[float, 20, REAL] = 0.0
     """Samples per second, moving average."""
-    tokens: int = 0
-    last_loss: float | None = None
+    tokens: Annotated[int, 21, count()] = 0
+    last_loss: Annotated[float | None, 22, optional(REAL)] = None
     """Mean loss of the step before `step`."""
-    evaluation: Evaluation | None = None
+    evaluation: Annotated[Evaluation | None, 23, optional(EVALUATION)] = None
     """The newest that this peer has made or heard of."""
-    software: str = ""
-    device: str = ""
-    memory_bytes: int = 0
-    periods: int = 1
+    software: Annotated[str, 24, text(64)] = ""
+    device: Annotated[str, 25, text(64)] = ""
+    memory_bytes: Annotated[int, 26, count()] = 0
+    reach: Annotated[Reach, 30, one_of(Reach)] = Reach.UNKNOWN
+    relays: Annotated[bool, 30, FLAG] = False
+    """Volunteers as a relay, and has not stopped."""
+
+    def measured(self) -> dict[str, Any]:
+        """These fields by name."""
+        return {name: getattr(self, name) for name in Vitals.__slots__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRecord(Vitals):
+    """A peer's row. Signed on the wire; per peer the highest (incarnation, version) wins.
+
+    A record travels as a list. Each field names its place in it and its form. Every record has the places below 27. A later place
+    holds a list of the fields that name it; it is null, or left out at the end, where all of them have their defaults.
+    """
+
+    peer: Annotated[PeerId, 0, PEER]
+    incarnation: Annotated[int, 1, count()] = 0
+    version: Annotated[int, 2, count()] = 0
+    stage: Annotated[int, 4, count(4096)] = 0
+    step: Annotated[int, 5, count()] = 0
+    phase: Annotated[Phase, 6, one_of(Phase)] = Phase.JOINING
+    done: Annotated[int, 7, LEDGER] = 0
+    """Bitmap: bit i is set when this peer's accumulator holds the gradient of microbatch i of `step`."""
+    ledger_no: Annotated[int, 8, count()] = 0
+    average_id: Annotated[AverageId, 9, AVERAGE] = NO_AVERAGE
+    lineage: Annotated[Lineage, 10, LINEAGE] = Lineage()
+    suspects: Annotated[tuple[Suspicion, ...], 14, many(SUSPICION)] = ()
+    voids: Annotated[tuple[Void, ...], 15, many(VOID)] = ()
+    checkpoints: Annotated[tuple[int, ...], 16, many(count())] = ()
+    """Steps of its stage that a joiner holds on disk; empty once it serves."""
+    gives_start: Annotated[bool, 17, FLAG] = False
+    """Holds the state that the run begins from, of every stage."""
+    gradient_norm: Annotated[float | None, 27, optional(NORM)] = None
+    """Of my average, while AVERAGED and where the run shares norms; infinite where a gradient overflowed."""
+    norms: Annotated[tuple[StepNorm, ...], 27, many(STEP_NORM, MAX_KEPT_STEPS)] = ()
+    """Of the last steps I finished, where the run shares norms: those behind me apply the same."""
+    next_done: Annotated[int, 28, LEDGER] = 0
+    """As `done`, of the step after `step`: what is computed of it while `step` is averaged, where updates are delayed."""
+    next_ledger_no: Annotated[int, 28, count()] = 0
+    """Of the ledger that `next_done` spells out; 0: there is none, and a step begins when the one before is applied."""
+    tied_sum: Annotated[AverageId, 29, AVERAGE] = NO_AVERAGE
+    """Of a tied weight's gradients at my step, while AVERAGED and once I have it."""
+    tied_sums: Annotated[tuple[TiedSum, ...], 29, many(TIED_SUM, MAX_KEPT_STEPS)] = ()
+    """Of the last steps I finished, as far as I keep them: those behind me apply the same."""
+    tied: Annotated[Lineage, 29, LINEAGE] = Lineage()
+    """What my copy of a tied weight descends from."""
+    periods: Annotated[int, 31, count(MAX_PERIODS, least=1)] = 1
     """It announces itself at least once in so many announce periods, and lives three times as long."""
-    summary: StageSummary | None = None
+    summary: Annotated[StageSummary | None, 31, optional(SUMMARY)] = None
     """Of its stage, where this peer speaks for it."""
 
     @property

@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.errors import BadMessageError
 from peerd.swarm.identity import Identity
-from peerd.swarm.membership import Membership, Vitals, Word, clock_s
+from peerd.swarm.membership import Membership, Word, clock_s
 from peerd.swarm.signed import sign_record
-from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RawRecord, RunId, StepNorm, Suspicion, TiedSum
+from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RawRecord, RunId, StepNorm, Suspicion, TiedSum, Vitals
 from tests.strategies import FixedRow
 
 RUN = RunId("a" * 32)

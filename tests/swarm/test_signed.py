@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgpack
 import pytest
@@ -31,6 +31,7 @@ from peerd.swarm.signed import (
 )
 from peerd.table.record import (
     AverageId,
+    Evaluation,
     Lineage,
     PeerRecord,
     Phase,
@@ -97,14 +98,9 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-SOME_RUNS = (
-    ("gradient_norm", "norms"),
-    ("next_done", "next_ledger_no"),
-    ("tied_sum", "tied_sums", "tied"),
-    ("reach", "relays"),
-    ("periods", "summary"),
-)
-"""What only some records say, what is told of together."""
+PLACES = {name: hint.__metadata__[0] for name, hint in get_type_hints(PeerRecord, include_extras=True).items()}
+SOME_RUNS = [[name for name, its_place in PLACES.items() if its_place == place] for place in range(NUM_FIELDS, max(PLACES.values()) + 1)]
+"""The fields of each part: what only some records say."""
 
 
 def records() -> st.SearchStrategy[PeerRecord]:
@@ -125,6 +121,85 @@ def records_of_runs() -> st.SearchStrategy[tuple[PeerRecord, int]]:
 
 
 # Records
+
+
+def test_every_place_is_taken_and_the_first_ones_by_one_field_each() -> None:
+    assert sorted(place for place in PLACES.values() if place < NUM_FIELDS) == list(range(NUM_FIELDS))
+    assert all(SOME_RUNS)
+
+
+FULL = PeerRecord(
+    peer=ME.peer,
+    incarnation=2,
+    version=300,
+    addresses=("/ip4/10.0.0.1/tcp/31337", "/ip4/127.0.0.1/tcp/31337"),
+    reach=Reach.RELAYED,
+    relays=True,
+    stage=3,
+    step=70_000,
+    phase=Phase.AVERAGED,
+    done=0b1011,
+    ledger_no=5,
+    next_done=1 << 9,
+    next_ledger_no=6,
+    average_id=AverageId(b"average"),
+    lineage=Lineage(1, b"chain"),
+    gradient_norm=0.5,
+    norms=(StepNorm(69_998, 2.0), StepNorm(69_999, math.inf)),
+    tied_sum=AverageId(b"sum"),
+    tied_sums=(TiedSum(69_999, AverageId(b"last")),),
+    tied=Lineage(0, b"tied"),
+    leaving=True,
+    trains=True,
+    trains_from=4,
+    suspects=(Suspicion(ME.peer, 1, 9),),
+    voids=(Void(ME.peer, 1, 70_000),),
+    checkpoints=(10, 20),
+    gives_start=True,
+    queue=7,
+    in_flight=8,
+    throughput=12.25,
+    tokens=1 << 40,
+    last_loss=3.5,
+    evaluation=Evaluation(69_000, 3.25),
+    software="0.9",
+    device="cpu",
+    memory_bytes=8 << 30,
+    periods=6,
+    summary=StageSummary(peers=4, trainers=3, queue=2, throughput=1.5, held=255, next_held=256),
+)
+FULL_BYTES = """
+dc0020d934313244334b6f6f5744704a3741733742574177524d6675315655325743714e6a76713338374a45594b44426a346b78366e58544e02cd012c92b72f
+6970342f31302e302e302e312f7463702f3331333337b82f6970342f3132372e302e302e312f7463702f333133333703ce0001117003c4010b05c40761766572
+6167659201c405636861696ec3c3049193d934313244334b6f6f5744704a3741733742574177524d6675315655325743714e6a76713338374a45594b44426a34
+6b78366e58544e01099193d934313244334b6f6f5744704a3741733742574177524d6675315655325743714e6a76713338374a45594b44426a346b78366e5854
+4e01ce00011170920a14c30708cb4028800000000000cf0000010000000000cb400c00000000000092ce00010d88cb400a000000000000a3302e39a3637075cf
+000000020000000092cb3fe00000000000009292ce0001116ecb400000000000000092ce0001116fcb7ff000000000000092c40200020693c40373756d9192ce
+0001116fc4046c6173749200c404746965649202c3920696040302cb3ff8000000000000c401ffc4020001
+"""
+PLAIN_BYTES = """
+dc001bd934313244334b6f6f5744704a3741733742574177524d6675315655325743714e6a76713338374a45594b44426a346b78366e58544e000090000000c4
+0000c4009200c400c2c200909090c20000cb000000000000000000c0c0a0a000
+"""
+REACHED_BYTES = """
+dc001fd934313244334b6f6f5744704a3741733742574177524d6675315655325743714e6a76713338374a45594b44426a346b78366e58544e000090000000c4
+0000c4009200c400c2c200909090c20000cb000000000000000000c0c0a0a000c0c0c09203c2
+"""
+
+
+@pytest.mark.parametrize(
+    ("record", "written"),
+    [
+        (FULL, FULL_BYTES),
+        (PeerRecord(peer=ME.peer), PLAIN_BYTES),
+        (PeerRecord(peer=ME.peer, reach=Reach.CLIENT), REACHED_BYTES),
+    ],
+)
+def test_a_record_keeps_its_bytes(record: PeerRecord, written: str) -> None:
+    """Peers of other versions have to read them. A new field adds a place and leaves these bytes as they are."""
+    signed = sign_record(record, ME, RUN)
+    assert signed.body == bytes.fromhex(written)
+    assert read_record(signed.body, signed.signature, RUN).record == record
 
 
 @given(records())

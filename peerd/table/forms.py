@@ -1,0 +1,152 @@
+"""Forms: how the fields of a record travel as plain values, and which bounds a value from the network has to keep.
+
+A form that reads a value out of bounds, or of another type, raises ValueError or TypeError.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from operator import attrgetter, call
+from typing import Any
+
+MAX_MICROBATCHES_PER_STEP = 8192
+MAX_COUNT = 1 << 62
+MAX_LIST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How one kind of value is read and written."""
+
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any] | None = None
+    """None: the value travels as it is."""
+
+
+def count(most: int = MAX_COUNT, least: int = 0) -> Form:
+    """A number between 0 and `most`; one below `least` is read as `least`."""
+
+    def read(value: Any) -> int:
+        if type(value) is not int or not 0 <= value <= most:
+            raise ValueError(f"not a number between 0 and {most}")
+        return value
+
+    def read_raised(value: Any) -> int:
+        return max(least, read(value))
+
+    return Form(read_raised if least else read)
+
+
+def text(most: int) -> Form:
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > most or not value.isprintable():
+            raise ValueError(f"not a printable text of at most {most} characters")
+        return value
+
+    return Form(read)
+
+
+def raw(most: int) -> Form:
+    def read(value: Any) -> bytes:
+        if not isinstance(value, bytes) or len(value) > most:
+            raise ValueError(f"not at most {most} bytes")
+        return value
+
+    return Form(read)
+
+
+def one_of(kind: type[enum.IntEnum]) -> Form:
+    read_number = count().read
+
+    def read(value: Any) -> enum.IntEnum:
+        return kind(read_number(value))
+
+    return Form(read)
+
+
+def optional(form: Form) -> Form:
+    def read(value: Any) -> Any:
+        return None if value is None else form.read(value)
+
+    write_some = form.write
+    if write_some is None:
+        return Form(read)
+
+    def write(value: Any) -> Any:
+        return None if value is None else write_some(value)
+
+    return Form(read, write)
+
+
+def many(form: Form, kept: int = MAX_LIST) -> Form:
+    """A tuple. No more than `kept` values are read; a list of more than MAX_LIST is refused."""
+
+    def read(value: Any) -> tuple[Any, ...]:
+        return tuple(map(form.read, as_list(value)[:kept]))
+
+    write_one = form.write
+    if write_one is None:
+        return Form(read)
+
+    def write(values: tuple[Any, ...]) -> list[Any]:
+        return list(map(write_one, values))
+
+    return Form(read, write)
+
+
+def row(kind: type, *forms: Form) -> Form:
+    """A dataclass of two or more fields. It travels as a list, in the order of the fields."""
+    values_of = attrgetter(*(entry.name for entry in fields(kind)))
+    reads = [form.read for form in forms]
+
+    def read(value: Any) -> Any:
+        return kind(*map(call, reads, as_list(value, len(reads))))
+
+    def write(value: Any) -> list[Any]:
+        return [each if form.write is None else form.write(each) for form, each in zip(forms, values_of(value), strict=True)]
+
+    return Form(read, write if any(form.write for form in forms) else values_of)
+
+
+def as_list(value: Any, length: int | None = None) -> list[Any]:
+    if not isinstance(value, list) or len(value) > MAX_LIST or (length is not None and len(value) != length):
+        raise ValueError("not a list of the right length")
+    return value
+
+
+def _read_flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("not a truth value")
+    return value
+
+
+def _read_real(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError("not a finite number")
+    return float(value)
+
+
+def _read_norm(value: Any) -> float:
+    if type(value) not in (int, float) or not value >= 0:
+        raise ValueError("not a norm")
+    return float(value)
+
+
+def _read_ledger(value: Any) -> int:
+    return int.from_bytes(_ledger_bytes.read(value), "little")
+
+
+def _write_ledger(ledger: int) -> bytes:
+    return ledger.to_bytes((ledger.bit_length() + 7) // 8, "little")
+
+
+_ledger_bytes = raw(MAX_MICROBATCHES_PER_STEP // 8)
+LEDGER = Form(_read_ledger, _write_ledger)
+"""A bitmap of microbatches, the lowest bits in the first byte."""
+FLAG = Form(_read_flag)
+REAL = Form(_read_real)
+NORM = Form(_read_norm)
+"""A number that is not negative. It may be infinite: something overflowed."""
