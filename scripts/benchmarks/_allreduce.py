@@ -1,7 +1,7 @@
-"""Who takes part in an all-reduce: gloo, hivemind's AllReduceRunner and averager, and peerd, each member in a process of its own.
+"""The members of an all-reduce: gloo, hivemind's AllReduceRunner and averager, and peerd. Each member is a process.
 
-`python -m scripts.benchmarks._allreduce JSON` is one member. A round is: `ready` (a vector of values that depend on member and
-round), `go` (timed: from the word go until this member has the whole average in memory), `result` (its hash and its error).
+`python -m scripts.benchmarks._allreduce JSON` is one member. A round is: `ready` (fill a vector with values that depend on member and
+round), `go` (timed: from the order until this member has the whole average in memory), `result` (its hash and its error).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Job:
     num_members: int
     folder: str
     num_layers: int = 0
-    """peerd's stage: a decoder of so many layers."""
+    """Layers of the decoder that is peerd's stage."""
     length: int = 0
-    """The others' vectors."""
+    """Length of the vector, for the other sides."""
 
 
 def values_of(rank: int, number: int, length: int) -> Tensor:
@@ -44,7 +44,7 @@ def values_of(rank: int, number: int, length: int) -> Tensor:
 
 
 def judged(total: Tensor, number: int, job: Job) -> dict[str, Any]:
-    """Hash and relative error of a sum (or of a mean times the number of members); the error once, for that costs as much as a round."""
+    """Hash and relative error of a sum (or of a mean times the number of members). The error, slow to compute, only in round 0."""
     error = 0.0
     if number == 0 and job.rank == 0:
         exact = torch.zeros(total.numel(), dtype=torch.float64)
@@ -55,12 +55,12 @@ def judged(total: Tensor, number: int, job: Job) -> dict[str, Any]:
 
 
 def share_of(rank: int, num_members: int) -> int:
-    """The microbatches that a member holds: every so manieth."""
+    """The microbatches that a member holds, as a bit mask: every n-th of n members."""
     return ((1 << NUM_MICROBATCHES) - 1) // ((1 << num_members) - 1) << rank
 
 
 class Gloo:
-    """torch.distributed: no encryption, no faults, everybody in the group from start to end."""
+    """torch.distributed: no encryption, no faults, a fixed group."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -132,7 +132,7 @@ class Hivemind:
 
     async def go(self, others: Sequence[dict[str, Any]]) -> float:
         began_s = time.monotonic()
-        async for delta in self._runner:  # one tensor, one difference
+        async for delta in self._runner:  # there is one tensor, so one delta
             self._values += delta
         return time.monotonic() - began_s
 
@@ -145,7 +145,7 @@ class Hivemind:
 
 
 class Averager:
-    """hivemind 1.1.12's DecentralizedAverager with its defaults, in processes that it forks. Its group is found before the word go."""
+    """hivemind 1.1.12's DecentralizedAverager with its defaults, in processes that it forks. It finds its group before `go`."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -170,7 +170,7 @@ class Averager:
         )  # fmt: skip
 
     def _join(self, contacts: Sequence[str]) -> None:
-        """On the main thread, as the averager: it is what hivemind forks from."""
+        """Runs on the main thread, like the averager, because hivemind forks from it."""
         from hivemind import DHT
 
         self._dht = DHT(contacts, start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
@@ -202,7 +202,7 @@ class Averager:
 
 
 class Peerd:
-    """A stage's peer with all that takes part in an average: the real rounds, state, executor, services, tunnel and direct paths."""
+    """A peer with all parts of an averaging round: the real rounds, state, executor, services, tunnel and direct paths."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -244,14 +244,14 @@ class Peerd:
         await self._daemon.meet(others)
 
     async def ready(self, number: int, codec: str, direct: bool) -> dict[str, Any]:
-        """Apply the last average, as after any step, and hold a full ledger for the next."""
+        """Apply the last average, as after any step, and fill a ledger for the next."""
         from peerd.averaging.compression import Compression
         from peerd.config.codec import parse_allowed
         from peerd.stage.executor import Priority
 
         if self._state.average is not None:
             self._rounds.applied(await self._executor.run(Priority.CONTROL, self._state.commit))
-            await asyncio.gather(*self._rounds._tasks.running)  # which keeps the average on disk
+            await asyncio.gather(*self._rounds._tasks.running)  # they write the average to disk
 
         def fill() -> None:
             flat = self._state.accumulator.flat
@@ -264,7 +264,7 @@ class Peerd:
         return {"peer": self._state.record.peer, "ledger_no": self._state.record.ledger_no}
 
     async def go(self, others: Sequence[dict[str, Any]]) -> float:
-        """From the proposal of the one that leads to an average that everybody has checked and taken."""
+        """Seconds from the leader's proposal until this peer has checked and taken the average."""
         from peerd.policy.step.roster import Roster, RosterEntry
         from peerd.table.record import Phase
 
@@ -294,7 +294,7 @@ SIDES = {"gloo": Gloo, "hivemind": Hivemind, "averager": Averager, "peerd": Peer
 
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
-    tempfile.tempdir = job.folder  # where what hivemind's forks leave behind goes with the benchmark
+    tempfile.tempdir = job.folder  # what hivemind's forks leave there is removed with the folder
     torch.set_num_threads(1)
     serve(SIDES[job.side](job))
 

@@ -1,4 +1,4 @@
-"""Draws the losses of a swarm over those of one machine, a panel for each option. Needs matplotlib, as the plots of `peerd simulate` do."""
+"""Draws the losses of a swarm over those of one machine, one panel per option. Needs matplotlib, like the plots of `peerd simulate`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLUMNS = 3
 
 
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Write the picture; its kind follows from the file's name."""
+    """Write the picture; the file's suffix chooses the format."""
     num_rows = -(-len(outcomes) // COLUMNS)
     figure = Figure(figsize=(4.2 * COLUMNS, 3.0 * num_rows), layout="constrained")
     panels = figure.subplots(num_rows, COLUMNS, squeeze=False, sharex=True).flat
@@ -26,7 +26,7 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
         panel.set_title(f"{found.option}{model}: {apart}", fontsize=9)
         panel.set_ylabel("loss, nats per token")
         panel.legend(fontsize=8)
-    for panel in panels:  # those that are left
+    for panel in panels:  # the remaining panels stay empty
         panel.set_axis_off()
     figure.supxlabel("step")
     figure.savefig(path, dpi=120)

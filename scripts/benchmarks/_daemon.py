@@ -1,4 +1,4 @@
-"""What a daemon has on the network, without the rest of it: p2pd, tunnel, direct paths and endpoint, and a door for services."""
+"""The network part of a daemon alone: p2pd, tunnel, direct paths and endpoint, and a door for services."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OnNetwork:
         await self.network.serve([*servicers, self.network.direct.servicer(self.door)])
 
     async def meet(self, others: Sequence[dict[str, Any]]) -> None:
-        """Know everybody's addresses, and have a direct path to each."""
+        """Learn all addresses, and wait for a direct path to each peer."""
         assert self.network.direct is not None
         self.book.update({other["peer"]: tuple(other["addresses"]) for other in others})
         deadline_s = time.monotonic() + TIMEOUT_S
@@ -55,7 +55,7 @@ class OnNetwork:
                 await asyncio.sleep(0.05)
 
     def use(self, direct: bool) -> None:
-        """From now on tensors go directly, or through the tunnel."""
+        """Send tensors directly from now on, or through the tunnel."""
         assert self.network.direct is not None
         self.links.direct = self.network.direct.paths if direct else None
 

@@ -1,8 +1,8 @@
-"""A daemon far from all others: what goes through its tunnels arrives later, in order, at any rate.
+"""A daemon far from all others: bytes through its tunnels arrive later, in order, at an unlimited rate.
 
-`python -m scripts.benchmarks._distant SETTINGS` is `python -m peerd.daemon SETTINGS` but for that. Each copy in either direction takes half
-the one-way delay, and a message passes two, one at each end: a round trip takes twice the delay. Connections open without it, and none is
-direct, for those go past the tunnel.
+`python -m scripts.benchmarks._distant SETTINGS` is otherwise the same as `python -m peerd.daemon SETTINGS`. Each copy takes half the
+one-way delay, and a message passes two copies, one at each end: a round trip takes twice the delay. Opening a connection is not delayed.
+Direct paths are off, because they bypass the tunnel.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from peerd.link.throttle import Throttle
 
 ONE_WAY_MS = "PEERD_BENCH_ONE_WAY_MS"
 MOST_WAITING = 256
-"""Chunks under way: a long link holds what its delay times its rate is."""
+"""Chunks under way: a long link holds its delay times its rate."""
 
 
 async def delayed_copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, throttle: Throttle) -> None:
-    """In place of the tunnel's copy."""
+    """Replaces the tunnel's copy."""
     delay_s = float(os.environ[ONE_WAY_MS]) / 2000
     under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MOST_WAITING)
 

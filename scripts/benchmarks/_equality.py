@@ -1,4 +1,4 @@
-"""One run, by a swarm of real daemons and by one process, and what a process that knows transformers alone makes of its export."""
+"""Trains one run by a swarm of real daemons and by one process, and loads its export in a process that has only transformers."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ class Sizes:
 class Outcome:
     option: str
     swarm: tuple[float, ...]
-    """Loss of each step, nats per token."""
+    """The loss of each step, in nats per token."""
     reference: tuple[float, ...]
     parameters_apart: float
-    """The largest difference of a parameter, as a share of its tensor's largest value."""
+    """The largest difference of a parameter, relative to its tensor's largest value."""
     why_decoder: str
-    """Why the built-in decoder was trained; empty: it was not."""
+    """The reason why the built-in decoder was trained; empty if it was not."""
     loaded_as: str = ""
-    """The class that transformers made of the export."""
+    """The class as which transformers loaded the export."""
     not_loaded: str = ""
-    """Why there is no export for transformers."""
+    """The reason why there is no export for transformers."""
     logits_apart: float | None = None
-    """The largest difference between its logits and the stages'."""
+    """The largest difference between transformers' logits and the stages'."""
     prompt: str = PROMPT
     text: str = ""
-    """What it went on with."""
+    """The generated text."""
 
     @property
     def steps(self) -> int:
@@ -89,7 +89,7 @@ class Outcome:
 
 
 def run_both(option: str, changes: Mapping[str, Mapping[str, Any]], why_decoder: str, sizes: Sizes, folder: Path) -> Outcome:
-    """`folder` gets the run and what became of it: native, hf where the model is one of transformers', and reference."""
+    """Train a run both ways. `folder` gets the run, its exports native and (if transformers has the model) hf, and reference."""
     progress(f"{option}: making the run")
     run = changed(new_run(sizes, folder / "run", of_decoder=bool(why_decoder)), changes)
     file = folder / "run" / "run.toml"
@@ -114,7 +114,7 @@ def run_both(option: str, changes: Mapping[str, Mapping[str, Any]], why_decoder:
 
 
 def new_run(sizes: Sizes, folder: Path, *, of_decoder: bool) -> Manifest:
-    """As an organiser makes it. The decoder gets the Llama's sizes."""
+    """Make a run with `peerd new`. The decoder gets the Llama's sizes."""
     model: tuple[object, ...] = ("--layers", sizes.num_layers, "--d-model", sizes.d_model, "--heads", sizes.num_heads, "--d-ff", sizes.d_ff)
     if not of_decoder:
         model = ("--model", "hf:llama", "--set", f"vocab_size={sizes.vocab_size}", *model)
@@ -143,7 +143,7 @@ def why_unpublishable(run: Manifest) -> str:
 
 
 def train_in_swarm(run_file: Path, sizes: Sizes, folder: Path, *, hugging_face: bool) -> tuple[float, ...]:
-    """The losses, told by the daemons as they trained; their exports lie in `folder` when it returns."""
+    """Train in a swarm and write its exports to `folder`. Returns the losses as the daemons reported them."""
     flags = DemoFlags(stages=None, peers=sizes.num_peers, steps=None, run_file=run_file, seed=None, accumulate=None, **_undisturbed())
     with DemoSwarm(plan_of(flags), progress) as swarm:
         swarm.start()
@@ -176,14 +176,14 @@ def loaded_elsewhere(outcome: Outcome, folder: Path, parameters: Mapping[str, Te
     told = json.loads(done.stdout.splitlines()[-1])
     logits_apart = float((load_file(taken)["logits"] - stages_logits(run, parameters, tokens)).abs().max())
     own = json.loads(peerd("generate", folder / "hf", "--prompt", PROMPT, "--tokens", NUM_NEW_TOKENS, "--json"))["text"]
-    if not own.startswith(told["text"]):  # transformers stops where a document ends
+    if not own.startswith(told["text"]):  # transformers stops at the end of a document
         raise PeerdError(f"peerd generate goes on with {own!r}, transformers with {told['text']!r}")
     return dataclasses.replace(outcome, loaded_as=told["class"], logits_apart=logits_apart, text=own)
 
 
 @torch.no_grad()
 def stages_logits(run: Manifest, parameters: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
-    """What the stages one after the other compute: [microbatch, sequence, vocabulary]."""
+    """The logits of the chained stages: [microbatch, sequence, vocabulary]."""
     hidden = tokens
     for stage in range(run.train.num_stages):
         module = build_stage(run, stage, "cpu")
@@ -194,7 +194,7 @@ def stages_logits(run: Manifest, parameters: Mapping[str, Tensor], tokens: Tenso
 
 
 def peerd(*arguments: object) -> str:
-    """One command line, in a process of its own; returns what it printed."""
+    """Run one peerd command. Returns its standard output."""
     done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
     if done.returncode != ExitCode.OK:
         raise PeerdError(f"peerd {arguments[0]} ended with {done.returncode}: {done.stderr.strip()[-500:]}")

@@ -1,4 +1,4 @@
-"""A user's own process, which knows transformers and nothing of peerd: loads an export, computes logits, and goes on from a prompt.
+"""A user's process that has transformers but not peerd: loads an export, computes logits, and generates text from a prompt.
 
 Arguments: the export's folder, a safetensors file with `tokens` [rows, columns], where to write their `logits`, the prompt, and how many
 tokens to add. Prints {"class", "text"}.

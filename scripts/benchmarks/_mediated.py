@@ -1,8 +1,8 @@
 """A trainer-mediated pipeline on hivemind.moe as published: one server per stage, and a trainer through which every tensor passes.
 
 A server recomputes the forward pass in the backward pass. Published servers update their expert after every backward pass; here they
-do after a step's last one, with the mean of its gradients, so that the losses can be compared. hivemind forks processes, which does not
-go together with gRPC: nothing of peerd's wire is imported here.
+update after a step's last one, with the mean of its gradients, so that the losses can be compared. hivemind forks processes, which
+gRPC does not survive: peerd's wire must not be imported here.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from peerd.stage.optimizer import Optimizer
 from peerd.train.corpus import Corpus
 
 IN_FLIGHT = 8
-"""Microbatches that the trainer has under way; more makes nothing faster here."""
+"""Microbatches that the trainer has in flight; more are not faster here."""
 HANDLERS = 4
-"""Processes of a server that take calls: what hivemind recommends."""
+"""Processes of a server that take calls, as hivemind recommends."""
 POLL_S = 0.2
 
 
 class Expert(nn.Module):
-    """A peerd stage as a server hosts it: the last one gives each sequence's loss."""
+    """A peerd stage as a server hosts it. The last stage returns the loss of each sequence."""
 
     def __init__(self, module: StageModule) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Expert(nn.Module):
 
 
 class Backend(ModuleBackend):  # type: ignore[misc]
-    """Updates once in a step, and takes as long for its passes as a peer with the same stand-in."""
+    """Updates once per step, and takes as long for a pass as a peer with the same stand-in."""
 
     def __init__(self, manifest: Manifest, expert: Expert, pace: Pace, **schemas: object) -> None:
         super().__init__("stage", expert, **schemas)
@@ -68,7 +68,7 @@ class Backend(ModuleBackend):  # type: ignore[misc]
         return self._held(super().backward, BACKWARD_SHARE, inputs)
 
     def _held(self, passes: Callable[..., tuple[Tensor, ...]], share: float, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Microbatches that came together are computed as one, which takes as long as all of them."""
+        """Compute microbatches that arrived together as one; this takes as long as all of them."""
         began_s = time.monotonic()
         outputs = passes(*inputs)
         self._pace.hold(began_s, share * len(inputs[0]) / self._train.microbatch_size)
@@ -85,7 +85,7 @@ class Backend(ModuleBackend):  # type: ignore[misc]
 
 
 def serve(manifest: Manifest, stage: int, folder: Path, pace: Pace, host: str) -> None:
-    """Host one stage on an address of this machine until ended from outside."""
+    """Host one stage on an address of this machine until the process is killed."""
     train, module = manifest.train, build_stage(manifest, stage, "cpu")
     tokens = BatchTensorDescriptor.from_tensor(torch.zeros(3, train.sequence_length, dtype=torch.int64))
     hidden = BatchTensorDescriptor.from_tensor(torch.zeros(3, train.sequence_length, manifest.decoder.d_model))
@@ -98,7 +98,7 @@ def serve(manifest: Manifest, stage: int, folder: Path, pace: Pace, host: str) -
 
 
 def steps_of_trainer(manifest: Manifest, corpus: Corpus, folder: Path, host: str) -> Iterator[float]:
-    """Each step's loss; every activation and every gradient comes here and goes out again."""
+    """Yields each step's loss. All activations and gradients pass through this process."""
     train = manifest.train
     stages = _find_stages(train.num_stages, folder, host)
 
@@ -132,7 +132,7 @@ def _listening(host: str) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Write the file atomically."""
     file.with_suffix(".new").write_text(text, encoding="utf-8")
     file.with_suffix(".new").rename(file)
 

@@ -1,7 +1,7 @@
-"""Machines on a home network, on this one: network namespaces joined by links of a chosen rate and round trip. Needs root.
+"""Simulates machines on home connections: network namespaces joined by links of a chosen rate and round trip. Needs root.
 
-Each namespace has its own loopback and a device `link0`; all of them hang on one switch in user space (`_switch.py`), for not every kernel
-has netem. Names hold this process's id, so that two benchmarks do not meet, and everything is gone when the context ends.
+Each namespace has its own loopback and a device `link0`; all devices are connected by one switch in user space (`_switch.py`), because
+not every kernel has netem. Names contain this process's id, so that benchmarks do not collide. The context removes everything at its end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMESPACES = Path("/run/netns")
 
 
 def require_root() -> None:
-    """PeerdError, with the remedy, where namespaces cannot be made here."""
+    """Raise PeerdError, with a remedy, if namespaces cannot be made here."""
     if os.geteuid() != 0:
         raise PeerdError("network namespaces need root", "run this as root, on a machine that may be disturbed")
     if shutil.which("ip") is None:
@@ -36,12 +36,12 @@ def require_root() -> None:
 
 @dataclass(slots=True)
 class Network:
-    """So many namespaces, numbered from 0; a context manager."""
+    """Network namespaces, numbered from 0; a context manager."""
 
     num_machines: int
     links: Links
     offload: bool = True
-    """Segments are made by the devices; without, each is a packet of its own, which costs more and counts right in `sent_bytes`."""
+    """True: the devices segment. False: each segment is a packet, which costs more time and makes `sent_bytes` exact."""
     _switch: subprocess.Popen[str] | None = None
     _made: list[str] = field(default_factory=list)
 
@@ -69,11 +69,11 @@ class Network:
         return f"{SUBNET}.{machine + 1}"
 
     def command(self, machine: int) -> tuple[str, ...]:
-        """What to put before a command that is to run there."""
+        """The command prefix that runs a command in a namespace."""
         return ("ip", "netns", "exec", self._made[machine])
 
     def change(self, links: Links) -> None:
-        """From now on."""
+        """Change the links from now on."""
         self.links = links
         assert self._switch is not None
         assert self._switch.stdin is not None
@@ -81,7 +81,7 @@ class Network:
         self._switch.stdin.flush()
 
     def sent_bytes(self, machine: int) -> int:
-        """By the machine's device so far, all headers included."""
+        """Bytes that a machine's device has sent, headers included."""
         counted = subprocess.run(
             [*self.command(machine), "cat", f"/sys/class/net/{DEVICE}/statistics/tx_bytes"], capture_output=True, check=True
         )

@@ -1,4 +1,4 @@
-"""What every benchmark prints: a table of medians and ratios, or with --json the same rows as one object."""
+"""The output of all benchmarks: a table of medians and ratios, or with --json the same rows as one object."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class Row:
     median: float
     ratio: float | None = None
     interval: tuple[float, float] | None = None
-    """That holds the true median of the ratio with 95 % confidence, where there were enough pairs to say."""
+    """The 95 % confidence interval of the ratio's true median; None if there were too few pairs."""
     baseline: str | None = None
     loss: float | None = None
 
 
 def paired_ratio(baseline: Sequence[float], ours: Sequence[float]) -> float:
-    """Median over rounds of the baseline's time by ours: neighbours in time shared the same weather on the machine."""
+    """Median over rounds of the baseline's time divided by ours. Sides of one round saw the same load of the machine."""
     return statistics.median(theirs / mine for theirs, mine in zip(baseline, ours, strict=True))
 
 
 def paired_interval(baseline: Sequence[float], ours: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Between which of the sorted ratios the true median lies (Thompson 1936): no shape of the noise is assumed. None below 6 pairs."""
+    """The confidence interval of the ratios' median, by order statistics (Thompson 1936), for any noise. None below 6 pairs."""
     ratios = sorted(theirs / mine for theirs, mine in zip(baseline, ours, strict=True))
     outside, chance = 0, 0.0
     while (chance := chance + 2 * math.comb(len(ratios), outside) / 2 ** len(ratios)) <= 1 - confidence:
@@ -47,12 +47,12 @@ def paired_interval(baseline: Sequence[float], ours: Sequence[float], confidence
 
 
 def interrupt(_number: int, _frame: FrameType | None) -> None:
-    """A handler for SIGTERM and SIGHUP: they end a benchmark as Ctrl-C does, with everything cleaned up."""
+    """A handler for SIGTERM and SIGHUP, which ends a benchmark as Ctrl-C does, with everything cleaned up."""
     raise KeyboardInterrupt
 
 
 def run(main: Callable[[], int]) -> int:
-    """The exit code of a benchmark. SIGTERM and SIGHUP end it as Ctrl-C does, an error of peerd's with one line."""
+    """Run a benchmark and return its exit code. SIGTERM and SIGHUP end it like Ctrl-C; a PeerdError is printed as one line."""
     for kind in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, interrupt)
     try:

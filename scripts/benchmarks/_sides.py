@@ -1,6 +1,6 @@
-"""Processes that a benchmark asks to do something in turn: one JSON object a line each way. A process ends with its standard input.
+"""Processes that a benchmark gives orders in turn, one JSON object per line in each direction. They end when standard input closes.
 
-A side defines coroutines; `serve` calls the one that an order names and answers with what it returns.
+A side defines coroutines; `serve` calls the one that an order names and answers with its result.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ SOCKETS, HIVEMINDS = Path("/tmp"), "hivemind-p2p*.sock"  # noqa: S108 - that is 
 
 
 def serve(side: Any) -> None:
-    """Take orders until standard input ends, on the kind of loop that a daemon runs on."""
+    """Take orders until standard input ends, on the same kind of event loop as a daemon."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(side))
 
 
 async def spent_s() -> float:
-    """Processor time of this process and its children, p2pd among them."""
+    """Processor time of this process and its children, including p2pd."""
     me = psutil.Process()
     return float(sum(sum(process.cpu_times()[:2]) for process in (me, *me.children(recursive=True))))
 
 
 async def _serve(side: Any) -> None:
-    answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # keeps the output of libraries apart from the answers
     try:
         while line := await asyncio.to_thread(sys.stdin.readline):
             order = json.loads(line)
@@ -56,7 +56,7 @@ async def _serve(side: Any) -> None:
 
 
 def sweep_sockets() -> None:
-    """A hivemind leaves sockets behind. One at which somebody listens is not touched, whosever it is."""
+    """Remove the sockets that hivemind leaves behind. A socket with a listener is kept."""
     for path in SOCKETS.glob(HIVEMINDS):
         with socket.socket(socket.AF_UNIX) as caller:
             try:
@@ -69,7 +69,7 @@ def sweep_sockets() -> None:
 
 @dataclass(slots=True)
 class Team:
-    """One process per member of a side."""
+    """The processes of a side, one per member."""
 
     name: str
     module: str
@@ -82,7 +82,7 @@ class Team:
             process = subprocess.Popen(
                 module_command(self.module, json.dumps(job)),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                start_new_session=True,  # so that Ctrl-C reaches the benchmark alone
+                start_new_session=True,  # so that Ctrl-C reaches only the benchmark
                 env={**os.environ, "GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0", **self.environment},
             )  # fmt: skip
             self._processes.append(process)
@@ -96,11 +96,11 @@ class Team:
             try:
                 process.wait(10.0)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # with those that it has forked
+                os.killpg(process.pid, signal.SIGKILL)  # including its forked processes
                 process.wait()
 
     def ask(self, do: str, **order: Any) -> list[Any]:
-        """All members do the same at once; their answers."""
+        """Give all members the same order at once. Returns their answers."""
         for process in self._processes:
             self._tell(process, {"do": do, **order})
         return [self._answer(process) for process in self._processes]
@@ -111,7 +111,7 @@ class Team:
 
     def _tell(self, process: subprocess.Popen[str], order: Mapping[str, Any]) -> None:
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its answer tells
+        with contextlib.suppress(BrokenPipeError):  # the missing answer shows it
             process.stdin.write(json.dumps(order) + "\n")
             process.stdin.flush()
 

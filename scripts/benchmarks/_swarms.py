@@ -1,4 +1,4 @@
-"""Looks at a swarm of daemons until it has done what a benchmark waits for."""
+"""Polls a swarm of daemons until a benchmark's condition holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from peerd.cli.demo_daemons import DemoSwarm
 from peerd.errors import TimedOutError
 
 POLL_S = 1.0
-"""A look at every daemon costs them processor time that is not theirs to spend; steps tell themselves when they ended."""
+"""Polling takes processor time from the daemons; it need not be frequent, because steps carry the time of their end."""
 SILENCE_S = 120.0
 
 
@@ -18,7 +18,7 @@ def nothing() -> None:
 
 
 def looks(swarm: DemoSwarm, period_s: float = POLL_S, silence_s: float = SILENCE_S) -> Iterator[None]:
-    """Ask all daemons once a period. PeerdError when a stage dies out or nothing gets done."""
+    """Poll all daemons once a period, and yield. Raises PeerdError if a stage dies out or there is no progress."""
     heard, heard_at = swarm.heard(), time.monotonic()
     while True:
         time.sleep(period_s)
@@ -32,7 +32,7 @@ def looks(swarm: DemoSwarm, period_s: float = POLL_S, silence_s: float = SILENCE
 
 
 def until_done(swarm: DemoSwarm, num_steps: int, after_each_look: Callable[[], None] = nothing) -> None:
-    """Returns when all daemons are done and the losses of so many steps are known. Raises PeerdError as `looks` does."""
+    """Return once all daemons are done and the losses of so many steps are known. Raises PeerdError as `looks` does."""
     for _ in looks(swarm):
         after_each_look()
         if swarm.finished and len(swarm.steps) >= num_steps:

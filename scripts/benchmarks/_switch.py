@@ -1,8 +1,8 @@
-"""A switch in user space between TUN devices: each has an uplink and a downlink of one rate, and every pair a round trip.
+"""A switch in user space between TUN devices. All uplinks and downlinks have one rate, and all pairs one round trip.
 
 `python -m scripts.benchmarks._switch JSON` opens the devices, prints `ready`, and carries packets until its standard input closes. Lines on
-standard input, `{"mbit_per_s": ..., "round_trip_ms": ...}`, change the links. Nothing is lost: a sender waits for its uplink, as behind
-a modem with a deep buffer. Kernels hand over up to 64 KB of TCP at once (segmentation offload), which keeps this cheap; such a packet is
+standard input, `{"mbit_per_s": ..., "round_trip_ms": ...}`, change the links. No packet is lost: a sender waits for its uplink, as behind
+a modem with a deep buffer. Kernels pass up to 64 KB of TCP at once (segmentation offload), which keeps this cheap; such a packet is
 charged for the headers of all its segments.
 """
 
@@ -25,19 +25,19 @@ TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 TUN_F_CSUM, TUN_F_TSO4 = 0x01, 0x02
 VNET_HEADER = struct.Struct("=BBHHHH")
-"""virtio_net_hdr: flags, kind of segmentation, bytes of headers, bytes of a segment's payload, and two of the checksum."""
+"""virtio_net_hdr: flags, kind of segmentation, bytes of headers, bytes of a segment's payload, and two checksum fields."""
 IP_DESTINATION = slice(16, 20)
 MAX_PACKET_BYTES = 70_000
 BACKLOG_S = 0.02
-"""What may wait at an uplink here; more waits in the sender's own queues."""
+"""Longest backlog of an uplink here; further packets wait in the sender's own queues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """What all of them have in common."""
+    """The properties of all links."""
 
     mbit_per_s: float
-    """Of each uplink and each downlink; 0: as fast as this machine is."""
+    """Rate of each uplink and each downlink; 0: unlimited."""
     round_trip_ms: float
 
     def wire_s(self, num_bytes: int) -> float:
@@ -45,7 +45,7 @@ class Links:
 
 
 def wire_bytes(packet: bytes) -> int:
-    """What a packet with its virtio header takes on a wire that carries one segment at a time."""
+    """Bytes that a packet with a virtio header takes on a wire that carries one segment at a time."""
     _, kind, header_bytes, segment_bytes, _, _ = VNET_HEADER.unpack_from(packet)
     length = len(packet) - VNET_HEADER.size
     if not kind or not segment_bytes:
@@ -56,7 +56,7 @@ def wire_bytes(packet: bytes) -> int:
 
 @dataclass(slots=True)
 class Port:
-    """One device, and until when its two directions are taken."""
+    """One device, and the times until which its two directions are busy."""
 
     device: int
     up_until_s: float = 0.0
@@ -65,24 +65,24 @@ class Port:
 
 @dataclass(slots=True)
 class Switch:
-    """Which packets are on their way, and when each arrives. Pure but for what `main` does with it."""
+    """The packets in transit and their arrival times. No input or output happens here."""
 
     links: Links
     ports: dict[bytes, Port]
-    """By IPv4 address."""
+    """Keyed by IPv4 address."""
     on_their_way: list[tuple[float, int, bytes]] = field(default_factory=list)
-    """When a packet leaves its downlink, a number, and the packet."""
+    """A heap of (time at which the packet leaves its downlink, sequence number, packet)."""
     _count: int = 0
 
     def send(self, sender: Port, packet: bytes, now_s: float) -> None:
-        """A packet goes up; one for an address that nobody has is dropped."""
+        """Send a packet up; it is dropped if no port has its address."""
         receiver = self.ports.get(self.destination(packet))
         if receiver is None:
             return
         took_s = self.links.wire_s(wire_bytes(packet))
         sender.up_until_s = max(sender.up_until_s, now_s) + took_s
         arrives_s = sender.up_until_s + self.links.round_trip_ms / 2000
-        receiver.down_until_s = max(receiver.down_until_s + took_s, arrives_s)  # store and forward costs a lone flow nothing
+        receiver.down_until_s = max(receiver.down_until_s + took_s, arrives_s)  # store and forward does not slow a single flow
         heapq.heappush(self.on_their_way, (receiver.down_until_s, self._count, packet))
         self._count += 1
 
@@ -98,7 +98,7 @@ class Switch:
 
 
 def open_device(name: str, offload: bool) -> int:
-    """A TUN device of this name, whose file this process holds; the device goes when the process does."""
+    """Open a TUN device of this name; it disappears when this process ends."""
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TUN | IFF_NO_PI | IFF_VNET_HDR))
     fcntl.ioctl(device, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 if offload else 0)
@@ -106,7 +106,7 @@ def open_device(name: str, offload: bool) -> int:
 
 
 def carry(switch: Switch) -> None:
-    """Until standard input closes."""
+    """Carry packets until standard input closes."""
     waiting: set[int] = set()
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin, selectors.EVENT_READ)
@@ -119,7 +119,7 @@ def carry(switch: Switch) -> None:
                 waiting.discard(device)
                 selector.register(device, selectors.EVENT_READ)
             for packet in switch.due(now_s):
-                with contextlib.suppress(OSError):  # a device that is full or not up loses it
+                with contextlib.suppress(OSError):  # a device that is full or down loses the packet
                     os.write(switch.ports[switch.destination(packet)].device, packet)
             moments = [switch.on_their_way[0][0]] if switch.on_their_way else []
             moments += [by_device[device].up_until_s - BACKLOG_S for device in waiting]
@@ -140,7 +140,7 @@ def carry(switch: Switch) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     order = json.loads(arguments[0])
-    with contextlib.suppress(OSError):  # before everybody else, for it stands in for hardware
+    with contextlib.suppress(OSError):  # highest priority, because this stands in for hardware
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
     ports = {socket.inet_aton(address): Port(open_device(name, order["offload"])) for name, address in order["devices"].items()}
     print("ready", flush=True)

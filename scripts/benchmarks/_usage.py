@@ -1,4 +1,4 @@
-"""What daemons with nothing to do cost: a run of one step that is over, and the processor and memory of each daemon and its p2pd since."""
+"""Measures idle daemons: processor and memory of each daemon and its p2pd, after a run of one step has ended."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SETTLES_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Of one daemon: medians of its turns."""
+    """The cost of one daemon: medians of its turns."""
 
     daemon_share: float
-    """Of one core."""
+    """Share of one core."""
     p2pd_share: float
     daemon_bytes: int
     p2pd_bytes: int
@@ -41,14 +41,14 @@ def tiny_plan(num_peers: int, num_stages: int, announce_period_s: float) -> Demo
 
 
 def wait_until_idle(swarm: DemoSwarm) -> float:
-    """Until the one step is done; its loss."""
+    """Wait until the one step is done and the daemons have settled. Returns its loss."""
     until_done(swarm, 1)
     time.sleep(SETTLES_S)
     return float(swarm.steps[-1]["loss"])
 
 
 def watch(swarm: DemoSwarm, turn_s: float, turns: int) -> list[Usage]:
-    """So many turns of so many seconds, in which nobody asks the daemons anything."""
+    """Measure the daemons for `turns` turns of `turn_s` seconds, in which they get no request."""
     pairs = [_processes(daemon.process.pid) for daemon in swarm.daemons]
     shares: list[list[tuple[float, float]]] = [[] for _ in pairs]
     for number in range(turns):
@@ -78,6 +78,6 @@ def _processes(pid: int) -> list[psutil.Process]:
 
 
 def _spent(pair: list[psutil.Process]) -> tuple[float, float]:
-    """Seconds of processor time of the daemon, and of its child."""
+    """Processor time in seconds of the daemon, and of its children."""
     own, *others = (sum(process.cpu_times()[:2]) for process in pair)
     return own, sum(others)

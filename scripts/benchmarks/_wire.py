@@ -1,8 +1,8 @@
 """The two ends of a call: hivemind's RPC, and peerd's through the tunnel and over a direct connection.
 
-`python -m scripts.benchmarks._wire JSON` is one end. Rank 0 calls, rank 1 answers. A unary call carries the bytes in one message, 4 MiB
-at most with all sides; a stream in chunks, as tensors travel: peerd's is the call that hands over a microbatch, hivemind's that
-which forwards through an expert. The callee answers when it has all bytes.
+`python -m scripts.benchmarks._wire JSON` is one end. Rank 0 calls, rank 1 answers. A unary call carries the bytes in one message, of at
+most 4 MiB on all sides. A stream carries them in chunks, like tensors: for peerd it is the call that hands over a microbatch, for
+hivemind the call that forwards through an expert. The callee answers when it has all bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scripts.benchmarks._sides import PATIENCE_S, serve
 
 COUNT = "/bench.Wire/Count"
 HIVEMIND_PART_BYTES = 1 << 19
-"""As hivemind cuts tensors for its streams."""
+"""Size of the parts into which hivemind cuts tensors for its streams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Job:
 
 
 async def timed(call: Callable[[], Coroutine[Any, Any, int]], num_bytes: int, repeats: int) -> list[float]:
-    """Seconds of each call; all bytes have come."""
+    """Seconds of each call, all of whose bytes have arrived."""
     took_s = []
     for _ in range(repeats):
         began_s = time.monotonic()
@@ -97,7 +97,7 @@ class Hivemind:
 
 
 class Receiver:
-    """The stage of a callee that takes a microbatch and does nothing with it."""
+    """A callee's stage that receives a microbatch and does not compute it."""
 
     async def backpropagate(self, _caller: Any, call: Any, receive: Any, _progress: Any) -> Any:
         from peerd.wire.messages import CallResult

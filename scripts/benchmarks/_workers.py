@@ -1,8 +1,8 @@
-"""The sides that peerd is compared with, each in processes of its own: torch.distributed's GPipe and 1F1B, a trainer-mediated
+"""The sides that peerd is compared with, each in its own processes: torch.distributed's GPipe and 1F1B, a trainer-mediated
 pipeline on hivemind.moe (see _mediated.py), and one process alone.
 
-`python -m scripts.benchmarks._workers JSON` is one such process. It ends when its standard input closes, so none outlives
-the benchmark, and goes on until then. One on the last stage prints a line {"time_s": wall clock, "loss"} after each step.
+`python -m scripts.benchmarks._workers JSON` is one such process. It runs until its standard input closes, so none outlives the
+benchmark. The process of the last stage prints a line {"time_s": wall clock, "loss"} after each step.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ Kind = Literal["alone", "gpipe", "1f1b", "mediated"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one worker is started with."""
+    """The arguments of one worker."""
 
     run_file: str
     threads: int
     kind: Kind = "alone"
     rank: int = 0
-    """Its stage; the trainer of a mediated pipeline comes after the last."""
+    """The worker's stage; the trainer of a mediated pipeline comes after the last."""
     folder: str = ""
-    """Where the ranks find one another."""
+    """The folder in which the ranks find one another."""
     stand_in_ms: float = 0.0
-    """Sleep so that a microbatch takes at least so long in a stage, as a peer does; 0: off."""
+    """Sleep so that a microbatch takes at least this long in a stage, as a peer does; 0: off."""
     host: str = "127.0.0.1"
-    """Where hivemind listens."""
+    """The address on which hivemind listens."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
 
 class Stage(nn.Module):
-    """A peerd stage as GPipe takes it: the last gives logits, for the schedule computes the loss itself."""
+    """A peerd stage for GPipe: the last stage returns logits, because the schedule computes the loss itself."""
 
     def __init__(self, module: StageModule, recompute: bool) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Stage(nn.Module):
 
 
 class PacedStage(PipelineStage):
-    """A stage that takes as long for its passes as a peer with the same stand-in."""
+    """A stage that takes as long for a pass as a peer with the same stand-in."""
 
     pace = Pace()
 
@@ -95,7 +95,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def pipeline_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]:
-    """One rank of ScheduleGPipe or Schedule1F1B over gloo; yields each step's loss (nothing of use on the other ranks)."""
+    """One rank of ScheduleGPipe or Schedule1F1B over gloo; yields each step's loss (meaningless except on the last rank)."""
     train = manifest.train
     distributed.init_process_group("gloo", init_method=f"file://{job.folder}/store", rank=job.rank, world_size=train.num_stages)
     module = build_stage(manifest, job.rank, "cpu")
@@ -117,8 +117,8 @@ def pipeline_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[flo
 
 
 def alone_steps(_job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]:
-    """The reference: all stages in this process, graphs kept."""
-    from peerd.reference import mean_gradients  # it loads gRPC, which does not bear that hivemind forks
+    """All stages in this process, with graphs kept; yields each step's loss."""
+    from peerd.reference import mean_gradients  # it loads gRPC, which does not survive hivemind's forks
 
     stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
     optimizers = [Optimizer(manifest, dict(stage.named_parameters())) for stage in stages]
@@ -130,9 +130,9 @@ def alone_steps(_job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float
 
 
 def mediated_steps(job: Job, manifest: Manifest, corpus: Corpus) -> Iterator[float]:
-    from scripts.benchmarks import _mediated  # hivemind's processes are forked from this one, which nobody else shall have to bear
+    from scripts.benchmarks import _mediated  # imported only here, because hivemind forks processes from this one
 
-    tempfile.tempdir = job.folder  # where what hivemind's forks leave behind goes with the benchmark
+    tempfile.tempdir = job.folder  # what hivemind's forks leave there is removed with the folder
     if job.rank < manifest.train.num_stages:
         _mediated.serve(manifest, job.rank, Path(job.folder), Pace(job.stand_in_ms / 1000), job.host)
         return iter(())
@@ -145,14 +145,14 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def _end_with_parent() -> None:
-    """With all that this process has forked; read past Python's own lock, which a fork would take along."""
+    """Kill this process and its forks when standard input ends. os.read avoids Python's lock, which a fork would copy."""
     while os.read(0, 4096):
         pass
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def work(job: Job) -> None:
-    """Train until ended from outside."""
+    """Train until the process is killed."""
     torch.set_num_threads(job.threads)
     manifest = manifest_files.load(Path(job.run_file))
     tokens = prepare_tokens(STDLIB, cache_folder())

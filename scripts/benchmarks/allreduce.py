@@ -1,8 +1,8 @@
 """All-reduce of one vector between members on this machine: gloo, hivemind's AllReduceRunner and averager, and peerd's averaging rounds.
 
-peerd's side is the room that daemons average in: a roster with its ledgers, finite parts only, a leader, sums in the roster's order,
-averages logged for who missed them; through the tunnel and over direct TLS connections. All sides work in turns in each round, each
-member is a process with one torch thread. Seconds count until the last member has the average. `loss` is the sum's relative error.
+peerd's side is the averaging of real daemons: a roster with its ledgers, finite parts only, a leader, sums in the roster's order, averages
+logged for members that missed them; through the tunnel and over direct TLS connections. In each round all sides take turns. Each member is
+a process with one torch thread. The time ends when the last member has the average. `loss` is the sum's relative error.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def run_round(team: Team, side: Side, number: int) -> None:
 
 
 def race(num_members: int, megabytes: float, rounds: int, codecs: tuple[str, ...]) -> tuple[list[Side], int]:
-    """All sides, and how many bytes the vector has."""
+    """All sides with their times, and the number of bytes of the vector."""
     with contextlib.ExitStack() as stack:
         stack.callback(sweep_sockets)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="peerd-bench-"))
@@ -78,7 +78,7 @@ def race(num_members: int, megabytes: float, rounds: int, codecs: tuple[str, ...
         (length,) = lengths
         teams |= {name: team(name, length=length) for name in ("gloo", "hivemind", "averager")}
         sides = sides_of(codecs)
-        for number in range(rounds + 1):  # the first is for warming up
+        for number in range(rounds + 1):  # the first round is the warm-up
             for side in sides if number % 2 else sides[::-1]:
                 run_round(teams[side.team], side, number)
     return sides, 4 * length

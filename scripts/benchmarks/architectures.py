@@ -1,8 +1,8 @@
 """Which language models of transformers can be trained in stages, and why can the others not?
 
-Each architecture that the installed transformers knows, by its own default config, is taken in as `peerd new --model hf:NAME` does it:
-a tiny copy is trained in one piece and in three stages, and losses and all gradients must be equal bit for bit. What is not is
-refused with its reason. Exits with 1 where one ends in anything else, or named ones do not split.
+Each architecture of the installed transformers, with its default config, is imported as by `peerd new --model hf:NAME`: a tiny copy is
+trained in one piece and in three stages, and losses and all gradients must be equal bit for bit. Otherwise the model is refused with a
+reason. Exits with 1 if an architecture fails in any other way, or if one that was named does not split.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Line:
 
 
 class TooLongError(BaseException):
-    """An architecture took longer than it may. Not an Exception, which whoever computes with it would take for its own."""
+    """An architecture took too long. It is not an Exception, because the code under test would catch that."""
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def tried(name: str, most_seconds: int) -> Line:
             check_split(Manifest(model=model, train=TrainConfig(num_stages=1)))
     except PeerdError as error:
         outcome, reason = REFUSED, error.message
-    except (Exception, TooLongError) as error:  # the library's models fail in ways of their own, and that is what is looked for
+    except (Exception, TooLongError) as error:  # any failure of the library's models is a result
         outcome, reason = FAILED, f"{type(error).__name__}: {error}"
     return Line(name=name, outcome=outcome, reason=" ".join(reason.split())[:200], seconds=round(time.monotonic() - began_s, 1))
 

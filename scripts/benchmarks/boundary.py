@@ -1,8 +1,8 @@
-"""What narrower boundaries cost in quality: a small version of SWARM's table 7, on the standard library's sources.
+"""The cost of narrower boundaries in quality: a small version of SWARM's table 7, on the standard library's sources.
 
-The run in one process, over the real stages and codecs: `none`, 8 bits a value, and a bottleneck and maxout of half the width, from the
-same first weights and the same text. The loss is the mean of the last steps, on text not seen before; "steps" is how many it took to the
-loss that all of them reached, against none. With several seeds the table shows means, and how far seeds lie apart.
+The run trains in one process, over the real stages and codecs: `none`, 8 bits a value, and a bottleneck and maxout of half the width, from
+the same first weights and on the same text. The loss is the mean of the last steps, on text not seen before; "steps" is the number of
+steps to the loss that all methods reached, relative to `none`. With several seeds the table shows means and the spread between seeds.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Plan:
 class Side:
     name: str
     losses: list[list[float]] = field(default_factory=list)
-    """Of every step, by seed."""
+    """Losses of all steps, by seed."""
     seconds: list[float] = field(default_factory=list)
 
     def smooth(self, seed: int) -> list[float]:
-        """Means of the last WINDOW steps, from the first step that has so many behind it."""
+        """Moving averages of the loss over WINDOW steps."""
         losses = self.losses[seed]
         return [statistics.fmean(losses[end - WINDOW : end]) for end in range(WINDOW, len(losses) + 1)]
 
@@ -75,12 +75,12 @@ class Line:
     loss: float
     """Nats per token."""
     spread: float
-    """Between the seeds' losses."""
+    """Difference between the largest and the smallest loss of the seeds."""
     perplexity: float
     steps: float
-    """To the loss that all reached, against none."""
+    """Steps to the loss that all methods reached, relative to `none`."""
     transfer: float
-    """Bytes over a boundary, against none."""
+    """Bytes over a boundary, relative to `none`."""
     seconds: float
 
 

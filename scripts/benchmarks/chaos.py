@@ -1,12 +1,12 @@
-"""What deaths cost: nine peers in three stages, one killed every ten seconds and replaced, against nine that live.
+"""The cost of deaths: nine peers in three stages, one killed every ten seconds and replaced, against nine that live.
 
-A stand-in sleeps in place of work, so that nine peers share two cores; steps overlap (delayed updates) unless told otherwise.
-What is allowed at a moment is the number of serving peers of the slowest stage, each at its full rate; a joiner that still starts
-or downloads counts for nothing. A side's ratio is what it did by the time integral of that. With deaths it should be 0.80 or more;
-without, it shows what the step's ends cost alone.
+A stand-in sleeps in place of work, so that nine peers can share two cores. Steps overlap (delayed updates) by default. The allowed
+rate at a moment is that of the slowest stage's serving peers, each at full speed; a joiner that is starting or downloading does not
+count. A side's ratio is its work, divided by the time integral of the allowed rate. With deaths it should be 0.80 or more; without
+deaths it shows the cost of the ends of steps alone.
 
-What a peer has added to a step dies with it, on average half of its share: the longer steps are, the more a death costs. A step
-of 18 microbatches parts evenly among three peers of a stage and among two.
+What a peer has added to a step dies with it, on average half of its share: the longer the steps, the more a death costs. A step
+of 18 microbatches divides evenly among three peers of a stage and among two.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from scripts.benchmarks._swarms import looks
 
 NUM_STAGES, NUM_PEERS = 3, 9
 WARMUP = 2
-"""Steps in which peers find together and response times are learnt."""
+"""Steps in which peers meet and response times are learnt."""
 POLL_S = 0.5
 WANTED = 0.80
 
@@ -75,7 +75,7 @@ class Side:
     rates: list[float] = field(default_factory=list)
     """Microbatches a second, by round."""
     shares: list[float] = field(default_factory=list)
-    """Of what was allowed, by round."""
+    """Work as a share of what was allowed, by round."""
     deaths: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     loss: float = 0.0

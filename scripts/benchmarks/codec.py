@@ -1,7 +1,7 @@
-"""Codecs: how fast one thread encodes and decodes activations, in how many bytes, at what error.
+"""Codecs: how fast one thread encodes and decodes activations, into how many bytes, and with what error.
 
-MB/s count the plain tensor's bytes; `none` is the copy that sending costs anyway. A codec pays on a link when plain bytes / MB/s of both
-ends is less than the time it saves there. Sides take turns in each round.
+MB/s count the plain tensor's bytes; `none` is the copy that sending needs anyway. A codec pays on a link if plain bytes / MB/s of both
+ends is less than the time that it saves there. Sides take turns in each round.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Line:
     encode_mb_per_s: float
     decode_mb_per_s: float
     bytes_ratio: float
-    """Plain bytes by those sent."""
+    """Plain bytes divided by encoded bytes."""
     relative_error: float
     encode_time_to_none: float
     decode_time_to_none: float

@@ -1,8 +1,9 @@
-"""What codecs cost in quality: losses on real text, raw and compressed, from several seeds whose spread is the noise to compare with.
+"""The cost of codecs in quality: losses on real text, raw and compressed, from several seeds whose spread is the noise.
 
-One process, over the real stages, codecs and compression with its error feedback: two peers of each stage compute half of the microbatches
-and exchange sums slice by slice, as a round does. `auto` is what the policy chooses for a link: at home, where a microbatch computes as
-long as its raw activations travel, and on a slow one that takes five times as long. Naive top-k forgets what it leaves out.
+The run trains in one process, over the real stages, codecs and compression with its error feedback: each of two peers of a stage
+computes half of the microbatches, and they exchange sums slice by slice, as a round does. `auto` is what the policy chooses for a link:
+for a home link, where raw activations travel as long as a microbatch computes, and for a slow link, where they take five times as long.
+Naive top-k discards what it does not send.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ WINDOW = 20
 """Steps over which losses are averaged."""
 NUM_PEERS = 2
 HOME_LOAD, SLOW_LOAD = 1.0, 5.0
-"""Time that raw activations take over the link, by the time that computing takes."""
+"""Time that raw activations take over the link, divided by the time that computing takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +48,11 @@ class Method:
     weights: str = "none"
     feedback: bool = True
     within_noise: bool = False
-    """It is to be as good as none."""
+    """True if the method should be as good as `none`."""
 
 
 def chosen(load: float) -> str:
-    """What `auto` takes for a link with this load of raw values."""
+    """The codec that `auto` chooses for a link with this load of raw values."""
     sizes = [codec.num_bytes(1 << 18) for codec in LADDER]
     return str(LADDER[choose_rung(sizes, float(sizes[0]), 1 / load).rung])
 
@@ -93,7 +94,7 @@ class Group:
     """The peers of one stage, whose gradients are averaged as a round does it."""
 
     def __init__(self, shapes: Sequence[Sequence[int]], method: Method) -> None:
-        """`shapes`: of the parameters, whose gradients lie one after another and the loss after them."""
+        """`shapes` are those of the parameters. Their gradients lie one after another, followed by the loss."""
         allowed = parse_averaged(method.weights)
         self._peers = [Compression(allowed, torch.float32, shapes) for _ in range(NUM_PEERS)]
         self.length = sum(map(math.prod, shapes)) + 1
@@ -102,11 +103,11 @@ class Group:
 
     @property
     def num_bytes(self) -> int:
-        """Of all slices, as they travel."""
+        """Encoded bytes of all slices."""
         return sum(map(self._peers[0].num_bytes, self._slices))
 
     def average(self, step: int, sums: Sequence[Tensor]) -> Tensor:
-        """float32 [length] of each peer -> their sum, as all of them have it."""
+        """float32 [length] of each peer -> their sum, as all peers receive it."""
         average_id, pieces = AverageId(step.to_bytes(8, "little")), []
         for reducer, where in enumerate(self._slices):
             parts = []
@@ -127,7 +128,7 @@ class Group:
 
 
 def gradients_of(stages: Sequence[StageModule], manifest: Manifest, corpus: Corpus, step: int, peer: int) -> list[Tensor]:
-    """Of a peer's microbatch, each stage's as one vector, the loss at its end."""
+    """The gradients of a peer's microbatch: one vector per stage, with the loss at its end."""
     tokens, labels = corpus.microbatch(step, peer)
     loss = backpropagate(stages, tokens, labels, manifest.wire, manifest.train)
     found = []
@@ -181,7 +182,7 @@ class Line:
     spread: float
     """Standard deviation between seeds."""
     above: float | None
-    """Mean over seeds of the difference to none with the same seed."""
+    """Mean over seeds of the difference to `none` with the same seed."""
 
 
 def lines_of(plan: Plan, sides: Sequence[Side]) -> list[Line]:

@@ -1,8 +1,8 @@
 """Delayed updates: how long is it from a peer's last gradient of a step to its first pass of the next, with and without them?
 
-Both sides are swarms of real daemons on loopback that train the same run with LAMB, in turns: while one works the other is
-frozen. A microbatch sleeps until it has taken --compute-stand-in, as one on a GPU leaves the processor to averaging and update.
-The times are read from every peer's own timeline. Below zero: the next step began before the last gradient of this one came.
+Both sides are swarms of real daemons on loopback that train the same run with LAMB, in turns: while one works, the other is
+frozen. A microbatch sleeps until it has taken --compute-stand-in, because on a GPU it would leave the processor to averaging and
+update. The times come from every peer's timeline. Below zero, the next step began before the last gradient of this one came.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scripts.benchmarks._turns import Contender, Peers, guard, thawed_at_exit
 from scripts.benchmarks.pipeline import LONG_ENOUGH_S
 
 UNSETTLED = 1
-"""Steps at the beginning of a turn that are not counted: a peer was frozen in the midst of the first."""
+"""Steps at the beginning of a turn that are not counted: peers were frozen in the middle of the first."""
 
 
 @dataclass(slots=True)
@@ -30,9 +30,9 @@ class Side:
     contender: Contender
     peers: Peers
     gaps_s: list[float] = field(default_factory=list)
-    """By turn, the median over peers and steps: from a peer's last gradient to its next step's first pass."""
+    """For each turn the median over peers and steps of the time from a peer's last gradient to its next step's first pass."""
     ends_s: list[float] = field(default_factory=list)
-    """Likewise: from a peer's last gradient until its step was applied."""
+    """Likewise for the time from a peer's last gradient until its step was applied."""
     step_s: list[float] = field(default_factory=list)
 
     @property
@@ -49,7 +49,7 @@ class Side:
 
 
 def times_of(reply: TraceReply) -> tuple[list[float], list[float], list[float]]:
-    """Of every peer and counted step in seconds: gap, end and length."""
+    """For every peer and counted step, in seconds: gap, end and length."""
     gaps, ends, lengths = [], [], []
     for peer in reply["peers"]:
         spans = [(SpanKind(kind), began / 1e6, (began + took) / 1e6, step) for kind, began, took, step, *_ in peer["spans"]]
@@ -58,7 +58,7 @@ def times_of(reply: TraceReply) -> tuple[list[float], list[float], list[float]]:
             first = min((began for kind, began, _, at in spans if kind in COMPUTE and at == step + 1), default=None)
             commits = {at: ended for kind, _, ended, at in spans if kind is SpanKind.COMMIT}
             if last is None or first is None or not {step - 1, step} <= commits.keys():
-                continue  # it had no microbatch of one of the two
+                continue  # the peer had no microbatch in one of the two steps
             gaps.append(first - last)
             ends.append(commits[step] - last)
             lengths.append(commits[step] - commits[step - 1])

@@ -1,11 +1,11 @@
-"""Two machines over a home connection: how much of its loopback speed peerd keeps there, against 1F1B, and what each codec is worth.
+"""Two machines over a home connection: the share of its loopback speed that peerd keeps, against 1F1B, and the worth of each codec.
 
 `link`: 100 Mbit/s and 50 ms round trip, raw and in 8 bits, beside peerd on loopback and 1F1B of torch.distributed.pipelining over gloo on
-the same link. `codecs`: 20 Mbit/s and 100 ms; `auto` is to be within 5 % of the best. Sides train in turns; a step counts from the end of
-one to the end of the next within a turn. Links are made of network namespaces and a switch in user space, which needs root.
+the same link. `codecs`: 20 Mbit/s and 100 ms; `auto` should be within 5 % of the best. Sides train in turns; a step's time is that between
+two ends of steps within a turn. Links are made of network namespaces and a switch in user space, which needs root.
 
 A stand-in sleeps in place of work, on all sides alike, so that a microbatch computes as long as its activations take over a link of
-100 Mbit/s; the arithmetic is tiny and real, and losses are compared.
+100 Mbit/s. The arithmetic is tiny and real, and losses are compared.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from scripts.benchmarks._workers import Job, Kind
 
 HOME, SLOW = Links(mbit_per_s=100, round_trip_ms=50), Links(mbit_per_s=20, round_trip_ms=100)
 HEADERS = 1.05
-"""What TCP, the tunnel and gRPC add to the bytes of a tensor, at most."""
+"""Largest overhead of TCP, the tunnel and gRPC on the bytes of a tensor, as a factor."""
 LONG_ENOUGH_S = 300.0
-"""Between announcements, so that a frozen daemon does not count as gone."""
+"""Time between announcements, so that a frozen daemon does not count as dead."""
 LOSS_TOLERANCE = 1e-4
 KEPT = {"none": 0.9, "int8": 0.95}
-"""Of the loopback throughput, at least."""
+"""Least share of the loopback throughput that counts as a pass."""
 OVER_1F1B = {"none": 1.6, "int8": 1.75}
 OVER_MEDIATED = 2.5
 WITHIN = 0.95
-"""Of the best codec's throughput, `auto` has at least so much."""
+"""Least share of the best codec's throughput that `auto` has to reach."""
 MICROBATCHES = {"link": 64, "codecs": 24, "mediated": 24}
-"""Of a step: raw activations take five times as long as the work where codecs are compared, and more through a trainer."""
+"""Per step. Where codecs are compared, raw activations take five times as long as the work, and more through a trainer."""
 STAGES = {"link": 2, "codecs": 2, "mediated": 4}
 COMPARED = (*(spec.example for spec in CODECS if spec.auto), "auto")
 
@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def stand_in_ms(self) -> float:
-        """As long as a microbatch's activations take at 100 Mbit/s."""
+        """The time that a microbatch's activations take at 100 Mbit/s."""
         return 1000 * HOME.wire_s(round(HEADERS * self.manifest("none").boundary_bytes))
 
 
@@ -85,7 +85,7 @@ class Side:
         return self.contender.name
 
     def turn(self, steps: int) -> None:
-        """One step to get going, and so many that count."""
+        """Train one step to warm up, then those that count."""
         began = time.time()
         self.contender.turn(1 + steps)
         ends = [step.time_s for step in self.contender.steps if step.time_s > began]
@@ -98,7 +98,7 @@ def peers(plan: Plan, codec: str, network: Network | None, where: str) -> Side:
 
 
 def workers(plan: Plan, folder: Path, network: Network, kind: Kind, name: str) -> Side:
-    """A trainer-mediated pipeline has a machine more, its trainer's."""
+    """A trainer-mediated pipeline has one machine more, for the trainer."""
     run_file = folder / "run.toml"
     run_file.write_text(dump(plan.manifest("none")), encoding="utf-8")
     of_all = Job(run_file=str(run_file), threads=1, folder=str(folder), kind=kind, stand_in_ms=plan.stand_in_ms)
@@ -108,7 +108,7 @@ def workers(plan: Plan, folder: Path, network: Network, kind: Kind, name: str) -
 
 
 def take_turns(plan: Plan, sides: list[Side]) -> None:
-    """All rounds: forth in even ones and back in odd ones."""
+    """Run all rounds, forward in even ones and in reverse order in odd ones."""
     with contextlib.ExitStack() as stack:
         for side in sides:
             stack.enter_context(side.contender.team)
@@ -134,7 +134,7 @@ def row(side: Side, baseline: Side | None = None) -> Row:
 
 
 def over_the_link(plan: Plan, folder: Path) -> tuple[list[Row], list[str]]:
-    """Rows, and what falls short."""
+    """The rows, and the missed targets."""
     with Network(2, HOME) as network:
         there = {codec: peers(plan, codec, network, "link") for codec in KEPT}
         here = {codec: peers(plan, codec, None, "loopback") for codec in KEPT}
@@ -169,7 +169,7 @@ def through_the_trainer(plan: Plan, folder: Path) -> tuple[list[Row], list[str]]
 
 
 def other_work(one: Side, other: Side) -> list[str]:
-    """What to say where they did not do the same."""
+    """Messages if the sides' losses differ."""
     apart = abs(one.contender.steps[2].loss - other.contender.steps[2].loss)
     return [f"the losses differ by {apart:.1e}: the sides did not do the same work"] if apart > LOSS_TOLERANCE else []
 

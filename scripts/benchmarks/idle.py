@@ -1,4 +1,4 @@
-"""What a volunteer's machine pays while there is nothing to do: processor time and memory of idle daemons, tiny stages."""
+"""The cost of idling on a volunteer's machine: processor time and memory of idle daemons with tiny stages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from scripts.benchmarks._report import Row, print_json, print_table, run
 from scripts.benchmarks._usage import Usage, tiny_plan, wait_until_idle, watch
 
 MOST_SHARE = 0.01
-"""Of a core, p2pd left out."""
+"""Allowed share of a core, without p2pd."""
 
 
 def rows_of(found: Sequence[Usage], loss: float) -> list[Row]:
-    """Percent of a core and MB."""
+    """The rows, in percent of a core and in MB."""
     figures = {
         "daemon, % of a core": [100 * each.daemon_share for each in found],
         "its p2pd, % of a core": [100 * each.p2pd_share for each in found],

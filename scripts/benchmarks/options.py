@@ -1,12 +1,12 @@
 """Is the swarm's loss curve that of one machine, step for step, with each training option, and does the result load elsewhere?
 
 For each option `peerd new` makes a run (a small Llama of transformers with a BPE trained on the text), a swarm of real daemons trains it
-and exports it in both formats, and `peerd reference` trains it again in one process. The table says by how much losses and parameters
-differ at most, and the logits of a process that knows transformers alone. What only the built-in decoder has is tried with that. Sums
-are in double precision, so that their order shows in no loss.
+and exports it in both formats, and `peerd reference` trains it again in one process. The table shows the largest differences of losses,
+parameters, and logits in a process that has only transformers. Options that only the built-in decoder has are tried with that. Sums are in
+double precision, so that their order does not change any loss.
 
-With --out the outcomes stay there, with exports, table and a plot of both curves of each option; an option that is there already is not
-run again, so that a long series can be made in pieces.
+--out keeps the outcomes, with exports, a table and a plot of both curves of each option. Options that are already there are not run again,
+so that a long series can be run in parts.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from scripts.benchmarks._report import SCHEMA, progress, run
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     changes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    """Of the manifest, by section."""
+    """Changes of the manifest, by section."""
     why_decoder: str = ""
-    """Why it is tried with the built-in decoder; empty: it is not."""
+    """The reason for trying it with the built-in decoder; empty if it is not."""
 
 
 OPTIONS: dict[str, Option] = {
@@ -54,7 +54,7 @@ MOST_LOGITS_APART = 1e-5
 
 
 def run_missing(names: Sequence[str], sizes: Sizes, out: Path) -> list[Outcome]:
-    """Outcomes of these options, those that `out` has already included."""
+    """The outcomes of these options; runs those that `out` does not have yet."""
     outcomes = []
     for name in names:
         folder = out / name.replace(" ", "-")

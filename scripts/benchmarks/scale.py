@@ -1,8 +1,8 @@
-"""What a peer pays for the table, against the number of peers: simulated swarms of any size, and real daemons on this machine.
+"""The cost of the table to a peer, by the number of peers: simulated swarms of any size, and real daemons on this machine.
 
-The simulation drives the very rules by which daemons exchange news (policy/swarm/spreading.py); what a record and a call cost is measured
-here, the call without p2pd. In the comparison everybody is told everybody's record once a period, which is the least that knowing
-everybody takes. The real daemons have nothing to do; theirs and p2pd's processor time is measured.
+The simulation uses the daemon's own rules for exchanging news (policy/swarm/spreading.py). The costs of a record and of a call are
+measured here, the call without p2pd. The baseline sends every record to every peer once a period, which is the minimum for knowing all
+peers. The real daemons are idle; their and p2pd's processor time is measured.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RUN = RunId("a" * 32)
 SAMPLE = 500
 CALLS = 300
 CALL_BYTES = 250
-"""Of a call and its answer without what they carry: HTTP/2 headers, framing and libp2p's."""
+"""Overhead of a call and its answer: HTTP/2 headers and framing, and libp2p's."""
 RECORD_FRAMING_BYTES = 8
 MOST_KB, MOST_SHARE = 20.0, 0.01
 
@@ -45,9 +45,9 @@ MOST_KB, MOST_SHARE = 20.0, 0.01
 class Units:
     record_bytes: int
     record_s: float
-    """To take in one that is news."""
+    """Processor time to accept a record that is news."""
     call_s: float
-    """To ask once and to answer once."""
+    """Processor time to ask once and to answer once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Line:
     known: int
     announces_every_s: float
     kb_per_s: float
-    """Sent and received together, for the average peer: what one sends another receives."""
+    """Mean per peer, sent and received together: each byte counts at both peers."""
     core_share: float
     delay_s: float
     """Median and 99th percentile, from an announcement until a peer has it."""
@@ -99,7 +99,7 @@ def _typical(identity: Identity) -> PeerRecord:
 
 
 async def _time_calls(signed: list[SignedRecord]) -> float:
-    """Processor time of an empty ask and its answer, both ends."""
+    """Processor time at both ends of a request for news and its empty answer."""
 
     async def answer(request: swarm_pb2.GossipRequest, _context: Any) -> swarm_pb2.GossipReply:
         convert.tags_from(request.known)
@@ -168,7 +168,7 @@ def rows_of(lines: list[Line]) -> list[Row]:
 
 
 def real_daemons(how_many: int, turn_s: float, turns: int) -> list[Row]:
-    """They stay up, and what each costs: the median daemon's and the worst one's percent of a core."""
+    """The costs of idle daemons: percent of a core of the median daemon and the busiest one, and of p2pd."""
     with DemoSwarm(tiny_plan(how_many, 4, 5.0), lambda _text: None) as swarm:
         swarm.start()
         loss = wait_until_idle(swarm)

@@ -1,9 +1,9 @@
-"""Two and four peers per stage against one: how much faster is a step when there are more hands, each as fast as before?
+"""Two and four peers per stage against one: how much faster is a step with more peers of the same speed?
 
-A stand-in sleeps in place of work, so that peers share two cores without disturbing one another: the times say how work is shared
+A stand-in sleeps in place of work, so that peers share two cores without disturbing one another: the times show how work is shared
 and what the end of a step costs, not how fast anything computes. The arithmetic is tiny and real, and all sides' losses are the same.
-While a step begins and ends some peers have nothing to do, together for as long as one microbatch takes. Of 128 each of four peers
-has 32, so four can be 3.91 times as fast at most.
+At the beginning and end of a step some peers are idle, in sum for the time of one microbatch. Of 128 microbatches each of four peers
+computes 32, so four peers can be at most 3.91 times as fast.
 """
 
 from __future__ import annotations

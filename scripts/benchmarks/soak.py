@@ -1,11 +1,11 @@
-"""A long run under mixed chaos: does a daemon that lives on stay as small as it was?
+"""A long run under mixed chaos: does a surviving daemon keep its size?
 
-Chaos strikes a swarm again and again with every kind of fault and replaces those it killed. One peer of each stage is spared from kills
-only, so that it lives from the beginning to the end; its memory, open files, threads, tasks and child processes are sampled. Over the
-last half the least-squares slope of its memory must stay below one percent of it, and nothing else may grow. Memory is the least
-that was resident in each minute: a daemon keeps what it freed for the next microbatch and gives it back once a minute, and what
-it happens to keep in between swings by five percent. The slope of all samples is told beside it. A stand-in sleeps in place of
-work, so that the run leaves the machine usable.
+Chaos strikes a swarm repeatedly with every kind of fault and replaces the killed peers. One peer of each stage is spared from kills, but
+not from other faults, so that it lives from beginning to end; its memory, open files, threads, tasks and child processes are sampled.
+Over the last half the least-squares slope of its memory must stay below one percent, and nothing else may grow. Memory is the minimum
+resident size of each minute: a daemon keeps freed memory for the next microbatch and returns it once a minute, and the amount that it
+keeps in between varies by five percent. The slope of all samples is also shown. A stand-in sleeps in place of work, so that the machine
+stays usable.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ COURSE_S = 180.0
 SILENCE_S = 180.0
 ENDLESS = 10**9
 MOST_GROWTH = 0.01
-"""Of a daemon's memory, along the least-squares line over the last half."""
+"""Allowed growth of a daemon's memory, along the least-squares line over the last half."""
 WOBBLE = {"files": 4, "threads": 1, "tasks": 8, "children": 0}
-"""By how much the median of the last quarter may exceed that of the quarter before it."""
+"""The amount by which the median of the last quarter may exceed that of the quarter before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +87,13 @@ class Sample:
 
 @dataclass(slots=True)
 class Watched:
-    """A daemon that lives through it all."""
+    """A daemon that is spared from kills, and its samples."""
 
     daemon: DemoDaemon
     samples: list[Sample] = field(default_factory=list)
 
     def sample(self, at_s: float) -> None:
-        """Not while it stands still: then it tells nothing new."""
+        """Take a sample, unless the daemon is disturbed or does not answer: its figures would be old."""
         if self.daemon.disturbed or not self.daemon.answers or self.daemon.status is None:
             return
         process = psutil.Process(self.daemon.process.pid)
@@ -101,7 +101,7 @@ class Watched:
             children = process.children(recursive=True)
             p2pd_memory = max((child.memory_info().rss for child in children), default=0)
             memory, files, threads = process.memory_info().rss, process.num_fds(), process.num_threads()
-        except psutil.NoSuchProcess:  # a p2pd that is being rebuilt
+        except psutil.NoSuchProcess:  # p2pd is being restarted
             return
         self.samples.append(Sample(at_s, memory, p2pd_memory, files, threads, self.daemon.status["tasks"], len(children)))
 
@@ -111,7 +111,7 @@ class Watched:
         return [sample for sample in self.samples if sample.at_s >= middle_s]
 
     def rise(self, what: Callable[[Sample], int]) -> float:
-        """Of the median, from the last quarter but one to the last."""
+        """Rise of the median from the last quarter but one to the last."""
         half = self.last_half
         quarter = len(half) // 2
         return statistics.median(map(what, half[quarter:])) - statistics.median(map(what, half[:quarter]))
@@ -131,20 +131,20 @@ class Watched:
 
 
 def least_by(period_s: float, samples: Iterable[Sample]) -> list[Sample]:
-    """Of each period the sample with the least memory."""
+    """The sample with the least memory of each period."""
     periods = itertools.groupby(samples, lambda sample: sample.at_s // period_s)
     return [min(group, key=lambda sample: sample.memory) for _, group in periods]
 
 
 def growth(samples: Sequence[Sample], what: Callable[[Sample], int]) -> float:
-    """Along the least-squares line, as a share of the mean."""
+    """Growth along the least-squares line, as a share of the mean."""
     values = [what(sample) for sample in samples]
     line = statistics.linear_regression([sample.at_s for sample in samples], values)
     return line.slope * (samples[-1].at_s - samples[0].at_s) / statistics.fmean(values)
 
 
 def soak(plan: Plan) -> tuple[list[Watched], DemoSwarm]:
-    """Run it; the swarm is over and only its figures are of use."""
+    """Run the swarm to its end. Only the figures of the returned swarm are of use."""
     with DemoSwarm(plan.swarm(), progress) as swarm:
         swarm.start()
         watched = [Watched(daemon) for daemon in swarm.daemons[: plan.num_stages]]

@@ -1,8 +1,8 @@
 """How busy peers are as links grow longer: SWARM's table 1, for peerd, on links of 50 Mbit/s between network namespaces (needs root).
 
-Utilisation is the share of the time that a stage computes. Small models compute little for the bytes they send, large ones much. With a
-fixed number of slots in flight is what fills short links; by default the window grows with the round trip (`launching.py`).
-A stand-in sleeps in place of work, so that the time of a pass is known; times on the wire and all waiting are real.
+Utilisation is the share of time in which a stage computes. Small models compute little for the bytes that they send, large ones much. A
+fixed number of slots keeps in flight what fills short links; by default the window grows with the round trip (`launching.py`).
+A stand-in sleeps in place of work, so that the time of a pass is known. Times on the wire and all waiting are real.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ SILENCE_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What one row of the table trains."""
+    """The model of one row of the table."""
 
     name: str
     stand_in_ms: float
     sequences: int
-    """Of 32 tokens, width 32: 4 KiB of activations each."""
+    """Microbatches of 32 tokens of width 32: 4 KiB of activations each."""
     codec: str = "none"
     slots: int = 0
 
@@ -106,7 +106,7 @@ def links_of(round_trip_ms: float) -> Links:
 
 
 def next_steps(team: Peers, count: int) -> list[float]:
-    """When the next so many steps ended, from the one under way on."""
+    """Wall-clock ends of the next `count` steps, beginning with the one under way."""
     done, began = len(team.steps()), time.monotonic()
     while len(steps := team.steps()) < done + count:
         if time.monotonic() - began > SILENCE_S:

@@ -1,13 +1,13 @@
-"""What being watched costs: the same run with all that looks at it, against a run that nothing looks at.
+"""The cost of observation: the same run with all observers, against a run without any.
 
-All that looks: history, metrics, dashboard and timelines in every daemon, and of the first daemon a page whose stream stays open, a
-Prometheus that scrapes every second, and what `peerd top` asks every second. Both sides are real daemons that train in turns of a few
-steps, each frozen while the other works.
+The observers are history, metrics, dashboard and timelines in every daemon. The first daemon also has a page whose stream stays open, a
+Prometheus that scrapes every second, and the requests of `peerd top` every second. Both sides are real daemons that train in turns of a
+few steps, each frozen while the other works.
 
-Of a true difference below one percent a few turns of wall clock say nothing: the weather on a machine is ten times that. So there are many
-short turns, processor time is compared beside throughput (whatever the looking does, a machine that is busy throughout has to find the time
-for it), and each ratio comes with the interval that holds the true median with 95 % confidence. With --stand-in the daemons sleep in place
-of most of the computing: what looking adds is then told to a thousandth of a core.
+A few turns of wall clock do not show a difference below one percent: the noise of a machine is ten times that. So there are many short
+turns, processor time is compared as well as throughput (observation takes processor time, which a fully busy machine has to take from
+training), and each ratio comes with its 95 % confidence interval. With --stand-in the daemons sleep in place of most of the computing; the
+cost of observation is then known to a thousandth of a core.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ SCRAPE_PERIOD_S = 1.0
 READ_TIMEOUT_S = 5.0
 LOOKED, ALONE = "watched", "not watched"
 MOST_COST = 0.01
-"""Of throughput; where even the better end of the interval is below, it fails."""
+"""Allowed loss of throughput; the benchmark fails if the whole interval is worse."""
 
 
 def manifest(stand_in_ms: float) -> Manifest:
-    """Steps of about two seconds: far shorter than a real run's, so what a step adds to the history weighs more here than there."""
+    """A run with steps of about two seconds, far shorter than real ones, so that costs per step, as of the history, weigh more."""
     width = 64 if stand_in_ms else 256
     return Manifest(
         name="bench",
@@ -67,7 +67,7 @@ class MeteredPeers(Peers):
         return super().steps()
 
     def spent_s(self, wall_s: float) -> list[float]:
-        """Processor time of each until then, in a straight line from note to note."""
+        """Processor time of each daemon until then, interpolated linearly between notes."""
         after = max(1, min(bisect.bisect(self._noted, (wall_s, [])), len(self._noted) - 1))
         (began_s, before), (ended_s, behind) = self._noted[after - 1], self._noted[after]
         part = (wall_s - began_s) / (ended_s - began_s)
@@ -80,13 +80,13 @@ class MeteredPeers(Peers):
 
 @dataclass(slots=True)
 class Side:
-    """One contender, and what each of its turns took per step."""
+    """One contender, and the time per step of each of its turns."""
 
     peers: MeteredPeers
     contender: Contender
     seconds: list[float] = field(default_factory=list)
     processor: list[list[float]] = field(default_factory=list)
-    """Of each daemon."""
+    """Processor time per step of each daemon, by turn."""
 
     def turn(self, steps: int) -> None:
         before, last = (step.time_s for step in self.contender.stretch(steps))
@@ -99,7 +99,7 @@ class Side:
         return [sum(each) for each in self.processor]
 
     def told(self) -> str:
-        """The last turn."""
+        """A line about the last turn."""
         return f"{self.contender.name}: {self.seconds[-1]:.3f} s a step, {self.processor_of_all[-1]:.3f} s of processor"
 
 
@@ -109,7 +109,7 @@ def opened(address: str) -> Any:
 
 @dataclass(slots=True)
 class Lookers:
-    """A page, a Prometheus and a `peerd top` of sorts. Those that ask do so only while the daemon is not frozen."""
+    """A simulated page, Prometheus and `peerd top`. They send requests only while the daemon is not frozen."""
 
     looks: dict[str, int] = field(default_factory=lambda: {"stream": 0, "scrapes": 0, "top": 0})
     _stopped: threading.Event = field(default_factory=threading.Event)

@@ -1,8 +1,8 @@
 """One call between two processes on this machine: hivemind's RPC, and peerd's through the tunnel and over a direct TLS connection.
 
-Medians of milliseconds a call, one way there and a short answer back; MB/s follow from them. All sides are encrypted and know who
-calls. They take turns in each round. A unary call can carry 4 MiB at most, everywhere. 1 KiB shows the latency.
-From 1 MiB on the processor time of both ends together is told.
+The figures are medians in milliseconds of a call with a short answer; MB/s follow from them. All sides encrypt and authenticate the
+caller. They take turns in each round. A unary call can carry at most 4 MiB on all sides. 1 KiB shows the latency. From 1 MiB on the
+processor time of both ends together is shown.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Side:
     variant: dict[str, Any]
     seconds: list[float] = field(default_factory=list)
     spent_s: list[float] = field(default_factory=list)
-    """Processor time of a call, both ends and their p2pd together."""
+    """Processor time of a call, at both ends including their p2pd."""
 
     @property
     def label(self) -> str:
@@ -52,7 +52,7 @@ def sides_of(kib: int, stream: bool) -> list[Side]:
 
 
 def race(kibs: list[int], rounds: int) -> list[list[Side]]:
-    """By size and kind of call."""
+    """The sides, grouped by size and kind of call."""
     groups = [sides_of(kib, stream) for kib in kibs for stream in (False, True) if stream or kib <= MAX_UNARY_KIB]
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="peerd-bench-"))
@@ -62,7 +62,7 @@ def race(kibs: list[int], rounds: int) -> list[list[Side]]:
             teams[name] = stack.enter_context(Team(name, "scripts.benchmarks._wire", jobs))
             teams[name].ask("meet", others=teams[name].ask("open"))
         for group in groups:
-            for number in range(rounds + 1):  # the first is for warming up
+            for number in range(rounds + 1):  # the first round is the warm-up
                 for side in group if number % 2 else group[::-1]:
                     repeats = max(1, min(MAX_REPEATS, BYTES_A_TURN // (side.kib * 1024)))
                     team, order = teams[side.team], {"stream": side.stream, "num_bytes": side.kib * 1024, "repeats": repeats}

@@ -1,8 +1,8 @@
-"""Unlike peers in one stage: of two, one is three times slower. Who gets how many microbatches, and what is the slow one worth?
+"""Unequal peers in one stage: one of two is three times slower. How are microbatches shared, and how much does the slow peer help?
 
-A stand-in sleeps in place of work, so that peers share two cores without disturbing one another; the arithmetic stays tiny and
-real, and the times say how work is shared, not how fast anything computes. A slow peer's share counts as fair between 2.2 and
-3.8, and a step with both should take 3/4 of a step with the fast one alone.
+A stand-in sleeps in place of work, so that peers share two cores without disturbing one another. The arithmetic is tiny and real, and
+the times show how work is shared, not how fast anything computes. The fast peer should get 2.2 to 3.8 times the slow one's
+microbatches, and a step with both should take 3/4 of a step with the fast one alone.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Plan:
     as_json: bool
 
     def swarm(self, with_slow: bool) -> DemoPlan:
-        """Peers take the stages in turn, so the peer that comes after one per stage is the slow one of stage 0.
+        """Peers take the stages in turn, so the first peer after one per stage joins stage 0; it is the slow one.
 
-        It has stage 0 to itself and one fast peer; the other stages get two fast peers, lest they are the bottleneck.
+        Stage 0 has a fast and a slow peer. The other stages have two fast peers, so that they are not the bottleneck.
         """
         num_peers = self.num_stages * (2 if with_slow else 1)
         return DemoPlan(
@@ -86,7 +86,7 @@ def run_swarm(plan: Plan, side: Side) -> None:
 
 
 def _done(swarm: DemoSwarm, plan: Plan) -> tuple[int, int]:
-    """Microbatches that stage 0's first and second peer have added up."""
+    """Microbatches that the first and the second peer of stage 0 have accumulated."""
     done = [daemon.done[1] for daemon in swarm.daemons if daemon.stage == 0]
     return (done[0], done[1] if len(done) > 1 else 0)
 

@@ -1,7 +1,7 @@
-"""Is the estimate right? Each stage's share of the work as planned, beside its share of the time really taken.
+"""Is the estimate right? Each stage's planned share of the work, beside its measured share of the time.
 
-The run's stages in one process, forward and backward on the same microbatches in turns; an even cut and a cut by cost, of a model whose
-vocabulary makes the last stage slow. Exits with 1 where a stage's measured share is more than a tenth off its planned one.
+All stages run in one process, forward and backward on the same microbatches in turns, with an even cut and with a cut by cost. The
+model's vocabulary makes the last stage slow. Exits with 1 if a stage's measured share is more than a tenth off its planned share.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Line:
     planned: float
     """Share of the pipeline's floating-point operations."""
     measured: float
-    """Share of its time."""
+    """Share of the pipeline's time."""
     seconds: float
 
     @property
@@ -51,12 +51,12 @@ def manifest_of(cut: Literal["even", "cost"], num_stages: int, d_model: int) -> 
 
 
 def clock_s() -> float:
-    """Of this thread's work: what else the machine does is not the stage's."""
+    """Clock of this thread's processor time, so that other load of the machine does not count."""
     return time.thread_time()
 
 
 def pass_through(stages: list[StageModule], tokens: Tensor) -> list[float]:
-    """One microbatch down and back; seconds of each stage."""
+    """Run one microbatch forward and backward. Returns the seconds of each stage."""
     took, inputs, outputs = [0.0] * len(stages), [tokens], []
     for number, stage in enumerate(stages):
         began_s = clock_s()
