@@ -25,10 +25,10 @@ class Ahead:
         self._work: Future[None] | None = None
 
     def wait(self) -> StageModule:
-        """The module, once the update under way is made. Raises what the update raised."""
-        work, self._work = self._work, None
-        if work is not None:
-            work.result()
+        """The module, once the update under way is made. Raises what the update raised, each time: such parameters are half made."""
+        if self._work is not None:
+            self._work.result()
+            self._work = None
         return self._module
 
     async def made(self) -> None:

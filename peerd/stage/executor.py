@@ -17,6 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from peerd.background import INTERNAL_ERRORS
+from peerd.errors import PeerdError
 from peerd.policy.route.launching import FORWARDS_PER_MICROBATCH
 from peerd.stage.malloc import keep_freed_memory
 
@@ -76,7 +78,11 @@ class Executor:
         with self._guard:
             heapq.heappush(self._jobs, (_turn(priority, step), next(self._numbers), priority, work, future))
         self._pool.submit(self._run_next)
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(_report)  # nobody else hears how it ends
+            raise
 
     def close(self) -> None:
         """Forget what has not begun and wait for what has."""
@@ -97,6 +103,12 @@ class Executor:
             future.set_exception(error)
         if priority in (Priority.BACKWARD, Priority.FORWARD):
             self.busy_s += time.monotonic() - started
+
+
+def _report(future: Future[Any]) -> None:
+    error = None if future.cancelled() else future.exception()
+    if error is not None and not isinstance(error, PeerdError):
+        INTERNAL_ERRORS.report("job whose caller is gone", error)
 
 
 def _turn(priority: Priority, step: int) -> tuple[int, int, int]:

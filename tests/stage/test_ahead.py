@@ -56,5 +56,6 @@ def test_what_an_update_raises_reaches_who_waits_for_it(module: StageModule) -> 
 
     ahead = Ahead(module)
     ahead.advance(build_stage(tiny_manifest(5), 1, "cpu"), broken)
-    with pytest.raises(ValueError, match="no such gradient"):
-        ahead.wait()
+    for _ in range(2):  # such parameters are no better later
+        with pytest.raises(ValueError, match="no such gradient"):
+            ahead.wait()

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peerd.background import INTERNAL_ERRORS
+from peerd.errors import WrongStateError
 from peerd.stage.executor import Executor, Pace, Priority
 
 
@@ -148,3 +150,21 @@ def test_without_a_stand_in_a_slow_peer_takes_its_factor_of_the_real_time() -> N
     assert time.monotonic() - now_s >= 0.02
     Pace().hold(now_s := time.monotonic(), 1.0)
     assert time.monotonic() - now_s < 0.01
+
+
+@pytest.mark.parametrize(("error", "counted"), [(TypeError("a bug"), 1), (WrongStateError("over"), 0)])
+async def test_a_bug_in_a_job_whose_caller_is_gone_is_counted(executor: Executor, error: Exception, counted: int) -> None:
+    entered, go, before = threading.Event(), threading.Event(), INTERNAL_ERRORS.count
+
+    def work() -> None:
+        entered.set()
+        assert go.wait(10)
+        raise error
+
+    asked = asyncio.ensure_future(executor.run(Priority.CONTROL, work))
+    await asyncio.to_thread(entered.wait, 10)
+    asked.cancel()
+    await asyncio.wait({asked})
+    go.set()
+    await executor.run(Priority.CONTROL, lambda: None)
+    assert INTERNAL_ERRORS.count == before + counted
