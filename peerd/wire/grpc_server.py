@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
 import structlog
 
+from peerd.background import INTERNAL_ERRORS
 from peerd.generated import (
     averaging_pb2_grpc,
     checkup_pb2_grpc,
@@ -152,10 +154,39 @@ def _handlers(servicers: Sequence[Any], throttles: Throttles | None = None) -> t
         if service in methods:
             coders = {"request_deserializer": taken.deserialize, "response_serializer": given.serialize}
             methods[service][name] = methods[service][name]._replace(**coders)
-    if throttles is not None:
-        for handlers in methods.values():
+    for handlers in methods.values():
+        handlers |= {name: reporting(name, handler) for name, handler in handlers.items()}
+        if throttles is not None:
             handlers |= {name: counted(handler, throttles) for name, handler in handlers.items()}
     return tuple(grpc.method_handlers_generic_handler(service, handlers) for service, handlers in methods.items())
+
+
+def reporting(name: str, handler: Any) -> Any:
+    """A server's method, whose unexpected errors are reported; its caller hears only that there was one."""
+    kind = ("stream" if handler.request_streaming else "unary") + ("_stream" if handler.response_streaming else "_unary")
+    method = getattr(handler, kind)
+
+    async def one(request: Any, context: Any) -> Any:
+        async with _reported(name, context):
+            return await method(request, context)
+
+    async def several(request: Any, context: Any) -> AsyncIterator[Any]:
+        async with _reported(name, context), contextlib.aclosing(method(request, context)) as replies:
+            async for reply in replies:
+                yield reply
+
+    return handler._replace(**{kind: several if handler.response_streaming else one})
+
+
+@contextlib.asynccontextmanager
+async def _reported(name: str, context: Any) -> AsyncIterator[None]:
+    try:
+        yield
+    except grpc.aio.BaseError:  # how a call is refused, or what gRPC says of one that is over
+        raise
+    except Exception as error:
+        INTERNAL_ERRORS.report(name, error)
+        await context.abort(grpc.StatusCode.UNKNOWN, f"internal error: {error!r}")
 
 
 def _methods_of(servicers: Sequence[Any]) -> _Methods:
