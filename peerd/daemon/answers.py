@@ -74,7 +74,6 @@ class Answers:
 
     async def status(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         node = self._node
-        decision = node.stepper.decision
         return {
             "schema": SCHEMA,
             "join": join_line(node),
@@ -84,7 +83,7 @@ class Answers:
             "run": self._table.run(),
             "peer": self._own_row(),
             "counters": self.counters(),
-            "decision": f"{decision.act.value}: {decision.reason}",
+            "decision": str(node.stepper.decision),
             "rebalancing": node.rebalance_reason,
             "moves": self.moves,
             "health": self.health(),

@@ -22,17 +22,17 @@ from peerd.daemon.training import Training
 from peerd.errors import BadMessageError
 from peerd.models.stages import affordable_slots
 from peerd.policy.owner.governor import Limits
+from peerd.policy.step.acts import Commit
 from peerd.policy.step.contributions import StageTally
 from peerd.policy.step.ledger import missing
 from peerd.policy.step.recovery import Beginning
-from peerd.policy.step.stepping import Act
 from peerd.policy.swarm.health import Facts, Progress, advance
 from peerd.policy.swarm.rebalance import Move
 from peerd.stage.adapting import LinkCodecs
 from peerd.stage.executor import Pace
 from peerd.stage.malloc import give_back_free_memory
 from peerd.stage.service import StageService
-from peerd.stage.snapshots import Downloaded, Downloader, SnapshotServer
+from peerd.stage.snapshots import MOST_STATE_BYTES, Downloaded, Downloader, SnapshotServer
 from peerd.stage.start import start_lineage
 from peerd.step.stepper import Stepper, rules_of
 from peerd.swarm.directory import Directory
@@ -158,7 +158,7 @@ class Node:
         self.service.on_records = lambda _caller, records: self.membership.absorb(records)
         self.service.on_progress = self._ledger_grew
         self.service.changed = self.stepper.committed
-        self.service.is_committing = lambda: self.stepper.decision.act is Act.COMMIT
+        self.service.is_committing = lambda: isinstance(self.stepper.decision, Commit)
 
     @property
     def trainer(self) -> Trainer | None:
@@ -321,7 +321,7 @@ class Node:
         """My stage's part of the state that the run begins from: from this machine's file, else from a peer that has it."""
         if self._start is not None:
             return await asyncio.to_thread(self._read_start, self.place.stage)
-        found = await self.downloader.download_start(self.place.stage, self.stepper.most_state_bytes)
+        found = await self.downloader.download_start(self.place.stage, MOST_STATE_BYTES)
         if found.step == self.place.manifest.start.step and found.lineage != start_lineage(self.place.manifest):
             raise BadMessageError("the state that the run begins from is another than the manifest says")
         return found

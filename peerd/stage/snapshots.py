@@ -29,6 +29,7 @@ from peerd.wire.clients import SnapshotHeader, StateClient, StateRequest
 from peerd.wire.messages import Snapshot
 from peerd.wire.tensors import file_of
 
+MOST_STATE_BYTES = 1 << 40
 MAX_OVERHEAD_BYTES = 1 << 20
 SENT_HISTORY = 10_000
 Made = tuple[Snapshot, tuple[Bytes, ...]]

@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from peerd.policy.step import acts
+from peerd.policy.step.acts import Act
 from peerd.policy.step.leaving import has_successors, owes_nothing
 from peerd.policy.step.ledger import at_next_step, both_dropped, this_dropped, with_overlap
 from peerd.policy.step.norms import KEPT_NORMS
 from peerd.policy.step.roster import lineage_after, lineage_skipped
-from peerd.policy.step.stepping import KEPT_AVERAGES, Act, Decision, OwnState, decide, looks_lost
+from peerd.policy.step.situation import OwnState, Situation
+from peerd.policy.step.stepping import KEPT_AVERAGES, decide, looks_lost
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm, Suspicion, check_transition
 from peerd.table.view import LiveView, Sighting, SwarmView
 from tests.policy.model_calls import Calls
@@ -260,13 +263,12 @@ class ModelPeer:
         if self.recovery.going_on:
             self.recovery.tick()
             return
-        live = self.live()
-        own = self._own_state()
-        lost = looks_lost(own, live, self.world.rules)
+        now = Situation(self._own_state(), self.live(), self.now, self.world.rules)
+        lost = looks_lost(now)
         self.lost_since_s = (self.lost_since_s if self.lost_since_s is not None else self.now) if lost else None
         if lost and "wait before lost" in self.world.scenario.off:
             self.lost_since_s = float("-inf")
-        self.act(decide(replace(own, lost_since_s=self.lost_since_s), live, self.now, self.world.rules))
+        self.act(decide(replace(now, own=replace(now.own, lost_since_s=self.lost_since_s))))
         self.calls.launch(self.live())
         if self.record.leaving and owes_nothing(self.record, self.live()):
             self._go()
@@ -285,36 +287,35 @@ class ModelPeer:
             unanswered=frozenset(self.unanswered),
         )
 
-    def act(self, decision: Decision) -> None:
+    def act(self, act: Act) -> None:
         off = self.world.scenario.off
-        if decision.act not in (Act.WAIT, Act.FETCH_AVERAGE):
-            self.world.note(f"{self.name} {decision.act.value}: {decision.reason}")
-        match decision.act:
-            case Act.COMMIT:
-                self.commit(decision.norm)
-            case Act.FETCH_AVERAGE if "adopt" not in off and not self.fetching:
-                assert decision.peer is not None
-                assert decision.step is not None
-                self.rounds.fetch_average(decision.peer, decision.step, decision.norm)
-            case Act.FETCH_TIED | Act.COPY_TIED if not self.fetching:
-                self.tied.do(decision)
-            case Act.RELOAD:
+        if not isinstance(act, acts.Wait | acts.FetchAverage):
+            self.world.note(f"{self.name} {act}")
+        match act:
+            case acts.Propose(roster=roster):
+                self.rounds.propose(roster)
+            case acts.Commit(norm=norm):
+                self.commit(norm)
+            case acts.FetchAverage(peer=peer, step=step, norm=norm) if "adopt" not in off and not self.fetching:
+                self.rounds.fetch_average(peer, step, norm)
+            case acts.FetchTied() if not self.fetching:
+                self.tied.fetch(act)
+            case acts.CopyTied(peer=peer) if not self.fetching and "copy" not in off:
+                self.tied.replace(peer)
+            case acts.Reload():
                 self.reload()
-            case Act.CLOSE_ROUND:
+            case acts.CloseRound():
                 self.rounds.close("closed")
-            case Act.RESET_LEDGER if "overlap reset" not in off:
+            case acts.ResetLedger() if "overlap reset" not in off:
                 self.world.counts["resets"] += 1
                 self.accumulator = []
                 self.record = this_dropped(self.record)
                 self.change()
-            case Act.PROPOSE:
-                assert decision.roster is not None
-                self.rounds.propose(decision.roster)
-            case Act.SKIP_STEP:
+            case acts.SkipStep():
                 self.world.counts["inexact"] += 1
                 self.tied.skip()
                 self._next_step(self.world.thetas.skipped(self.theta), lineage_skipped(self.record.lineage, self.record.step), None)
-            case Act.SERVE:
+            case acts.Serve():
                 self.world.check_history(self)
                 self.change(phase=Phase.ACCUMULATING)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerd.policy.route.admission import donors
+from peerd.policy.step.acts import LoadCheckpoint, Wait
 from peerd.policy.step.recovery import Beginning, plan
 from peerd.table.record import PeerId, Phase
 
@@ -37,12 +38,13 @@ class Recovery:
         seen = [sighting.record.step for name, sighting in peer.view.sightings.items() if name != peer.name]
         beginning = Beginning(founder=False)
         found = plan(peer.record, live, peer.world.scenario.num_stages, beginning=beginning, newest_seen=max(seen, default=0))
-        assert not found.begin, "a run under way must not begin anew"
-        if found.load != self._resumable[0]:
-            self._resumable = (found.load if found.load is not None else -1, peer.now)
-        if found.load is None or peer.now - self._resumable[1] < peer.view.ttl_s:
+        assert isinstance(found, Wait | LoadCheckpoint), "a run under way must not begin anew"
+        step = found.step if isinstance(found, LoadCheckpoint) else -1
+        if step != self._resumable[0]:
+            self._resumable = (step, peer.now)
+        if step < 0 or peer.now - self._resumable[1] < peer.view.ttl_s:
             return
-        kept = next(each for each in peer.world.checkpoints[peer.name] if (each.stage, each.step) == (peer.record.stage, found.load))
+        kept = next(each for each in peer.world.checkpoints[peer.name] if (each.stage, each.step) == (peer.record.stage, step))
         self.going_on, peer.has_state = False, True
         peer.theta, peer.previous = kept.theta, kept.previous
         peer.world.counts["resumed"] += 1

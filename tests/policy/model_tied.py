@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.hashing import digest
+from peerd.policy.step.acts import FetchTied
 from peerd.policy.step.roster import lineage_skipped
-from peerd.policy.step.stepping import KEPT_AVERAGES, Act, Decision
+from peerd.policy.step.stepping import KEPT_AVERAGES
 from peerd.policy.step.tied import history_after, lineage_replaced, other_end
-from peerd.table.record import NO_AVERAGE, AverageId, Lineage, Phase, TiedSum
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, Phase, TiedSum
 from tests.policy.model_theta import Average, ThetaId
 
 if TYPE_CHECKING:
@@ -67,19 +68,9 @@ class Tied:
             norm = float(int.from_bytes(digest(repr((share, summed)), peer.record.stage, size=2)))
         peer.change(gradient_norm=norm, tied_sum=held)
 
-    def do(self, decision: Decision) -> None:
-        if decision.act is Act.FETCH_TIED:
-            self.fetch(decision)
-        elif "copy" not in self._peer.world.scenario.off:
-            self.replace(decision)
-
-    def fetch(self, decision: Decision) -> None:
+    def fetch(self, act: FetchTied) -> None:
         peer = self._peer
-        assert decision.peer is not None
-        assert decision.step is not None
-        mate, step, given, wanted = decision.peer, decision.step, decision.ask_for, decision.tied_sum
-        assert given is not None
-        assert wanted is not None
+        mate, step, given, wanted = act.peer, act.step, act.given, act.wanted
         peer.fetching = True
         average_id = peer.record.average_id
 
@@ -133,10 +124,9 @@ class Tied:
 
     # the other stage's copy
 
-    def replace(self, decision: Decision) -> None:
+    def replace(self, mate: PeerId) -> None:
         peer = self._peer
-        assert decision.peer is not None
-        mate, step = decision.peer, peer.record.step
+        step = peer.record.step
         peer.fetching = True
 
         def answered(found: object) -> None:

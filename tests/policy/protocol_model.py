@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from peerd.policy.route.admission import choose_stage
-from peerd.policy.step.stepping import StepRules
+from peerd.policy.step.situation import StepRules
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from tests.policy.model_faults import TAKES_AWAY, Fault, Kind, Scenario, Survivor
 from tests.policy.model_peer import AVERAGING_S, TTL_S, ModelPeer

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peerd.policy.step.acts import Act, Commit, FetchAverage, Reload, SkipStep, Wait
 from peerd.policy.step.norms import clip_factor, combine, norm_of_step, told_by
 from peerd.policy.step.roster import lineage_after
-from peerd.policy.step.stepping import Act, Decision, OwnState, StepRules, decide, looks_lost
-from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, StepNorm
+from peerd.policy.step.situation import OwnState, Situation, StepRules
+from peerd.policy.step.stepping import decide, looks_lost
+from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm
 from tests.strategies import FULL, NUM_MICROBATCHES, member, view_of
 
 RULES = StepRules(num_stages=2, num_microbatches=NUM_MICROBATCHES, ttl_s=3.0, averaging_s=1.5, shares_norms=True)
@@ -29,8 +31,8 @@ def finished(name: str, step: int, norm: float | None, **fields: object) -> Peer
     return member(name, step=step + 1, norms=(StepNorm(step, norm),) if norm is not None else (), **fields)
 
 
-def decided(mine: PeerRecord, *others: PeerRecord, lost_since_s: float | None = None) -> Decision:
-    return decide(OwnState(record=mine, lost_since_s=lost_since_s), view_of(mine, *others), 100.0, RULES)
+def decided(mine: PeerRecord, *others: PeerRecord, lost_since_s: float | None = None) -> Act:
+    return decide(Situation(OwnState(record=mine, lost_since_s=lost_since_s), view_of(mine, *others), 100.0, RULES))
 
 
 @given(st.lists(norms, min_size=1, max_size=5))
@@ -60,8 +62,7 @@ def test_it_is_known_once_every_stage_has_averaged() -> None:
     mine, other = averaged("p1", 3.0), averaged("p2", 4.0, stage=1)
     assert norm_of_step(mine, view_of(mine), 2) is None
     assert norm_of_step(mine, view_of(mine, other), 2) == norm_of_step(other, view_of(other, mine), 2) == 5.0
-    decision = decided(mine, other)
-    assert (decision.act, decision.norm) == (Act.COMMIT, 5.0)
+    assert decided(mine, other) == Commit("every stage has averaged", norm=5.0)
 
 
 def test_of_two_averages_of_a_stage_the_one_with_the_smaller_id_counts() -> None:
@@ -86,39 +87,37 @@ def test_a_joiner_tells_nothing() -> None:
 
 
 def test_a_stage_left_behind_commits_with_the_norm_that_the_others_applied() -> None:
-    decision = decided(averaged("p1"), finished("p2", 0, 6.0, stage=1))
-    assert (decision.act, decision.norm) == (Act.COMMIT, 6.0)
+    assert decided(averaged("p1"), finished("p2", 0, 6.0, stage=1)) == Commit("every stage has averaged", norm=6.0)
 
 
 def test_an_averaged_peer_commits_behind_its_mate_with_the_mates_norm() -> None:
-    decision = decided(averaged("p1"), finished("p2", 0, 6.0))
-    assert (decision.act, decision.norm) == (Act.COMMIT, 6.0)
+    assert decided(averaged("p1"), finished("p2", 0, 6.0)) == Commit("a stage mate has committed this step", norm=6.0)
 
 
 def test_a_mate_ahead_who_does_not_tell_the_norm_any_more_gives_its_state() -> None:
-    assert decided(averaged("p1"), finished("p2", 4, 6.0)).act is Act.RELOAD
+    assert isinstance(decided(averaged("p1"), finished("p2", 4, 6.0)), Reload)
 
 
 def test_a_joiner_catches_up_only_with_a_mate_who_tells_the_norm() -> None:
     joiner = member("p1", phase=Phase.JOINING)
     found = decided(joiner, finished("p2", 0, 6.0), finished("p3", 0, None))
-    assert (found.act, found.peer, found.step, found.norm) == (Act.FETCH_AVERAGE, "p2", 0, 6.0)
-    assert decided(joiner, finished("p3", 0, None)).act is Act.RELOAD
+    assert found == FetchAverage("the stage is at step 1", PeerId("p2"), 0, norm=6.0)
+    assert isinstance(decided(joiner, finished("p3", 0, None)), Reload)
 
 
 def test_nobody_commits_without_the_norm_and_a_step_whose_norm_is_lost_is_given_up() -> None:
     mine, ahead = averaged("p1"), finished("p2", 1, None, stage=1)
-    view = view_of(mine, ahead)
-    assert decided(mine, ahead).act is Act.WAIT
-    assert looks_lost(OwnState(record=mine), view, RULES)
-    assert decided(mine, ahead, lost_since_s=100 - 2 * RULES.ttl_s).act is Act.WAIT
-    assert decided(mine, ahead, lost_since_s=100 - 3 * RULES.ttl_s).act is Act.SKIP_STEP
-    assert not looks_lost(OwnState(record=mine), view, replace(RULES, shares_norms=False)), "without norms it just commits"
+    now = Situation(OwnState(record=mine), view_of(mine, ahead), 0.0, RULES)
+    assert isinstance(decided(mine, ahead), Wait)
+    assert looks_lost(now)
+    assert isinstance(decided(mine, ahead, lost_since_s=100 - 2 * RULES.ttl_s), Wait)
+    assert isinstance(decided(mine, ahead, lost_since_s=100 - 3 * RULES.ttl_s), SkipStep)
+    assert not looks_lost(replace(now, rules=replace(RULES, shares_norms=False))), "without norms it just commits"
 
 
 def test_waiting_for_a_stage_that_has_not_averaged_is_not_being_lost() -> None:
     mine = averaged("p1")
-    assert not looks_lost(OwnState(record=mine), view_of(mine, member("p2", stage=1)), RULES)
+    assert not looks_lost(Situation(OwnState(record=mine), view_of(mine, member("p2", stage=1)), 0.0, RULES))
 
 
 @given(st.floats(0, 100), st.floats(0, 100), st.binary(max_size=4))

@@ -7,8 +7,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peerd.policy.step.acts import Act, CloseRound, Commit, FetchAverage, Propose, Reload, ResetLedger, Serve, SkipStep, Wait
 from peerd.policy.step.roster import Roster, compose, entry_of
-from peerd.policy.step.stepping import KEPT_AVERAGES, Act, Decision, OwnState, StepRules, decide, looks_lost
+from peerd.policy.step.situation import OwnState, Situation, StepRules
+from peerd.policy.step.stepping import KEPT_AVERAGES, decide, looks_lost
 from peerd.table.record import TRANSITIONS, AverageId, Lineage, PeerId, PeerRecord, Phase, Void
 from peerd.table.view import LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, ledgers, live_views, member, view_of
@@ -16,21 +18,21 @@ from tests.strategies import FULL, NUM_MICROBATCHES, ledgers, live_views, member
 RULES = StepRules(num_stages=2, num_microbatches=NUM_MICROBATCHES, ttl_s=3.0, averaging_s=1.5)
 AVERAGE = AverageId(b"m")
 
-NEXT_PHASE = {
-    Act.COMMIT: Phase.ACCUMULATING,
-    Act.FETCH_AVERAGE: Phase.AVERAGED,
-    Act.RELOAD: Phase.JOINING,
-    Act.CLOSE_ROUND: Phase.ACCUMULATING,
-    Act.RESET_LEDGER: Phase.ACCUMULATING,
-    Act.PROPOSE: Phase.AVERAGING,
-    Act.SKIP_STEP: Phase.ACCUMULATING,
-    Act.SERVE: Phase.ACCUMULATING,
+NEXT_PHASE: dict[type[Act], Phase] = {
+    Commit: Phase.ACCUMULATING,
+    FetchAverage: Phase.AVERAGED,
+    Reload: Phase.JOINING,
+    CloseRound: Phase.ACCUMULATING,
+    ResetLedger: Phase.ACCUMULATING,
+    Propose: Phase.AVERAGING,
+    SkipStep: Phase.ACCUMULATING,
+    Serve: Phase.ACCUMULATING,
 }
 
 
-def decided(mine: PeerRecord, *others: PeerRecord, now_s: float = 100.0, own: OwnState | None = None) -> Decision:
+def decided(mine: PeerRecord, *others: PeerRecord, now_s: float = 100.0, own: OwnState | None = None) -> Act:
     state = replace(own, record=mine) if own else OwnState(record=mine)
-    return decide(state, view_of(mine, *others), now_s, RULES)
+    return decide(Situation(state, view_of(mine, *others), now_s, RULES))
 
 
 def averaged(name: str, **fields: object) -> PeerRecord:
@@ -48,22 +50,21 @@ def test_every_decision_is_a_legal_move_with_what_it_needs(live: LiveView, now_s
     assert mine is not None
     others = [r for r in live.records if r.peer != mine.peer]
     own = in_round(mine, *others) if opened and mine.phase is Phase.AVERAGING else OwnState(record=mine)
-    decision = decide(replace(own, lost_since_s=lost), live, now_s, RULES)
+    decision = decide(Situation(replace(own, lost_since_s=lost), live, now_s, RULES))
     assert decision.reason
-    if decision.act in NEXT_PHASE and not (decision.act is Act.FETCH_AVERAGE and mine.phase is Phase.JOINING):
-        following = NEXT_PHASE[decision.act]
+    if type(decision) in NEXT_PHASE and not (isinstance(decision, FetchAverage) and mine.phase is Phase.JOINING):
+        following = NEXT_PHASE[type(decision)]
         assert following is mine.phase or following in TRANSITIONS[mine.phase]
-    if decision.act in (Act.FETCH_AVERAGE, Act.RELOAD):
-        mate = live.find(decision.peer) if decision.peer else None
+    if isinstance(decision, FetchAverage | Reload):
+        mate = live.find(decision.peer)
         assert mate is not None
         assert mate.stage == mine.stage
         assert mate.peer != mine.peer
         assert mate.phase is not Phase.JOINING
-    if decision.act is Act.FETCH_AVERAGE:
+    if isinstance(decision, FetchAverage):
         assert decision.step == mine.step
-    assert (decision.roster is not None) == (decision.act is Act.PROPOSE)
-    if decision.act in (Act.COMMIT, Act.SKIP_STEP):
-        assert mine.phase is (Phase.AVERAGED if decision.act is Act.COMMIT else Phase.ACCUMULATING)
+    if isinstance(decision, Commit | SkipStep):
+        assert mine.phase is (Phase.AVERAGED if isinstance(decision, Commit) else Phase.ACCUMULATING)
 
 
 @given(ledgers, ledgers, ledgers, ledgers)
@@ -71,21 +72,21 @@ def test_two_members_never_both_reset_however_stale_their_views(mine: int, mine_
     """Each sees an earlier state of the other: counts only grow."""
     one, two = member("p1", done=mine), member("p2", done=other)
     one_now, two_now = replace(one, done=mine | mine_grew), replace(two, done=other | other_grew)
-    resets = [decided(one_now, two).act is Act.RESET_LEDGER, decided(two_now, one).act is Act.RESET_LEDGER]
+    resets = [isinstance(decided(one_now, two), ResetLedger), isinstance(decided(two_now, one), ResetLedger)]
     assert not all(resets)
 
 
 @given(ledgers, ledgers)
 def test_of_two_ledgers_that_meet_exactly_one_is_dropped(first: int, second: int) -> None:
     one, two = member("p1", done=first), member("p2", done=second)
-    resets = [decided(one, two).act is Act.RESET_LEDGER, decided(two, one).act is Act.RESET_LEDGER]
+    resets = [isinstance(decided(one, two), ResetLedger), isinstance(decided(two, one), ResetLedger)]
     assert sum(resets) == bool(first & second)
 
 
 @given(live_views())
 def test_nobody_commits_before_every_stage_has_averaged(live: LiveView) -> None:
     assert live.mine is not None
-    if decide(OwnState(record=live.mine), live, 100.0, RULES).act is Act.COMMIT:
+    if isinstance(decide(Situation(OwnState(record=live.mine), live, 100.0, RULES)), Commit):
         for stage in range(2):
             at_or_past = [
                 r for r in live.serving(stage) if r.step > live.mine.step or (r.step == live.mine.step and r.phase is Phase.AVERAGED)
@@ -98,33 +99,32 @@ def test_nobody_commits_before_every_stage_has_averaged(live: LiveView) -> None:
 
 
 def test_hole_6_an_averaged_peer_with_a_mate_ahead_commits_its_own_average() -> None:
-    assert decided(averaged("p1"), member("p2", step=1)).act is Act.COMMIT
+    assert isinstance(decided(averaged("p1"), member("p2", step=1)), Commit)
 
 
 def test_hole_5_a_stage_that_has_gone_on_counts_as_averaged() -> None:
-    assert decided(averaged("p3", stage=0), member("p2", stage=1, step=1)).act is Act.COMMIT
+    assert isinstance(decided(averaged("p3", stage=0), member("p2", stage=1, step=1)), Commit)
 
 
 def test_hole_5_a_peer_that_missed_the_average_takes_it_from_the_log_of_a_mate_ahead() -> None:
-    decision = decided(member("p1"), member("p2", step=1))
-    assert (decision.act, decision.peer, decision.step) == (Act.FETCH_AVERAGE, "p2", 0)
+    ahead = member("p2", step=1)
+    assert decided(member("p1"), ahead) == FetchAverage("a stage mate is one step ahead", ahead.peer, 0)
 
 
 def test_a_peer_whose_mates_ahead_cannot_give_their_average_downloads_the_state() -> None:
     mine, ahead = member("p1"), member("p2", step=1)
     own = OwnState(record=mine, refused=frozenset({(ahead.peer, 0)}))
-    assert decided(mine, ahead, own=own).act is Act.RELOAD
+    assert isinstance(decided(mine, ahead, own=own), Reload)
 
 
 def test_a_peer_far_behind_downloads_the_state() -> None:
-    decision = decided(member("p1"), member("p2", step=2), member("p3", step=5))
-    assert (decision.act, decision.peer) == (Act.RELOAD, "p3")
+    assert decided(member("p1"), member("p2", step=2), member("p3", step=5)) == Reload("the stage is at step 2", PeerId("p3"))
 
 
 def test_of_two_lineages_at_one_step_the_larger_gives_way_and_the_smaller_waits() -> None:
     good, bad = member("p1", step=2, lineage=Lineage(0, b"a")), member("p2", step=2, lineage=Lineage(1, b""))
-    assert decided(bad, good).act is Act.RELOAD
-    assert decided(good, bad).act is Act.WAIT
+    assert isinstance(decided(bad, good), Reload)
+    assert isinstance(decided(good, bad), Wait)
 
 
 # Rules 4 (close), 5 (fetch), 6 (reset) and 7 (propose)
@@ -133,72 +133,71 @@ def test_of_two_lineages_at_one_step_the_larger_gives_way_and_the_smaller_waits(
 def test_a_round_that_stands_still_is_closed_and_one_that_moves_is_not() -> None:
     mine, mate = member("p1", phase=Phase.AVERAGING, done=1), member("p2", phase=Phase.AVERAGING, done=2)
     own = in_round(mine, mate)
-    assert decided(mine, mate, own=own, now_s=102.9).act is Act.WAIT
-    assert decided(mine, mate, own=own, now_s=103.1).act is Act.CLOSE_ROUND
+    assert isinstance(decided(mine, mate, own=own, now_s=102.9), Wait)
+    assert isinstance(decided(mine, mate, own=own, now_s=103.1), CloseRound)
 
 
 def test_a_round_is_closed_early_when_a_member_dies_or_restarts() -> None:
     mine, mate = member("p1", phase=Phase.AVERAGING, done=1), member("p2", phase=Phase.AVERAGING, done=2)
     own = in_round(mine, mate)
-    assert decided(mine, own=own).act is Act.CLOSE_ROUND
-    assert decided(mine, replace(mate, incarnation=1), own=own).act is Act.CLOSE_ROUND
+    assert isinstance(decided(mine, own=own), CloseRound)
+    assert isinstance(decided(mine, replace(mate, incarnation=1), own=own), CloseRound)
 
 
 def test_a_round_stays_open_while_a_member_is_further_along_in_it() -> None:
     mine, mate = member("p1", phase=Phase.AVERAGING, done=1), averaged("p2", done=2)
     own = in_round(mine, replace(mate, phase=Phase.AVERAGING))
-    assert decided(mine, mate, own=own).act is Act.WAIT
+    assert isinstance(decided(mine, mate, own=own), Wait)
 
 
 def test_hole_3_what_a_live_mate_has_averaged_is_adopted_and_not_averaged_again() -> None:
-    decision = decided(member("p4", done=FULL), averaged("p2"))
-    assert (decision.act, decision.peer) == (Act.FETCH_AVERAGE, "p2")
+    assert decided(member("p4", done=FULL), averaged("p2")) == FetchAverage("a stage mate has the average", PeerId("p2"), 0)
 
 
 def test_hole_19_a_mate_that_did_not_answer_is_asked_last() -> None:
     mine, silent, other = member("p4"), averaged("p1"), averaged("p2")
     own = OwnState(record=mine, unanswered=frozenset({(silent.peer, 0)}))
-    assert decided(mine, silent, other).peer == "p1"
-    assert decided(mine, silent, other, own=own).peer == "p2"
-    assert decided(mine, silent, own=own).peer == "p1"
+    from_silent, from_other = (FetchAverage("a stage mate has the average", mate.peer, 0) for mate in (silent, other))
+    assert decided(mine, silent, other) == from_silent
+    assert decided(mine, silent, other, own=own) == from_other
+    assert decided(mine, silent, own=own) == from_silent
 
 
 def test_hole_3_a_slow_round_gives_way_to_the_average_of_a_mate() -> None:
     mine, mate = member("p1", phase=Phase.AVERAGING, done=1), averaged("p2", done=2)
-    assert decided(mine, mate, own=in_round(mine, mate), now_s=101.6).act is Act.FETCH_AVERAGE
+    assert isinstance(decided(mine, mate, own=in_round(mine, mate), now_s=101.6), FetchAverage)
 
 
 def test_hole_7_the_smaller_of_two_ledgers_that_meet_is_dropped() -> None:
     small, large = member("p1", done=0b001), member("p2", done=0b011)
-    assert decided(small, large).act is Act.RESET_LEDGER
-    assert decided(large, small).act is Act.WAIT
+    assert isinstance(decided(small, large), ResetLedger)
+    assert isinstance(decided(large, small), Wait)
 
 
 def test_hole_1_a_roster_is_proposed_only_over_all_members_and_the_whole_step() -> None:
     one, two = member("p1", done=0b000111), member("p2", done=0b111000)
-    proposals = [d for d in (decided(one, two), decided(two, one)) if d.act is Act.PROPOSE]
-    (decision,) = proposals
-    assert decision.roster is not None
+    (decision,) = [d for d in (decided(one, two), decided(two, one)) if isinstance(d, Propose)]
     assert {entry.done for entry in decision.roster.entries} == {0b000111, 0b111000}
-    assert {d.act for d in (decided(replace(one, done=0b11), two), decided(two, replace(one, done=0b11)))} == {Act.WAIT}
+    assert {type(d) for d in (decided(replace(one, done=0b11), two), decided(two, replace(one, done=0b11)))} == {Wait}
 
 
 def test_a_proposer_pauses_after_a_round_that_failed() -> None:
     mine = member("p1", done=FULL)
     own = OwnState(record=mine, propose_after_s=101.0, attempt=1)
-    assert decided(mine, own=own, now_s=100.0).act is Act.WAIT
-    decision = decided(mine, own=own, now_s=101.0)
-    assert decision.roster == compose(mine, view_of(mine), NUM_MICROBATCHES, 1)
+    assert isinstance(decided(mine, own=own, now_s=100.0), Wait)
+    roster = compose(mine, view_of(mine), NUM_MICROBATCHES, 1)
+    assert roster is not None
+    assert decided(mine, own=own, now_s=101.0) == Propose("every microbatch is held exactly once", roster)
 
 
 def test_hole_19_a_voided_peer_keeps_nobody_from_averaging_and_adopts() -> None:
     mine, voided = member("p1", done=FULL, voids=(Void(PeerId("p2"), 0, 0),)), member("p2", done=1)
-    assert decided(mine, voided).act is Act.PROPOSE
+    assert isinstance(decided(mine, voided), Propose)
     done = replace(mine, phase=Phase.AVERAGED, average_id=AVERAGE)
-    assert decided(voided, done).act is Act.FETCH_AVERAGE
-    assert decided(done, voided, averaged("p3", stage=1)).act is Act.COMMIT
+    assert isinstance(decided(voided, done), FetchAverage)
+    assert isinstance(decided(done, voided, averaged("p3", stage=1)), Commit)
     alone = averaged("p2", done=FULL), replace(mine, leaving=True), averaged("p3", stage=1)
-    assert decided(*alone).act is Act.COMMIT, "its own average counts though whoever made it is gone"
+    assert isinstance(decided(*alone), Commit), "its own average counts though whoever made it is gone"
 
 
 # Rules 9 (adopt) and 10 (commit)
@@ -206,32 +205,32 @@ def test_hole_19_a_voided_peer_keeps_nobody_from_averaging_and_adopts() -> None:
 
 def test_hole_2_of_two_exact_averages_the_smaller_id_is_everyones() -> None:
     larger, smaller = averaged("p1", average_id=AverageId(b"z")), averaged("p2", average_id=AverageId(b"a"))
-    assert decided(larger, smaller).act is Act.FETCH_AVERAGE
-    assert decided(smaller, larger).act is Act.WAIT
-    assert decided(larger, smaller, member("p3", stage=1, step=1)).act is Act.COMMIT
+    assert isinstance(decided(larger, smaller), FetchAverage)
+    assert isinstance(decided(smaller, larger), Wait)
+    assert isinstance(decided(larger, smaller, member("p3", stage=1, step=1)), Commit)
 
 
 def test_hole_4_nobody_commits_while_a_live_member_has_not_the_average() -> None:
     mine, elsewhere = averaged("p1"), averaged("p3", stage=1)
     behind = member("p2", done=1)
-    assert decided(mine, elsewhere, behind).act is Act.WAIT
-    assert decided(mine, elsewhere, replace(behind, leaving=True)).act is Act.COMMIT
-    assert decided(mine, elsewhere).act is Act.COMMIT
-    assert decided(mine).act is Act.WAIT
+    assert isinstance(decided(mine, elsewhere, behind), Wait)
+    assert isinstance(decided(mine, elsewhere, replace(behind, leaving=True)), Commit)
+    assert isinstance(decided(mine, elsewhere), Commit)
+    assert isinstance(decided(mine), Wait)
 
 
 def test_a_run_of_one_stage_commits_when_its_members_have_averaged() -> None:
     mine = averaged("p1")
     alone = replace(RULES, num_stages=1)
-    assert decide(OwnState(record=mine), view_of(mine), 0.0, alone).act is Act.COMMIT
-    assert decide(OwnState(record=mine), view_of(mine, member("p2")), 0.0, alone).act is Act.WAIT
+    assert isinstance(decide(Situation(OwnState(record=mine), view_of(mine), 0.0, alone)), Commit)
+    assert isinstance(decide(Situation(OwnState(record=mine), view_of(mine, member("p2")), 0.0, alone)), Wait)
 
 
 def test_a_peer_at_the_last_step_just_waits() -> None:
     mine = member("p1", step=5)
     ended = replace(RULES, last_step=5)
-    decision = decide(OwnState(record=mine), view_of(mine, member("p2", step=5)), 1e6, ended)
-    assert decision == Decision(Act.WAIT, "the run is complete")
+    now = Situation(OwnState(record=mine), view_of(mine, member("p2", step=5)), 1e6, ended)
+    assert decide(now) == Wait("the run is complete")
 
 
 # Hole 20 (fork)
@@ -240,8 +239,8 @@ def test_a_peer_at_the_last_step_just_waits() -> None:
 def test_hole_20_an_average_made_by_another_lineage_is_not_asked_for() -> None:
     mine = member("p1", step=1, done=1, lineage=Lineage(0, b"a"))
     other = averaged("p2", step=1, lineage=Lineage(0, b"b"))
-    assert decided(mine, other).act is Act.WAIT
-    assert decided(other, mine).act is Act.RELOAD
+    assert isinstance(decided(mine, other), Wait)
+    assert isinstance(decided(other, mine), Reload)
 
 
 # Rule 11 (skip)
@@ -250,24 +249,24 @@ def test_hole_20_an_average_made_by_another_lineage_is_not_asked_for() -> None:
 def test_hole_16_a_stage_whose_newest_holders_died_is_lost_and_says_so_after_a_while() -> None:
     mine, others = member("p0"), [member("p1", stage=1, step=2)]
     live = view_of(mine, *others)
-    assert looks_lost(OwnState(record=mine), live, RULES)
+    assert looks_lost(Situation(OwnState(record=mine), live, 0.0, RULES))
     own = OwnState(record=mine, lost_since_s=100.0)
-    assert decided(mine, *others, own=own, now_s=108.9).act is Act.WAIT
-    assert decided(mine, *others, own=own, now_s=109.1).act is Act.SKIP_STEP
+    assert isinstance(decided(mine, *others, own=own, now_s=108.9), Wait)
+    assert isinstance(decided(mine, *others, own=own, now_s=109.1), SkipStep)
 
 
 def test_hole_16_with_the_others_one_step_ahead_only_it_takes_longer() -> None:
     mine, ahead = member("p0"), member("p1", stage=1, step=1)
     own = OwnState(record=mine, lost_since_s=100.0)
-    assert decided(mine, ahead, own=own, now_s=139.0).act is Act.WAIT
-    assert decided(mine, ahead, own=own, now_s=141.0).act is Act.SKIP_STEP
+    assert isinstance(decided(mine, ahead, own=own, now_s=139.0), Wait)
+    assert isinstance(decided(mine, ahead, own=own, now_s=141.0), SkipStep)
 
 
 def test_hole_14_a_step_is_not_lost_while_a_mate_holds_it_and_a_fence_starts_the_wait_anew() -> None:
     zombie, elsewhere = member("p3", stage=1, step=4), member("p0", stage=0, step=6)
     own = OwnState(record=zombie, lost_since_s=0.0)
-    assert decided(zombie, elsewhere, member("p5", stage=1, step=6), own=own).act is Act.RELOAD
-    assert decided(zombie, elsewhere, own=OwnState(record=zombie)).act is Act.WAIT
+    assert isinstance(decided(zombie, elsewhere, member("p5", stage=1, step=6), own=own), Reload)
+    assert isinstance(decided(zombie, elsewhere, own=OwnState(record=zombie)), Wait)
 
 
 @given(live_views())
@@ -276,7 +275,7 @@ def test_no_step_is_lost_while_a_mate_is_ahead_or_averaged(live: LiveView) -> No
     assert mine is not None
     mates = [r for r in live.serving(mine.stage) if r.peer != mine.peer]
     if any(m.step > mine.step or (m.step == mine.step and m.phase is Phase.AVERAGED) for m in mates):
-        assert not looks_lost(OwnState(record=mine), live, RULES)
+        assert not looks_lost(Situation(OwnState(record=mine), live, 0.0, RULES))
 
 
 # Rule J1 (join)
@@ -287,21 +286,21 @@ def joiner(step: int, lineage: Lineage | None = None) -> PeerRecord:
 
 
 def test_hole_10_a_joiner_catches_up_from_the_log_of_a_mate_before_it_serves() -> None:
-    decision = decided(joiner(2), member("p1", step=2 + KEPT_AVERAGES))
-    assert (decision.act, decision.step) == (Act.FETCH_AVERAGE, 2)
-    assert decided(joiner(2), member("p1", step=3 + KEPT_AVERAGES)).act is Act.RELOAD
+    newest = 2 + KEPT_AVERAGES
+    assert decided(joiner(2), member("p1", step=newest)) == FetchAverage(f"the stage is at step {newest}", PeerId("p1"), 2)
+    assert isinstance(decided(joiner(2), member("p1", step=3 + KEPT_AVERAGES)), Reload)
 
 
 def test_a_joiner_serves_when_it_is_like_the_stage_or_better() -> None:
     mate = member("p1", step=2, lineage=Lineage(0, b"m"))
-    assert decided(joiner(2, Lineage(0, b"m")), mate).act is Act.SERVE
-    assert decided(joiner(2, Lineage(0, b"z")), mate).act is Act.RELOAD
-    assert decided(joiner(2, Lineage(0, b"a")), mate).act is Act.SERVE
-    assert decided(joiner(2)).act is Act.SERVE
-    assert decided(joiner(2), member("p1", step=1)).act is Act.SERVE
+    assert isinstance(decided(joiner(2, Lineage(0, b"m")), mate), Serve)
+    assert isinstance(decided(joiner(2, Lineage(0, b"z")), mate), Reload)
+    assert isinstance(decided(joiner(2, Lineage(0, b"a")), mate), Serve)
+    assert isinstance(decided(joiner(2)), Serve)
+    assert isinstance(decided(joiner(2), member("p1", step=1)), Serve)
 
 
 def test_a_joiner_whose_mates_refuse_downloads_again() -> None:
     mine, mate = joiner(2), member("p1", step=3)
     own = OwnState(record=mine, refused=frozenset({(mate.peer, 2)}))
-    assert decided(mine, mate, own=own).act is Act.RELOAD
+    assert isinstance(decided(mine, mate, own=own), Reload)

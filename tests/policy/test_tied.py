@@ -7,8 +7,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peerd.policy.step.acts import Act, Commit, CopyTied, FetchAverage, FetchTied, Reload, SkipStep, Wait
 from peerd.policy.step.roster import lineage_after, lineage_skipped
-from peerd.policy.step.stepping import Act, Decision, OwnState, StepRules, decide, looks_lost
+from peerd.policy.step.situation import OwnState, Situation, StepRules
+from peerd.policy.step.stepping import decide, looks_lost
 from peerd.policy.step.tied import Source, better_copy, history_after, lineage_replaced, other_end, sum_id, sum_of_step
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, TiedSum
 from tests.strategies import FULL, NUM_MICROBATCHES, average_ids, member, view_of
@@ -16,6 +18,7 @@ from tests.strategies import FULL, NUM_MICROBATCHES, average_ids, member, view_o
 RULES = StepRules(num_stages=3, num_microbatches=NUM_MICROBATCHES, ttl_s=3.0, averaging_s=1.5, ties_stages=True)
 FIRST, LAST = AverageId(b"first"), AverageId(b"last")
 SUM = sum_id(FIRST, LAST)
+FETCHING = "the tied weight's gradients are to be summed over both stages"
 ids = st.binary(min_size=1, max_size=4).map(AverageId)
 
 
@@ -29,8 +32,13 @@ def finished(name: str, stage: int, told: AverageId | None, **fields: object) ->
     return member(name, stage=stage, step=1, tied_sums=(TiedSum(0, told),) if told is not None else (), **fields)
 
 
-def decided(mine: PeerRecord, *others: PeerRecord, **own: object) -> Decision:
-    return decide(OwnState(record=mine, **own), view_of(mine, *others), 100.0, RULES)  # type: ignore[arg-type]
+def decided(mine: PeerRecord, *others: PeerRecord, **own: object) -> Act:
+    return decide(Situation(OwnState(record=mine, **own), view_of(mine, *others), 100.0, RULES))  # type: ignore[arg-type]
+
+
+def peer_asked(act: Act) -> PeerId:
+    assert isinstance(act, FetchTied)
+    return act.peer
 
 
 MIDDLE = averaged("m", 1, average_id=AverageId(b"m"))
@@ -94,7 +102,7 @@ def test_where_the_other_stage_has_forgotten_what_it_applied_a_sum_that_we_hold_
 
 def test_peers_of_a_large_stage_do_not_all_ask_the_same_one() -> None:
     others = [averaged(f"q{n}", 2) for n in range(4)]
-    asked = {decided(averaged(f"p{n}", 0), *others).peer for n in range(20)}
+    asked = {peer_asked(decided(averaged(f"p{n}", 0), *others)) for n in range(20)}
     assert len(asked) > 2
 
 
@@ -103,56 +111,54 @@ def test_peers_of_a_large_stage_do_not_all_ask_the_same_one() -> None:
 
 def test_the_sum_is_fetched_as_soon_as_both_ends_have_averaged_and_then_the_step_is_finished() -> None:
     mine, other = averaged("p1", 0), averaged("p2", 2)
-    found = decided(mine, other, member("m", stage=1))
-    assert (found.act, found.peer, found.step, found.tied_sum, found.ask_for) == (Act.FETCH_TIED, "p2", 0, SUM, LAST)
+    assert decided(mine, other, member("m", stage=1)) == FetchTied(FETCHING, other.peer, 0, wanted=SUM, given=LAST)
     held = replace(mine, tied_sum=SUM)
-    assert decided(held, other, member("m", stage=1)).act is Act.WAIT
-    found = decided(held, other, MIDDLE)
-    assert (found.act, found.tied_sum) == (Act.COMMIT, SUM)
+    assert isinstance(decided(held, other, member("m", stage=1)), Wait)
+    assert decided(held, other, MIDDLE) == Commit("every stage has averaged", tied_sum=SUM)
 
 
 def test_a_stage_in_between_waits_for_no_sum() -> None:
-    found = decided(MIDDLE, averaged("p1", 0), averaged("p2", 2))
-    assert (found.act, found.tied_sum) == (Act.COMMIT, None)
+    assert decided(MIDDLE, averaged("p1", 0), averaged("p2", 2)) == Commit("every stage has averaged", tied_sum=None)
 
 
 def test_a_sum_of_another_average_than_is_wanted_now_is_not_applied() -> None:
     mine = averaged("p1", 0, tied_sum=SUM)
-    found = decided(mine, averaged("p2", 2, average_id=b"a"), MIDDLE)
-    assert (found.act, found.tied_sum) == (Act.FETCH_TIED, sum_id(FIRST, AverageId(b"a")))
+    other = averaged("p2", 2, average_id=b"a")
+    wanted = sum_id(FIRST, other.average_id)
+    assert decided(mine, other, MIDDLE) == FetchTied(FETCHING, other.peer, 0, wanted=wanted, given=other.average_id)
 
 
 def test_who_does_not_give_it_is_not_asked_at_once_again() -> None:
     mine, others = averaged("p1", 0), [averaged("p2", 2), averaged("p3", 2), MIDDLE]
-    first = decided(mine, *others).peer
-    second = decided(mine, *others, unanswered=frozenset({(first, 0)})).peer
+    first = peer_asked(decided(mine, *others))
+    second = peer_asked(decided(mine, *others, unanswered=frozenset({(first, 0)})))
     assert {first, second} == {"p2", "p3"}
     waiting = decided(mine, *others, refused=frozenset({("p2", 0), ("p3", 0)}))
-    assert (waiting.act, waiting.reason) == (Act.WAIT, "the tied weight's gradients are not summed over both stages yet")
+    assert waiting == Wait("the tied weight's gradients are not summed over both stages yet")
 
 
 def test_who_is_left_behind_finishes_with_what_the_others_applied() -> None:
     mine = averaged("p1", 0)
     applied = AverageId(b"x")
-    found = decided(mine, finished("p3", 0, applied))
-    assert (found.act, found.peer, found.tied_sum, found.ask_for) == (Act.FETCH_TIED, "p3", applied, applied)
-    assert decided(replace(mine, tied_sum=applied), finished("p3", 0, applied)).act is Act.COMMIT
-    assert decided(mine, finished("p3", 0, applied), refused=frozenset({("p3", 0)})).act is Act.RELOAD
-    assert decided(mine, finished("p3", 0, None)).act is Act.RELOAD
+    assert decided(mine, finished("p3", 0, applied)) == FetchTied(FETCHING, PeerId("p3"), 0, wanted=applied, given=applied)
+    assert isinstance(decided(replace(mine, tied_sum=applied), finished("p3", 0, applied)), Commit)
+    assert isinstance(decided(mine, finished("p3", 0, applied), refused=frozenset({("p3", 0)})), Reload)
+    assert isinstance(decided(mine, finished("p3", 0, None)), Reload)
 
 
 def test_a_joiner_catches_up_only_with_a_mate_who_tells_the_sum() -> None:
     joiner = member("p1", phase=Phase.JOINING)
     found = decided(joiner, finished("p2", 0, SUM), finished("p3", 0, None))
-    assert (found.act, found.peer, found.tied_sum) == (Act.FETCH_AVERAGE, "p2", SUM)
-    assert decided(joiner, finished("p3", 0, None)).act is Act.RELOAD
+    assert found == FetchAverage("the stage is at step 1", PeerId("p2"), 0, tied_sum=SUM)
+    assert isinstance(decided(joiner, finished("p3", 0, None)), Reload)
 
 
 def test_a_step_whose_sum_nobody_knows_any_more_is_given_up() -> None:
     mine, ahead = averaged("p1", 0), (finished("p2", 2, None), member("m", stage=1, step=1))
-    assert looks_lost(OwnState(record=mine), view_of(mine, *ahead), RULES)
-    assert decided(mine, *ahead, lost_since_s=100 - 40.0).act is Act.SKIP_STEP
-    assert not looks_lost(OwnState(record=replace(mine, tied_sum=SUM)), view_of(mine, *ahead), RULES)
+    now = Situation(OwnState(record=mine), view_of(mine, *ahead), 0.0, RULES)
+    assert looks_lost(now)
+    assert isinstance(decided(mine, *ahead, lost_since_s=100 - 40.0), SkipStep)
+    assert not looks_lost(replace(now, own=OwnState(record=replace(mine, tied_sum=SUM))))
 
 
 # Copies that differ
@@ -161,10 +167,9 @@ def test_a_step_whose_sum_nobody_knows_any_more_is_given_up() -> None:
 def test_the_copy_with_the_worse_history_is_replaced_and_only_at_the_same_step() -> None:
     better, worse = Lineage(0, b"z"), Lineage(1, b"a")
     mine, other = member("p1", tied=worse), member("p2", stage=2, tied=better)
-    found = decided(mine, other)
-    assert (found.act, found.peer) == (Act.COPY_TIED, "p2")
-    assert decided(mine, other, refused=frozenset({("p2", 0)})).act is not Act.COPY_TIED
-    assert decided(other, mine).act is not Act.COPY_TIED
+    assert decided(mine, other) == CopyTied("the other stage's copy of the tied weight has the better history", other.peer, stage=2)
+    assert not isinstance(decided(mine, other, refused=frozenset({("p2", 0)})), CopyTied)
+    assert not isinstance(decided(other, mine), CopyTied)
     assert better_copy(mine, view_of(mine, replace(other, step=1)), 3) is None
     assert better_copy(replace(mine, tied=better), view_of(mine, other), 3) is None
 
@@ -176,11 +181,12 @@ def test_unlike_copies_become_one_however_they_are_spread(copies: list[Lineage])
     for _ in range(8):
         for name, mine in peers.items():
             found = decided(mine, *(other for other in peers.values() if other.peer != name))
-            donor = peers[found.peer] if found.peer is not None else mine
-            if found.act is Act.COPY_TIED:
-                peers[name] = replace(mine, tied=donor.tied, lineage=lineage_replaced(mine.lineage, donor.tied))
-            elif found.act is Act.RELOAD:
-                peers[name] = replace(mine, tied=donor.tied, lineage=donor.lineage)
+            match found:
+                case CopyTied(peer=donor):
+                    copied = peers[donor].tied
+                    peers[name] = replace(mine, tied=copied, lineage=lineage_replaced(mine.lineage, copied))
+                case Reload(peer=donor):
+                    peers[name] = replace(mine, tied=peers[donor].tied, lineage=peers[donor].lineage)
     assert len({peer.tied for peer in peers.values()}) == 1
     assert len({peer.lineage for peer in peers.values() if peer.stage == 0}) == 1
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
+from peerd.policy.step.acts import Serve
 from peerd.policy.step.recovery import Beginning
-from peerd.policy.step.stepping import Act, StepRules
+from peerd.policy.step.situation import StepRules
 from peerd.step.stepper import Stepper
 from peerd.table.record import PeerId, PeerRecord
 from tests.strategies import view_of
@@ -24,7 +25,7 @@ async def test_a_run_that_is_begun_anew_is_told_of_once_with_what_to_do() -> Non
     stepper.beginning = Beginning(reached=7)
     with capture_logs() as logs:
         decisions = [stepper._decide() for _ in range(2)]
-    assert [decision.act for decision in decisions] == [Act.SERVE, Act.SERVE]
+    assert [type(decision) for decision in decisions] == [Serve, Serve]
     (told,) = logs
     assert told["log_level"] == "warning"
     assert told["reason"] == "the run begins anew at step 0: it was at step 7, of which no checkpoint is in sight"

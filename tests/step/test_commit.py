@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from peerd.policy.step.acts import Commit
 from peerd.policy.step.roster import Roster, RosterEntry
-from peerd.policy.step.stepping import Act, Decision, StepRules
+from peerd.policy.step.situation import StepRules
 from peerd.stage.executor import Executor
 from peerd.stage.state import StageState
 from peerd.step.stepper import Stepper
@@ -47,7 +48,7 @@ async def test_who_waits_for_a_commit_goes_on_in_the_order_of_coming_before_othe
     for name in ("first", "second"):
         waiting.append(asyncio.ensure_future(wait(name)))
         await asyncio.sleep(0)
-    await stepper._do(Decision(Act.COMMIT, "all have averaged"))
+    await stepper._do(Commit("all have averaged"))
     await asyncio.gather(*waiting)
     assert order == ["first", "second", "told"]
     assert stepper._state.record.step == 1

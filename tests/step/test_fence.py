@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from peerd.policy.step.stepping import StepRules
+from peerd.policy.step.situation import StepRules
 from peerd.stage.executor import Executor
 from peerd.step.stepper import Stepper
 from tests.strategies import member, view_of

@@ -20,9 +20,10 @@ from torch import Tensor
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.errors import PeerGoneError, WrongStateError
+from peerd.policy.step.acts import SkipStep
 from peerd.policy.step.ledger import accumulate_set, indices, stages_missing
 from peerd.policy.step.roster import Roster, RosterEntry
-from peerd.policy.step.stepping import Act, Decision, StepRules
+from peerd.policy.step.situation import StepRules
 from peerd.reference import train_reference
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.snapshots import Downloader, SnapshotServer
@@ -276,7 +277,7 @@ async def test_the_log_tells_once_why_a_stages_state_is_downloaded_and_names_a_s
         behind.state.record = replace(behind.state.record, lineage=Lineage(1, b"worse"))
         await table.until(lambda: behind.stepper.reloads == 1 and behind.state.record.phase is not Phase.JOINING)
         for _ in range(3):
-            behind.stepper._tell(Decision(Act.SKIP_STEP, "nobody holds its average"), 1)
+            behind.stepper._tell(SkipStep("nobody holds its average"), 1)
         entries = (RosterEntry(PeerId("a"), 1, 1, 0b0011), RosterEntry(PeerId("b"), 1, 1, 0b0110))
         behind.stepper._count(Roster(0, 1, 1, PeerId("a"), entries))
     told = [(line["log_level"], line["event"], line["step"]) for line in logs]

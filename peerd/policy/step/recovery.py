@@ -9,20 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from peerd.policy.step.acts import LoadCheckpoint, LoadStart, Serve, Wait
 from peerd.policy.step.ledger import stage_step
 from peerd.table.record import PeerRecord, Phase
 from peerd.table.view import LiveView
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """`load` is the checkpoint's step, `begin` means that the run's start is right; neither: wait."""
-
-    reason: str
-    load: int | None = None
-    begin: bool = False
-    anew: bool = False
-    """It begins though it had come further: what was computed is lost, which is worth a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +28,19 @@ class Beginning:
     reached: int = 0
     """The step that the run had come to, as far as this home knows."""
 
+    @property
+    def loses_steps(self) -> bool:
+        """Whether a run that begins here had come further: what was computed is lost, which is worth a warning."""
+        return self.reached > self.step
 
-def plan(mine: PeerRecord, live: LiveView, num_stages: int, *, beginning: Beginning = Beginning(), newest_seen: int = 0) -> Recovery:
+    def act(self, reason: str) -> Serve | LoadStart:
+        """Begin the run."""
+        return LoadStart(reason) if self.needs_state else Serve(reason)
+
+
+def plan(
+    mine: PeerRecord, live: LiveView, num_stages: int, *, beginning: Beginning = Beginning(), newest_seen: int = 0
+) -> Wait | Serve | LoadStart | LoadCheckpoint:
     """For a joiner whose stage nobody serves. `mine.checkpoints` are the steps of its stage on its disk.
 
     `newest_seen` is the highest step ever seen of anybody, alive or not.
@@ -47,26 +48,26 @@ def plan(mine: PeerRecord, live: LiveView, num_stages: int, *, beginning: Beginn
     offers = [_offers(mine, live, stage, beginning.step) for stage in range(num_stages)]
     begun = any(step > beginning.step for steps in offers for step in steps)
     if not begun and newest_seen > beginning.step:
-        return Recovery(f"the run was at step {newest_seen}, and nobody who holds its parameters is in sight")
+        return Wait(f"the run was at step {newest_seen}, and nobody who holds its parameters is in sight")
     if not begun and not beginning.founder and not any(live.serving(stage) for stage in range(num_stages)):
-        return Recovery("nobody who serves the run is in sight yet")
+        return Wait("nobody who serves the run is in sight yet")
     if not begun and beginning.needs_state and not any(record.gives_start for record in live.records):
-        return Recovery("nobody who has the state that the run begins from is in sight")
-    if not begun and beginning.reached > beginning.step:
+        return Wait("nobody who has the state that the run begins from is in sight")
+    if not begun and beginning.loses_steps:
         lost = f"it was at step {beginning.reached}, of which no checkpoint is in sight"
-        return Recovery(f"the run begins anew at step {beginning.step}: {lost}", begin=True, anew=True)
+        return beginning.act(f"the run begins anew at step {beginning.step}: {lost}")
     if not begun:
-        return Recovery("the run begins", begin=True)
+        return beginning.act("the run begins")
     for stage, steps in enumerate(offers):
         if not steps:
-            return Recovery(f"nobody who holds the parameters of stage {stage} is in sight")
+            return Wait(f"nobody who holds the parameters of stage {stage} is in sight")
     common = frozenset.intersection(*offers)
     if not common:
-        return Recovery("no step is held by every stage: peers with other checkpoints have to come back")
+        return Wait("no step is held by every stage: peers with other checkpoints have to come back")
     step = max(common)
     if step not in mine.checkpoints:
-        return Recovery(f"the run resumes at step {step}, which another peer of this stage holds")
-    return Recovery(f"the run resumes at step {step}, the newest that every stage can provide", load=step)
+        return Wait(f"the run resumes at step {step}, which another peer of this stage holds")
+    return LoadCheckpoint(f"the run resumes at step {step}, the newest that every stage can provide", step)
 
 
 def _offers(mine: PeerRecord, live: LiveView, stage: int, first_step: int) -> frozenset[int]:

@@ -1,0 +1,144 @@
+"""What a peer can do next in the life of a step: one small class for each act, with what it takes to do it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from peerd.policy.step.roster import Roster
+from peerd.table.record import AverageId, PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class _Reasoned:
+    """Every act says why it is done."""
+
+    verb: ClassVar[str]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.verb}: {self.reason}"
+
+
+# The life of a step
+
+
+@dataclass(frozen=True, slots=True)
+class Wait(_Reasoned):
+    verb = "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class Propose(_Reasoned):
+    """Propose a round over this roster, and lead it."""
+
+    verb = "propose a roster"
+    roster: Roster
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(_Reasoned):
+    """Apply my average and go on to the next step.
+
+    `norm` is the whole model's gradient norm of the step, where the run shares norms; `tied_sum` is the sum that a tied weight gets.
+    """
+
+    verb = "commit"
+    norm: float | None = None
+    tied_sum: AverageId | None = None
+
+
+# What a peer gets from another
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAverage(_Reasoned):
+    """Get a mate's average of `step`. A joiner applies it at once, with the norm and the tied sum that the mate applied."""
+
+    verb = "fetch the average"
+    peer: PeerId
+    step: int
+    norm: float | None = None
+    tied_sum: AverageId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchTied(_Reasoned):
+    """Get what my average of `step` lacks of the sum `wanted`: `peer` has `given`, which is that sum or the other stage's share of it."""
+
+    verb = "fetch the tied weight's gradients"
+    peer: PeerId
+    step: int
+    wanted: AverageId
+    given: AverageId
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTied(_Reasoned):
+    """Replace my copy of a tied weight by that of a peer of the other stage."""
+
+    verb = "copy the tied weight"
+    peer: PeerId
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reload(_Reasoned):
+    """Drop my ledgers and download the stage's state, from this mate first."""
+
+    verb = "download the state"
+    peer: PeerId
+
+
+# What ends a round, a ledger or a step
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRound(_Reasoned):
+    verb = "close the round"
+
+
+@dataclass(frozen=True, slots=True)
+class ResetLedger(_Reasoned):
+    verb = "drop my ledger"
+
+
+@dataclass(frozen=True, slots=True)
+class SkipStep(_Reasoned):
+    verb = "give the step up as inexact"
+
+
+# How a joiner begins to serve
+
+
+@dataclass(frozen=True, slots=True)
+class Serve(_Reasoned):
+    verb = "serve"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCheckpoint(_Reasoned):
+    verb = "load a checkpoint"
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStart(_Reasoned):
+    verb = "load the state that the run begins from"
+
+
+Act = (
+    Wait
+    | Propose
+    | Commit
+    | FetchAverage
+    | FetchTied
+    | CopyTied
+    | Reload
+    | CloseRound
+    | ResetLedger
+    | SkipStep
+    | Serve
+    | LoadCheckpoint
+    | LoadStart
+)

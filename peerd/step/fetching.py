@@ -1,0 +1,99 @@
+"""What a peer gets from others to finish its step, and whom it need not ask again for a while."""
+
+from __future__ import annotations
+
+import structlog
+
+from peerd.averaging.rounds import Rounds
+from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
+from peerd.policy.step.acts import CopyTied, FetchAverage, FetchTied
+from peerd.stage.executor import Executor, Priority
+from peerd.stage.snapshots import MOST_STATE_BYTES, Downloader
+from peerd.stage.state import StageState
+from peerd.swarm.membership import clock_s
+from peerd.table.record import PeerId, Phase
+
+FORGET_REFUSAL_S = 2.0
+LOG = structlog.get_logger()
+
+
+class Fetching:
+    """Does the acts that fetch. Whoever would not or could not give something is remembered by (peer, step)."""
+
+    def __init__(self, state: StageState, executor: Executor, rounds: Rounds, downloader: Downloader) -> None:
+        self._state = state
+        self._executor = executor
+        self._rounds = rounds
+        self._downloader = downloader
+        self._refused: dict[tuple[PeerId, int], float] = {}
+        self._unanswered: dict[tuple[PeerId, int], float] = {}
+
+    @property
+    def remembers(self) -> bool:
+        return bool(self._refused or self._unanswered)
+
+    def refused(self) -> frozenset[tuple[PeerId, int]]:
+        return _recent(self._refused)
+
+    def unanswered(self) -> frozenset[tuple[PeerId, int]]:
+        return _recent(self._unanswered)
+
+    def forget(self) -> None:
+        self._refused.clear()
+        self._unanswered.clear()
+
+    def forget_refusals(self) -> None:
+        self._refused.clear()
+
+    async def average(self, act: FetchAverage) -> None:
+        """A mate's average of my step, unless I have moved on meanwhile."""
+        asked = self._state.record
+        try:
+            found = await self._rounds.fetch(act.peer, act.step)
+            if act.tied_sum is not None and (found.tied is None or found.tied.id != act.tied_sum):
+                raise WrongStateError("it has finished the step with another tied sum than it told")
+        except (WrongStateError, BadMessageError):
+            self._refused[act.peer, act.step] = clock_s()
+            return
+        except RemoteError:
+            self._unanswered[act.peer, act.step] = clock_s()
+            return
+        now = self._state.record
+        if (now.incarnation, now.ledger_no, now.step) != (asked.incarnation, asked.ledger_no, asked.step):
+            return
+        if now.phase is Phase.JOINING:
+            average = (found.roster, found.flat_sum, act.norm, found.tied)
+            self._rounds.applied(await self._executor.run(Priority.CONTROL, lambda: self._state.catch_up(*average)))
+        else:
+            taken = (found.roster, found.flat_sum, found.tied)
+            await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(*taken))
+
+    async def tied(self, act: FetchTied) -> None:
+        """What my average lacks of a tied weight."""
+        average_id = self._state.record.average_id
+        try:
+            values = await self._rounds.fetch_tied(act.peer, act.step, act.given)
+        except (WrongStateError, BadMessageError):
+            self._refused[act.peer, act.step] = clock_s()
+        except RemoteError:
+            self._unanswered[act.peer, act.step] = clock_s()
+        else:
+            await self._executor.run(Priority.CONTROL, lambda: self._state.take_tied(average_id, act.wanted, act.given, values))
+
+    async def copy_of_tied(self, act: CopyTied) -> None:
+        """The other stage's copy of a tied weight in place of mine."""
+        step = self._state.record.step
+        LOG.warning("the copies of the tied weight differ: taking the other stage's", step=step, peer=act.peer)
+        try:
+            found = await self._downloader.download(act.stage, MOST_STATE_BYTES, act.peer, tied_only=True)
+            await self._executor.run(Priority.CONTROL, lambda: self._state.copy_tied(found.tensors, found.step))
+        except (RemoteError, StageError):
+            self._refused[act.peer, step] = clock_s()
+
+
+def _recent(asked: dict[tuple[PeerId, int], float]) -> frozenset[tuple[PeerId, int]]:
+    """Drop what is too old to count, in place, and give the rest."""
+    now_s = clock_s()
+    for key in [key for key, at_s in asked.items() if now_s - at_s > FORGET_REFUSAL_S]:
+        del asked[key]
+    return frozenset(asked)
