@@ -1,1 +1,1 @@
-"""What a model costs, and how it is cut into stages by that. Standard library only, so that the command line can ask too."""
+"""Estimates a model's costs and cuts it into stages accordingly. Standard library only, so that the command line can use it."""

@@ -1,4 +1,4 @@
-"""Where to cut a model: stages of about equal work, each of which fits the smallest device."""
+"""Chooses where to cut a model: into stages of about equal work, each of which fits the smallest device."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NO_LIMIT = 1 << 62
 
 
 def balanced_cut(manifest: Manifest, loads: ModelLoads, most_bytes: int = NO_LIMIT) -> tuple[int, ...] | None:
-    """Layers of each stage such that the slowest is as fast as can be; None where no cut fits into `most_bytes` a stage.
+    """The number of layers of each stage that minimises the slowest stage's work; None if no cut fits into `most_bytes` a stage.
 
-    A chain in a fixed order: dynamic programming over the cut points is exact. Among equals the one of least squares is taken.
+    The layers are a chain, so dynamic programming over the cut points is exact. Ties go to the least sum of squares.
     """
     num_stages, num_layers = manifest.train.num_stages, manifest.model.num_layers
     load_of = functools.cache(lambda start, end: stage_load(manifest, loads, range(start, end)))
     best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
-    """Layers behind a cut -> the slowest stage's work so far, the sum of squares, the counts."""
+    """Layers before the cut -> the slowest stage's work so far, the sum of squares, the counts."""
     for stage in range(num_stages):
         is_last = stage == num_stages - 1
         found: dict[int, tuple[int, int, tuple[int, ...]]] = {}
@@ -43,22 +43,22 @@ def balanced_cut(manifest: Manifest, loads: ModelLoads, most_bytes: int = NO_LIM
 
 
 def stage_layers(manifest: Manifest, loads: ModelLoads | None) -> list[range]:
-    """The layers of every stage. `loads` are needed where the cut is left to the cost."""
+    """The layers of every stage. A cut by cost needs `loads`."""
     counts = manifest.layer_counts or (loads and balanced_cut(manifest, loads))
-    assert counts  # without a limit on memory there is always a cut
+    assert counts  # without a memory limit there is always a cut
     return [range(start, end) for start, end in pairwise((0, *accumulate(counts)))]
 
 
 def resolved(manifest: Manifest, loads: ModelLoads) -> Manifest:
-    """The manifest with the numbers of layers in `cut`."""
+    """The manifest with `cut` replaced by the numbers of layers that it comes to."""
     counts = tuple(len(layers) for layers in stage_layers(manifest, loads))
     return replace(manifest, train=replace(manifest.train, cut=counts))
 
 
 def fitted(manifest: Manifest, loads: ModelLoads, device_bytes: int, numbers_of_stages: Iterable[int]) -> Manifest:
-    """The run cut into the first of these numbers of stages of which each fits a device of `device_bytes`.
+    """The run cut into the first of these numbers of stages with which every stage fits a device of `device_bytes`.
 
-    An even cut that fits is taken as it is. Raises ManifestError where no cut fits.
+    An even cut is preferred if it fits. Raises ManifestError if no cut fits.
     """
     for num_stages in numbers_of_stages:
         even = _cut(manifest, num_stages, "even")
@@ -70,12 +70,12 @@ def fitted(manifest: Manifest, loads: ModelLoads, device_bytes: int, numbers_of_
             return replace(by_cost, train=replace(by_cost.train, cut=counts))
     raise ManifestError(
         f"no cut of the model fits devices of {device_bytes / 1e9:g} GB",
-        "more stages, or lower the model's width, the sequence length or the microbatch size",
+        "allow more stages, or lower the model's width, the sequence length or the microbatch size",
     )
 
 
 def _cut(manifest: Manifest, num_stages: int, cut: Literal["even", "cost"]) -> Manifest | None:
-    """None where the model cannot be cut so."""
+    """The manifest with this cut; None if the model cannot be cut so."""
     try:
         return replace(manifest, train=replace(manifest.train, num_stages=num_stages, cut=cut))
     except ValueError:

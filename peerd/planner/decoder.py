@@ -1,4 +1,4 @@
-"""What each part of the built-in decoder costs, counted by hand; tests compare it with what torch counts and saves.
+"""The costs of the built-in decoder's parts, counted by hand; tests compare them with what torch counts and saves.
 
 D d_model, F d_ff, V vocabulary, C boundary width.
 """
@@ -13,12 +13,12 @@ from peerd.planner.workload import FLOAT32_BYTES, Load, ModelLoads
 
 
 def decoder_loads(config: ModelConfig, microbatch: int, sequence: int) -> ModelLoads:
-    """For one microbatch of [microbatch, sequence] tokens."""
+    """The loads for one microbatch of [microbatch, sequence] tokens."""
     tokens = microbatch * sequence
     width, narrow = config.d_model, config.boundary_width
 
     def load(matrices: Sequence[tuple[int, int]], num_in_vectors: int, products: int, floats: int) -> Load:
-        """`products`: multiplications per token; `floats`: kept per token from forward to backward."""
+        """`products` are multiplications per token, `floats` the numbers kept per token from forward to backward."""
         return Load(
             num_parameters=sum(rows * columns for rows, columns in matrices) + num_in_vectors,
             num_sides=sum(map(sum, matrices)),

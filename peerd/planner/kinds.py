@@ -1,4 +1,4 @@
-"""Models whose costs are known without building them."""
+"""Costs of models that are known without building the model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ _COUNTS: dict[str, Callable[[Any, int, int], ModelLoads]] = {"decoder": decoder_
 
 
 def planned_loads(manifest: Manifest) -> ModelLoads | None:
-    """Costs of one microbatch at full length; None for a kind that must be built to know."""
+    """The costs of one microbatch at full length; None for a kind that has to be built first."""
     count = _COUNTS.get(manifest.model.kind)
     return count(manifest.model, manifest.train.microbatch_size, manifest.train.sequence_length) if count else None

@@ -1,6 +1,6 @@
-"""What a stage costs: work, memory and traffic, as sums over the parts of the model it holds.
+"""The costs of a stage: work, memory and traffic, as sums over the parts of the model that it holds.
 
-Where the parts' costs come from is the model's affair (`decoder.py` for the built-in one).
+Each kind of model supplies the costs of its parts (`decoder.py` for the built-in one).
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from peerd.config.manifest import Manifest, TrainConfig
 
 FLOAT32_BYTES = 4
 BACKWARD_SHARE = 2
-"""A backward pass makes two products for each of the forward pass: for the weights and for the inputs."""
+"""A backward pass computes two products for each of the forward pass: one for the weights and one for the inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a part of a model takes for one microbatch."""
+    """The cost of a part of a model, for one microbatch."""
 
     num_parameters: int = 0
     num_tied: int = 0
-    """Those of them that another stage holds, too."""
+    """Parameters of which another stage holds a copy."""
     num_sides: int = 0
-    """Rows and columns of its matrices, all added up."""
+    """Sum of the rows and columns of its matrices."""
     num_in_vectors: int = 0
-    """Parameters that are in no matrix."""
+    """Parameters that are not in a matrix."""
     forward_flops: int = 0
     """Matrix products only."""
     graph_bytes: int = 0
-    """What autograd keeps between forward and backward."""
+    """Bytes that autograd keeps between forward and backward."""
 
     def __add__(self, other: Load) -> Load:
         return Load(
@@ -59,23 +59,23 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoads:
-    """A model as the parts that stages are made of."""
+    """The loads of the parts that stages consist of."""
 
     first: Load
-    """What only the first stage has: the embedding."""
+    """Only the first stage has it: the embedding."""
     groups: tuple[Load, ...]
-    """Layers that share weights, together; one each where none do."""
+    """One load per group of layers that share weights; a layer that shares none is a group."""
     last: Load
-    """What only the last stage has: the final norm, the head and the loss."""
+    """Only the last stage has it: the final norm, the head and the loss."""
     narrowing: Load = Load()
-    """At the end of what is before a narrow boundary."""
+    """Before a narrow boundary; `widening` is what follows it."""
     widening: Load = Load()
     shared: Load = Load()
-    """What `first` and `last` both count, and one stage that has both has once."""
+    """Counted in both `first` and `last`, but only once in a stage that has both."""
 
 
 def stage_load(manifest: Manifest, loads: ModelLoads, layers: range) -> Load:
-    """What a stage of these layers takes."""
+    """The load of a stage that holds these layers."""
     model = manifest.model
     is_first, is_last = layers.start == 0, layers.stop == model.num_layers
     inside = sum(layers.start < layer < layers.stop for layer in model.boundary_layers)
@@ -87,29 +87,29 @@ def stage_load(manifest: Manifest, loads: ModelLoads, layers: range) -> Load:
 
 
 def stage_flops(manifest: Manifest, load: Load, is_last: bool) -> int:
-    """Forward and backward of one microbatch, with the forward pass made twice where graphs are not kept.
+    """The forward and backward passes of one microbatch; the forward pass counts twice if graphs are not kept.
 
-    The last stage goes backward at once and never computes anything again.
+    The last stage goes backward at once and never recomputes.
     """
     again = manifest.compute.recompute == "always" and not is_last
     return (1 + BACKWARD_SHARE + again) * load.forward_flops
 
 
 def optimizer_numbers(train: TrainConfig) -> int:
-    """Numbers per parameter that the optimizer keeps: both moments of AdamW and LAMB, SGD's velocity where it has momentum."""
+    """Numbers that the optimizer keeps per parameter: both moments for AdamW and LAMB, the velocity for SGD with momentum."""
     return int(train.momentum > 0) if train.optimizer == "sgd" else 2
 
 
 def stage_memory_bytes(manifest: Manifest, load: Load, slots: int, *, on_gpu: bool = False) -> int:
-    """Bytes that serving a stage takes of its device's memory with `slots` microbatches in hand.
+    """Bytes of device memory that serving a stage takes with `slots` microbatches in hand.
 
-    Per parameter: the current and the previous value, the gradient, the accumulator and the optimizer's state, and during a round
-    a copy of the accumulator, the parts that come in and the sum that goes out; with evaluation the value at the evaluated
-    step, with delayed updates the value of the next and, where steps overlap, the next step's accumulator, and where parameters
-    are averaged the round's three for them, too. A GPU does not hold the state that compute.offload_optimizer leaves to the
-    machine. Per slot: the input and the output's gradient. Graphs: one per slot where compute.recompute is "never", else one at a
-    time ("auto" recomputes when memory is short). Compressed averaging keeps what parts and sums left out. Of a tied weight the other
-    stage's gradients come in, and the sum is kept beside. Torch itself and the allocator's slack are not counted.
+    Per parameter: the current and the previous value, the gradient, the accumulator and the optimizer's state; during a round a
+    copy of the accumulator, the received parts and the reduced sum; with evaluation the value at the evaluated step; with delayed
+    updates the value of the next step; with overlapping steps the next step's accumulator; with parameter averaging the round's
+    three again. A GPU does not hold the state that compute.offload_optimizer keeps in the machine's memory. Per slot: the input
+    and the output's gradient. Graphs: one per slot if compute.recompute is "never", else one at a time ("auto" recomputes when
+    memory is short). Compressed averaging keeps the residuals of parts and sums. For a tied weight, the other stage's gradients
+    and the sum. Torch itself and the allocator's slack are not counted.
     """
     train = manifest.train
     accumulator_bytes = 8 if train.accumulate == "float64" else FLOAT32_BYTES
@@ -128,22 +128,22 @@ def stage_memory_bytes(manifest: Manifest, load: Load, slots: int, *, on_gpu: bo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageEstimate:
-    """What a volunteer who serves this stage gives."""
+    """What serving this stage takes from a volunteer's machine."""
 
     layers: range
     load: Load
     memory_bytes: int
-    """Of its device: without `offloaded_bytes`, unless that is the processor."""
+    """Memory of the device. `offloaded_bytes` are not in it, unless the device is the processor."""
     optimizer_bytes: int
     offloaded_bytes: int
-    """Of the optimizer's state, in the machine's own memory."""
+    """The part of the optimizer's state that lies in the machine's own memory."""
     flops_per_token: int
-    """Forward and backward."""
+    """Forward and backward passes."""
     upload_bytes_per_token: float
-    """Activations to the next stage and gradients to the one before, uncompressed where the run says `auto`; what averaging takes
-    comes on top, once a step."""
+    """Activations to the next stage and gradients to the one before, uncompressed if the run says `auto`. Averaging adds to this
+    once a step."""
     averaging_bytes: int
-    """Uploaded per step in a large stage: a part to each reducer, and the reduced slice to each member; and a tied weight's gradients."""
+    """Upload per step in a large stage: a part to each reducer, the reduced slice to each member, and a tied weight's gradients."""
 
 
 def estimate_stage(manifest: Manifest, loads: ModelLoads, layers: range) -> StageEstimate:
@@ -168,7 +168,7 @@ def estimate_stage(manifest: Manifest, loads: ModelLoads, layers: range) -> Stag
 
 
 def _averaged_bytes(manifest: Manifest, load: Load, accumulator_bytes: int) -> int:
-    """A stage's gradients as its peers send them to be averaged; before rounds cut matrices apart, where they travel as factors."""
+    """Size of a stage's gradients as its peers send them. Low-rank factors are counted for whole matrices, though rounds may split some."""
     codec = parse_averaged(manifest.wire.weight_gradients).most_exact
     if not codec.is_lossy:
         return load.num_parameters * accumulator_bytes

@@ -1,1 +1,1 @@
-"""The simulator: swarms in virtual time, driven by the very decisions of `policy/`. No sockets, no clock, no torch."""
+"""The simulator: swarms in virtual time, driven by the daemon's own decisions in `policy/`. No sockets, no clock, no torch."""

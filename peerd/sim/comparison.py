@@ -1,4 +1,4 @@
-"""The comparison of rebalancing rules that SWARM's section 4.4 makes (Table 5, figures 5 and 6), and the improved rule beside them."""
+"""Compares rebalancing rules as SWARM's section 4.4 does (Table 5, figures 5 and 6), with the improved rule added."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from peerd.sim.trace import PEERS_PER_STAGE, ChangeFile, Trace, generate
 UNLIKE_SPREAD = 8.0
 PAPER_STAGES = (4, 8, 16, 32)
 CONTENDERS = ((Rule.NONE, 0.0), (Rule.ALGORITHM_2, 300.0), (Rule.ALGORITHM_2, 60.0), (Rule.IMPROVED, 60.0))
-"""Rule and period. As in the paper, joiners take a stage by chance; under the improved rule the weakest."""
+"""Rule and period. Joiners take a random stage, as in the paper; under the improved rule they take the weakest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonSettings:
-    """What to compare on. Times in seconds."""
+    """What the rules are compared on. Times are in seconds."""
 
     num_stages: tuple[int, ...] = PAPER_STAGES
     changes: ChangeFile | None = None
-    """A user's trace; None: a generated one per run."""
+    """A user's trace; None: one is generated for each run."""
     num_peers: int | None = None
-    """At the start. None: 100 per stage, as in the paper."""
+    """Peers at the start. None: 100 per stage, as in the paper."""
     download_s: float = 0.0
     seed: int = 0
     num_runs: int = 1
-    """Each with the next seed; the rows are means."""
+    """Each run uses the next seed; the rows are means over runs."""
     unlike: bool = False
     view_delay_s: float = 0.0
     noise: float = 0.0
@@ -49,7 +49,7 @@ class ComparisonSettings:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """Means over one part of the time, in samples/s."""
+    """Means over one interval, in samples/s."""
 
     hour: float
     throughput: float
@@ -73,7 +73,7 @@ class ComparisonRow:
 
 
 def compare(question: ComparisonSettings) -> Iterator[ComparisonRow]:
-    """Row after row, as they are computed."""
+    """Yields each row as soon as it is computed."""
     for num_stages in question.num_stages:
         traces = [question.trace(num_stages, question.seed + run) for run in range(question.num_runs)]
         for rule, period_s in CONTENDERS:
@@ -84,7 +84,7 @@ def compare(question: ComparisonSettings) -> Iterator[ComparisonRow]:
 def _outcome(question: ComparisonSettings, trace: Trace, what: tuple[Rule, float, int], run: int) -> SimulationResult:
     rule, period_s, num_stages = what
     devices = Devices.downloading(question.download_s, UNLIKE_SPREAD if question.unlike else 1.0)
-    # who cannot measure well is told so; who can, keeps the rule's own caution
+    # a rule knows how noisy measurements are, and assumes at least its default noise
     noise = max(question.noise, Rebalancing().noise)
     params = Rebalancing(rule=rule, period_s=period_s or 60.0, download_s=devices.median_download_s, noise=noise)
     return simulate(

@@ -1,4 +1,4 @@
-"""The simulated table: the swarm as planners know it, some seconds late and with measuring errors."""
+"""The simulated table: the swarm as planners know it, some seconds late and with measurement errors."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 LOAD = 0.98
-"""Share of its capacity at which the weakest stage is kept busy; queues follow from it."""
+"""Utilisation of the weakest stage; queue lengths follow from it."""
 ROUNDING = 1e-9
-"""What additions and subtractions may leave of a stage's total that nobody is at, in samples/s."""
+"""A stage's total below this, in samples/s, is rounding error: the stage is empty."""
 
 
 class DelayedTable:
-    """Records become known `delay_s` after the fact; what peers measure is off by `noise`, a relative deviation.
+    """A table in which records appear `delay_s` late and measurements have a relative standard deviation of `noise`.
 
-    Peer ids ascend in the order of arrival, so the dictionary's order is that of a view's records.
+    Peer ids ascend in order of arrival, so the dictionary has the order of a view's records.
     """
 
     def __init__(self, num_stages: int, delay_s: float, noise: float, chance: random.Random) -> None:
@@ -28,7 +28,7 @@ class DelayedTable:
         self._records: dict[PeerId, PeerRecord] = {}
         self._news: deque[tuple[float, PeerId, PeerRecord | None]] = deque()
         self._totals = [0.0] * num_stages
-        """Per stage, of all members."""
+        """Throughput of each stage's members."""
         self._summary = [PeerRecord(peer=PeerId(f"stage {stage}"), stage=stage) for stage in range(num_stages)]
 
     def publish(self, now_s: float, peer: SimulatedPeer) -> None:
@@ -40,7 +40,7 @@ class DelayedTable:
         self._news.append((now_s + self._delay_s, peer.id, None))
 
     def advance(self, now_s: float) -> None:
-        """Take in the news that have arrived by now."""
+        """Apply the updates that have arrived by now."""
         while self._news and self._news[0][0] <= now_s:
             _, peer, record = self._news.popleft()
             known = self._records.get(peer)
@@ -53,7 +53,7 @@ class DelayedTable:
             self._records[peer] = record
 
     def weakest_stage(self, joiner: PeerId) -> int:
-        """Where admission sends a joiner. It adds up throughputs, so one record per stage tells it what all would."""
+        """The stage to which admission sends a joiner. It adds up throughputs, so one record per stage with the total is enough."""
         for stage, (record, total) in enumerate(zip(self._summary, self._totals, strict=True)):
             if record.throughput != total:
                 self._summary[stage] = PeerRecord(peer=record.peer, stage=stage, throughput=total)
@@ -63,7 +63,7 @@ class DelayedTable:
         return choice.stage
 
     def view(self, *, with_queues: bool) -> LiveView:
-        """What a planner sees now."""
+        """The view that a planner has now."""
         if with_queues:
             self._measure_queues()
         records = tuple(self._records.values())
@@ -72,9 +72,9 @@ class DelayedTable:
         return LiveView(me=PeerId(""), records=records)
 
     def _measure_queues(self) -> None:
-        """A stage at load rho has rho / (1 - rho) waiting (as in M/M/1), times the mean number of peers.
+        """Set queues: a stage at load rho has rho / (1 - rho) waiting (as in M/M/1), times the mean number of peers.
 
-        One record of the stage tells of them all: who adds up a stage's queues learns the same, and it takes less time.
+        One record holds the whole stage's queue: planners only use the sum, and this takes less time.
         """
         serving: list[list[PeerRecord]] = [[] for _ in self._totals]
         for record in self._records.values():
@@ -98,5 +98,5 @@ class DelayedTable:
 
 
 def _revised(record: PeerRecord, throughput: float, queue: int) -> PeerRecord:
-    """As dataclasses.replace would, in a third of the time."""
+    """Like dataclasses.replace, in a third of the time."""
     return PeerRecord(peer=record.peer, stage=record.stage, phase=record.phase, throughput=throughput, queue=queue)

@@ -1,4 +1,4 @@
-"""The simulated machines: how fast they compute and how long they take to download a stage's state."""
+"""Simulated machines: how fast they compute, and how long they take to download a stage's state."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ MEDIAN_BYTES_PER_S = 12.5e6
 @dataclass(frozen=True, slots=True)
 class Device:
     speed: float
-    """Samples per second; the slowest kind has 1."""
+    """Samples per second; the slowest possible device has 1."""
     download_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """What machines there are. Speeds and links are drawn apart from each other, both evenly in the logarithm."""
+    """The distribution of machines. Speed and bandwidth are independent and log-uniform."""
 
     spread: float = 1.0
-    """Speed of the fastest over that of the slowest; the same for bandwidths."""
+    """Ratio of the fastest to the slowest speed, and of the highest to the lowest bandwidth."""
     state_bytes: float = 0.0
-    """Of one stage; 0: there is nothing to download."""
+    """Size of one stage's state; 0: there is nothing to download."""
     bytes_per_s: float = MEDIAN_BYTES_PER_S
-    """The median link."""
+    """Bandwidth of the median link."""
     link_delay_s: float = 0.0
     """Added to every download."""
 
     @classmethod
     def downloading(cls, download_s: float, spread: float = 1.0) -> Devices:
-        """Machines whose median downloads a stage's state in this time."""
+        """Machines of which the median one downloads a stage's state in this time."""
         return cls(spread=spread, state_bytes=download_s * MEDIAN_BYTES_PER_S)
 
     @property

@@ -1,7 +1,7 @@
-"""What the table costs a peer of a large swarm, and how fresh it stays: many peers that ask one another for news, in simulated time.
+"""Simulates gossip in a large swarm: what it costs a peer to keep the table, and how fresh the table stays.
 
-The daemon's own rules (policy/swarm/spreading.py) choose whom to ask, what is news and what is answered; only clock, network and
-signatures are left out. Everybody knows everybody it has to from the start, and nobody comes or goes.
+The daemon's own rules (policy/swarm/spreading.py) choose which peer to ask, what is news and what is answered; only clock, network
+and signatures are left out. From the start each peer knows the peers that it has to; none joins or leaves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from peerd.table.view import NEAR_STAGES, TTL_PERIODS
 SPEAKERS_SUMMARY = StageSummary(peers=0, trainers=0, queue=0, throughput=0.0, held=0)
 SAMPLED = 0.01
 WORKING = (Phase.ACCUMULATING, Phase.AVERAGED)
-"""A step brings one announcement for each; AVERAGING concerns the round alone."""
+"""The phases of a step that a peer announces; AVERAGING concerns the round alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,30 +37,30 @@ class GossipScenario:
     num_stages: int
     period_s: float = 5.0
     step_s: float = 0.0
-    """All peers change their phase twice in so many seconds; 0: they are idle."""
+    """Duration of a step: all peers change their phase twice in it; 0: they are idle."""
 
 
 @dataclass(slots=True, kw_only=True)
 class GossipCost:
-    """Of all peers together, while it was measured."""
+    """Totals over all peers for the measured time."""
 
     seconds: float = 0.0
     asked: int = 0
     announced: int = 0
     told: int = 0
-    """Announcements pushed, each to one peer."""
+    """Announcements pushed, counted once per receiver."""
     records: int = 0
-    """Taken in from others, or found to be known: each is sent once and received once."""
+    """Records received, known ones included; each was sent once."""
     risen: int = 0
-    """Of those, the ones that were news."""
+    """Received records that were news."""
     tags: int = 0
     known: int = 0
-    """Records that a peer holds, on average."""
+    """Mean number of records that a peer holds."""
     periods: int = 1
     delays_s: list[float] = field(default_factory=list)
-    """Of a sample of news: from its announcement until a peer had it."""
+    """For a sample of news: the time from its announcement until a peer had it."""
     too_late: int = 0
-    """Records that rose only after they had counted as dead."""
+    """Records of which the next version arrived only after the known one had expired."""
 
 
 @dataclass(slots=True)
@@ -73,11 +73,11 @@ class _Peer:
     due_s: float
     asked_s: float = float("-inf")
     known: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """Version and when it rose here, of those that have risen since the start."""
+    """Version and arrival time of each record that has changed since the start."""
 
 
 class GossipSimulation:
-    """Time goes by turns; in one each peer asks once, in an order of chance."""
+    """Time advances in turns. In a turn each peer asks once, in random order."""
 
     def __init__(self, scenario: GossipScenario, seed: int = 0) -> None:
         self._scenario, self._chance = scenario, random.Random(seed)
@@ -91,7 +91,7 @@ class GossipSimulation:
         self.cost = self._nothing_yet()
 
     def run(self, measured_s: float) -> GossipCost:
-        """Some turns to get under way, then those that count."""
+        """Simulate some turns to warm up, then those that are measured."""
         turns = round(measured_s / self._turn_s)
         for number in range(KEPT_TURNS + turns):
             if number == KEPT_TURNS:

@@ -1,4 +1,4 @@
-"""What a simulation measures: throughput against the best that any partition of the present peers could reach."""
+"""What a simulation measures: throughput, relative to the best that any partition of the present peers could reach."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ WINDOW_S = 3600.0
 
 
 def best_bottleneck(speeds: Sequence[float], num_stages: int) -> float:
-    """The most that the weakest stage can have, by a bound that no partition beats. `speeds` ascend.
+    """An upper bound of the weakest stage's throughput over all partitions. `speeds` ascend.
 
-    Equal peers: whole peers only, so floor(n / S) of them. Unlike peers: the mean over the stages, where a peer faster
-    than that has a stage to itself and the mean is over the others.
+    For equal peers the bound is floor(n / S) peers. For unequal peers it is the mean over the stages; a peer faster than the mean
+    has a stage to itself, and the mean is over the rest.
     """
     if len(speeds) < num_stages:
         return 0.0
@@ -32,7 +32,7 @@ def _mean_share(total: float, speeds: Sequence[float], num_stages: int) -> float
 
 @dataclass(slots=True)
 class Window:
-    """Work done and work possible between two times, in samples."""
+    """Work done and work possible in a time window, in samples."""
 
     start_s: float
     end_s: float
@@ -51,7 +51,7 @@ class Window:
 
 
 class Meter:
-    """Integrates over the whole simulation, its first and its last hour, and `num_points` equal parts for a plot."""
+    """Integrates throughput over the whole simulation, its first and last hour, and `num_points` equal parts for a plot."""
 
     def __init__(self, duration_s: float, num_points: int = 384) -> None:
         self.overall = Window(0.0, duration_s)
@@ -61,7 +61,7 @@ class Meter:
         self.parts = [Window(i * self._part_s, (i + 1) * self._part_s) for i in range(num_points)]
 
     def add(self, start_s: float, end_s: float, throughput: float, optimum: float) -> None:
-        """Between these times both figures were constant."""
+        """Add an interval in which both figures were constant."""
         for window in (self.overall, self.first, self.last):
             window.add(start_s, end_s, throughput, optimum)
         lowest = min(int(start_s / self._part_s), len(self.parts) - 1)

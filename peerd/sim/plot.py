@@ -1,6 +1,6 @@
-"""Draws a comparison: throughput over time (as SWARM's figures 5 and 6) and its percent of optimal, one row per number of stages.
+"""Draws a comparison: throughput over time (as in SWARM's figures 5 and 6) and in percent of optimal, one row per number of stages.
 
-Needs matplotlib, which only the extra `plot` brings; it is loaded when a plot is asked for.
+This needs matplotlib, which only the extra `plot` installs; it is loaded when a plot is requested.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ FORMATS = (".png", ".svg")
 
 
 def check(path: Path) -> None:
-    """That a plot can be drawn there, before anything long begins."""
+    """UsageError if no plot can be drawn to `path`; called before the long simulation begins."""
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"--plot {path}: unknown kind of picture", "name a file that ends in .png or .svg")
     if not path.parent.is_dir() or path.is_dir():
         raise UsageError(f"--plot {path}: no file can be written there", "name a file in a folder that exists")
     try:
-        import matplotlib as _  # noqa: F401 - asked for early, used below
+        import matplotlib as _  # noqa: F401 - only tests that it is installed
     except ImportError:
         remedy = f"install it with: {sys.executable} -m pip install matplotlib"
         raise UsageError("--plot needs matplotlib, which is not installed", remedy) from None
 
 
 def draw(rows: Sequence[ComparisonRow], path: Path) -> None:
-    """Write the picture; its kind follows from the file's name."""
+    """Write the picture; the file's suffix chooses the format."""
     from matplotlib.figure import Figure
 
     panels = [list(found) for _, found in groupby(rows, key=lambda row: row.stages)]
@@ -64,7 +64,7 @@ def _draw_throughput(panel: Axes, rows: Sequence[ComparisonRow]) -> None:
 
 
 def _draw_percent(panel: Axes, rows: Sequence[ComparisonRow]) -> None:
-    """What the curves of throughput hide where they lie close together. Who never moves falls out of the picture at the bottom."""
+    """Shows differences that the throughput curves hide. The rule that never moves is left out of the scale."""
     lowest = 100.0
     for row in rows:
         percents = [100 * point.throughput / point.optimum if point.optimum else 100.0 for point in row.course]

@@ -1,4 +1,4 @@
-"""Simulated rebalancing: churn, downloads and late views around the daemon's own `policy.rebalance.plan`."""
+"""Simulates rebalancing: churn, downloads and late views around the daemon's own `policy.swarm.rebalance.plan`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from peerd.table.record import PeerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One simulation. Times in seconds."""
+    """One simulation. Times are in seconds."""
 
     trace: Trace
     num_stages: int
@@ -27,11 +27,11 @@ class Scenario:
     devices: Devices = field(default_factory=Devices)
     seed: int = 0
     joiners_to_weakest: bool = True
-    """Else to a stage by chance."""
+    """False: joiners take a random stage."""
     view_delay_s: float = 0.0
-    """From a change to the view that shows it."""
+    """Time from a change until views show it."""
     noise: float = 0.0
-    """Relative deviation of measured throughputs and queues."""
+    """Relative standard deviation of measured throughputs and queues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,18 @@ class SimulationResult:
 
 
 def simulate(scenario: Scenario) -> SimulationResult:
-    """Virtual time from 0 to the trace's end; a function of the scenario alone."""
+    """Simulate from time 0 to the trace's end; the result depends on the scenario alone."""
     return _Simulation(scenario).run()
 
 
 class _Simulation:
-    """Events are the trace's changes, ends of downloads, and plans. Between them nothing changes."""
+    """The events are the trace's changes, ends of downloads, and plans; the swarm is constant between them."""
 
     def __init__(self, scenario: Scenario) -> None:
         seed, num_stages = scenario.seed, scenario.num_stages
         self._scenario = scenario
         self._fate = random.Random(f"fate/{seed}")
-        # a source of its own, so that every rule meets the same machines
+        # a separate generator, so that every rule meets the same machines
         self._lottery = random.Random(f"devices/{seed}")
         self._swarm = SimulatedSwarm(num_stages)
         self._table = DelayedTable(num_stages, scenario.view_delay_s, scenario.noise, random.Random(f"noise/{seed}"))
@@ -87,7 +87,7 @@ class _Simulation:
         return SimulationResult(meter, self._num_moves)
 
     def _periods(self) -> Iterator[float]:
-        """When plans are made."""
+        """The times at which plans are made."""
         params, number = self._scenario.params, 1
         while params.rule is not Rule.NONE:
             yield number * params.period_s
@@ -95,7 +95,7 @@ class _Simulation:
         yield math.inf
 
     def _populate(self) -> None:
-        """Who is there at the start serves at once. The strongest come first, each to the weakest stage: a fair start."""
+        """Peers of the start serve at once. Each goes to the weakest stage, the fastest peer first, so that the start is balanced."""
         newcomers = [self._newcomer() for _ in range(self._scenario.trace.num_peers)]
         strengths = [(0.0, stage) for stage in range(self._scenario.num_stages)]
         for peer in sorted(newcomers, key=lambda peer: -peer.device.speed):
@@ -156,7 +156,7 @@ class _Simulation:
         for move in plan(view, self._scenario.num_stages, seed_at(self._now_s, params), params).moves:
             peer = self._swarm.peers.get(move.peer)
             if peer is None or peer.stage != move.from_stage or not peer.serving:
-                continue  # gone, or moved, since the view was taken
+                continue  # it has left or moved since the view was taken
             self._swarm.move(peer, move.to_stage, serving=peer.device.download_s == 0)
             self._num_moves += 1
             self._announce(peer)

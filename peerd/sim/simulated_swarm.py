@@ -1,4 +1,4 @@
-"""The simulated swarm: who really is where and what it can do. What planners know of it is the affair of `table`."""
+"""The simulated swarm: the true stage and speed of every peer. What planners know of it is in `delayed_table`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from peerd.table.record import PeerId
 
 @dataclass(slots=True)
 class SimulatedPeer:
-    """One simulated machine. `moves` tells a download begun from one that a later move has made void."""
+    """One simulated machine. A download is void if `moves` has changed since it began."""
 
     id: PeerId
     device: Device
     stage: int = 0
     serving: bool = False
     place: int = 0
-    """Its index in the list of its stage."""
+    """Index in the list of its stage."""
     moves: int = 0
 
 
 class SimulatedSwarm:
-    """Reality. Strengths are sums over serving peers, in samples/s."""
+    """The true state of the swarm. A stage's strength is the sum over its serving peers, in samples/s."""
 
     def __init__(self, num_stages: int) -> None:
         self.num_stages = num_stages
@@ -32,7 +32,7 @@ class SimulatedSwarm:
         self.strengths = [0.0] * num_stages
         self.num_serving = [0] * num_stages
         self.speeds: list[float] = []
-        """Of all peers, ascending."""
+        """Speeds of all peers, ascending."""
 
     @property
     def throughput(self) -> float:
@@ -54,7 +54,7 @@ class SimulatedSwarm:
         self._attach(peer)
 
     def serve(self, peer: SimulatedPeer) -> None:
-        """Its download is done."""
+        """The peer's download is done."""
         peer.serving = True
         self._count(peer, 1)
 
@@ -78,4 +78,4 @@ class SimulatedSwarm:
         self.num_serving[peer.stage] += sign
         self.strengths[peer.stage] += sign * peer.device.speed
         if self.num_serving[peer.stage] == 0:
-            self.strengths[peer.stage] = 0.0  # and not what rounding has left over
+            self.strengths[peer.stage] = 0.0  # removes the rounding error

@@ -1,4 +1,4 @@
-"""Churn traces: when how many peers come or go. Generated, or read from a user's CSV."""
+"""Churn traces: when peers join or leave, and how many. They are generated, or read from a user's CSV."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ HOUR_S = 3600.0
 HOURS = 32.0
 PEERS_PER_STAGE = 100
 SHRINK = 0.5
-"""Share of the peers that are there at the start and gone for good at the end."""
+"""Net loss over the trace, as a share of the peers at the start."""
 TURNOVER = 2.6
-"""Peers that come during the trace, for each one there at the start."""
+"""Peers that join during the trace, per peer at the start."""
 MEAN_BURST = 14.0
-"""Peers of one preemption burst, for each 400 there at the start."""
+"""Mean size of a preemption burst, per 400 peers at the start."""
 BURST_S = 120.0
 GROWTH = 0.85
-"""Burst times are duration x chance^GROWTH: their rate grows as time^(1 / GROWTH - 1)."""
+"""Burst times are duration x random()^GROWTH: the rate grows as time^(1 / GROWTH - 1)."""
 REFILL_S = 7200.0
-"""A lost peer that is replaced comes back within this time."""
+"""A lost peer's replacement joins within this time."""
 MAX_PEERS = 1_000_000
 MAX_TIME_S = 366 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """At `time_s`, `peers` come (or go, where negative)."""
+    """At `time_s`, `peers` join, or leave if negative."""
 
     time_s: float
     peers: int
@@ -38,7 +38,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """`num_peers` serve from the start; the changes follow in order of time."""
+    """`num_peers` serve from the start; the changes are in order of time."""
 
     num_peers: int
     changes: tuple[Change, ...]
@@ -50,9 +50,9 @@ class Trace:
 
 
 def generate(num_peers: int, seed: int, hours: float = HOURS) -> Trace:
-    """A swarm of preemptible machines that shrinks to half in bursts and grows more restless (after SWARM, figure 5).
+    """A swarm of preemptible machines that shrinks to half in bursts of increasing frequency (after SWARM, figure 5).
 
-    Each burst takes some peers within two minutes, and most of them come back one by one.
+    Each burst removes some peers within two minutes; most of them are replaced one by one.
     """
     chance = random.Random(f"trace/{seed}/{num_peers}")
     duration_s = hours * HOUR_S
@@ -71,7 +71,7 @@ def generate(num_peers: int, seed: int, hours: float = HOURS) -> Trace:
 
 
 def _leaving_somebody(num_peers: int, changes: list[Change]) -> Iterator[Change]:
-    """Without those departures, one peer each, that would leave nobody at all."""
+    """Leave out departures, one peer each, that would empty the swarm."""
     for change in changes:
         if num_peers + change.peers > 0:
             num_peers += change.peers
@@ -80,13 +80,13 @@ def _leaving_somebody(num_peers: int, changes: list[Change]) -> Iterator[Change]
 
 @dataclass(frozen=True, slots=True)
 class ChangeFile:
-    """A user's changes, read and checked; how many peers they start from is said elsewhere."""
+    """A user's changes, read and checked. The number of peers at the start is given elsewhere."""
 
     path: str
     changes: tuple[Change, ...]
 
     def trace(self, num_peers: int | None, default_peers: int) -> Trace:
-        """Who comes at time 0 is there at the start, beside `num_peers`; where neither is told, `default_peers` are."""
+        """Changes at time 0 are added to the `num_peers` at the start; `default_peers` apply if neither is given."""
         at_start = sum(change.peers for change in self.changes if change.time_s == 0)
         if num_peers is None:
             num_peers = 0 if at_start > 0 else default_peers
@@ -101,7 +101,7 @@ class ChangeFile:
 
 
 def read_changes(path: Path) -> ChangeFile:
-    """Lines of `time_s,change` in order of time, under that heading or none. UsageError names the line that is wrong."""
+    """Read lines of `time_s,change` in order of time; the heading is optional. UsageError names the wrong line."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:

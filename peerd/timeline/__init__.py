@@ -1,1 +1,1 @@
-"""What peers did and when: spans, a ring that keeps the last of them, and what can be told from them. Stdlib only; decides nothing."""
+"""Timelines: spans of what a peer did, the ring that keeps the latest, and their analysis. Standard library only; decides nothing."""

@@ -1,7 +1,7 @@
-"""A timeline in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open. Pure.
+"""Writes timelines in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open. Pure.
 
-A peer is a process, what it does at the same time are its threads. An arrow leads from each sending to its receiving.
-Viewers drop a slice that begins before the one before it in its row has ended, and an arrow whose ends are not exactly two.
+A peer is shown as a process, its concurrent activities as threads. An arrow leads from each send span to its receive span.
+Viewers drop a slice that overlaps the one before it in its row, and an arrow that does not have exactly two ends.
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
@@ -29,7 +29,7 @@ _ARROWS |= {SpanKind.SEND_GRADIENT: ("s", "gradients"), SpanKind.RECEIVE_GRADIEN
 
 
 def chrome_trace(timelines: Sequence[PeerTimeline], silent: Sequence[tuple[str, int, str]], about: Mapping[str, Any]) -> dict[str, Any]:
-    """`silent` are the peers that told nothing: id, stage, and why. `about` goes along as it is."""
+    """The whole trace. `silent` lists the peers that sent no timeline (id, stage, reason); `about` is copied into the trace."""
     began_s = window(timelines)[0]
     events: list[dict[str, Any]] = []
     for process, timeline in enumerate(timelines, start=1):
@@ -58,14 +58,14 @@ def _events(process: int, timeline: PeerTimeline, began_s: float) -> Iterator[di
                 yield {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": thread, "args": {"sort_index": thread}}
             begins_us, ends_us = _us(span.began_s - began_s), _us(span.ended_s - began_s)
             place = {"pid": process, "tid": thread, "ts": begins_us}
-            took_us = round(ends_us - begins_us, 1)  # of rounded ends, so that what follows it at once does not overlap
+            took_us = round(ends_us - begins_us, 1)  # from the rounded ends, so that a slice that follows at once does not overlap
             yield {"ph": "X", "name": _name(span), "cat": name, "dur": took_us, "args": _arguments(span), **place}
             if span.kind in _ARROWS and span.microbatch >= 0:
                 yield place | _arrow(span, timeline.peer, begins_us, took_us)
 
 
 def in_lanes(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
-    """Each with the first lane that is free: viewers cannot show two at once in one."""
+    """Give each span the first free lane: viewers cannot show overlapping spans in one lane."""
     free_from: list[float] = []
     for span in sorted(spans, key=lambda span: (span.began_s, -span.ended_s)):
         lane = next((lane for lane, free_s in enumerate(free_from) if free_s <= span.began_s), len(free_from))
@@ -76,15 +76,15 @@ def in_lanes(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
 
 
 def _with_whole_arrows(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the ends of those that were sent twice, or whose other end nobody told of."""
+    """Drop arrows that do not have exactly two ends: the tensor was sent twice, or the other peer told nothing of it."""
     ends = Counter((event["id"], event["ph"]) for event in events if "id" in event)
     return [event for event in events if "id" not in event or ends[event["id"], "s"] == ends[event["id"], "f"] == 1]
 
 
 def _arrow(span: Span, me: str, begins_us: float, took_us: float) -> dict[str, Any]:
-    """Both ends come to the same number: what, of which microbatch, from whom to whom.
+    """One end of an arrow. Both ends compute the same id from the kind, the step, the microbatch, the sender and the receiver.
 
-    It ends amid the receiving, so that clocks which differ a little do not turn it round.
+    The arrow ends in the middle of the receive span, so that small clock differences do not reverse it.
     """
     begins, what = _ARROWS[span.kind]
     source, target = (me, span.peer) if begins == "s" else (span.peer, me)

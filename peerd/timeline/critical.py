@@ -1,10 +1,10 @@
-"""The critical path: the chain of things each of which the next one waited for, from the last commit back to the beginning. Pure.
+"""The critical path: the chain of spans in which each waited for the one before, from the last commit back to the start. Pure.
 
-Backwards from a span one goes to whichever ended last of those it needed: what the same compute thread did before it; the
-forward pass of the stage before, or the backward pass of the stage after, of the same microbatch; before an optimizer's
-step the last backward pass anywhere, for every stage has to have averaged; before a step's first pass the commits of the last
-step, or where steps overlap of the one before that. The time between the two is wire as far as that microbatch was on it, end of
-the step where a step ends or begins, else waiting.
+The predecessor of a span is the one that ended last among those it needed: the span before it on the same compute thread; the
+forward pass of the stage before, or the backward pass of the stage after, of the same microbatch; for an optimizer's step the
+last backward pass of any stage, because every stage has to average first; for a step's first pass the commits of the previous
+step, or where steps overlap those of the step before that. The time between two spans counts as step end next to an optimizer's
+step or a commit, as wire while the microbatch was on the wire, and otherwise as waiting.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from peerd.timeline.shares import Interval, Shares, clipped, merged, window
 from peerd.timeline.spans import COMPUTE, UPDATE, WIRE, PeerTimeline, Span, SpanKind
 
 SpanIndex = tuple[int, int]
-"""Which peer's list, and which place in it."""
+"""The index of a peer, and of a span in that peer's list."""
 
 
 def critical_shares(timelines: Sequence[PeerTimeline]) -> Shares:
-    """What the critical path consists of, as parts of the wall time of these steps."""
+    """The composition of the critical path, as shares of the wall time of these steps."""
     within = window(timelines)
     total_s = within[1] - within[0]
     if total_s <= 0:
@@ -33,12 +33,12 @@ def critical_shares(timelines: Sequence[PeerTimeline]) -> Shares:
 
 
 def _segments(work: _ComputeHistory, within: Interval) -> Iterator[tuple[str, float, float]]:
-    """The whole window, from its end, in pieces that do not overlap."""
+    """Walk the path backwards and cut the whole window into pieces that do not overlap."""
     now_s, current = within[1], work.last()
     while current is not None:
         span = work.span(current)
         ended_s, began_s = min(now_s, span.ended_s), min(now_s, span.began_s)
-        yield "step_end", ended_s, now_s  # after the last one; the time between two is told below
+        yield "step_end", ended_s, now_s  # empty except after the last span: `between` yields the other gaps
         yield "step_end" if span.kind in UPDATE else "compute", began_s, ended_s
         now_s, before = began_s, work.needed_by(current)
         if before is not None and work.span(before).ended_s < began_s:
@@ -49,14 +49,14 @@ def _segments(work: _ComputeHistory, within: Interval) -> Iterator[tuple[str, fl
 
 
 class _ComputeHistory:
-    """What the compute threads did, found by what is asked of it."""
+    """The spans of all compute threads, indexed for the lookups of the critical path."""
 
     def __init__(self, timelines: Sequence[PeerTimeline]) -> None:
         kinds = COMPUTE | UPDATE
         self._stages = [timeline.stage for timeline in timelines]
         self._lanes = [sorted((s for s in timeline.spans if s.kind in kinds), key=lambda span: span.ended_s) for timeline in timelines]
         self._passes: dict[tuple[SpanKind, int, int, int], list[SpanIndex]] = defaultdict(list)
-        """By kind, stage, step and microbatch."""
+        """Keyed by kind, stage, step and microbatch."""
         self._computed: dict[int, list[SpanIndex]] = defaultdict(list)
         self._updated: dict[int, list[SpanIndex]] = defaultdict(list)
         for done in sorted(((peer, at) for peer, lane in enumerate(self._lanes) for at in range(len(lane))), key=self._end):
@@ -67,7 +67,7 @@ class _ComputeHistory:
         for span in (span for timeline in timelines for span in timeline.spans if span.kind in WIRE):
             self._on_wire[span.step, span.microbatch].append(span)
         self._waits_for = 2 if any(map(_overlaps, self._lanes)) else 1
-        """How many steps back the update lies that a step's first pass needs."""
+        """A step's first pass needs the update of the step this many before it."""
 
     def span(self, done: SpanIndex) -> Span:
         return self._lanes[done[0]][done[1]]
@@ -76,7 +76,7 @@ class _ComputeHistory:
         return max(((peer, len(lane) - 1) for peer, lane in enumerate(self._lanes) if lane), key=self._end, default=None)
 
     def needed_by(self, done: SpanIndex) -> SpanIndex | None:
-        """Of all that had to be over before, what was over last."""
+        """The predecessor: the span that ended last among those this one needed."""
         peer, at = done
         known = [(peer, at - 1)] if at else []
         elsewhere = self._elsewhere(self._stages[peer], self.span(done))
@@ -95,13 +95,13 @@ class _ComputeHistory:
             case _:
                 found = self._computed.get(span.step, [])
         at = bisect_right(found, span.began_s, key=self._end)
-        return found[max(0, at - 1)] if found else None  # where clocks differ, the cause may seem to end too late
+        return found[max(0, at - 1)] if found else None  # where clocks differ, a cause may seem to end after its effect began
 
     def _end(self, done: SpanIndex) -> float:
         return self.span(done).ended_s
 
     def between(self, done: SpanIndex, before: SpanIndex, gap: Interval) -> Iterator[tuple[str, float, float]]:
-        """The time from one span of the path to the next."""
+        """Divide the gap between two spans of the path into step end, wire and waiting."""
         span = self.span(done)
         if UPDATE & {span.kind, self.span(before).kind}:
             yield "step_end", *gap
@@ -115,6 +115,6 @@ class _ComputeHistory:
 
 
 def _overlaps(lane: Sequence[Span]) -> bool:
-    """Whether a peer computed a step before it had applied the one before."""
+    """True if a peer computed a step before it had applied the one before."""
     applied = {span.step: span.began_s for span in lane if span.kind in UPDATE}
     return any(span.kind is SpanKind.FORWARD and span.began_s < applied.get(span.step - 1, span.began_s) for span in lane)

@@ -1,7 +1,7 @@
-"""What the time of a step went into, by stage. Pure.
+"""Divides the time of a step into compute, step end, wire and waiting, by stage. Pure.
 
-A peer has one compute thread, so its wall time is divided by what was the best it did at each moment: compute, else what
-ends the step (averaging, waiting for all stages, optimizer, commit), else wire, else waiting.
+A peer has one compute thread. Each moment of its wall time counts as the first of these that was going on: compute, step end
+(averaging, waiting for all stages, optimizer, commit), wire. Any other moment is waiting.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Parts of one; together one, unless there was no time at all."""
+    """Shares of wall time. They sum to 1, or are all 0 if no time passed."""
 
     compute: float = 0.0
     wait: float = 0.0
@@ -26,7 +26,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageShares:
-    """The mean over a stage's peers."""
+    """The mean shares of a stage's peers."""
 
     stage: int
     num_peers: int
@@ -34,7 +34,7 @@ class StageShares:
 
 
 def window(timelines: Iterable[PeerTimeline]) -> Interval:
-    """From the first thing of these steps to the last commit; (0, 0) without any."""
+    """The time from the first span to the last commit; (0, 0) if there are no spans."""
     spans = [span for timeline in timelines for span in timeline.spans]
     if not spans:
         return 0.0, 0.0
@@ -43,7 +43,7 @@ def window(timelines: Iterable[PeerTimeline]) -> Interval:
 
 
 def shares_of(spans: Sequence[Span], within: Interval) -> Shares:
-    """One peer's."""
+    """The shares of one peer."""
     total_s = within[1] - within[0]
     if total_s <= 0:
         return Shares()
@@ -58,7 +58,7 @@ def shares_of(spans: Sequence[Span], within: Interval) -> Shares:
 
 
 def by_stage(timelines: Sequence[PeerTimeline], within: Interval) -> list[StageShares]:
-    """In order of stages; a stage of which nobody told anything is left out."""
+    """The shares of each stage, in order; a stage without timelines is left out."""
     found = []
     for stage in sorted({timeline.stage for timeline in timelines}):
         each = [shares_of(timeline.spans, within) for timeline in timelines if timeline.stage == stage]
@@ -74,7 +74,7 @@ def clipped(spans: Iterable[Span], kinds: frozenset[SpanKind], within: Interval)
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """Their union, in order, none touching the next."""
+    """The union of the intervals, in order; no two touch."""
     found: list[Interval] = []
     for began_s, ended_s in sorted(intervals):
         if found and began_s <= found[-1][1]:

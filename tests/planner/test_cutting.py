@@ -1,4 +1,4 @@
-"""Cuts by cost are the best there are, keep to where the model may be cut, and fit the smallest device."""
+"""Cuts by cost are optimal, lie where the model may be cut, and fit the smallest device."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_fewest_stages_that_fit_are_taken_and_evenly_where_that_fits() -> No
 
 
 def test_an_uneven_model_is_cut_where_it_fits() -> None:
-    """An even cut would give the stage with the head too much."""
+    """An even cut would overload the stage with the head."""
     manifest = Manifest(model=ModelConfig(num_layers=8, vocab_size=20_000), train=TrainConfig(num_stages=2))
     loads = planned_loads(manifest)
     assert loads is not None

@@ -27,7 +27,7 @@ class Figures:
 
 
 def figures(scenario: Scenario, num_peers: int, seeds: int) -> Figures:
-    """The scenario on a generated trace of its own for each seed."""
+    """Simulate the scenario with one generated trace for each seed."""
     outcomes = [simulate(replace(scenario, trace=generate(num_peers, seed), seed=seed)) for seed in range(seeds)]
     meters = [outcome.meter for outcome in outcomes]
     return Figures(
@@ -39,7 +39,7 @@ def figures(scenario: Scenario, num_peers: int, seeds: int) -> Figures:
 
 
 def scenario_of(params: Rebalancing, download_s: float, num_stages: int = 4, spread: float = 1.0) -> Scenario:
-    """Joiners go to the weakest stage under the improved rule only, as the reference figures were taken."""
+    """Joiners go to the weakest stage under the improved rule only, as for the reference figures."""
     return Scenario(
         trace=generate(1, 0),
         num_stages=num_stages,

@@ -1,4 +1,4 @@
-"""The simulated table: what planners know, when they know it, and how well."""
+"""The simulated table: what planners know, when, and with what error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table's cost in simulation: bounded by who is near, not by the size of the swarm, and fresh enough to live by."""
+"""The simulated cost of gossip is bounded by the near stages, not by the size of the swarm, and the table stays fresh enough."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_news_reach_all_they_concern_before_anybody_counts_as_dead(num_peers: in
     swarm = GossipScenario(num_peers=num_peers, num_stages=num_stages, step_s=step_s)
     cost = GossipSimulation(swarm).run(40.0)
     assert cost.too_late == 0
-    assert cost.risen > 0.7 * cost.announced * cost.known  # the last ones are still on their way
+    assert cost.risen > 0.7 * cost.announced * cost.known  # the latest are still on their way
     assert max(cost.delays_s) < 3 * swarm.period_s * cost.periods
 
 

@@ -1,4 +1,4 @@
-"""The meter: percent of what the best partition could do, and the bound it is measured by."""
+"""The meter: percent of the best partition's throughput, and the bound for it."""
 
 from __future__ import annotations
 

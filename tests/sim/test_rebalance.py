@@ -1,4 +1,4 @@
-"""The simulation: its events, and the percentages that the rules must reach in it."""
+"""The simulation's events, and the percentages that the rules must reach."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_mover_is_out_of_service_while_it_downloads() -> None:
 
 
 def _first_stages(seed: int) -> list[int]:
-    """The stages that the first two departures hit, as the simulation draws them from stages of equal size."""
+    """The stages of the first two departures, as the simulation draws them from stages of equal size."""
     fate, sizes, hit = random.Random(f"fate/{seed}"), [4, 4], []
     for _ in range(2):
         stage = fate.choice([0, 1])
@@ -82,7 +82,7 @@ def test_devices_are_spread_as_told_and_faster_links_download_faster() -> None:
     [(EVERY_300_S, 0.0, 98.6, 96.6), (EVERY_300_S, 240.0, 97.5, 94.4), (EVERY_60_S, 0.0, 99.7, 99.4)],
 )
 def test_algorithm_2_reaches_what_it_is_known_to_reach(params: Rebalancing, download_s: float, overall: float, last: float) -> None:
-    """Two seeds; the last hour of so few varies by some points."""
+    """Two seeds; the last hour of so few runs varies by some points."""
     found = figures(scenario_of(params, download_s), 400, seeds=2)
     assert found.overall == pytest.approx(overall, abs=1)
     assert found.first > 99
@@ -102,7 +102,7 @@ def test_unlike_peers_reach_97_percent_of_the_optimum_that_knows_everything() ->
 
 
 def test_a_small_swarm_does_not_thrash() -> None:
-    """Forty peers and downloads of 240 s: algorithm 2 moves somebody nearly every minute and loses a tenth by it."""
+    """Forty peers and downloads of 240 s: algorithm 2 moves a peer nearly every minute and loses a tenth of the throughput."""
     paper, ours = (figures(scenario_of(params, 240.0), 40, seeds=3) for params in (EVERY_60_S, IMPROVED))
     assert ours.overall > paper.overall + 5
     assert ours.moves < 60 < 900 < paper.moves
@@ -110,7 +110,7 @@ def test_a_small_swarm_does_not_thrash() -> None:
 
 @pytest.mark.parametrize("delay_s", [5.0, 90.0])
 def test_views_that_are_late_cost_little_and_set_off_no_stampede(delay_s: float) -> None:
-    """Ninety seconds: the next plan is made before the last move is seen."""
+    """Views are ninety seconds late: the next plan is made before the last move shows."""
     late = replace(scenario_of(IMPROVED, 240.0), view_delay_s=delay_s)
     found = figures(late, 400, seeds=1)
     assert found.overall >= 97.5
@@ -162,7 +162,7 @@ def test_algorithm_2_over_ten_seeds(
 def test_the_improved_rule_over_ten_seeds(
     download_s: float, num_stages: int, spread: float, least: tuple[float, float], most_moves: int
 ) -> None:
-    """The last hour of unlike peers varies by 2.9 points from seed to seed, and no placement of who has its state beats 98."""
+    """The last hour of unlike peers varies by 2.9 points between seeds, and no placement of the peers that have their state beats 98."""
     found = figures(scenario_of(IMPROVED, download_s, num_stages, spread), 100 * num_stages, seeds=10)
     assert found.overall >= least[0]
     assert found.last >= least[1]

@@ -1,4 +1,4 @@
-"""Churn traces: what the generated one looks like, and what a user's file may hold."""
+"""Churn traces: the shape of the generated one, and the rules for a user's file."""
 
 from __future__ import annotations
 

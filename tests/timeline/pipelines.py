@@ -1,4 +1,4 @@
-"""Timelines of paper: what a pipeline of one peer a stage does, second by second."""
+"""Synthetic timelines: a pipeline with one peer per stage, second by second."""
 
 from __future__ import annotations
 

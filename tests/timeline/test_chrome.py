@@ -1,4 +1,4 @@
-"""The file for Perfetto: what the Trace Event Format asks for, and everything in its place."""
+"""The file for Perfetto follows the Trace Event Format, and every span lies in its row."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_event_has_the_fields_of_its_kind() -> None:
 
 
 def assert_viewers_can_read(told: dict[str, Any]) -> None:
-    """The rules of the Trace Event Format that Chrome's and Perfetto's importers hold events to."""
+    """The rules of the Trace Event Format that Chrome's and Perfetto's importers enforce."""
     events = told["traceEvents"]
     processes = {event["pid"] for event in events if event["ph"] == "M" and event["name"] == "process_name"}
     threads = {(event["pid"], event["tid"]) for event in events if event["ph"] == "M" and event["name"] == "thread_name"}
@@ -59,7 +59,7 @@ def assert_viewers_can_read(told: dict[str, Any]) -> None:
     for arrow in arrows.values():
         assert sorted(end["ph"] for end in arrow) == ["f", "s"]
         assert len({(end["name"], end["cat"]) for end in arrow}) == 1
-        for end in arrow:  # binds to the slice around it
+        for end in arrow:  # an end binds to the slice around it
             assert any(begins <= end["ts"] <= ends for begins, ends in slices[end["pid"], end["tid"]])
 
 

@@ -1,4 +1,4 @@
-"""What the time of a step went into, and what its critical path consists of."""
+"""The shares of a step's time, and of its critical path."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_union_covers_what_its_parts_cover(parts: list[tuple[float, float]]) -
 
 
 def test_many_microbatches_take_no_time_to_walk_through() -> None:
-    """Two hundred microbatches in a pipeline of two: each is looked at a few times, not each with each."""
+    """Two hundred microbatches in a pipeline of two: each pass is looked at a few times, and none is compared with all others."""
     both = [microbatch(number, 2.0 * number) for number in range(200)]
     pipeline = [PeerTimeline(peer=name, stage=stage, spans=[s for one in both for s in one[stage]]) for stage, name in enumerate("ab")]
     assert total(critical_shares(pipeline)) == pytest.approx(1.0)

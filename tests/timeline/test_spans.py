@@ -1,4 +1,4 @@
-"""The ring of a peer's last spans: bounded, safe from any thread, cheap."""
+"""The ring of a peer's latest spans is bounded, thread-safe and cheap."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_it_can_be_read_while_another_thread_adds() -> None:
 
 
 def test_a_span_costs_a_few_microseconds() -> None:
-    """Ten of them for a microbatch of 20 ms are then 0.1 % of its time."""
+    """At ten spans for a microbatch of 20 ms this is 0.1 % of its time."""
     ring = SpanRing()
     took_s = min(timeit.repeat(lambda: ring.add(SpanKind.FORWARD, 0.0, 1, 2), number=10_000, repeat=5)) / 10_000
     assert took_s < 10e-6 * slowdown()
