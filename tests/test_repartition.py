@@ -188,5 +188,5 @@ def test_a_narrow_model_takes_its_narrow_places_along(tmp_path: Path, capsys: py
     assert recut(tiny, {"num_stages": 2}) == {"num_stages": 2}
     fewer = dataclasses.replace(earlier, train=dataclasses.replace(earlier.train, **recut(earlier, {"num_stages": 2})))
     assert set(initial_parameter_spec(fewer, 0)) | set(initial_parameter_spec(fewer, 1)) == set(trained.parameters)
-    with pytest.raises(ValueError, match="before layers 2, 4 only, so into 3"):
+    with pytest.raises(ValueError, match="before layers 2, 4 only, so into at most 3 stages"):
         dataclasses.replace(earlier, train=dataclasses.replace(earlier.train, **recut(earlier, {"num_stages": 4})))

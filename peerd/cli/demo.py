@@ -102,7 +102,7 @@ def _say_what_comes(plan: DemoPlan, view: DemoView) -> None:
 
 
 def _train(swarm: DemoSwarm, view: DemoView) -> None:
-    """Watch until every living daemon has done all steps. Raises where that cannot be any more."""
+    """Watch until every living daemon has done all steps. Raises if that has become impossible."""
     from peerd.cli.demo_strikes import Strikes
 
     pending = swarm.plan.kills
@@ -118,17 +118,17 @@ def _train(swarm: DemoSwarm, view: DemoView) -> None:
         if swarm.heard() != heard:
             heard, heard_at = swarm.heard(), time.monotonic()
         elif time.monotonic() - heard_at > STALL_S:
-            raise TimedOutError(f"no daemon got anything done for {STALL_S:g} s in step {swarm.step}", "please report it with this output")
+            raise TimedOutError(f"no daemon made progress for {STALL_S:g} s in step {swarm.step}", "please report it with this output")
         time.sleep(POLL_S)
     _collect_last_losses(swarm, view)
 
 
 def _collect_last_losses(swarm: DemoSwarm, view: DemoView) -> None:
-    """The last loss may be known a moment after the last step."""
+    """Wait for the last losses, which may become known shortly after the last step."""
     deadline = time.monotonic() + LAST_LOSSES_WITHIN_S
     while swarm.num_steps_told < swarm.plan.steps:
         if time.monotonic() > deadline:
-            raise PeerdError(f"the daemons finished, but told of {swarm.num_steps_told} of {swarm.plan.steps} steps only")
+            raise PeerdError(f"the daemons finished, but reported only {swarm.num_steps_told} of {swarm.plan.steps} steps")
         swarm.poll()
         view.show(swarm)
         time.sleep(POLL_S)
@@ -138,7 +138,7 @@ def _collect_last_losses(swarm: DemoSwarm, view: DemoView) -> None:
 
 @contextlib.contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the demo as Ctrl-C does: everything is cleaned up."""
+    """Make SIGTERM and SIGHUP end the demo as Ctrl-C does, with its cleanup."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Chaos as data: which fault happens when to whom, drawn from a seed. Pure: no clock, no process; demo_strikes.py acts."""
+"""The schedule of chaos, drawn from a seed: kind, time and victim of each fault. Pure functions; demo_strikes.py carries them out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from peerd.errors import UsageError
 
 MIN_FAULTS = 10
-"""Chaos goes on until all steps are done and so many faults have happened."""
+"""Chaos ends when all steps are done and this many faults have happened."""
 SHAPE = "KIND:every=4s[,respawn=yes][,for=3s][,factor=4]"
 
 
@@ -20,13 +20,13 @@ class FaultKind(enum.StrEnum):
     STOP = "stop"
     """SIGSTOP, and SIGCONT after a while."""
     SLOW = "slow"
-    """So many times slower for a while."""
+    """Slower by a factor, for a while."""
     CUT = "cut"
-    """All its links are dead for a while: its p2pd is stopped."""
+    """All its links are dead for a while, because its p2pd is stopped."""
     CORRUPT = "corrupt"
     """Some of its messages are broken for a while."""
     MIXED = "mixed"
-    """Any of these at each turn."""
+    """One of the kinds above at each turn."""
 
 
 PLAIN = tuple(kind for kind in FaultKind if kind is not FaultKind.MIXED)
@@ -34,7 +34,7 @@ PLAIN = tuple(kind for kind in FaultKind if kind is not FaultKind.MIXED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chaos:
-    """What --chaos asks for."""
+    """The parsed value of --chaos."""
 
     kind: FaultKind
     every_s: float
@@ -45,7 +45,7 @@ class Chaos:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """One fault of the schedule. `chance` in [0, 1) picks among those that may fall when its time has come."""
+    """One fault of the schedule. `chance` in [0, 1) selects one of the possible victims when it is due."""
 
     at_s: float
     kind: FaultKind
@@ -57,19 +57,19 @@ class Strike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What is known of a daemon when a strike is due."""
+    """The state of a daemon when a strike is due."""
 
     peer: int
     stage: int
     step: int
     serving: bool
-    """It has its stage's parameters: not joining any more."""
+    """It has its stage's parameters, so it is no longer joining."""
     sound: bool
-    """It answers, and no fault is upon it."""
+    """It answers, and no fault affects it."""
 
 
 def parse_chaos(text: str) -> Chaos:
-    """`kill:every=4s,respawn=yes`; UsageError where that cannot be."""
+    """Parse text such as `kill:every=4s,respawn=yes`. UsageError if it is invalid."""
     kind, _, rest = text.partition(":")
     fields = dict(field.partition("=")[::2] for field in rest.split(",") if field)
     if kind not in list(FaultKind) or "every" not in fields or set(fields) - {"every", "respawn", "for", "factor"}:
@@ -95,7 +95,7 @@ def _number(text: str, fields: dict[str, str], name: str) -> float:
 
 
 def schedule(chaos: Chaos, seed: int) -> Iterator[Strike]:
-    """The strikes in order, without end. Equal seeds give equal strikes."""
+    """The endless series of strikes, in order. Equal seeds give equal strikes."""
     chance = random.Random(seed)
     kinds = PLAIN if chaos.kind is FaultKind.MIXED else (chaos.kind,)
     number = 0
@@ -105,9 +105,9 @@ def schedule(chaos: Chaos, seed: int) -> Iterator[Strike]:
 
 
 def may_fall(peers: Sequence[Candidate]) -> list[int]:
-    """Whom chaos may strike: anyone but the last sound peer of a stage that holds the stage's newest step.
+    """The peers that chaos may strike: all except the last sound peer of a stage with the stage's newest step.
 
-    What only such a peer holds nobody else could give back: hole 16 (every holder dies).
+    No other peer could restore the state of that one: hole 16 (every holder dies).
     """
     newest = {stage: max((p.step for p in peers if p.stage == stage and p.serving), default=0) for stage in {p.stage for p in peers}}
     holders = [p for p in peers if p.serving and p.sound and p.step == newest[p.stage]]

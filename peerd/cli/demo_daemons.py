@@ -1,7 +1,7 @@
-"""The demo's daemons: real ones, each with its own home, started, watched, killed on demand and always cleaned up.
+"""The demo's daemons: real daemons, each with its own home. They are started, watched, killed on demand and always cleaned up.
 
-Decides nothing about training. A daemon leaves when its standard input closes, so none outlives the demo, and removes
-its own home; its log is a file without a name, so that not even a killed demo leaves one behind.
+A daemon leaves when its standard input closes, so that it ends with the demo, and removes its own home. Its log is a file without a
+name, so that not even a killed demo leaves one behind.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ LEAVE_GRACE_S = 15.0
 TERMINATE_GRACE_S = 5.0
 MAX_THREADS = 256
 MOST_STARTING = max(2, os.cpu_count() or 1)
-"""Daemons at a time: each takes a core for seconds until it can answer anybody."""
+"""Number of daemons that start at the same time. Each needs a core for seconds until it can answer."""
 EXPORT_SILENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where on this machine a daemon runs; as it is, simply here and on loopback."""
+    """The place of a daemon on this machine; by default the same network namespace, on loopback."""
 
     command: tuple[str, ...] = ()
-    """What to put before its own."""
+    """Prefix of the daemon's command."""
     host: str = ""
     """IPv4 address to listen on."""
 
@@ -56,12 +56,12 @@ def here(_peer: int) -> Placement:
 
 @dataclass(slots=True)
 class DemoSwarm:
-    """A context manager: on leaving it, however that happens, no daemon and no file is left."""
+    """A context manager that leaves no daemon and no file, however the block ends."""
 
     plan: DemoPlan
     say: Callable[[str], None]
     module: str = "peerd.daemon"
-    """What each daemon runs; a benchmark has its own."""
+    """Python module that each daemon runs; a benchmark has its own."""
     place: Callable[[int], Placement] = here
     daemons: list[DemoDaemon] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -69,7 +69,7 @@ class DemoSwarm:
     began: float = field(default_factory=time.monotonic)
     _history: dict[int, StepInfo] = field(default_factory=dict)
     _complete: bool = False
-    """All have served at one time."""
+    """True once all living daemons served at the same time."""
     _pool: ThreadPoolExecutor = field(init=False)
 
     def __enter__(self) -> DemoSwarm:
@@ -83,7 +83,7 @@ class DemoSwarm:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             self._end_daemons()
-        except KeyboardInterrupt:  # a second Ctrl-C: now
+        except KeyboardInterrupt:  # a second Ctrl-C: kill at once
             self._kill(list(self.daemons))
         finally:
             for daemon in self.daemons:
@@ -94,9 +94,9 @@ class DemoSwarm:
     # -- starting -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the organiser's daemon and all others, few at a time; returns once each can be reached.
+        """Start the organiser's daemon and all others, few at a time. Returns once each can be reached.
 
-        Those that come up beside the first hear its address as soon as it has one.
+        Daemons that start at the same time as the first receive its address as soon as it has one.
         """
         home = self._make_home(0)
         self._write_run(home.folder)
@@ -111,7 +111,7 @@ class DemoSwarm:
             self._await_next()
 
     def _await_next(self) -> None:
-        """The one that has been starting for longest can be reached."""
+        """Wait until the first of the starting daemons can be reached."""
         daemon = next(each for each in self.daemons if each.ready is None)
         ready = self._await(daemon)
         if daemon is self.daemons[0]:
@@ -119,14 +119,14 @@ class DemoSwarm:
                 waiting.tell(ready.join)
 
     def spawn_another(self, stage: int, address: str, dead: DemoDaemon | None = None) -> None:
-        """One more daemon, maybe in the place of a dead one; does not wait until it can be reached."""
+        """Start another daemon, possibly as a replacement, without waiting until it can be reached."""
         peer = len(self.daemons)
         why = " in a dead one's place" if dead is not None else ""
         self.say(f"starting peer {peer} (stage {stage}){why}")
         self._pool.submit(self._await_or_kill, self._join(peer, stage, address, dead.bequest if dead is not None else {}))
 
     def _join(self, peer: int, stage: int, address: str = "", bequest: Mapping[str, bytes] = MappingProxyType({})) -> DemoDaemon:
-        """Where no address is given, at the first's, once that has one."""
+        """Start a daemon that joins at the address; without one it joins the first daemon, once that has an address."""
         home = self._make_home(peer)
         bequeath(bequest, home)
         daemon = self._spawn(peer, stage, home, {"join": address, "join_told": not address, "data": self.plan.data_of_joiners})
@@ -136,7 +136,7 @@ class DemoSwarm:
         return daemon
 
     def _await_or_kill(self, daemon: DemoDaemon) -> None:
-        """What became of it the next poll tells."""
+        """Wait for the daemon, or kill it. The next poll reports its end."""
         try:
             self._await(daemon)
         except PeerdError:
@@ -178,7 +178,7 @@ class DemoSwarm:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            start_new_session=True,  # so that Ctrl-C reaches the demo alone, which then ends them in order
+            start_new_session=True,  # Ctrl-C then reaches only the demo, which ends its daemons in order
             env={**os.environ, "PEERD_READY": "json"},
         )
         daemon = DemoDaemon(peer=peer, stage=settings.stage, home=home, process=process, log=log)
@@ -210,7 +210,7 @@ class DemoSwarm:
 
     @property
     def num_steps_told(self) -> int:
-        """Up to the newest of which a daemon has told, those before the run's start included."""
+        """Number of steps up to the newest reported one, including those before the run's start."""
         return max(self._history, default=-1) + 1
 
     @property
@@ -219,12 +219,12 @@ class DemoSwarm:
 
     @property
     def steps_done(self) -> bool:
-        """Some living daemon of each stage has done all steps."""
+        """True if at least one living daemon of each stage has done all steps."""
         done = {daemon.stage for daemon in self.living if daemon.step >= self.plan.steps}
         return len(done) == self.plan.num_stages
 
     def poll(self) -> None:
-        """Ask every living daemon how it does; note who has ended."""
+        """Ask every living daemon for its status and steps, and note daemons that have ended."""
         self._note_faults()
         first_unknown = next(step for step in itertools.count() if step not in self._history)
         self.ask(living := self.living, POLL_SILENCE_S)
@@ -232,13 +232,13 @@ class DemoSwarm:
         self._note_faults()
 
     def ask(self, daemons: Sequence[DemoDaemon], silence_s: float) -> None:
-        """Their status; of one that does not answer in time what was last heard stands."""
+        """Update the status of these daemons. A daemon that does not answer in time keeps its last status."""
         list(self._pool.map(lambda daemon: self._ask_one(daemon, silence_s), daemons))
 
     def _ask_one(self, daemon: DemoDaemon, silence_s: float) -> None:
         daemon.answers = False
         if not daemon.stands_still:
-            with contextlib.suppress(PeerdError):  # busy or just gone
+            with contextlib.suppress(PeerdError):  # busy, or it has just ended
                 daemon.status = cast(StatusReply, daemon.client.request("status", silence_s=silence_s))
                 daemon.answers = True
 
@@ -248,21 +248,21 @@ class DemoSwarm:
         with contextlib.suppress(PeerdError):
             for step in daemon.client.request("history", since=since, silence_s=POLL_SILENCE_S)["steps"]:
                 if not self._history.setdefault(step["step"], step)["time_s"]:
-                    self._history[step["step"]] = step  # a joiner knows the losses of steps before it came, not their times
+                    self._history[step["step"]] = step  # a joined daemon knows losses of earlier steps, but not their times
 
     def table(self) -> PeersReply | None:
-        """The swarm as the first living daemon has it."""
+        """The swarm as the first living daemon sees it."""
         for daemon in self.living:
             with contextlib.suppress(PeerdError):
                 return cast(PeersReply, daemon.client.request("peers", silence_s=POLL_SILENCE_S))
         return None
 
     def labels(self) -> dict[str, str]:
-        """Peer ids by the demo's own numbers."""
+        """The demo's number of each peer, by peer id."""
         return {daemon.ready.peer: f"peer {daemon.peer}" for daemon in self.daemons if daemon.ready is not None}
 
     def note(self, daemon: DemoDaemon, kind: str, detail: str) -> None:
-        """Something befell a daemon now."""
+        """Record a fault of a daemon."""
         self.faults.append(
             Fault(
                 t_s=round(time.monotonic() - self.began, 3),
@@ -289,7 +289,7 @@ class DemoSwarm:
             self.say(f"  peer {daemon.peer} said: {line[:300]}")
 
     def require_every_stage(self) -> None:
-        """Raises PeerdError where a stage has no living peer left: then nothing can go on."""
+        """Raises PeerdError if a stage has no living peer left, because training cannot continue."""
         served = {daemon.stage for daemon in self.living}
         for stage in range(self.plan.num_stages):
             if stage not in served:
@@ -297,7 +297,7 @@ class DemoSwarm:
                 raise PeerdError(f"stage {stage} has no living peer left ({dead})", "start the demo with more --peers")
 
     def heard(self) -> tuple[object, ...]:
-        """Changes whenever any daemon got anything done."""
+        """A value that changes whenever a daemon makes progress."""
         return tuple(daemon.done for daemon in self.daemons if daemon.status is not None)
 
     def observed(self) -> Observed:
@@ -312,9 +312,9 @@ class DemoSwarm:
     # -- acting -------------------------------------------------------------------------------------------------
 
     def kill_due(self, kills: tuple[Kill, ...]) -> tuple[Kill, ...]:
-        """SIGKILL whom --kill names at a step that the swarm has reached; returns those whose time is yet to come.
+        """Send SIGKILL to the daemons whose --kill step is reached. Returns the kills that are not due yet.
 
-        Nobody dies before all have come to serve: the first ones train while others join, and who held a stage alone would take it along.
+        No daemon is killed before all serve: the first ones train while others join, and a stage with one peer would be lost with it.
         """
         self._complete = self._complete or all(daemon.serves for daemon in self.living)
         if not self._complete:
@@ -327,7 +327,7 @@ class DemoSwarm:
         return tuple(kill for kill in kills if kill.step > step)
 
     def export(self, folder: Path) -> None:
-        """Have a living daemon write the whole model; the next one where it cannot."""
+        """Let a living daemon export the whole model; if it fails, try the next one."""
         problem: PeerdError | None = None
         for daemon in self.living:
             try:
@@ -364,7 +364,7 @@ class DemoSwarm:
 
 
 def _ask_to_leave(daemon: DemoDaemon) -> None:
-    with contextlib.suppress(PeerdError):  # not up yet, or gone: closing its standard input says the same
+    with contextlib.suppress(PeerdError):  # not up yet, or ended: closing its standard input has the same effect
         daemon.client.request("leave", now=True, silence_s=LEAVE_SILENCE_S)
 
 

@@ -1,4 +1,4 @@
-"""The demo's figures: what its daemons reported, as the numbers of its summary. Pure functions of values."""
+"""The numbers of the demo's summary, from the reports of its daemons. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STAND_IN_NOTE = "a stand-in sleeps in place of real work: tokens_per_second show
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What befell a daemon before the demo's end."""
+    """A fault of a daemon during the demo."""
 
     t_s: float
     """Seconds since the demo began."""
@@ -23,26 +23,26 @@ class Fault:
     phase: str
     """Its last known phase."""
     kind: str
-    """A kind of --chaos (`kill` also by --kill), or `ended` by itself."""
+    """A kind of --chaos (`kill` also for --kill), or `ended` if the daemon ended by itself."""
     detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Everything the demo learnt from its daemons."""
+    """Everything that the daemons reported."""
 
     steps: tuple[StepInfo, ...]
     """Finished steps in order."""
     counters: Mapping[int, Counters]
-    """By peer; of a dead one the last that it reported."""
+    """By peer; for a dead one its last report."""
     faults: tuple[Fault, ...]
     duration_s: float
     stages_of_replacements: tuple[int, ...] = ()
-    """Of the daemons started in place of dead ones, in the order of their numbers."""
+    """Stage of each daemon that replaced a dead one, in the order of their numbers."""
 
 
 def tokens_per_second(steps: Sequence[StepInfo]) -> float | None:
-    """From the end of the first step to the end of the last whose times are known; None where that span is empty."""
+    """Speed between the first and the last step with a known end time; None if there is no such span."""
     steps = [step for step in steps if step["time_s"]]
     if len(steps) < 2:
         return None

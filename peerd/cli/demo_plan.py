@@ -1,4 +1,4 @@
-"""What a demo is to do, from its flags: the run, who serves which stage, who is slow, who gets killed when, what chaos there is."""
+"""The plan of a demo, from its flags: the run, the stage of each peer, slow peers, kills and chaos."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_PEERS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """End a daemon with SIGKILL once the swarm has reached a step."""
+    """A daemon to end with SIGKILL once the swarm has reached a step."""
 
     peer: int
     step: int
@@ -52,14 +52,14 @@ class DemoPlan:
 
     @property
     def data_of_joiners(self) -> str:
-        """A joining daemon is told where the organiser's own text lies: all are on one machine."""
+        """The data source of joining daemons. They read the organiser's text, because all are on one machine."""
         source = self.manifest.data.source
         return "" if source == "stdlib" else source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoFlags:
-    """The demo's flags as they were given; None where the run file or a default decides."""
+    """The demo's flags as given; None if the run file or a default decides."""
 
     stages: int | None
     peers: int | None
@@ -74,7 +74,7 @@ class DemoFlags:
 
 
 def plan_of(flags: DemoFlags) -> DemoPlan:
-    """Raises UsageError or ManifestError where the flags cannot be."""
+    """The plan for these flags. Raises UsageError or ManifestError if they are invalid."""
     manifest = _manifest_of(flags)
     num_stages = manifest.train.num_stages
     num_peers = flags.peers if flags.peers is not None else max(4, num_stages)
@@ -97,7 +97,7 @@ def plan_of(flags: DemoFlags) -> DemoPlan:
 
 
 def _pair(flag: str, text: str, separator: str, num_peers: int) -> tuple[int, float]:
-    """`PEER=FACTOR` or `PEER@STEP`, with PEER one of the demo's."""
+    """Parse `PEER=FACTOR` or `PEER@STEP`, and check that the demo has that peer."""
     left, found, right = text.partition(separator)
     try:
         peer, value = int(left), (float(right) if separator == "=" else int(right))
@@ -131,7 +131,7 @@ def _manifest_of(flags: DemoFlags) -> Manifest:
 
 
 def _built_in(num_stages: int) -> Manifest:
-    """Small enough for a laptop to learn something in half a minute."""
+    """A run that is small enough for a laptop to reduce the loss in half a minute."""
     from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
 
     return Manifest(
@@ -144,7 +144,7 @@ def _built_in(num_stages: int) -> Manifest:
 
 
 def _from_file(path: Path) -> Manifest:
-    """The user's run; relative paths are taken from the run file's folder."""
+    """The user's run. Relative paths start at the run file's folder."""
     from peerd.config import manifest
     from peerd.config.data_config import REMOTE
 
@@ -159,7 +159,7 @@ def _from_file(path: Path) -> Manifest:
 
 
 def _beside(run_file: Path, named: str, field: str) -> Path:
-    """A path that a run file names, from the run file's folder."""
+    """The absolute path of a file that a run file names, relative to the run file's folder."""
     path = (run_file.absolute().parent / Path(named).expanduser()).absolute()
     if not path.exists():
         raise ManifestError(f"{run_file}: {field}: {path}: no such file or folder", "correct that field")

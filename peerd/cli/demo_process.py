@@ -1,4 +1,4 @@
-"""One of the demo's daemons: its process, its home, and what was last heard of it."""
+"""One of the demo's daemons: its process, its home and its last report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from peerd.control.protocol import StatusReply
 
 @dataclass(slots=True)
 class DemoDaemon:
-    """One daemon and what was last heard of it."""
+    """A daemon and its last report."""
 
     peer: int
     stage: int
@@ -30,18 +30,18 @@ class DemoDaemon:
     ready: Ready | None = None
     status: StatusReply | None = None
     answers: bool = False
-    """It did when last asked."""
+    """It answered the last request."""
     killed: bool = False
     noted: bool = False
-    """Its end is among the faults."""
+    """Its end is recorded as a fault."""
     replaced: bool = False
     suspended: Suspended | None = None
     cut_off: Suspended | None = None
-    """Its p2pd, stopped."""
+    """Its stopped p2pd."""
     disturbed_until: float = 0.0
-    """Chaos is upon it until then."""
+    """Time until which a fault affects it."""
     bequest: Mapping[str, bytes] = field(default_factory=dict)
-    """What a page that is open goes on with at its successor."""
+    """Files with which its successor continues an open dashboard."""
 
     @property
     def client(self) -> ControlClient:
@@ -57,7 +57,7 @@ class DemoDaemon:
 
     @property
     def done(self) -> tuple[int, int]:
-        """Steps and microbatches behind it."""
+        """Number of steps and microbatches it has done."""
         return (self.step, self.status["counters"]["accumulated_microbatches"]) if self.status is not None else (0, 0)
 
     @property
@@ -78,7 +78,7 @@ class DemoDaemon:
         return self.stands_still or cut_off or time.monotonic() < self.disturbed_until
 
     def kill(self) -> None:
-        """SIGKILL. With it goes its home, so what a successor needs of that is taken before, while it stands still."""
+        """Send SIGKILL. The home is removed then, so the files for a successor are read first, while the process is stopped."""
         self.killed = True
         if self.home.dashboard.exists():
             self.process.send_signal(signal.SIGSTOP)
@@ -93,32 +93,32 @@ class DemoDaemon:
                 still.wake()
 
     def tell(self, line: str) -> None:
-        """Write a line to its standard input. Where it has ended, whoever awaits it says so."""
+        """Write a line to its standard input. If the daemon has ended, the function that awaits it reports that."""
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 os.write(self.process.stdin.fileno(), f"{line}\n".encode())
 
     def close_stdin(self) -> None:
-        """Which tells the daemon to leave."""
+        """Close its standard input, which makes the daemon leave."""
         with contextlib.suppress(OSError):
             if self.process.stdin is not None:
                 self.process.stdin.close()
 
     def close(self) -> None:
-        """Let go of an ended daemon's pipes and log."""
+        """Close the pipes and the log of an ended daemon."""
         self.close_stdin()
         if self.process.stdout is not None:
             self.process.stdout.close()
         self.log.close()
 
     def log_tail(self) -> str:
-        """Read past the descriptor's own offset, which the daemon writes at."""
+        """The end of the log, read without moving the descriptor's offset, because the daemon writes there."""
         size = os.fstat(self.log.fileno()).st_size
         return tail_of(os.pread(self.log.fileno(), size, max(0, size - 16 * 1024)))
 
 
 def bequest_of(home: Home) -> dict[str, bytes]:
-    """The dashboard's port, token and past: files by their path in the home. Kept in memory, of which a killed demo leaves nothing."""
+    """The dashboard's port, token and history: files by their path in the home. They stay in memory, so a killed demo leaves none."""
     found: dict[str, bytes] = {}
     with contextlib.suppress(OSError):
         for path in (home.dashboard, *sorted((home.folder / "history").glob("*"))):
@@ -127,7 +127,7 @@ def bequest_of(home: Home) -> dict[str, bytes]:
 
 
 def bequeath(bequest: Mapping[str, bytes], home: Home) -> None:
-    """Put it into a successor's home."""
+    """Write these files into a successor's home."""
     for name, content in bequest.items():
         path = home.folder / name
         path.parent.mkdir(mode=0o700, exist_ok=True)

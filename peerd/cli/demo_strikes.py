@@ -1,6 +1,6 @@
-"""Chaos at work: carries the schedule of demo_chaos.py out on the demo's daemons, and replaces those it killed.
+"""Carries out the schedule of demo_chaos.py on the demo's daemons, and replaces those it killed.
 
-Decides nothing about who or when. A stopped process is woken by a shell that outlives even a killed demo.
+A separate shell wakes a stopped process, so that it is woken even if the demo is killed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 ORDER_SILENCE_S = 3.0
 LAST_LOOK_SILENCE_S = 0.5
 MAX_CONTACTS = 3
-"""Addresses that a replacement is given: chaos may take the first of them the next moment."""
+"""Number of addresses given to a replacement, because the next fault may hit the first of them."""
 WAKE = 'sleep "$1"; kill -CONT "$2"'
 
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """A process that stands still for a while."""
+    """A process that is stopped for a while."""
 
     pid: int
     waker: subprocess.Popen[bytes]
@@ -48,7 +48,7 @@ class Suspended:
         return self.waker.poll() is not None
 
     def wake(self) -> None:
-        """Now, and leave no waker behind."""
+        """Wake the process now, and end its waker."""
         if not self.over:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGCONT)
@@ -58,7 +58,7 @@ class Suspended:
 
 
 class Strikes:
-    """The chaos of one demo. Peers in `spared` are never killed, though everything else befalls them."""
+    """The chaos of one demo. Peers in `spared` are never killed; all other faults may hit them."""
 
     def __init__(self, swarm: DemoSwarm, chaos: Chaos, seed: int, spared: frozenset[int] = frozenset()) -> None:
         self._spared = spared
@@ -73,11 +73,11 @@ class Strikes:
 
     @property
     def over(self) -> bool:
-        """All steps are done, and ten faults have happened or cannot."""
+        """True if all steps are done, and ten faults have happened or no peer is left to strike."""
         return self._swarm.steps_done and (self._struck >= MIN_FAULTS or self._nobody_left)
 
     def tick(self) -> None:
-        """Do what is due. The schedule stands still while nobody may fall."""
+        """Carry out a strike that is due. The schedule waits while no peer may be struck."""
         if self._chaos.respawn:
             self._replace_the_dead()
         now_s = time.monotonic() - self._began
@@ -97,7 +97,7 @@ class Strikes:
         return may_fall([self._candidate(daemon) for daemon in daemons])
 
     def _still_may_fall(self, victim: DemoDaemon) -> bool:
-        """Asked of its stage anew: while a poll waited for a daemon that is slow to answer, the victim may have gone a step ahead alone."""
+        """Ask the victim's stage again: it may have become the only one at a newer step while the poll waited for a slow daemon."""
         stage = [daemon for daemon in self._swarm.living if daemon.stage == victim.stage]
         self._swarm.ask(stage, LAST_LOOK_SILENCE_S)
         return victim.peer in self._able(stage)
@@ -122,10 +122,10 @@ class Strikes:
         try:
             detail = deeds[kind](daemon)
         except (PeerdError, ProcessLookupError):
-            return  # it ended by itself in this very moment, or is too busy to be told
+            return  # it has just ended by itself, or is too busy to answer
         self._struck += 1
         daemon.disturbed_until = time.monotonic() + self._chaos.for_s
-        if kind is not FaultKind.KILL:  # a death is noted by the swarm, whoever caused it
+        if kind is not FaultKind.KILL:  # the swarm notes every death, whatever its cause
             self._swarm.note(daemon, str(kind), detail)
 
     def _kill(self, daemon: DemoDaemon) -> str:
@@ -152,7 +152,7 @@ class Strikes:
         daemon.client.request("fault", silence_s=ORDER_SILENCE_S, **fault)
 
     def _replace_the_dead(self) -> None:
-        """A fresh daemon for each dead one, at some sound peers' addresses; also for one that could not join."""
+        """Start a new daemon for each dead one, also for one that could not join, with the addresses of sound peers."""
         for daemon in [each for each in self._swarm.daemons if each.noted and not each.replaced]:
             sound = [each for each in self._swarm.living if each.answers and not each.disturbed]
             addresses = [each.ready.join for each in sound if each.ready is not None]
@@ -164,7 +164,7 @@ class Strikes:
 
 
 def _p2pd_of(pid: int) -> int:
-    """A daemon's only child is p2pd's keeper, whose only child is p2pd."""
+    """The process id of a daemon's p2pd: the only child of its keeper, which is the daemon's only child."""
     import psutil
 
     try:

@@ -1,4 +1,4 @@
-"""How a demo is shown: live on a terminal, one line per step elsewhere. Standard output is left alone with --json."""
+"""Views of a demo: live on a terminal, one line per step elsewhere. With --json they leave standard output alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from peerd.cli.render import amount, console, exactness, plain, print_rows, spar
 
 
 class DemoView(Protocol):
-    """Something that shows how the demo goes on."""
+    """A view of the demo's progress."""
 
     def __enter__(self) -> DemoView: ...
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
@@ -26,7 +26,7 @@ class DemoView(Protocol):
 
 
 def view_of(*, as_json: bool) -> DemoView:
-    """The view that fits where progress goes: standard error with --json, else standard output."""
+    """The view for the stream of progress: standard error with --json, else standard output."""
     out = console(to_stderr=as_json)
     return TerminalView(out) if out.is_terminal else LineView(out.file.write, out.file.flush)
 
@@ -59,7 +59,7 @@ class LineView:
 
 
 class TerminalView:
-    """The swarm as its daemons' table has it, redrawn in place."""
+    """The table of the swarm, redrawn in place."""
 
     def __init__(self, out: Console) -> None:
         self._live = Live(console=out, auto_refresh=False, transient=True)
@@ -92,7 +92,7 @@ def _progress_line(swarm: DemoSwarm) -> str:
 
 
 def print_summary(summary: dict[str, Any]) -> None:
-    """The end of a demo, for people."""
+    """Print the summary as text."""
     out = console()
     print_rows(out, summary_rows(summary))
     if summary["compute_stand_in_ms"]:
@@ -100,7 +100,7 @@ def print_summary(summary: dict[str, Any]) -> None:
 
 
 def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Name and value of each line of the summary."""
+    """Name and value of each row of the summary."""
     speed = summary["tokens_per_second"]
     shares = ", ".join(
         f"peer {peer} (stage {stage}): {count}"

@@ -1,4 +1,4 @@
-"""The verb doctor: what stands between this machine and a run. The checks are made in a process of their own."""
+"""The verb doctor: checks whether this machine can take part in a run. A child process makes the checks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def doctor(context: click.Context, /, addresses: tuple[str, ...], as_json: bool,
 
 @contextlib.contextmanager
 def _patience() -> Iterator[None]:
-    """Something that moves, where somebody looks."""
+    """Show a spinner if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -67,7 +67,7 @@ def _patience() -> Iterator[None]:
 
 
 def print_checkup(reply: dict[str, Any]) -> None:
-    """A table on a terminal, else one line for each check."""
+    """Print a table on a terminal, else one line for each check."""
     from peerd.cli.render import console, plain
 
     if sys.stdout.isatty():
@@ -79,7 +79,7 @@ def print_checkup(reply: dict[str, Any]) -> None:
 
 
 def checkup_table(reply: dict[str, Any]) -> Table:
-    """Verdict, what was checked, what was found with the remedy below it."""
+    """A table of verdict, check, and finding with its remedy below."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""The verb generate: a quick look at what a model has learned."""
+"""The verb generate: lets a trained model continue a prompt."""
 
 from __future__ import annotations
 

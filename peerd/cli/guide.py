@@ -1,4 +1,4 @@
-"""The verb help: pages to read, kept in peerd/docs. How one verb is used, that verb's own --help says."""
+"""The verb help: shows the pages in peerd/docs. The use of a verb is in its --help."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def topics() -> dict[str, str]:
-    """Topic to title, from the pages themselves."""
+    """The title of each page, by topic."""
     pages = sorted(_DOCS.glob("*.md"))
     return {page.stem: page.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for page in pages}
 

@@ -1,4 +1,4 @@
-"""The verbs that look back: history, contributions. They ask this home's daemon."""
+"""The verbs history and contributions, which ask this home's daemon about past steps."""
 
 from __future__ import annotations
 

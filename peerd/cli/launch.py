@@ -1,4 +1,4 @@
-"""Starting a daemon: in this process's place, or detached. What the daemon may do is in its Settings; nothing is decided here.
+"""Starts a daemon, in place of this process or detached, with the given Settings.
 
 A daemon prints one JSON line once others can reach it, or ends with an exit code and a line `peerd: error: ...`.
 """
@@ -32,10 +32,10 @@ _MAX_READY_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """What a daemon says once it can be reached."""
+    """The line that a daemon prints once it can be reached."""
 
     join: str
-    """The address others paste, with #RUN-ID."""
+    """The address for `peerd join`, with #RUN-ID."""
     peer: str
     run: str
     pid: int
@@ -44,12 +44,12 @@ class Ready:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Run one of peerd's modules in a process of its own; -P keeps the current folder off the import path."""
+    """The command that runs a module of peerd as a process. -P keeps the current folder off the import path."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def run_in_foreground(settings: Settings, *, as_json: bool) -> NoReturn:
-    """Become the daemon: signals and the terminal are its own from here on."""
+    """Replace this process with the daemon, which then handles signals and the terminal."""
     os.environ["PEERD_READY"] = "json" if as_json else "text"
     command = module_command("peerd.daemon", settings.to_json())
     sys.stdout.flush()
@@ -58,7 +58,7 @@ def run_in_foreground(settings: Settings, *, as_json: bool) -> NoReturn:
 
 
 def run_detached(settings: Settings, home: Home) -> Ready:
-    """Start the daemon in a session of its own and return once it can be reached; its log goes to the home's log file."""
+    """Start the daemon in its own session and return once it can be reached. It logs to the home's log file."""
     log_start = _prepare_log(home)
     with home.log.open("ab") as log:
         process = subprocess.Popen(
@@ -73,7 +73,7 @@ def run_detached(settings: Settings, home: Home) -> Ready:
         return wait_until_ready(process, READY_TIMEOUT_S)
     except DaemonFailedError as failed:
         with home.log.open("rb") as log:
-            log.seek(log_start if log_start <= log.seek(0, os.SEEK_END) else 0)  # it may have been begun anew
+            log.seek(log_start if log_start <= log.seek(0, os.SEEK_END) else 0)  # the log may have been rotated
             raise failed.told_by(tail_of(log.read()), home.log) from None
     except BaseException:
         stop_process(process)
@@ -81,7 +81,7 @@ def run_detached(settings: Settings, home: Home) -> Ready:
 
 
 def _prepare_log(home: Home) -> int:
-    """Make the home and tell where in its log this daemon's part will begin."""
+    """Create the home and return the position in its log where this daemon's part will begin."""
     try:
         home.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with home.log.open("ab") as log:
@@ -98,7 +98,7 @@ class DaemonFailedError(PeerdError):
         self.code = code
 
     def told_by(self, log_tail: str, log: Path | None) -> PeerdError:
-        """The daemon's own error where its log ends with one, under the exit code it ended with."""
+        """The error for the daemon's exit code, with the daemon's own message if its log ends with one."""
         own = [line.removeprefix(ERROR_PREFIX) for line in log_tail.splitlines() if line.startswith(ERROR_PREFIX)]
         kind = error_class_of(self.code)
         if own:
@@ -122,7 +122,7 @@ def tail_of(log: bytes) -> str:
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], timeout_s: float) -> Ready:
-    """Read the ready line. Raises DaemonFailedError where the daemon ended instead, TimedOutError where it said nothing."""
+    """Read the ready line. Raises DaemonFailedError if the daemon ended instead, TimedOutError if it printed nothing in time."""
     if process.stdout is None:
         raise ValueError("the process was started without a pipe for its standard output")
     deadline = time.monotonic() + timeout_s
@@ -154,7 +154,7 @@ def _parse_ready(line: bytes) -> Ready:
 
 
 def stop_process(process: subprocess.Popen[bytes], grace_s: float = STOP_GRACE_S) -> int:
-    """End a child: let it end, ask it (SIGTERM), kill it. Returns its exit status."""
+    """End a child: wait briefly, then send SIGTERM, then SIGKILL. Returns its exit status."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(0.5)
     process.terminate()
@@ -166,9 +166,9 @@ def stop_process(process: subprocess.Popen[bytes], grace_s: float = STOP_GRACE_S
 
 
 def run_child(module: str, *arguments: str, timeout_s: float | None, what: str) -> dict[str, object]:
-    """Run a peerd module whose last line on stdout is one JSON object; its stderr goes to ours as it comes.
+    """Run a module of peerd and return the JSON object that is its last line on stdout. Its stderr goes to this process's stderr.
 
-    Raises the error its exit code stands for; the child has already said why on stderr, so that error says little.
+    Raises ChildFailedError with the child's exit code; the child has already printed the reason.
     """
     process = subprocess.Popen(module_command(module, *arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     try:
@@ -185,12 +185,12 @@ def run_child(module: str, *arguments: str, timeout_s: float | None, what: str) 
     except (ValueError, IndexError):
         reply = None
     if not isinstance(reply, dict):
-        raise PeerdError(f"{what} gave no result that can be read")
+        raise PeerdError(f"{what} gave no readable result")
     return reply
 
 
 class ChildFailedError(PeerdError):
-    """A child ended with an error that it has already told on stderr."""
+    """A child ended with an error that it has already printed."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"the command {describe_exit(code)}")

@@ -1,4 +1,4 @@
-"""The verb logs: what a daemon in the background has written. It reads the file, so it works when the daemon is gone too."""
+"""The verb logs: shows the log of a daemon in the background. It reads the file, so it also works after the daemon has ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 TAIL_BYTES = 4 << 20
-"""Of a longer log only this much is looked through for its last lines."""
+"""Number of bytes at the end of a log that are searched for its last lines."""
 MAX_LINE_CHARS = 4000
 _STYLES = {"debug": "dim", "warning": "yellow", "error": "red", "critical": "red"}
 
@@ -57,7 +57,7 @@ def logs(context: click.Context, follow: bool, most: int, as_json: bool) -> None
 
 
 def lines_of(home: Home, most: int, *, follow: bool) -> Iterator[str]:
-    """The last lines, then those that come. A log that is cut short or replaced is read to its end, then the new one from its beginning."""
+    """The last lines, then new ones. A log that is truncated or replaced is read to its end, then the new one from its beginning."""
     stream = home.log.open("rb")
     try:
         *last, rest = _tail(stream)
@@ -76,7 +76,7 @@ def lines_of(home: Home, most: int, *, follow: bool) -> Iterator[str]:
             elif replaced:
                 stream.close()
                 stream, rest, replaced = home.log.open("rb"), b"", False
-            elif not (replaced := _is_another(home.log, stream)):  # else once more: its last lines may have come just now
+            elif not (replaced := _is_another(home.log, stream)):  # if replaced, read once more: last lines may have just arrived
                 time.sleep(POLL_S)
         if rest:
             yield text_of(rest)
@@ -85,13 +85,13 @@ def lines_of(home: Home, most: int, *, follow: bool) -> Iterator[str]:
 
 
 def _tail(stream: IO[bytes]) -> list[bytes]:
-    """The last lines of a file, and what comes after the last line's end."""
+    """The last lines of a file, and the unfinished line after them."""
     stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
     return stream.read().split(b"\n")
 
 
 def text_of(line: bytes) -> str:
-    """One line, safe to print: no secret and no control character."""
+    """A line that is safe to print, without secrets and control characters."""
     from peerd.config.secret import redacted
 
     text = redacted(line.decode(errors="replace"))[:MAX_LINE_CHARS]
@@ -102,7 +102,7 @@ def _is_another(path: Path, stream: IO[bytes]) -> bool:
     try:
         there = path.stat()
     except FileNotFoundError:
-        return False  # until it comes back
+        return False  # the next log does not exist yet
     return there.st_ino != os.fstat(stream.fileno()).st_ino or there.st_size < stream.tell()
 
 
@@ -120,7 +120,7 @@ def _show_readable(line: str) -> None:
 
 
 def readable(line: str) -> list[tuple[str, str]]:
-    """A JSON line as time, level, event and fields, each with its style; anything else as it is."""
+    """A JSON line as time, level, event and fields, each with its style; other lines are unchanged."""
     try:
         fields = json.loads(line)
         event, level, stamp = str(fields.pop("event")), str(fields.pop("level", "")), str(fields.pop("timestamp", ""))

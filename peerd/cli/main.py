@@ -1,6 +1,6 @@
-"""The command `peerd`: its group of verbs, and the one place where errors become exit codes.
+"""The command `peerd`: its group of verbs, and the one place that turns errors into exit codes.
 
-Importing this module must stay cheap: click and the standard library only; what a verb needs is imported inside it.
+Importing this module must stay cheap: click and the standard library only. Each verb imports what it needs in its function.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ def main() -> NoReturn:
     """Run the command and exit with its code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows '?'
+            stream.reconfigure(errors="replace")  # a terminal shows '?' for a character that it cannot display
     code = run(sys.argv[1:])
     sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of one command line; whatever went wrong has been told in one line on stderr."""
+    """Run one command line and return its exit code. An error is printed as one line on stderr."""
     try:
         outcome = cli.main(args=arguments, prog_name="peerd", standalone_mode=False)
         sys.stdout.flush()
@@ -110,13 +110,13 @@ def run(arguments: list[str]) -> int:
             return _tell_bug(error)
         _give_up_output()
         return _fail("the disk is full; free some space", ExitCode.DISK)
-    except Exception as error:  # the outermost edge: every bug ends here as one line
+    except Exception as error:  # the outermost frame: every bug is reported here as one line
         return _tell_bug(error)
     return outcome if isinstance(outcome, int) else ExitCode.OK
 
 
 def _give_up_output() -> None:
-    """Nobody takes our output; keep the interpreter from complaining about what is still buffered at exit."""
+    """Redirect standard output to the null device, so that the interpreter does not fail to flush its buffer at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""The verb new: writes a run.toml, for a run from first weights or for one that goes on where another has come to."""
+"""The verb new: writes a run.toml, for a run from random weights or one that continues an earlier run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _GENERAL_NAMES = {
     "num_heads": "num_attention_heads",
     "d_ff": "intermediate_size",
 }
-"""What transformers calls in every architecture what the model's flags say."""
+"""Names of the model's sizes in transformers, where every architecture accepts them."""
 _POSITIVE = click.IntRange(1, 1_000_000)
 
 
@@ -161,7 +161,7 @@ def _write(folder: Path, manifest: Manifest, stages: list[StageEstimate], as_jso
 
 
 def _with_model(folder: Path, manifest: Manifest, fields: dict[str, Any], given: set[str]) -> Manifest:
-    """The manifest with a model that is not peerd's own, and its weights beside it as START_FILE where it comes with some."""
+    """The manifest with a model other than the built-in one. Weights that come with the model are written beside it as START_FILE."""
     from peerd.cli.launch import run_child
     from peerd.config import manifest as manifests
 
@@ -192,7 +192,7 @@ def _with_model(folder: Path, manifest: Manifest, fields: dict[str, Any], given:
 
 
 def _masking(model: dict[str, Any], tokenizer: str) -> dict[str, Any]:
-    """What is added to a masked language model's fields: it has as many of its tokens hidden as BERT."""
+    """Additional fields of a masked language model, which hides the share of tokens that BERT hides."""
     if model.get("objective") != "masked":
         return {}
     token = mask_token_of(tokenizer, model["vocab_size"])
@@ -201,7 +201,7 @@ def _masking(model: dict[str, Any], tokenizer: str) -> dict[str, Any]:
 
 
 def _settings(given: tuple[str, ...]) -> dict[str, Any]:
-    """--set KEY=VALUE; a value is JSON where it can be, else text."""
+    """Parse --set KEY=VALUE. A value is JSON if it parses as such, else text."""
     found: dict[str, Any] = {}
     for setting in given:
         key, sign, value = setting.partition("=")
@@ -215,7 +215,7 @@ def _settings(given: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) -> Manifest:
-    """The earlier run's manifest with what flags name, and its state beside it as START_FILE."""
+    """The earlier run's manifest, changed by the given flags. Its state is written beside it as START_FILE."""
     from peerd.cli.launch import run_child
     from peerd.config import manifest as manifests
 
@@ -241,12 +241,12 @@ def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) ->
     except ValueError as error:
         raise UsageError(str(error), "correct that flag; `peerd new --help` lists them") from None
     if 0 < manifest.train.steps <= manifest.start.step:
-        raise UsageError(f"the earlier run has {manifest.start.step} steps behind it", "name more with --steps, or 0 for no end")
+        raise UsageError(f"the earlier run has done {manifest.start.step} steps", "name more with --steps, or 0 for no end")
     return manifest
 
 
 def recut(earlier: Manifest, fields: dict[str, Any]) -> dict[str, Any]:
-    """[train] as flags change it. In another number of stages, a cut that was chosen is chosen anew, where the model can be cut."""
+    """The fields of [train] that flags change. With another number of stages, a cut that was not even is replaced by "cost"."""
     chosen = earlier.train.cut != "even" or bool(earlier.model.boundary_layers)
     moves = fields.get("num_stages", earlier.train.num_stages) != earlier.train.num_stages
     return {**fields, "cut": "cost"} if chosen and moves else fields
@@ -259,7 +259,7 @@ def _manifest_of(folder: Path, fields: dict[str, Any]) -> Manifest:
     if fields["model"] == "decoder" and (fields["config_file"] or fields["settings"]):
         raise UsageError("--config and --set are for models of transformers", "name one with --model hf:NAME")
     data, train = data_of(fields), {field: fields[field] for field in _TRAIN_FIELDS}
-    if fields["model"].startswith("blocks:"):  # which makes what it is evaluated on; the decoder in its place needs text for it
+    if fields["model"].startswith("blocks:"):  # it makes its own samples; the decoder that stands in for it would need text to evaluate
         train["evaluate_every_steps"] = 0
     try:
         return Manifest(
@@ -274,7 +274,7 @@ def _manifest_of(folder: Path, fields: dict[str, Any]) -> Manifest:
 
 
 def _decoder_of(fields: dict[str, Any], vocab_size: int) -> ModelConfig:
-    """The built-in decoder; in a run of another model it holds that one's place."""
+    """The built-in decoder. In a run of another model it is a placeholder."""
     from peerd.config.manifest import ModelConfig
 
     few_layers = max(4, fields["num_stages"])
@@ -286,6 +286,6 @@ def _decoder_of(fields: dict[str, Any], vocab_size: int) -> ModelConfig:
 
 
 def _name_from(folder: Path) -> str:
-    """The folder's name as far as a run may be called so."""
+    """The folder's name without characters that the name of a run cannot have."""
     allowed = "".join(character for character in folder.name if character.isascii() and (character.isalnum() or character in "-_."))
     return allowed[:64] or "run"

@@ -1,4 +1,4 @@
-"""`peerd new`: which text a run is about to train on, and by which tokens."""
+"""The text and the tokenizer of a run that `peerd new` writes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def data_of(fields: dict[str, Any]) -> DataConfig:
-    """Where the text is and what its tokens are; paths are checked and made absolute."""
+    """The [data] for these flags. Paths are checked and made absolute."""
     from peerd.config.data_config import LOCAL, REMOTE, DataConfig
     from peerd.data.sources import guess_field
 
     if fields["source"] == LOCAL:
-        raise UsageError("the earlier run's text is its organiser's own", "say where it lies with --data")
+        raise UsageError("the earlier run's text is a file of its organiser's", "name it with --data")
     source, tokenizer = existing_source(fields["source"], "--data"), fields["tokenizer"]
     field = fields.get("field")
     if tokenizer != "bytes" and not tokenizer.startswith(("bpe:", *REMOTE)):
@@ -32,19 +32,19 @@ def data_of(fields: dict[str, Any]) -> DataConfig:
 
 
 def known_tokenizer(earlier: Manifest) -> str:
-    """The earlier run's tokenizer as this machine has it."""
+    """The earlier run's tokenizer: its path in this machine's cache, else its name."""
     from peerd.config.data_config import LOCAL
     from peerd.config.paths import cache_folder
     from peerd.data.tokenizer import tokenizer_path
 
     kept = tokenizer_path(earlier.data, cache_folder())
     if kept is None and earlier.data.tokenizer == LOCAL:
-        raise UsageError("the earlier run's tokenizer is its organiser's own", "say where it lies with --tokenizer")
+        raise UsageError("the earlier run's tokenizer is a file of its organiser's", "name it with --tokenizer")
     return str(kept) if kept is not None else earlier.data.tokenizer
 
 
 def vocab_size_of(tokenizer: str) -> int:
-    """Of a BPE that is still to be trained, as many tokens as it is asked for."""
+    """Number of tokens of a tokenizer. A BPE that is not trained yet will have as many as requested."""
     from peerd.data.tokenizer import BYTE_VOCABULARY
 
     if tokenizer == "bytes":
@@ -53,7 +53,7 @@ def vocab_size_of(tokenizer: str) -> int:
 
 
 def mask_token_of(tokenizer: str, vocab_size: int) -> int:
-    """What hides a token from a model of so large a vocabulary: the tokenizer's own, else the model's last, which no text has then."""
+    """The token that replaces hidden ones: the tokenizer's mask token, else the model's last token if no text contains it."""
     own = None if tokenizer == "bytes" or tokenizer.startswith("bpe:") else _opened(tokenizer).mask_token
     if own is not None and own < vocab_size:
         return own
@@ -66,7 +66,7 @@ def mask_token_of(tokenizer: str, vocab_size: int) -> int:
 
 
 def _opened(tokenizer: str) -> FileTokenizer:
-    """Of a path, or of a hub's name after downloading it."""
+    """The tokenizer of a path, or of a hub's name, which is downloaded."""
     from peerd.config.paths import cache_folder
     from peerd.data.download import obtain_tokenizer
     from peerd.data.progress import silent

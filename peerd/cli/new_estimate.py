@@ -1,4 +1,4 @@
-"""`peerd new`: what the stages of a run take, and how many of them a small device needs."""
+"""Estimates of `peerd new`: the cost of each stage, and the number of stages that a small device needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def loads_of(manifest: Manifest) -> ModelLoads:
-    """What the parts of its model cost; a model that must be built to know is built in a process of its own, without memory."""
+    """The costs of the model's parts. If the model must be built to know them, a child process builds it without allocating memory."""
     from peerd.cli.launch import run_child
     from peerd.planner.kinds import planned_loads
     from peerd.planner.workload import Load, ModelLoads
@@ -32,7 +32,7 @@ def estimates(manifest: Manifest, loads: ModelLoads) -> list[StageEstimate]:
 
 
 def fitted_to(manifest: Manifest, loads: ModelLoads, device_bytes: int, stages_given: bool) -> Manifest:
-    """Cut for devices with so much memory."""
+    """The manifest with a cut that fits devices with this much memory."""
     from peerd.config.cut import cut_points
     from peerd.planner.cutting import fitted
 

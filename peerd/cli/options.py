@@ -1,4 +1,4 @@
-"""Flags that several verbs share, and the kinds of values that flags take. Which verb has which flag is the verb's affair."""
+"""Flags that several verbs share, and the types of flag values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXPORTED_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
 class FiniteRange(click.FloatRange):
-    """A float range that refuses NaN and infinity, which no comparison would."""
+    """A float range that refuses NaN and infinity. Comparisons with the limits do not catch them."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
@@ -35,7 +35,7 @@ class FiniteRange(click.FloatRange):
 
 
 class MemorySize(click.ParamType[int]):
-    """Bytes as `8GB` or `24GiB`."""
+    """A number of bytes, written as `8GB` or `24GiB`."""
 
     name = "size"
 
@@ -48,7 +48,7 @@ class MemorySize(click.ParamType[int]):
 
 
 class OutputFolder(click.ParamType[Path]):
-    """A folder to write an exported model into: absent, empty, or holding nothing but an earlier export."""
+    """A folder for an exported model: absent, empty, or holding nothing but an earlier export."""
 
     name = "directory"
 
@@ -77,7 +77,7 @@ TIMEOUT_S = FiniteRange(0, 30 * 86400)
 
 
 def create_folder(folder: Path) -> None:
-    """Make a folder for the user's results; one clear error where that cannot be."""
+    """Create a folder for the user's results. UsageError or DiskError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -87,7 +87,7 @@ def create_folder(folder: Path) -> None:
 
 
 def home_option(command: Decorated) -> Decorated:
-    """--home after the verb; before the verb the group has it."""
+    """Add --home to a verb. The group has it, too, so that it may also stand before the verb."""
     return click.option(
         "--home",
         metavar="DIR",
@@ -98,7 +98,7 @@ def home_option(command: Decorated) -> Decorated:
 
 
 def daemon_options(*, data: str, host: str, host_help: str, detach: str) -> Callable[[Decorated], Decorated]:
-    """What every daemon that takes part in a run is started with; the arguments are what `start` and `join` do not have in common."""
+    """Add the options of a daemon that takes part in a run. The arguments are the differences between `start` and `join`."""
     port = click.IntRange(0, 65535)
     options = (
         click.option("--stage", type=click.IntRange(0, 4095), help="Stage to serve.  [default: the one that needs help most]"),
@@ -150,7 +150,7 @@ def told_settings(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def relay_settings(flags: dict[str, Any]) -> dict[str, Any]:
-    """The daemon's settings from --relay, --relay-rate and --relay-daily. UsageError for a value that cannot be."""
+    """The daemon's settings from --relay, --relay-rate and --relay-daily. UsageError for an invalid value."""
     from peerd.config.limits import parse_rate, parse_size
 
     settings: dict[str, Any] = {"relay": flags["relay"]}
@@ -161,7 +161,7 @@ def relay_settings(flags: dict[str, Any]) -> dict[str, Any]:
         except ValueError as error:
             raise UsageError(f"{flag}: {error}") from None
         if settings[name] and not flags["relay"]:
-            raise UsageError(f"{flag} bounds what is relayed", "add --relay to volunteer")
+            raise UsageError(f"{flag} limits relaying, which is off", "add --relay to volunteer")
     return settings
 
 
@@ -177,7 +177,7 @@ def _remember_home(context: click.Context, _parameter: click.Parameter, value: s
 
 
 def chosen_home(context: click.Context) -> Home:
-    """--home, else PEERD_HOME, else the platform's state folder."""
+    """The home named by --home, else by PEERD_HOME, else the platform's state folder."""
     from peerd.config.paths import resolve_home
 
     home = resolve_home(context.find_root().obj)
@@ -187,14 +187,14 @@ def chosen_home(context: click.Context) -> Home:
 
 
 def existing_source(value: str, flag: str) -> str:
-    """A data source as the daemon needs it: `stdlib`, an address, `hub:NAME`, or the absolute path of a readable file or folder."""
+    """A data source for the daemon: `stdlib`, an address, `hub:NAME`, or the absolute path of a readable file or folder."""
     from peerd.config.data_config import REMOTE
 
     return value if value == "stdlib" or value.startswith(REMOTE) else existing_path(value, flag, "a text file or folder, or stdlib")
 
 
 def existing_path(value: str, flag: str, wanted: str) -> str:
-    """The absolute path of a file or folder that can be read."""
+    """The absolute path of a file or folder. UsageError if it cannot be read."""
     path = Path(value).expanduser().absolute()
     try:
         if not path.exists():

@@ -1,4 +1,4 @@
-"""The organiser's verbs but new: data, start, export, reference."""
+"""The organiser's verbs data, start, export and reference; new has its own module."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def start(context: click.Context, /, run_file: str, detach: bool, as_json: bool,
     if flags["stage"] is not None and flags["stage"] >= run.train.num_stages:
         raise UsageError(f"--stage {flags['stage']}: the run has stages 0 to {run.train.num_stages - 1}", "name one of those")
     settings = settings_of(context, flags, run_file=str(path))
-    if detach:  # the text may take hours, and a daemon in the background shows no progress
+    if detach:  # tokenizing may take hours, and a daemon in the background shows no progress
         _prepare(path, settings.data)
     launch(context, settings, detach=detach, as_json=as_json)
 
@@ -91,14 +91,14 @@ def data(run_file: str, data: str | None, as_json: bool) -> None:
 
 
 def _prepare(path: Path, source: str) -> dict[str, Any]:
-    """The token file in a process of its own: what the client starts with stays light."""
+    """Make the token file in a child process, so that the client does not load the libraries for it."""
     from peerd.cli.launch import run_child
 
     return run_child("peerd.data", json.dumps({"run_file": str(path), "data": source}), timeout_s=None, what="making the token file")
 
 
 def run_file_path(value: str) -> Path:
-    """A run.toml by its own path or its folder's."""
+    """The path of a run.toml, named by its own path or by its folder."""
     path = Path(value).expanduser().absolute()
     if path.is_dir() or path.suffix != ".toml":
         path = path / "run.toml"
@@ -108,7 +108,7 @@ def run_file_path(value: str) -> Path:
 
 
 def settings_of(context: click.Context, flags: dict[str, Any], *, run_file: str = "", join: str = "") -> Settings:
-    """What `start` and `join` were told, as the daemon takes it."""
+    """The daemon's settings from the flags of `start` or `join`."""
     from peerd.config.settings import Settings
 
     if not _is_device(flags["device"]):
@@ -142,7 +142,7 @@ def settings_of(context: click.Context, flags: dict[str, Any], *, run_file: str 
 
 
 def _source_of(data: str | None, *, joins: bool) -> str:
-    """What --data names; only who joins can fetch from the swarm."""
+    """The value of --data for the daemon. Only a joining daemon can fetch the data from the swarm."""
     if joins and data == "swarm":
         return data
     return existing_source(data, "--data") if data else ""
@@ -153,7 +153,7 @@ def _is_device(name: str) -> bool:
 
 
 def ipv4(host: str) -> str:
-    """--host as the daemon takes it; UsageError where it is no IPv4 address."""
+    """The value of --host for the daemon. UsageError if it is not an IPv4 address."""
     import ipaddress
 
     if not host:
@@ -174,7 +174,7 @@ def _address(host: str) -> str:
 
 
 def launch(context: click.Context, settings: Settings, *, detach: bool, as_json: bool) -> None:
-    """Run the daemon here, or detached and say how to reach it."""
+    """Run the daemon in place of this process, or detached and print its address."""
     from peerd.cli.launch import run_detached, run_in_foreground
 
     if not detach:

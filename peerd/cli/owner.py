@@ -1,4 +1,4 @@
-"""The verbs of the machine's owner: pause, resume, limits."""
+"""The verbs pause, resume and limits, for the owner of the machine."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def limits(context: click.Context, /, as_json: bool, **given: str | None) -> Non
 
 
 def _tell(home: Home, verb: str, silence_s: float, **arguments: Any) -> Mapping[str, Any]:
-    """The daemon's answer; without a daemon the wish is kept in the home for the next one."""
+    """The daemon's answer. If no daemon runs, the change is saved in the home for the next one."""
     from peerd.config.limits import load_wishes, owner_info, save_wishes
     from peerd.control.client import ControlClient
     from peerd.control.protocol import SCHEMA
@@ -112,7 +112,7 @@ def _say(reply: Mapping[str, Any], as_json: bool, line: str) -> None:
 
 
 def _change(given: Mapping[str, str | None]) -> dict[str, Any]:
-    """The limits that were named on the command line, as plain values."""
+    """The limits named on the command line, as plain values."""
     from peerd.config.limits import hours_text, parse_hours, parse_power, parse_rate, parse_share, parse_size
 
     readers: dict[str, tuple[str, Callable[[str], Any]]] = {

@@ -1,4 +1,4 @@
-"""How replies look on a terminal of 80 columns. Only reads them; whatever a peer wrote is printed without its control characters."""
+"""Text output of replies, for a terminal of 80 columns. Text that a peer wrote is printed without its control characters."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _SEVERITY_STYLE = {"problem": "red", "warning": "yellow", "info": "dim"}
 
 
 def console(*, to_stderr: bool = False) -> Console:
-    """A console as wide as the terminal, or 80 columns where output goes elsewhere."""
+    """A console with the terminal's width, or 80 columns if the output is not a terminal."""
     stream = sys.stderr if to_stderr else sys.stdout
     return Console(file=stream, width=None if stream.isatty() else WIDTH, highlight=False, markup=False, emoji=False)
 
 
 def plain(text: object, limit: int = 200) -> str:
-    """A peer's own words, made safe to print."""
+    """Text from a peer, made safe to print."""
     return "".join(character if character.isprintable() else "?" for character in str(text)[:limit])
 
 
 def short_id(peer: str) -> str:
-    """The end of a peer id: the start is the same for all."""
+    """The end of a peer id. All ids have the same start."""
     return ".." + plain(peer)[-8:] if len(peer) > 10 else plain(peer)
 
 
 def amount(value: float) -> str:
-    """A number in four digits: 999, 12.3K, 4.56M."""
+    """A number in few digits: 999, 12.3K, 4.56M."""
     step = 0
     while abs(value) >= 999.5 and step < len(_UNITS) - 1:
         value /= 1000
@@ -61,7 +61,7 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(values: list[float], width: int = 30) -> str:
-    """The course of a value in one line of blocks; longer series are thinned out."""
+    """A series of values as one line of blocks. Longer series are thinned out."""
     if len(values) > width:
         values = [values[index * (len(values) - 1) // (width - 1)] for index in range(width)]
     if not values:
@@ -72,37 +72,37 @@ def sparkline(values: list[float], width: int = 30) -> str:
 
 
 def phase_of(peer: PeerInfo) -> str:
-    """What a peer is up to; that it is leaving or suspect matters more than its phase."""
+    """The phase of a peer, or `suspect` or `leaving`, which matter more."""
     if peer["suspect"]:
         return "suspect"
     return "leaving" if peer["leaving"] else plain(peer["phase"], 12)
 
 
 def held_by(peer: PeerInfo, shown: Callable[[int], str] = str) -> str:
-    """How many microbatches of its step a peer holds, and after a plus sign how many of the next one."""
-    early = peer.get("next_done", 0)  # absent where the daemon is older
+    """Number of microbatches that a peer holds of its step, and after a plus sign of the next one."""
+    early = peer.get("next_done", 0)  # absent from older daemons
     return f"{shown(peer['done'])}+{shown(early)}" if early else shown(peer["done"])
 
 
 def exactness(counters: Mapping[str, object]) -> str:
-    """The three counts that stay 0 while every step is the one a single machine would have made."""
+    """The three counters that stay 0 while every step equals that of a single machine."""
     twice, lost, inexact = (counters[name] for name in ("duplicate_microbatches", "lost_microbatches", "inexact_steps"))
     return f"{twice} counted twice, {lost} lost, {inexact} steps inexact"
 
 
 def print_status(reply: StatusReply) -> None:
-    """This daemon."""
+    """Print the status of this daemon."""
     out = console()
     print_rows(out, _status_rows(reply))
     for item in reply["health"]:
         remedy = f"; {plain(item['remedy'])}" if item["remedy"] else ""
         out.print(Text(f"{plain(item['severity'])}: {plain(item['title'])}{remedy}", style=_SEVERITY_STYLE.get(item["severity"], "")))
-    # One unbroken line, however long, so that it can be copied.
+    # One line without breaks, so that it can be copied.
     out.print(Text(f"others join with: peerd join {plain(reply['join'], 400)}"), soft_wrap=True)
 
 
 def print_rows(out: Console, rows: list[tuple[str, str]]) -> None:
-    """Names and values in two columns; long values go on below themselves."""
+    """Print names and values in two columns. Long values are wrapped within their column."""
     indent = max(len(name) for name, _ in rows) + 2
     for name, value in rows:
         first, *more = textwrap.wrap(value, out.width - indent) or [""]
@@ -145,7 +145,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
 
 
 def print_limits(reply: Mapping[str, Any]) -> None:
-    """What the owner allows, as `peerd limits` shows it."""
+    """Print the owner's limits, for `peerd limits`."""
     limits, used = reply["limits"], f"{amount(reply['today'])}B today, {amount(reply['this_month'])}B this month"
     rows = [
         ("upload", _rate(limits["upload"])),
@@ -168,7 +168,7 @@ def print_limits(reply: Mapping[str, Any]) -> None:
 
 
 def pause_line(owner: Mapping[str, Any]) -> str:
-    """Why a peer pauses and when it goes on; empty when it works."""
+    """Reason and end of a pause; empty if the peer works."""
     if not owner["paused"]:
         return ""
     what = "paused" if owner["resting"] else "pausing, finishing what it holds"
@@ -199,7 +199,7 @@ def _update_rows(reply: StatusReply) -> list[tuple[str, str]]:
 
 
 def _direct_row(reply: StatusReply) -> list[tuple[str, str]]:
-    """Whether tensors go past the tunnel."""
+    """The row about direct connections."""
     direct = reply.get("direct")
     if direct is None:
         return []
@@ -220,7 +220,7 @@ def _reach_rows(reply: StatusReply) -> list[tuple[str, str]]:
 
 
 def _link_rows(reply: StatusReply) -> list[tuple[str, str]]:
-    """One a link and direction, where links choose their codecs."""
+    """A row for each link and direction, in runs where links choose their codecs."""
     rows = []
     for link in reply.get("links", []):
         way, rate = ("to" if link["tensor"] == "activations" else "from"), link["rate"]
@@ -235,7 +235,7 @@ def _evaluation_row(reply: StatusReply) -> list[tuple[str, str]]:
 
 
 def print_peers(reply: PeersReply) -> None:
-    """The whole swarm."""
+    """Print the whole swarm."""
     out = console()
     out.print(Text(swarm_line(reply)))
     out.print(swarm_table(reply))
@@ -257,8 +257,8 @@ def swarm_line(reply: PeersReply) -> str:
 
 
 def swarm_table(reply: PeersReply, labels: Mapping[str, str] | None = None) -> Table:
-    """Stages and their peers; `labels` names peers by something shorter than their id."""
-    shows_path = any("path" in peer for stage in reply["stages"] for peer in stage["peers"])  # a passer-by sends nobody tensors
+    """A table of stages and their peers. `labels` are short names of peers, by id."""
+    shows_path = any("path" in peer for stage in reply["stages"] for peer in stage["peers"])  # a visitor sends no tensors, so it has none
     table = Table(box=SIMPLE_HEAD, padding=(0, 0 if shows_path else 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in ("stage", "missing"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -276,7 +276,7 @@ def swarm_table(reply: PeersReply, labels: Mapping[str, str] | None = None) -> T
 
 
 def _mark(peer: PeerInfo) -> str:
-    """How others reach a peer, where that is out of the ordinary."""
+    """A mark for a peer that relays, is behind a relay, or cannot be dialled."""
     if peer.get("relays"):
         return "+"
     return {"relayed": "~", "client": "!"}.get(peer.get("reach", ""), "")

@@ -1,4 +1,4 @@
-"""What a new run costs its volunteers, as `peerd new` prints it: a line per stage, or for several alike."""
+"""The estimated costs of a new run, as `peerd new` prints them: a line for each stage, or for several equal ones."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from peerd.planner.workload import StageEstimate
 
 NOMINAL_FLOPS = 1e12
-"""Speed at which tokens and upload are told; a device of another speed multiplies both."""
+"""Device speed for which tokens/s and upload are printed; both are proportional to it."""
 USUAL_GPUS_GB = (4, 6, 8, 10, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
-"""Memory that GPUs are sold with."""
+"""Usual memory sizes of GPUs."""
 TORCH_GB = 1
-"""Of it for the driver, torch's kernels and the slack of its allocator."""
+"""GPU memory for the driver, torch's kernels and the slack of its allocator."""
 
 
 def estimate_lines(stages: list[StageEstimate], slots: int) -> list[str]:
@@ -45,7 +45,7 @@ def _span(first: int, last: int) -> str:
 
 
 def _cells(stage: StageEstimate) -> tuple[str, ...]:
-    tokens_per_s = NOMINAL_FLOPS / max(stage.flops_per_token, 1)  # a stage may have no products at all
+    tokens_per_s = NOMINAL_FLOPS / max(stage.flops_per_token, 1)  # a stage may have no matrix products
     return (
         f"{stage.load.num_parameters / 1e6:,.2f} M",
         f"{stage.memory_bytes / 1e9:,.2f} GB",
@@ -62,7 +62,7 @@ def _smallest_gpu(memory_bytes: int) -> str:
 
 
 def estimate_fields(stage: StageEstimate) -> dict[str, Any]:
-    """The same for --json, in bytes and operations."""
+    """The estimate of a stage for --json, in bytes and operations."""
     return {
         "first_layer": stage.layers.start,
         "num_layers": len(stage.layers),

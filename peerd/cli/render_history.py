@@ -1,4 +1,4 @@
-"""How the past looks on a terminal of 80 columns: steps, events, contributions."""
+"""Text output of steps, events and contributions, for a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STYLES = {"suspect": "yellow", "gone": "red", "raised": "yellow", "cleared": "g
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one peer gave to the run, all stages together."""
+    """The contribution of one peer to the run, all stages together."""
 
     peer: str
     tokens: int
@@ -29,9 +29,9 @@ class Share:
     steps: int
     stages: tuple[int, ...]
     own_word: bool
-    """Nobody else tells of it."""
+    """No other peer has a count of it."""
     part: float
-    """Of all that is known."""
+    """Share of all counted tokens."""
 
 
 def print_history(reply: HistoryReply, *, most_steps: int | None, with_events: bool) -> None:
@@ -65,7 +65,7 @@ def _steps_table(shown: list[StepInfo], steps: list[StepInfo]) -> Table:
 
 
 def norm_of(step: StepInfo) -> str:
-    """The gradient norm, before clipping; empty where it is not known."""
+    """The gradient norm before clipping; empty if unknown."""
     norm = step.get("gradient_norm")
     if step.get("overflowed"):
         return "overflow"
@@ -92,7 +92,7 @@ def _print_events(out: Console, events: list[EventInfo]) -> None:
 
 
 def when(time_s: float) -> str:
-    """The time of day, with the date where it is not today; a dash for what was before this daemon."""
+    """The time of day, or date and time for older times; a dash if unknown, as for steps before this daemon joined."""
     if not time_s:
         return "-"
     local = time.localtime(time_s)
@@ -120,7 +120,7 @@ def print_contributions(reply: ContributionsReply) -> None:
 
 
 def shares_of(reply: ContributionsReply) -> list[Share]:
-    """By peer, the largest first."""
+    """The contribution of each peer, the largest first."""
     rows: dict[str, list[tuple[int, int, int, int, bool]]] = {}
     for stage in reply["stages"]:
         for row in stage["peers"]:
@@ -143,7 +143,7 @@ def shares_of(reply: ContributionsReply) -> list[Share]:
 
 
 def coverage(reply: ContributionsReply) -> list[str]:
-    """Of which steps this is the count, stage by stage where they differ."""
+    """The range of steps that is counted, one line for all stages with the same range."""
     lines = []
     told = {stage["stage"] for stage in reply["stages"]}
     ranges = {(s["first_step"], s["last_step"], s["steps"]) for s in reply["stages"]}
@@ -162,7 +162,7 @@ def _stages(stages: list[str]) -> str:
 
 
 def shared_text(reply: ContributionsReply) -> str:
-    """What a volunteer may paste elsewhere: own share and rank, no addresses."""
+    """Text for a volunteer to paste elsewhere: own share and rank, no addresses."""
     shares = shares_of(reply)
     mine = next((share for share in shares if share.peer == reply["me"]), None)
     run = plain(reply["run"], 64)

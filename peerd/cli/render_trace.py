@@ -1,4 +1,4 @@
-"""How a trace looks: as a table on a terminal of 80 columns, as JSON for scripts, as a file for a viewer."""
+"""Output of a trace: as a table for a terminal of 80 columns, as JSON for scripts, as a file for a viewer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def timeline_file(reply: TraceReply) -> dict[str, Any]:
 
 
 def summary(reply: TraceReply) -> dict[str, Any]:
-    """Parts of one, by stage and by peer."""
+    """Shares of the time by activity, for the critical path, each stage and each peer."""
     timelines = timelines_of(reply)
     within = window(timelines)
     return {
@@ -96,7 +96,7 @@ def _percents(shares: Shares) -> list[str]:
 
 
 def _clocks(reply: TraceReply) -> list[str]:
-    """How well the peers' clocks could be told from one another; the first peer's is the one that counts."""
+    """A line about the precision of the other peers' clocks, which are converted to the first peer's."""
     others = reply["peers"][1:]
     if not others:
         return []
@@ -105,7 +105,7 @@ def _clocks(reply: TraceReply) -> list[str]:
 
 
 def _notes(reply: TraceReply) -> list[str]:
-    """What is missing from the picture."""
+    """Lines about peers that are missing from the trace, in full or in part."""
     notes = [f"told nothing: {_who(peer['peer'], peer['stage'])}: {plain(peer['reason'])}" for peer in reply["silent"]]
     notes += [f"told only the end of it: {_who(peer['peer'], peer['stage'])}" for peer in _incomplete(reply)]
     if reply["not_asked"]:

@@ -1,4 +1,4 @@
-"""The verb service: a daemon that starts by itself when this user's session (or, with lingering, the machine) does."""
+"""The verb service: lets a daemon start by itself with this user's session (or, with lingering, with the machine)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from peerd.cli.service_files import Service
 
 COMMAND_TIMEOUT_S = 120.0
-"""A restart drains the daemon before."""
+"""Long enough for a restart, which drains the daemon first."""
 _SHOWN = "LoadState,ActiveState,SubState,UnitFileState,ExecMainStatus,MainPID"
 
 
@@ -128,7 +128,7 @@ def status(as_json: bool) -> None:
 
 
 def _service(context: click.Context, arguments: tuple[str, ...]) -> Service:
-    """The command that `peerd join ARGUMENTS` would be, with every path absolute and every value checked."""
+    """The service that runs `peerd join ARGUMENTS`, with absolute paths and checked values."""
     from peerd.cli.organise import settings_of
     from peerd.cli.service_files import Service
     from peerd.cli.volunteer import check_was_in_a_run, join
@@ -149,7 +149,7 @@ def _service(context: click.Context, arguments: tuple[str, ...]) -> Service:
 
 
 def _flags_of(joining: click.Context, params: dict[str, Any]) -> list[str]:
-    """Those that were given, with their values."""
+    """The flags given on the command line, with their values."""
     words: list[str] = []
     for option in joining.command.params:
         name = option.name or ""
@@ -159,16 +159,16 @@ def _flags_of(joining: click.Context, params: dict[str, Any]) -> list[str]:
 
 
 def _executable() -> Path:
-    """The command peerd beside this interpreter, else that on the PATH."""
+    """Path of the command peerd: beside this interpreter, else on the PATH."""
     beside = Path(sys.executable).with_name("peerd")
     found = str(beside) if beside.exists() else shutil.which("peerd")
     if not found:
-        raise UsageError("there is no command peerd that a service could start", "install peerd: pip install -c scripts/constraints.txt .")
+        raise UsageError("no command peerd is installed that a service could start", "run pip install -c scripts/constraints.txt .")
     return Path(found).absolute()
 
 
 def _manager() -> str:
-    """systemd or launchd; one clear line where there is neither."""
+    """The service manager: systemd or launchd. UsageError if there is neither."""
     if sys.platform == "darwin":
         return "launchd"
     if sys.platform == "linux" and shutil.which("systemctl"):
@@ -196,7 +196,7 @@ def _domain() -> str:
 
 
 def _check_home_is_free(context: click.Context, manager: str) -> None:
-    """A daemon that somebody started by hand keeps the service out."""
+    """Refuse to start the service while a daemon that was started by hand uses the home."""
     from peerd.control.client import ControlClient
 
     try:
@@ -244,9 +244,9 @@ def _run(command: list[str], *, may_fail: bool = False) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
     except FileNotFoundError:
-        raise UsageError(f"{command[0]} is not there", "is this user's PATH complete?") from None
+        raise UsageError(f"the command {command[0]} is not found", "check this user's PATH") from None
     except subprocess.TimeoutExpired:
-        raise TimedOutError(f"`{' '.join(command)}` took longer than {COMMAND_TIMEOUT_S:g} s", "look with `peerd service status`") from None
+        raise TimedOutError(f"`{' '.join(command)}` took longer than {COMMAND_TIMEOUT_S:g} s", "see `peerd service status`") from None
     if done.returncode and not may_fail:
         said = (done.stderr or done.stdout).strip().partition("\n")[0][:200]
         remedy = "a user's services need a login session: log in on the machine itself, or run loginctl enable-linger"

@@ -1,6 +1,6 @@
-"""What makes a daemon start by itself: a systemd user unit, or a launchd agent. Text only; installing it is service.py's affair.
+"""The files that make a daemon start by itself: a systemd user unit or a launchd agent. service.py installs them.
 
-Exit codes, patience and manners are those of deploy/systemd/peerd.service; a test holds the two together.
+Exit codes, timeouts and priorities are those of deploy/systemd/peerd.service; a test compares the two.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ MARK = "Written by `peerd service install`"
 UNIT = "peerd.service"
 LABEL = "org.peerd.peerd"
 STOP_TIMEOUT_S = 90
-"""A drain takes up to a minute."""
+"""Longer than a drain, which takes up to a minute."""
 RETRY_S = 20
 MAC_RETRY_S = 60
-"""launchd cannot tell one exit code from another: it tries again after all of them, so less often."""
+"""Longer than RETRY_S, because launchd cannot distinguish exit codes and retries after all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A command to keep running for this user."""
+    """A command that the service manager keeps running for this user."""
 
     command: tuple[str, ...]
     home: Path
     log: Path
-    """Where launchd writes what the daemon says; systemd has its journal."""
+    """The file for the daemon's output under launchd; systemd has its journal."""
 
 
 def systemd_unit(service: Service) -> str:
-    """A unit for the user's own service manager, which has no network target to wait for: a join that fails is tried again."""
+    """A unit for the user's service manager. It cannot wait for a network target, so a failed join is retried."""
     gives_up = " ".join(str(int(code)) for code in sorted(FOR_THE_USER_TO_MEND))
     return f"""\
 # {MARK}; `peerd service uninstall` removes it.
@@ -70,7 +70,7 @@ WantedBy=default.target
 
 
 def launchd_agent(service: Service) -> bytes:
-    """A property list for the user's launchd."""
+    """A property list for this user's launchd."""
     agent = {
         "Comment": MARK,
         "Label": LABEL,
@@ -91,6 +91,6 @@ def launchd_agent(service: Service) -> bytes:
 
 
 def _quoted(word: str, *, is_command: bool = True) -> str:
-    """One word as systemd.syntax(7) reads it: in quotes, no specifier, and in commands no variable (systemd.service(5))."""
+    """Quote a word for systemd.syntax(7), with specifiers escaped, and in commands also variables (systemd.service(5))."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped.replace("$", "$$") if is_command else escaped}"'

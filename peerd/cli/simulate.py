@@ -1,4 +1,4 @@
-"""The verb simulate: thousands of peers in virtual time, on this machine alone. It needs no daemon and no network."""
+"""The verb simulate: simulates thousands of peers in virtual time, without a daemon or a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_STAGES = 512
 
 
 class StageCounts(click.ParamType[tuple[int, ...]]):
-    """Numbers of stages: one, or several with commas between."""
+    """One or several numbers of stages, separated by commas."""
 
     name = "numbers"
 

@@ -1,4 +1,4 @@
-"""The verb trace: what every peer did in the next steps, as a timeline in a file and as a table."""
+"""The verb trace: shows the activity of every peer in the next steps, as a timeline in a file and as a table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MAX_STEPS = 1000
 GRACE_S = 30.0
-"""For the daemon to ask the others, after the steps."""
+"""Time for the daemon to ask the other peers after the steps."""
 
 
 @click.command()
@@ -69,7 +69,7 @@ def trace(context: click.Context, steps: int, out: str | None, timeout_s: float,
 
 
 def _writable(name: str) -> Path:
-    """The file, before anybody waits for what shall go into it."""
+    """The file, checked to be writable before the command waits for the steps."""
     file = Path(name).expanduser().absolute()
     if file.is_dir():
         raise UsageError(f"-o {file}: a folder", "name a file")

@@ -1,4 +1,4 @@
-"""The volunteer's verbs: join and leave."""
+"""The verbs join and leave, for volunteers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def join(context: click.Context, /, addresses: tuple[str, ...], detach: bool, as
 
 
 def check_was_in_a_run(home: Home) -> None:
-    """UsageError where there is no run to go back into."""
+    """Raise a UsageError if this home has no last run to rejoin."""
     import json
 
     from peerd.errors import UsageError

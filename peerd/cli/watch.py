@@ -1,4 +1,4 @@
-"""The verbs that look on: status, peers, top, dashboard, wait. They change nothing, but for the key that leaves in top."""
+"""The verbs status, peers, top, dashboard and wait. They change nothing, except that top has keys to pause and to leave."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def top(context: click.Context) -> int:
     from peerd.control.client import ControlClient
 
     client = ControlClient(chosen_home(context))
-    client.request("status")  # before the libraries that draw are loaded
+    client.request("status")  # fails early, before the drawing libraries are loaded
     from peerd.cli.top.app import run
     from peerd.cli.top.feed import Feed
 
@@ -124,13 +124,14 @@ def dashboard(context: click.Context, opens: bool | None, as_json: bool) -> None
     if wanted:
         import webbrowser
 
-        # All users of this machine see a browser's command line: never the token. A daemon that gives no code shows the page without.
+        # All users of this machine can read a browser's command line, so it never gets the token. An older daemon gives no code; then the
+        # page opens without rights.
         if not webbrowser.open(reply.get("open") or reply["address"].partition("?")[0]) and opens:
             raise UsageError("no browser can be opened here", "open the address yourself")
 
 
 def is_on_a_desktop(platform: str, environment: Mapping[str, str]) -> bool:
-    """Whether a browser that is opened here stands before the eyes of whoever typed."""
+    """True if a browser opened by this process appears on the screen of the user who ran the command."""
     shows = platform == "darwin" or any(environment.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
     return shows and "SSH_CONNECTION" not in environment
 
@@ -169,7 +170,7 @@ def _wait(context: click.Context, arguments: dict[str, Any], timeout_s: float) -
     while True:
         left_s = max(0.0, timeout_s - (time.monotonic() - began))
         try:
-            # The daemon keeps the time; the client only guards against a daemon that does not.
+            # The daemon measures the time; the client's limit is for a daemon that does not answer.
             return client.request("wait", timeout_s=left_s, silence_s=left_s + 5.0, **arguments)
         except NoDaemonError:
             if time.monotonic() - began >= min(timeout_s, DAEMON_APPEARS_WITHIN_S):

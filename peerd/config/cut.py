@@ -43,7 +43,7 @@ def check_model(model: ModelConfig) -> None:
         raise ValueError('model.boundary_layers needs model.boundary = "bottleneck" or "maxout"')
     starts = group_starts(model) if model.boundary_layers else ()
     if list(model.boundary_layers) != sorted(set(model.boundary_layers) & set(starts)):
-        raise ValueError(f"model.boundary_layers must be some of {_listed(starts)}, rising: layers with which a group begins")
+        raise ValueError(f"model.boundary_layers must be some of {_listed(starts)}, in rising order: first layers of groups")
 
 
 def check_cut(model: AnyModel, train: TrainConfig) -> None:
@@ -51,7 +51,7 @@ def check_cut(model: AnyModel, train: TrainConfig) -> None:
     counts, num_stages, points = layer_counts(model, train), train.num_stages, cut_points(model)
     told = f"the model can be cut before layers {_listed(points)} only"
     if num_stages > len(points) + 1:
-        raise ValueError(f"train.num_stages is {num_stages}; {told}, so into {len(points) + 1}")
+        raise ValueError(f"train.num_stages is {num_stages}; {told}, so into at most {len(points) + 1} stages")
     if counts is None:
         if len(points) > MAX_POINTS_TO_CHOOSE_FROM:
             raise ValueError(f'train.cut = "cost" chooses from at most {MAX_POINTS_TO_CHOOSE_FROM} places; give the numbers of layers')

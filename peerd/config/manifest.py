@@ -134,7 +134,7 @@ class Manifest:
         if not exact and self.train.average_parameters_every_steps:
             raise ValueError('train.average_parameters_every_steps needs wire.weight_gradients "none": parameters must not lose digits')
         if not exact and self.train.precision == "float16":
-            raise ValueError('train.precision "float16" needs wire.weight_gradients "none": what overflowed must be counted exactly')
+            raise ValueError('train.precision "float16" needs wire.weight_gradients "none": overflows must be detected exactly')
         if self.boundary_bytes > MAX_BOUNDARY_BYTES:
             raise ValueError(
                 f"a microbatch's activations take {self.boundary_bytes} bytes; the limit is {MAX_BOUNDARY_BYTES}: "
@@ -168,12 +168,12 @@ class Manifest:
 
     @property
     def tokens_per_microbatch(self) -> int:
-        """At full sequence length."""
+        """Tokens of a microbatch at full sequence length."""
         return self.train.microbatch_size * self.model.tokens_per_sample(self.train.sequence_length)
 
     @property
     def tokens_per_step(self) -> int:
-        """At full sequence length."""
+        """Tokens of a step at full sequence length."""
         return self.train.microbatches_per_step * self.tokens_per_microbatch
 
     def sequence_length_at(self, step: int) -> int:

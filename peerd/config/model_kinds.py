@@ -196,7 +196,7 @@ class BlocksConfig:
             raise ValueError(f"model.shapes has {len(self.shapes)} blocks; it must have between 1 and {MAX_BLOCKS}")
         for shape in (self.input_shape, *self.shapes):
             if not (1 <= len(shape) <= 6 and all(1 <= size <= 1 << 24 for size in shape)):
-                raise ValueError(f"{list(shape)} in model.input_shape or model.shapes is no shape of a sample")
+                raise ValueError(f"{list(shape)} in model.input_shape or model.shapes is not a valid shape of a sample")
 
     @property
     def num_layers(self) -> int:

@@ -109,7 +109,7 @@ class Archive:
 
     def _complain(self, error: Exception) -> None:
         if not self._complained:
-            LOG.warning("the history cannot be kept", file=str(self._path), error=str(error))
+            LOG.warning("the history cannot be written", file=str(self._path), error=str(error))
         self._complained = True
         self._close()  # the next write opens it again, which sets a damaged file aside
 

@@ -1,4 +1,4 @@
-"""`peerd top`: the swarm live on a whole terminal. Asks the daemon's control socket, decides nothing, changes nothing but by `leave`.
+"""`peerd top`: the swarm live on a whole terminal. It reads the daemon's control socket, and sends only `pause`, `resume` and `leave`.
 
-poll -> recall -> picture -> lines are functions of values; feed asks, and screen, swarm_list and dialogs show.
+poll -> recall -> picture -> lines are functions of values; feed.py asks the daemon, and app.py, swarm_list.py and dialogs.py draw.
 """

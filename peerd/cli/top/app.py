@@ -1,4 +1,4 @@
-"""The screen of `peerd top`: where the parts stand, which key does what, and how a daemon that ended is told."""
+"""The screen of `peerd top`: layout, keys, and the display of a daemon that ended."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ EXITS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Heard(Message):
-    """The feed has asked the daemon."""
+    """The feed has a new picture, or the reason why it has none."""
 
     def __init__(self, found: Picture | Trouble) -> None:
         super().__init__()
@@ -69,11 +69,11 @@ class Heard(Message):
 
 
 class HasLeft(Message):
-    """The request to leave was answered, and the daemon has ended."""
+    """The daemon has answered the request to leave, and has ended."""
 
 
 class Refused(Message):
-    """The daemon did not do as a key asked it to."""
+    """The daemon refused the request of a key."""
 
     def __init__(self, verb: str, trouble: Trouble) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Refused(Message):
 
 
 class TopApp(App[None]):
-    """Shows what the feed hears until the user quits."""
+    """Shows the pictures of the feed until the user quits."""
 
     CSS = CSS
     ENABLE_COMMAND_PALETTE = False
@@ -169,18 +169,18 @@ class TopApp(App[None]):
         self._show()
 
     def _fatal_error(self) -> None:
-        """A bug in here is told as any other: `run` raises it once the terminal is as it was."""
+        """Close without textual's own report of a bug. `run` raises the exception once the terminal is restored."""
         self._close_messages_no_wait()
 
     def _paint_all(self) -> None:
-        """After Ctrl-Z and `fg` the terminal is empty."""
+        """Redraw everything after Ctrl-Z and `fg`, which leave the terminal empty."""
         for screen in self.screen_stack:
             for widget in screen.query("*"):
                 widget.refresh()
         self.refresh(layout=True)
 
     def _show(self) -> None:
-        if not self.screen_stack:  # it is quitting, and this is the last that was heard
+        if not self.screen_stack:  # the app is quitting
             return
         root = self.screen_stack[0]
         if time.monotonic() - self._refused_s > REFUSAL_SHOWN_S:
@@ -188,7 +188,7 @@ class TopApp(App[None]):
         root.set_class(self._trouble is not None or bool(self._refusal), "-troubled")
         for view in root.query(LinesView):
             view.show(self._picture)
-        for peers in root.query(SwarmList):  # none: it is quitting
+        for peers in root.query(SwarmList):  # empty while the app is quitting
             peers.show(self._picture)
         if isinstance(self.screen, PeerDetails):
             self.screen.show(self._picture)
@@ -225,7 +225,7 @@ def _dots(values: Sequence[float], width: int, height: int, *, from_zero: bool =
 
 
 def run(feed: Feed) -> int:
-    """Show one daemon until the user quits. PeerdError where it does not answer at first."""
+    """Show one daemon until the user quits. PeerdError if the daemon does not answer at the start."""
     app = TopApp(feed, feed.ask())
     with contextlib.suppress(KeyboardInterrupt):
         app.run()

@@ -1,4 +1,4 @@
-"""A curve in braille dots: two by four to a character."""
+"""A curve drawn with braille characters of two by four dots."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 _BRAILLE = 0x2800
 ROUNDING = 1e-9
-"""Values that differ by so little, against themselves, are equal: else a mean's last bit is drawn as a tower."""
+"""Relative difference below which values count as equal; otherwise the last bit of a mean would be drawn as a tower."""
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def drawn(values: Sequence[float], width: int, height: int, *, from_zero: bool = False) -> tuple[str, ...]:
-    """`height` strings of `width` characters from top to bottom; the first value at the left end, the last at the right."""
+    """The curve as `height` strings of `width` characters, from top to bottom. The first value is at the left end."""
     cells = [[0] * width for _ in range(height)]
     courses = resampled([value for value in values if math.isfinite(value)], 2 * width)
     if courses and height > 0:
@@ -28,7 +28,7 @@ def drawn(values: Sequence[float], width: int, height: int, *, from_zero: bool =
 
 
 def resampled(values: Sequence[float], count: int) -> list[float]:
-    """`count` values that take the same course: means where there are more, straight lines between them where there are fewer."""
+    """Resample a series to `count` values: means if it has more, linear interpolation if it has fewer."""
     known = len(values)
     if known == 0 or count <= 0:
         return []
@@ -46,7 +46,7 @@ def resampled(values: Sequence[float], count: int) -> list[float]:
 
 
 def levels(values: Sequence[float], count: int, *, from_zero: bool = False) -> list[int]:
-    """Each value's level, 0 to count - 1, between the least, or zero, and the greatest."""
+    """The level of each value, from 0 (the smallest value, or zero) to count - 1 (the largest)."""
     low, high = min(values), max(values)
     if from_zero:
         low = min(0.0, low)

@@ -1,4 +1,4 @@
-"""What comes up over the table: the details of a peer, and the question before leaving."""
+"""Dialogs over the table: the details of a peer, and the question before leaving."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GONE: Line = (("this peer is not in the swarm any more", Ink.WARNING),)
 
 
 class PeerDetails(ModalScreen[None]):
-    """Everything about one peer, for as long as it is open as it is now."""
+    """The record of one peer, updated while the dialog is open."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,space,q", "dismiss", "close", key_display="esc")]
 
@@ -35,7 +35,7 @@ class PeerDetails(ModalScreen[None]):
         yield box
 
     def show(self, picture: Picture) -> None:
-        for view in self.query(LinesView):  # none: the screen is quitting
+        for view in self.query(LinesView):  # empty while the app is quitting
             view.show(picture)
 
     def _draw(self, picture: Picture, width: int, _height: int) -> tuple[Line, ...]:
@@ -58,7 +58,7 @@ QUESTION = (
 
 
 class LeaveQuestion(ModalScreen[bool]):
-    """Asks before the daemon is made to leave."""
+    """Asks for confirmation before the daemon leaves."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "leave"),

@@ -1,4 +1,4 @@
-"""Asks the daemon over and over, on a thread of its own, and hands on what there is to see. A daemon that ended is asked on."""
+"""Asks the daemon again and again, on its own thread, and passes on the pictures. It keeps asking after the daemon has ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from peerd.errors import PeerdError
 PERIOD_S = 1.0
 LONGEST_PAUSE_S = 3.0
 REST = 4
-"""Pause so many times as long as the asking took: watching must cost a busy daemon little."""
+"""Ratio of the pause between polls to the duration of a poll, so that watching costs a busy daemon little."""
 SILENCE_S = 3.0
 HISTORY_PERIOD_S = 3.0
 LEAVE_SILENCE_S = 120.0
@@ -25,13 +25,13 @@ LEAVE_SILENCE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why there is nothing new to see, in one line."""
+    """The reason why there is no new picture, in one line."""
 
     text: str
 
 
 class Feed:
-    """One daemon's picture, again and again."""
+    """A series of pictures of one daemon."""
 
     def __init__(self, client: ControlClient) -> None:
         self._client = client
@@ -39,10 +39,10 @@ class Feed:
         self._stopped = threading.Event()
         self._told: tuple[object, ...] = ()
         self._asked_s = float("-inf")
-        """When the history was last asked for, and what stood in the table then."""
+        """Time of the last request for the history. `_told` is the state of the table at that time."""
 
     def ask(self) -> Picture:
-        """The daemon's picture now. PeerdError where it does not answer, or not so that it can be understood."""
+        """The current picture. PeerdError if the daemon does not answer, or the answer cannot be understood."""
         try:
             poll = self._poll()
             recall = self._recall.after(poll)
@@ -54,14 +54,14 @@ class Feed:
         return picture
 
     def start(self, tell: Callable[[Picture | Trouble], object]) -> None:
-        """`tell` is called from the feed's thread, which ends with the process at the latest."""
+        """Start the thread, which calls `tell` with each picture. It ends at `stop`, or with the process."""
         threading.Thread(target=self._run, args=(tell,), name="top-feed", daemon=True).start()
 
     def stop(self) -> None:
         self._stopped.set()
 
     def leave(self, tell: Callable[[Trouble | None], object]) -> None:
-        """Ask the daemon to drain and end; `tell` gets None when it has, from a thread."""
+        """Ask the daemon to drain and end. A thread calls `tell` with None when it has ended, or with the reason why not."""
 
         def request() -> None:
             try:
@@ -74,7 +74,7 @@ class Feed:
         threading.Thread(target=request, name="top-leave", daemon=True).start()
 
     def pause(self, yes: bool, tell: Callable[[Trouble], object]) -> None:
-        """Ask the daemon to pause or to go on; what it does is seen with the next asking. `tell` hears why it does not."""
+        """Ask the daemon to pause or to resume; the next picture shows the effect. A thread calls `tell` if the daemon refuses."""
 
         def request() -> None:
             try:
@@ -104,7 +104,7 @@ class Feed:
         return Poll(at_s=time.monotonic(), status=status, peers=peers, steps=steps, events=events)
 
     def _news(self, status: StatusReply, peers: PeersReply) -> tuple[tuple[StepInfo, ...], tuple[EventInfo, ...]]:
-        """Steps and events not told before. The daemon looks them up on disk, so it is asked for them less often than for the rest."""
+        """Steps and events since the last request. The daemon reads them from disk, so they are requested less often than the rest."""
         told = (status["pid"], status["peer"]["step"], peers["work_step"], peers["last_loss"])
         if told == self._told and time.monotonic() - self._asked_s < HISTORY_PERIOD_S:
             return (), ()

@@ -1,6 +1,6 @@
-"""Lines of text in a few inks, fitted to a terminal's columns. Which colour an ink has is the screen's affair.
+"""Lines of text in a few inks, fitted to a terminal's columns. views.py maps inks to colours.
 
-No meaning hangs on an ink alone: whatever is tinted also says so in words or by a sign.
+No meaning depends on an ink alone: words or signs say the same.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def width_of(line: Line) -> int:
 
 
 def fitted(text: str, width: int, *, right: bool = False) -> str:
-    """Exactly `width` columns: padded, or cut with an ellipsis."""
+    """The text in exactly `width` columns: padded, or cut with an ellipsis."""
     found = cell_len(text)
     if found > width:
         return set_cell_size(text, width - 1) + ELLIPSIS if width > 0 else ""
@@ -46,7 +46,7 @@ def fitted(text: str, width: int, *, right: bool = False) -> str:
 
 
 def line_fitted(line: Iterable[Span], width: int) -> Line:
-    """The same spans in exactly `width` columns."""
+    """The spans in exactly `width` columns."""
     spans: list[Span] = []
     left = width
     for text, ink in line:
@@ -60,7 +60,7 @@ def line_fitted(line: Iterable[Span], width: int) -> Line:
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of at most `width` columns, precise to an eighth; anything above nothing is seen."""
+    """A bar of at most `width` columns, precise to an eighth of a column. Any positive share is visible."""
     if not share > 0 or width <= 0:
         return ""
     eighths = max(1, round(min(1.0, share) * width * 8))
@@ -77,7 +77,7 @@ def duration(seconds: float) -> str:
 
 
 def fixed(value: float | None) -> str:
-    """A loss in four decimals, or in powers of ten where it has run away."""
+    """A loss with four decimals, or in scientific notation if it has diverged."""
     if value is None or not math.isfinite(value):
         return NONE
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:.3g}"

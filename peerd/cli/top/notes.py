@@ -1,4 +1,4 @@
-"""The lines around the table: the heading, and the notes on my daemon, its health and what happened."""
+"""The lines around the table: the heading, and notes on this daemon, its health and events."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _DONE, _TO_DO = "\u2501", "\u2500"
 _INK_OF_SEVERITY = {"problem": Ink.PROBLEM, "warning": Ink.WARNING}
 LEAST_EVENTS = 2
 ROOMY = 14
-"""Lines from which on long entries are wrapped and not cut."""
+"""Number of lines from which long entries are wrapped instead of cut."""
 LABEL_WIDTH = 11
 
 
 def heading(picture: Picture, state: str, width: int) -> tuple[Line, Line]:
-    """Run and step on the left, how fresh this is on the right; below, how far the run has come."""
+    """Run and step on the left, the age of the picture on the right; below, the progress of the run."""
     step = "no step yet" if picture.step is None else f"step {picture.step}"
     end = f" of {picture.last_step}" if picture.last_step and picture.step is not None else ""
     count = f"{_counted(picture.num_peers, 'peer')} in {_counted(len(picture.stages), 'stage')}"
@@ -42,12 +42,12 @@ def loss_title(picture: Picture, width: int) -> Line:
 
 
 def speed_title(picture: Picture, width: int) -> Line:
-    speed = amount(picture.tokens_per_second) if picture.tokens_per_second > 0 else NONE  # two steps tell a speed
+    speed = amount(picture.tokens_per_second) if picture.tokens_per_second > 0 else NONE  # a speed needs two steps
     return line_fitted((("tokens/s ", Ink.QUIET), (speed, Ink.STRONG)), width)
 
 
 def notes(picture: Picture, width: int, height: int) -> tuple[Line, ...]:
-    """What is wrong first, then my daemon, then what happened, the latest at the end; what does not fit is left out."""
+    """Problems, then this daemon, then events with the latest at the end. Lines that do not fit are left out."""
     most = 1 if height < ROOMY else 3
     wrong = [item for item in picture.health if item["severity"] in _INK_OF_SEVERITY]
     fine = [item for item in picture.health if item["severity"] not in _INK_OF_SEVERITY]
@@ -69,7 +69,7 @@ def _health(item: HealthItem, width: int, most: int) -> Iterator[Line]:
 
 
 def entry(name: str, value: str, width: int, *, most: int, inks: tuple[Ink, Ink] = (Ink.QUIET, Ink.PLAIN)) -> Iterator[Line]:
-    """A name and its value, which goes on below itself for at most so many lines."""
+    """A name and its value, wrapped to at most `most` lines."""
     wrapped = textwrap.wrap(value, max(10, width - LABEL_WIDTH), max_lines=most, placeholder=ELLIPSIS) or [""]
     for index, text in enumerate(wrapped):
         label = fitted(name if index == 0 else "", LABEL_WIDTH)

@@ -1,4 +1,4 @@
-"""One poll and what is remembered, as the values that the screen shows. Whatever a peer wrote has lost its control characters here."""
+"""The values that the screen shows, from a poll and what is remembered. Text from peers is stripped of control characters here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from peerd.cli.top.recall import EventLine, Poll, Recall
 from peerd.control.protocol import HealthItem, PeerInfo, StageInfo, StatusReply
 
 UNFOLDED_UP_TO = 60
-"""Peers; in larger swarms only the own stage is unfolded at first."""
+"""Number of peers; in larger swarms only this daemon's stage is unfolded at first."""
 
 _PATHS = {
     "local": "local: tensors go to it over a socket on this machine",
@@ -32,7 +32,7 @@ class StageRow:
     queue: int
     throughput: float
     num_peers: int
-    """Of a large swarm more than have rows."""
+    """More than there are rows in a large swarm."""
     num_doubtful: int
     """Peers that are suspect or leaving."""
 
@@ -47,7 +47,7 @@ class PeerRow:
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """A stage and its peers, my own first."""
+    """A stage and its peers, this daemon first."""
 
     row: StageRow
     peers: tuple[PeerRow, ...]
@@ -55,18 +55,18 @@ class StagePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """What there is to see at one moment."""
+    """Everything that the screen shows at one time."""
 
     pid: int
-    """Of the daemon that told."""
+    """Process id of the daemon that answered."""
     run: str
     step: int | None
-    """The step that the swarm works on; where a stage has nobody, my own."""
+    """The step that the swarm works on; if a stage has no peer, this daemon's step."""
     last_step: int
-    """Of the run; 0 where it has no end."""
+    """The run's last step; 0 if it has no end."""
     num_microbatches: int
     loss: float | None
-    """The last that is known, also where nobody is left who would tell."""
+    """The last known loss, even if no peer reports one any more."""
     tokens_per_second: float
     losses: tuple[float, ...]
     speeds: tuple[float, ...]
@@ -79,7 +79,7 @@ class Picture:
     uptime: str
     my_stage: int
     paused: bool
-    """Or about to pause."""
+    """True if the daemon pauses or is about to."""
 
     @property
     def num_peers(self) -> int:
@@ -91,7 +91,7 @@ class Picture:
         return frozenset(part.row.stage for part in self.stages) - {self.my_stage}
 
     def peer(self, name: str) -> PeerInfo | None:
-        """A peer by its id."""
+        """The peer with this id, if it is in the picture."""
         return next((row.peer for part in self.stages for row in part.peers if row.peer["id"] == name), None)
 
 
@@ -124,7 +124,7 @@ def picture_of(poll: Poll, recall: Recall) -> Picture:
 
 
 def _span_of(recall: Recall) -> str:
-    """From which step to which the losses reach, and from how much to how much."""
+    """The range of the losses and of their steps, in words."""
     losses = recall.losses
     if len(losses) < 2:
         return "".join(f"step {step}" for step in losses)
@@ -154,13 +154,13 @@ def _part(stage: StageInfo, num_microbatches: int, me: str) -> StagePart:
 
 
 def _phase(stage: StageInfo) -> str:
-    """What most of a stage's peers at its step are doing."""
+    """The most common phase of a stage's peers at its step."""
     phases = Counter(plain(peer["phase"], 12) for peer in stage["peers"] if peer["step"] == stage["step"] and not peer["suspect"])
     return phases.most_common(1)[0][0] if phases else "nobody"
 
 
 def _own(poll: Poll, recall: Recall) -> Iterator[tuple[str, str]]:
-    """Name and value of what my daemon did, does and decided."""
+    """Name and value of each row about this daemon."""
     status = poll.status
     peer, counters, rates = status["peer"], status["counters"], recall.bytes_per_second()
     moves = {0: "", 1: ", moved once"}.get(status["moves"], f", moved {status['moves']} times")
@@ -173,7 +173,7 @@ def _own(poll: Poll, recall: Recall) -> Iterator[tuple[str, str]]:
 
 
 def _share(poll: Poll) -> str:
-    """My part of the tokens of all who are here."""
+    """This daemon's share of the tokens of all present peers, in words."""
     tokens = [peer["tokens"] for stage in poll.peers["stages"] for peer in stage["peers"]]
     total = math.fsum(tokens)
     mine = poll.status["peer"]["tokens"]
@@ -187,7 +187,7 @@ def _health(status: StatusReply) -> Iterator[HealthItem]:
 
 
 def details_of(peer: PeerInfo, num_microbatches: int) -> tuple[tuple[str, str], ...]:
-    """Everything that its record tells about a peer."""
+    """Name and value of each row about a peer, from its record."""
     addresses = [plain(address) for address in peer["addresses"]] or ["none: it cannot be called"]
     return (
         ("id", plain(peer["id"])),

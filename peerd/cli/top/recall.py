@@ -1,4 +1,4 @@
-"""What `peerd top` remembers from one poll to the next: losses, speeds, traffic, and the events since it began."""
+"""The state that `peerd top` keeps between polls: losses, speeds, traffic, and the events since it began."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ KEPT_STEPS = 2000
 KEPT_EVENTS = 200
 TRAFFIC_WINDOW_S = 10.0
 SPEED_WINDOW = 5
-"""Steps over which a speed is taken."""
+"""Number of steps over which a speed is measured."""
 MOST_TOLD_APART = 5
-"""Where more peers do the same between two polls, they are counted."""
+"""If more peers than this do the same between two polls, one line counts them."""
 _WORDS = {
     "started": "started and serves stage {stage}",
     "joined": "joined stage {stage}",
@@ -32,10 +32,10 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poll:
-    """What the daemon answered at one moment."""
+    """The daemon's answers at one time."""
 
     at_s: float
-    """On the reader's monotonic clock."""
+    """Monotonic clock of this process."""
     status: StatusReply
     peers: PeersReply
     steps: tuple[StepInfo, ...]
@@ -61,30 +61,30 @@ def _nothing() -> Mapping[int, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recall:
-    """Everything remembered; `after` gives the next one."""
+    """Everything remembered; `after` returns the next one."""
 
     pid: int = 0
     steps: tuple[StepInfo, ...] = ()
-    """What the daemon's own history tells, in order: all of it in the last stage, which knows the losses, little elsewhere."""
+    """Steps of the daemon's history, in order: all of them in the last stage, which knows the losses, few in other stages."""
     losses: Mapping[int, float] = field(default_factory=_nothing)
-    """By step, in order; from the history, else as seen while the step after it was at work."""
+    """Loss by step, in order: from the history, else from the polls during the following step."""
     speeds: Mapping[int, float] = field(default_factory=_nothing)
-    """Tokens per second, likewise."""
+    """Tokens per second by step, from the same sources."""
     traffic: tuple[ByteCount, ...] = ()
     began_s: float = 0.0
     """Wall clock; earlier events are not shown."""
     last_event: int = 0
-    """Number of the newest event that the daemon has told."""
+    """Number of the newest event received."""
     events: tuple[EventLine, ...] = ()
     """The latest last."""
 
     @property
     def ask_since(self) -> int:
-        """The first step to ask for: a step's loss may be known after the next one has begun."""
+        """The first step to ask for. It overlaps the known ones, because a step's loss may become known after the next has begun."""
         return max(0, self.steps[-1]["step"] - 8) if self.steps else 0
 
     def of_daemon(self, pid: int) -> Recall:
-        """What still holds of this where the daemon has that process id: of another daemon only the events shown."""
+        """The part that remains valid for the daemon with this process id: for a restarted one only the events."""
         return self if pid == self.pid else Recall(pid=pid, began_s=self.began_s, events=self.events)
 
     def after(self, poll: Poll) -> Recall:
@@ -111,7 +111,7 @@ class Recall:
         )
 
     def bytes_per_second(self) -> tuple[float, float]:
-        """Sent and received, over the last seconds."""
+        """Bytes sent and received per second, over the last seconds."""
         if len(self.traffic) < 2 or self.traffic[-1].at_s <= self.traffic[0].at_s:
             return 0.0, 0.0
         first, last = self.traffic[0], self.traffic[-1]
@@ -120,12 +120,12 @@ class Recall:
 
 
 def _course(values: Mapping[int, float]) -> Mapping[int, float]:
-    """Finite values of the last steps, in order."""
+    """The finite values of the last steps, in order."""
     return MappingProxyType({step: values[step] for step in sorted(values)[-KEPT_STEPS:] if math.isfinite(values[step])})
 
 
 def speeds_of(steps: tuple[StepInfo, ...]) -> Iterator[tuple[int, float]]:
-    """Tokens per second up to each step; a step that this daemon did not see end has no time."""
+    """Tokens per second by step, for steps whose end this daemon saw; others have no time."""
     timed = [entry for entry in steps if entry["time_s"] > 0]
     for index in range(1, len(timed)):
         first, last = timed[max(0, index - SPEED_WINDOW)], timed[index]

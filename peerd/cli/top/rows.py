@@ -1,4 +1,4 @@
-"""The swarm as lines of a table: which rows there are, which columns fit, and what stands in each cell."""
+"""The swarm as lines of a table: its rows, the columns that fit, and the content of each cell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from peerd.cli.top.picture import PeerRow, Picture, StageRow
 
 Row = StageRow | PeerRow
 Key = tuple[int, str]
-"""A row through time: its stage and peer id, which is empty for the stage's own row."""
+"""Identity of a row: its stage and peer id, which is empty for the stage's own row."""
 
 _OPEN, _FOLDED, _CURSOR = "\u25be", "\u25b8", "\u2502"
 _INK_OF_PHASE = {"suspect": Ink.PROBLEM, "nobody": Ink.PROBLEM, "leaving": Ink.WARNING, "joining": Ink.QUIET}
@@ -25,7 +25,7 @@ class Column:
     width: int
     right: bool = True
     from_width: int = 0
-    """The table is at least so wide where the column is shown."""
+    """Smallest width of the table that shows the column."""
 
 
 NAME = Column("stage / peer", 16, right=False)
@@ -59,7 +59,7 @@ def key_of(row: Row) -> Key:
 
 
 def columns_for(width: int) -> tuple[tuple[Column, int], ...]:
-    """The columns that fit, each with its width; what is left over widens the bars."""
+    """The columns that fit, each with its width. Remaining space widens the bars."""
     chosen = [column for column in COLUMNS if width >= column.from_width]
     spare = width + len(_GAP) - sum(column.width + len(_GAP) for column in chosen)
     return tuple((column, column.width + (min(max(0, spare), MOST_BAR) if column is QUEUE else 0)) for column in chosen)
@@ -71,7 +71,7 @@ def head_line(width: int) -> Line:
 
 
 def row_line(row: Row, picture: Picture, width: int, *, folded: bool = False) -> Line:
-    """One row in exactly `width` columns."""
+    """A row in exactly `width` columns."""
     cells = _stage_cells(row, picture, folded=folded) if isinstance(row, StageRow) else _peer_cells(row, picture)
     spans: list[Span] = []
     for column, wide in columns_for(width):
@@ -119,7 +119,7 @@ def _phase_cell(phase: str, usual: Ink) -> Span:
 
 
 def _queue_cell(row: Row, picture: Picture, width: int) -> list[Span]:
-    """The number, and a bar whose scale is a power of two so that it does not jump about. A stage's bar is its peers' mean."""
+    """The number and a bar. The bar's scale is a power of two, so that it rarely changes; a stage's bar is the mean of its peers."""
     waiting, peers = (row.queue, max(1, row.num_peers)) if isinstance(row, StageRow) else (row.peer["queue"], 1)
     full = LEAST_FULL_QUEUE
     while full < picture.greatest_queue:

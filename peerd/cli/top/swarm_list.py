@@ -1,4 +1,4 @@
-"""The table of stages and peers as a list to walk through. Only rows in sight are drawn: a thousand peers cost what twenty do."""
+"""The list of stages and peers. Only visible rows are drawn, so that a thousand peers cost no more than twenty."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCROLLBAR_WIDTH = 1
 
 
 class SwarmList(ScrollView, can_focus=True):
-    """Keeps its cursor on the same stage or peer while the swarm changes around it."""
+    """Keeps its cursor on the same stage or peer while the swarm changes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "go(-1)", "choose", key_display="up/down"),
@@ -35,7 +35,7 @@ class SwarmList(ScrollView, can_focus=True):
     ]
 
     class Opened(Message):
-        """A peer was chosen."""
+        """The user opened a peer."""
 
         def __init__(self, peer: str) -> None:
             super().__init__()
@@ -80,13 +80,13 @@ class SwarmList(ScrollView, can_focus=True):
                 return
 
     def action_fold_all(self) -> None:
-        """Fold every stage, or unfold all where all are folded."""
+        """Fold all stages, or unfold them if all are folded."""
         stages = frozenset(part.row.stage for part in self._picture.stages)
         self._folded = frozenset() if self._folded >= stages else stages
         self._lay_out()
 
     def action_open(self) -> None:
-        """Fold or unfold a stage; tell of a peer."""
+        """Fold or unfold the chosen stage, or open the chosen peer."""
         if not self._rows:
             return
         row = self._rows[self._cursor]
@@ -113,7 +113,7 @@ class SwarmList(ScrollView, can_focus=True):
 
     @property
     def _width(self) -> int:
-        """One column is the scrollbar's, whether or not there is one."""
+        """Width of a row. One column is reserved for the scrollbar, even if it is hidden."""
         return max(0, self.outer_size.width - SCROLLBAR_WIDTH)
 
     def _line(self, index: int) -> tuple[Line, bool]:
@@ -127,7 +127,7 @@ class SwarmList(ScrollView, can_focus=True):
         self._cursor = self._whereabouts(before)
         self.virtual_size = Size(self._width, len(self._rows))
         self._repaint()
-        if in_sight:  # whoever has scrolled away stays there
+        if in_sight:  # a user who has scrolled away stays there
             self.call_after_refresh(self._bring_into_sight)
 
     def _sees(self, index: int) -> bool:
@@ -135,7 +135,7 @@ class SwarmList(ScrollView, can_focus=True):
         return top <= index < top + max(1, self.size.height)
 
     def _whereabouts(self, wanted: Key | None) -> int:
-        """Where the chosen row is now: by its peer, else its stage, else the same place."""
+        """New index of the chosen row: of its peer, else of its stage, else the same index."""
         found = {key_of(row): index for index, row in reversed(list(enumerate(self._rows)))}
         if wanted is not None:
             for key in (wanted, (wanted[0], "")):
@@ -155,7 +155,7 @@ class SwarmList(ScrollView, can_focus=True):
             self.scroll_to(y=target, animate=False, immediate=True)
 
     def _repaint(self) -> None:
-        """Repaint those rows in sight that look different now."""
+        """Repaint the visible rows that have changed."""
         top = self.scroll_offset.y
         drawn = [self._line(index) for index in range(top, min(top + self.size.height, len(self._rows)))]
         regions = changed(self._drawn, drawn, self._width)

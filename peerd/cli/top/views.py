@@ -1,4 +1,4 @@
-"""Widgets that show lines and repaint only those that changed. The colours are the terminal's own, so that its theme stays."""
+"""Widgets that show lines and repaint only those that changed. They use the terminal's own colours, so that its theme applies."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CHOSEN = Style(reverse=True)
 
 
 def strip_of(line: Line, width: int, *, chosen: bool = False) -> Strip:
-    """A line in its inks, or in one piece where it is the chosen one."""
+    """A line in its inks, or reversed if it is the chosen one."""
     segments = [Segment(text, CHOSEN if chosen else STYLES[ink]) for text, ink in line if text]
     return Strip(segments).adjust_cell_length(width, CHOSEN if chosen else None)
 
 
 def changed(before: Sequence[object], now: Sequence[object], width: int) -> list[Region]:
-    """The regions of those lines that differ."""
+    """The regions of the lines that differ."""
     rows = range(max(len(before), len(now)))
     return [Region(0, y, width, 1) for y in rows if before[y : y + 1] != now[y : y + 1]]
 
@@ -42,7 +42,7 @@ Draw = Callable[[Picture, int, int], Sequence[Line]]
 
 
 class LinesView(Widget):
-    """Lines drawn from the picture for the widget's own width and height."""
+    """A widget whose lines a function draws from the picture, for the widget's width and height."""
 
     def __init__(self, draw: Draw, picture: Picture, *, id: str | None = None) -> None:  # noqa: A002 - textual's own name
         super().__init__(id=id)
