@@ -10,6 +10,7 @@ from peerd.policy.step.acts import CopyTied, FetchAverage, FetchTied
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.snapshots import MOST_STATE_BYTES, Downloader
 from peerd.stage.state import StageState
+from peerd.step.trials import Trials
 from peerd.swarm.membership import clock_s
 from peerd.table.record import PeerId, Phase
 
@@ -20,11 +21,12 @@ LOG = structlog.get_logger()
 class Fetching:
     """Does the acts that fetch. Whoever would not or could not give something is remembered by (peer, step)."""
 
-    def __init__(self, state: StageState, executor: Executor, rounds: Rounds, downloader: Downloader) -> None:
+    def __init__(self, state: StageState, executor: Executor, rounds: Rounds, downloader: Downloader, trials: Trials) -> None:
         self._state = state
         self._executor = executor
         self._rounds = rounds
         self._downloader = downloader
+        self._trials = trials
         self._refused: dict[tuple[PeerId, int], float] = {}
         self._unanswered: dict[tuple[PeerId, int], float] = {}
 
@@ -63,7 +65,7 @@ class Fetching:
             return
         if now.phase is Phase.JOINING:
             average = (found.roster, found.flat_sum, act.norm, found.tied)
-            self._rounds.applied(await self._executor.run(Priority.CONTROL, lambda: self._state.catch_up(*average)))
+            self._rounds.applied(await self._trials.update(lambda: self._state.catch_up(*average)))
         else:
             taken = (found.roster, found.flat_sum, found.tied)
             await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(*taken))

@@ -22,6 +22,7 @@ from peerd.stage.executor import Executor, Priority
 from peerd.stage.snapshots import MOST_STATE_BYTES, Downloaded, Downloader
 from peerd.stage.state import StageState
 from peerd.step.fetching import Fetching
+from peerd.step.trials import Trials
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import AverageId, PeerId, Phase
 from peerd.table.view import LiveView
@@ -53,7 +54,8 @@ class Stepper:
         self._attempt = 0
         self._propose_after_s = 0.0
         self._lost_since_s: float | None = None
-        self._fetching = Fetching(state, executor, rounds, downloader)
+        self._trials = Trials(executor)
+        self._fetching = Fetching(state, executor, rounds, downloader, self._trials)
         self._done_seen = 0
         self._fence_to = 0
         self._committed = asyncio.Event()
@@ -82,17 +84,23 @@ class Stepper:
 
     async def run(self) -> None:
         while not self._retiring.is_set():
-            if self._fence_to:
-                await self._apply_fence()
-            self.decision = self._decide()
-            if isinstance(self.decision, acts.Wait):
-                await self._membership.changed(TICK_S if self._is_pressed else IDLE_TICK_S)
-            else:
-                await self._do(self.decision)
+            try:
+                await self._take_turn()
+            except Exception as error:  # a bug
+                await self._trials.failed(error, self._state.record.step, self.decision.reason)
         await self._close_open("leaving")
         await self._executor.run(Priority.CONTROL, self._state.begin_joining)
         self.on_change()
         self._retired.set()
+
+    async def _take_turn(self) -> None:
+        if self._fence_to:
+            await self._apply_fence()
+        self.decision = self._decide()
+        if isinstance(self.decision, acts.Wait):
+            await self._membership.changed(TICK_S if self._is_pressed else IDLE_TICK_S)
+        else:
+            await self._do(self.decision)
 
     @property
     def _is_pressed(self) -> bool:
@@ -235,7 +243,7 @@ class Stepper:
                 await self._executor.run(Priority.CONTROL, self._state.reset_ledger)
             case acts.SkipStep():
                 self._lost_since_s = None  # the next step is not lost before it has looked so for as long
-                await self._executor.run(Priority.CONTROL, self._state.skip_step)
+                await self._trials.update(self._state.skip_step)
             case acts.Serve():
                 await self._executor.run(Priority.CONTROL, self._state.serve)
             case acts.LoadCheckpoint(reason=reason, step=step):
@@ -247,7 +255,7 @@ class Stepper:
 
     async def _commit(self, norm: float | None, tied_sum: AverageId | None) -> None:
         try:
-            held = await self._executor.run(Priority.CONTROL, lambda: self._state.commit(norm, tied_sum))
+            held = await self._trials.update(lambda: self._state.commit(norm, tied_sum))
         except WrongStateError:
             return
         self._rounds.applied(held)

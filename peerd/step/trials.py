@@ -1,0 +1,50 @@
+"""What the stepper does about a bug: try again, or end the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from peerd.background import INTERNAL_ERRORS
+from peerd.errors import PeerdError
+from peerd.stage.executor import Executor, Priority
+
+MOST_ERRORS = 5
+"""So many bugs between two updates of the parameters end the daemon."""
+PAUSE_S = 0.25
+"""Before the second trial, and twice as long before each one after it."""
+Result = TypeVar("Result")
+
+
+class Trials:
+    """Counts the bugs since the last update of the parameters."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._num_errors = 0
+        self._half_updated = False
+
+    async def update(self, work: Callable[[], Result]) -> Result:
+        """Update the parameters on the executor's thread. A PeerdError means that nothing has changed."""
+        self._half_updated = True
+        try:
+            result = await self._executor.run(Priority.CONTROL, work)
+        except PeerdError:
+            self._half_updated = False
+            raise
+        self._half_updated = False
+        self._num_errors = 0
+        return result
+
+    async def failed(self, error: Exception, step: int, reason: str) -> None:
+        """Report the error. Returns when it is time to try again: the cause may pass, such as another peer's record, or too little memory.
+
+        Raises the error where the parameters may be half updated, and when it comes again and again. That ends the daemon with exit code 1:
+        the other peers then compute what it held, in place of waiting for it, and at its next start it downloads a sound state.
+        """
+        self._num_errors += 1
+        INTERNAL_ERRORS.report("stepper", error, step=step, decision=reason)
+        if self._half_updated or self._num_errors >= MOST_ERRORS:
+            raise error
+        await asyncio.sleep(PAUSE_S * 2 ** (self._num_errors - 1))

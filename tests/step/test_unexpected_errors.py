@@ -1,0 +1,103 @@
+"""A bug in what the stepper does is reported, and tried again or the end of the daemon: the run does not stand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from peerd.background import INTERNAL_ERRORS
+from peerd.policy.step import acts
+from peerd.policy.step.acts import Act
+from peerd.stage.executor import Executor
+from peerd.step import trials
+from peerd.step.stepper import Stepper
+from peerd.step.trials import MOST_ERRORS
+from peerd.table.record import PeerId
+from tests.step.test_commit import averaged
+
+COMMIT = acts.Commit("all have averaged")
+FETCH = acts.FetchAverage("a mate has the average", PeerId("mate"), 0)
+RELOAD = acts.Reload("the stage is ahead", PeerId("mate"))
+
+
+@pytest.fixture
+def stepper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stepper]:
+    monkeypatch.setattr(trials, "PAUSE_S", 0.001)
+    executor = Executor()
+    yield averaged(executor)
+    executor.close()
+
+
+def decides(stepper: Stepper, monkeypatch: pytest.MonkeyPatch, *decisions: Act) -> None:
+    """These in turn; a commit is the last, after which it retires."""
+    left = iter(decisions)
+    monkeypatch.setattr(stepper, "_decide", lambda: next(left))
+    stepper.on_commit = stepper._retiring.set
+
+
+async def fails(*_arguments: Any, **_options: Any) -> Any:
+    raise TypeError("a bug")
+
+
+def reported(logs: Sequence[Any]) -> list[tuple[str, str]]:
+    return [(line["decision"], line["error"]) for line in logs if line["event"] == "internal error" and "TypeError" in line["exception"]]
+
+
+@pytest.mark.parametrize("decision", [FETCH, RELOAD])
+async def test_a_download_with_a_bug_fails_at_once_and_the_stepper_goes_on(
+    stepper: Stepper, monkeypatch: pytest.MonkeyPatch, decision: Act
+) -> None:
+    before = INTERNAL_ERRORS.count
+    decides(stepper, monkeypatch, decision, decision, acts.Serve("equal to the stage") if decision is RELOAD else COMMIT)
+    monkeypatch.setattr(stepper._rounds, "fetch", fails, raising=False)
+    monkeypatch.setattr(stepper, "_downloader", type("Downloader", (), {"download": staticmethod(fails)}))
+    monkeypatch.setattr(stepper._state, "serve", stepper._retiring.set)
+    with capture_logs() as logs:
+        async with asyncio.timeout(10):
+            await stepper.run()
+    assert reported(logs) == [(decision.reason, "TypeError('a bug')")] * 2
+    assert INTERNAL_ERRORS.count == before + 2
+
+
+async def test_a_commit_with_a_bug_ends_the_daemon_for_the_parameters_may_be_half_updated(
+    stepper: Stepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commit(*_arguments: Any) -> Any:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(stepper._state, "commit", commit)
+    decides(stepper, monkeypatch, COMMIT, COMMIT)
+    with capture_logs() as logs, pytest.raises(TypeError):
+        await stepper.run()
+    assert reported(logs) == [(COMMIT.reason, "TypeError('a bug')")]
+
+
+async def test_a_bug_that_stays_ends_the_daemon(stepper: Stepper, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = INTERNAL_ERRORS.count
+    decides(stepper, monkeypatch, *[FETCH] * (MOST_ERRORS + 1))
+    monkeypatch.setattr(stepper._rounds, "fetch", fails, raising=False)
+    with pytest.raises(TypeError):
+        await stepper.run()
+    assert INTERNAL_ERRORS.count == before + MOST_ERRORS
+
+
+async def test_a_decision_with_a_bug_is_made_again(stepper: Stepper, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = INTERNAL_ERRORS.count
+    decides(stepper, monkeypatch, COMMIT)
+    decide, asked = stepper._decide, list[None]()
+
+    def first_fails() -> Act:
+        asked.append(None)
+        if len(asked) == 1:
+            raise TypeError("a bug")
+        return decide()
+
+    monkeypatch.setattr(stepper, "_decide", first_fails)
+    async with asyncio.timeout(10):
+        await stepper.run()
+    assert stepper._state.record.step == 1
+    assert INTERNAL_ERRORS.count == before + 1
