@@ -1,4 +1,4 @@
-"""A volunteer's machine, ways to break it for real, and what the doctor has to say then."""
+"""A volunteer's machine, ways to really break it, and the doctor's expected findings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HOLD = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What the doctor has to say: the check, how bad it is, and words of the finding and of its remedy."""
+    """An expected finding of the doctor: the check, its verdict, and words of the finding and of its remedy."""
 
     code: str
     verdict: str
@@ -58,7 +58,7 @@ def problem(code: str, title: str, remedy: str) -> Line:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The volunteer's. What is done to it is undone with `stack`."""
+    """The volunteer's machine. `stack` undoes every change to it."""
 
     home: Home
     peerd: Command
@@ -72,7 +72,7 @@ class Machine:
         return done.code, reply["checks"]
 
     def names(self, *lines: Line, arguments: Sequence[str] = ()) -> list[dict[str, str]]:
-        """Checks that the doctor says these and blames nothing else for what keeps the machine out."""
+        """Check that the doctor reports these findings and no other problem."""
         code, checks = self.doctor(*arguments)
         for line in lines:
             told = [each for each in checks if (each["code"], each["verdict"]) == (line.code, line.verdict)]
@@ -84,7 +84,7 @@ class Machine:
 
 
 Break = Callable[[Machine], Sequence[str]]
-"""Breaks something, and gives the arguments that the doctor is called with."""
+"""A function that breaks something and returns the arguments for the doctor."""
 
 
 # Disk and home
@@ -104,7 +104,7 @@ def disk_that_cannot_be_written_to(machine: Machine) -> Sequence[str]:
 
 
 def mount(machine: Machine, options: str) -> None:
-    """A small disk of its own for the home."""
+    """Put the home on a small disk of its own."""
     if shutil.which("mount") is None or subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs the right to mount a file system")
     folder = str(machine.home.folder)
@@ -146,7 +146,7 @@ def damaged_checkpoint(machine: Machine) -> Sequence[str]:
     return ()
 
 
-# What the owner has set
+# The owner's limits
 
 
 def damaged_limits(machine: Machine) -> Sequence[str]:
@@ -183,7 +183,7 @@ def power_that_nothing_tells(machine: Machine) -> Sequence[str]:
     return ("--device", "cpu")
 
 
-# What a crash left
+# Leftovers of a crash
 
 
 def sockets_left_in_the_home(machine: Machine) -> Sequence[str]:
@@ -215,7 +215,7 @@ def process_that_holds_the_home_and_does_not_answer(machine: Machine) -> Sequenc
 
 
 def keep_running(machine: Machine, *command: str) -> None:
-    """Until the test ends; returns when it has said something."""
+    """Run a process until the test ends. Returns when it has printed something."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     machine.stack.enter_context(process)
     machine.stack.callback(process.kill)
@@ -238,7 +238,7 @@ def few_open_files(machine: Machine) -> Sequence[str]:
 
 
 def library_that_is_too_old(machine: Machine) -> Sequence[str]:
-    """Another installation of it comes first on the path."""
+    """Put another installation of the library first on the path."""
     folder = Path(machine.stack.enter_context(tempfile.TemporaryDirectory(prefix="peerd-t-")))
     install_metadata(folder, "torch", "2.1.0")
     sys.path.insert(0, str(folder))

@@ -1,4 +1,4 @@
-"""Fixtures of the command line's tests: a short home, a way to run one command line, and daemons of paper."""
+"""Fixtures for tests of the command line: a home with a short path, a runner of command lines, and paper daemons."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture
 def short_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home whose socket's path is short enough; what the daemon of this test's user does is out of reach."""
+    """A home whose path is short enough for sockets, isolated from the daemon of the user who runs the tests."""
     folder = Path(tempfile.mkdtemp(prefix="peerd-t-"))
     monkeypatch.setenv("PEERD_HOME", str(folder))
     yield folder
@@ -52,7 +52,7 @@ def peerd(short_home: Path, capfd: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def paper(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Daemons of paper in place of real ones; call it with the mood they shall be in."""
+    """Replace real daemons with paper ones. Call it with their mood."""
 
     real = launch.module_command
 

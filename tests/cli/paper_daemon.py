@@ -1,8 +1,8 @@
-"""A daemon of paper: speaks the control protocol and pretends to train. For tests of the command line only.
+"""A paper daemon: it speaks the control protocol and pretends to train. For tests of the command line only.
 
-Started as `python paper_daemon.py SETTINGS_JSON`, in the place of `python -m peerd.daemon`. What it should do wrong is
-told by PAPER_DAEMON: `fail` ends with an error before it is ready, `die` ends in step 2 where it serves stage 1,
-`deaf` never gets ready, `late` joins stage 1 only in step 4, `stubborn` ignores every polite request to end.
+It is started as `python paper_daemon.py SETTINGS_JSON`, in place of `python -m peerd.daemon`. The variable PAPER_DAEMON chooses a
+misbehaviour: `fail` ends with an error before it is ready, `die` ends in step 2 if it serves stage 1, `deaf` never becomes ready, `late`
+joins stage 1 only in step 4, `stubborn` ignores every request to end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MICROBATCHES = 16
 
 
 class PaperDaemon:
-    """Its step is a function of the time since all were started, so that all of a demo agree."""
+    """A daemon whose step is a function of the time since the demo began, so that all daemons of a demo agree."""
 
     def __init__(self, settings: Settings, mood: str) -> None:
         self.settings = settings
@@ -37,7 +37,7 @@ class PaperDaemon:
         self.total = self._total_steps()
         self.began = time.time()
         self.folder: RunFolder | None = None
-        """Its lock, held until this process ends, however it does: the next daemon sweeps the folder then, and no sooner."""
+        """The lock of the run folder, held until this process ends, so that the next daemon removes the folder only then."""
 
     def _total_steps(self) -> int:
         if self.settings.run_file:

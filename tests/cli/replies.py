@@ -1,4 +1,4 @@
-"""Replies of a daemon as values, for tests of whoever reads them."""
+"""Replies of a daemon as values, for tests of their readers."""
 
 from __future__ import annotations
 

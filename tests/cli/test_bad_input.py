@@ -1,4 +1,4 @@
-"""Whatever a user gets wrong is one line that says what to do, and the exit code that stands for it; never a traceback."""
+"""Every mistake of a user gives one line that says what to do, and its exit code, and never a traceback."""
 
 from __future__ import annotations
 

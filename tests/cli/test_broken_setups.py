@@ -1,6 +1,6 @@
-"""Broken set-ups: `peerd doctor --json` names each fault and its remedy, and the exit code tells a problem from less.
+"""Broken set-ups: `peerd doctor --json` names each fault and its remedy, and the exit code tells problems from warnings.
 
-Each is made for real: disks are full, ports taken, files damaged, libraries old or absent, and the peer asked is one that runs.
+Every fault is real: disks are full, ports taken, files damaged, libraries old or absent, and the peer asked is a running one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWEXTUXiqjRrCJRZ1AJuwYtJ7E1hENCwDBAFpVV
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, short_home: Path, peerd: Command) -> Iterator[Machine]:
-    """The doctor's child runs within this process. A folder stands in for /tmp: what other daemons left is none of the test's business."""
+    """Run the doctor's child in this process. A folder replaces /tmp, which may hold leftovers of other daemons."""
     folder = Path(tempfile.mkdtemp(prefix="peerd-t-", dir="/tmp"))
     monkeypatch.setattr(paths, "SHORT_PARENT", folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
@@ -66,7 +66,7 @@ def in_this_process(module: str, order: str, **_bounds: object) -> dict[str, Any
 
 @pytest.fixture
 def without_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For faults of this machine: p2pd is not needed to find them, and takes a second to start."""
+    """Skip p2pd for faults of this machine: it is not needed to find them, and takes a second to start."""
 
     async def nothing(*_arguments: object) -> list[Any]:
         return []
@@ -111,7 +111,7 @@ def test_a_fault_of_this_machine_is_named(machine: Machine, break_it: Break, lin
 def test_a_library_that_is_not_there_is_named_and_stands_in_the_way_of_no_other_check(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real child, with an installation that lacks one library of this one's."""
+    """The real child, in an installation that lacks one library."""
     for entry in Path(torch.__file__).parents[1].iterdir():
         if entry.name != "grpc" and not entry.name.startswith("grpcio-"):
             (tmp_path / entry.name).symlink_to(entry)
@@ -144,7 +144,7 @@ def test_nobody_at_the_address_is_a_problem_and_a_peer_of_old_that_is_gone_a_war
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetUp:
-    """A peer that runs, and how this machine goes to it."""
+    """A running peer, and this machine's way to it."""
 
     faults: Faults = field(default_factory=Faults)
     limits: Limits = field(default_factory=Limits)

@@ -1,4 +1,4 @@
-"""What users' scripts rely on: verbs, flags, JSON fields and exit codes. A change here is a change for them: say so in the commit."""
+"""The contract with users' scripts: verbs, flags, JSON fields and exit codes. A commit that changes it must say so."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def flags_of(command: click.Command) -> set[str]:
 
 
 def verbs_of(group: click.Group, before: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Every verb by its full name, those inside verbs too."""
+    """All verbs by their full names, including verbs of groups."""
     for name, command in group.commands.items():
         yield before + name, command
         if isinstance(command, click.Group):

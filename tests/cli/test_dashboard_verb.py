@@ -1,4 +1,4 @@
-"""The verb dashboard, and the flags that say where a daemon serves it."""
+"""The verb dashboard, and the flags for the dashboard's address."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_it_prints_the_address_and_nothing_else(peerd: Command, short_home: Path
 def test_the_token_is_not_on_the_browsers_command_line(
     peerd: Command, short_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, str], opened: str
 ) -> None:
-    """A browser that writes down how it was started; a daemon of an earlier version gives no code."""
+    """A browser that records its command line. A daemon of an earlier version gives no code."""
     browser, seen = tmp_path / "browser", tmp_path / "seen"
     browser.write_text(f'#!/bin/sh\necho "$@" > {seen}\n')
     browser.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The demo's life with daemons of paper: it starts them, watches them, tells of those that die, and leaves nothing behind."""
+"""The demo with paper daemons: it starts and watches them, reports those that die, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cli.conftest import PAPER_DAEMON, ROOT, Command
 
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The temporary folder of every demo of this file; nothing may be left in it, and no process that was told of it."""
+    """The temporary folder of the demos in this file. Afterwards it must be empty, and no process that knows it may be left."""
     folder = Path(tempfile.mkdtemp(prefix="peerd-t-"))
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)

@@ -1,4 +1,4 @@
-"""Chaos as data: what the flag says, what the seed draws, and whom it spares."""
+"""The schedule of chaos: the flag, the draws of the seed, and the peers that it spares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo's flags come to, and the figures of its summary: pure functions."""
+"""The plan from the demo's flags, and the figures of its summary: pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a checkup is told: one line each, or a table that fits a terminal; the exit code says whether there is a problem."""
+"""The output of a checkup: one line for each check, or a table that fits a terminal; the exit code shows if there is a problem."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def reply(*checks: dict[str, str], worst: str) -> dict[str, Any]:
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the next checkup finds, and how it was ordered."""
+    """The findings of the next checkup; it records the request."""
     story: dict[str, Any] = {}
 
     def run_child(module: str, order: str, **_bounds: object) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Every command that a document or a verb's own help shows is one that the command line takes; those that ask or write little are run."""
+"""The command line accepts every command shown in a document or in a verb's help; cheap ones are run."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ ELSEWHERE = {
     "top": "cli/top/test_terminal.py",
     "service": "cli/test_service.py",
 }
-"""Which test runs a verb that no paper daemon can answer."""
+"""The test that runs a verb which no paper daemon can answer."""
 
 
 def commands_in(text: str) -> Iterator[list[str]]:
-    """The arguments of every `peerd` in a line of shell; a `peerd` without any is a user's or a service's name."""
+    """The arguments of each `peerd` in a line of shell. A `peerd` without arguments is the name of a user or a service."""
     try:
         words = shlex.split(text)
     except ValueError:  # prose with an apostrophe
@@ -67,7 +67,7 @@ def commands_in(text: str) -> Iterator[list[str]]:
 
 
 def lines_of(page: Path) -> Iterator[str]:
-    """Lines of code; a block of output is none."""
+    """Lines of code blocks, without blocks of output."""
     text = page.read_text(encoding="utf-8")
     for block in re.findall(r"^```bash[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         yield from block.splitlines()
@@ -75,7 +75,7 @@ def lines_of(page: Path) -> Iterator[str]:
 
 
 def spans_of(page: Path) -> Iterator[str]:
-    """Code within sentences, where a command may be named without all that it needs."""
+    """Code within sentences, where a command may lack required arguments."""
     yield from (re.sub(r"\s+", " ", span) for span in re.findall(r"`([^`]+)`", _prose(page.read_text(encoding="utf-8"))))
 
 
@@ -129,7 +129,7 @@ def test_a_command_that_only_asks_or_writes_a_run_does_so(
     if "--model" in arguments:
         pytest.skip("takes in a model that is not peerd's own: tests/test_intake.py")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("BROWSER", "true")  # which opens nothing, and well
+    monkeypatch.setenv("BROWSER", "true")  # it opens no browser, and succeeds
     folder = Path("DIR" if "DIR" in arguments else "my-run")
     with serving(Home(short_home), lambda request: {"ok": REPLIES[request["verb"]]}):
         done = peerd(*arguments)

@@ -1,4 +1,4 @@
-"""Starting daemons for good: detached, and in this process's place."""
+"""Starting daemons: detached, and in place of this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run_folder(peerd: Command, short_home: Path) -> Path:
 
 @contextlib.contextmanager
 def ended_afterwards(pid: int) -> Iterator[None]:
-    """SIGTERM a detached daemon and see it gone."""
+    """Send SIGTERM to a detached daemon and wait until it has ended."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The log of a daemon in the background: its last lines, those that come, and never a secret."""
+"""The log of a daemon in the background: its last lines, new lines, and never a secret."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_following_goes_on_over_a_line_in_two_parts_and_a_log_that_is_replaced(t
 
 
 def test_following_goes_on_over_a_rotation_and_misses_no_line(tmp_path: Path) -> None:
-    """The daemon's own writer writes, fills its log again and again, and the reader gets every line once."""
+    """The daemon's own writer fills its log again and again, and the reader gets every line once."""
     home = Home(tmp_path)
     with home.log.open("a") as log:
         writer = RotatingStream(log, home, max_bytes=1000)

@@ -1,4 +1,4 @@
-"""What is printed fits 80 columns and cannot hurt a terminal."""
+"""Output fits 80 columns and is safe for a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""History and contributions on a terminal: 80 columns, no control characters, and sums that are right."""
+"""Output of history and contributions: 80 columns, no control characters, and correct sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service: its unit agrees with the server's, says exactly what join was told, and is installed, replaced and removed in order."""
+"""The service: its unit agrees with the server's, repeats exactly the arguments of join, and is installed, replaced and removed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ exit {exit}
 
 
 class Systemctl:
-    """A systemctl that notes what it is told."""
+    """A systemctl that records its arguments."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -99,7 +99,7 @@ def test_systemd_finds_nothing_wrong_whatever_the_words(tmp_path: Path) -> None:
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"], include_characters=" "), min_size=1), min_size=1))
 def test_words_reach_the_command_as_they_are(words: list[str]) -> None:
-    """Read as systemd does: quotes away, then its escapes, specifiers and variables."""
+    """Parse as systemd does: remove quotes, then resolve escapes, specifiers and variables."""
     text = systemd_unit(Service(command=tuple(words), home=Path("/h"), log=Path("/l")))
     (line,) = [line for line in text.splitlines() if line.startswith("ExecStart=")]
     read = shlex.split(line.removeprefix("ExecStart="))

@@ -1,4 +1,4 @@
-"""The verb simulate: its table, its JSON, its pictures, and one clear line for whatever is wrong."""
+"""The verb simulate: its table, its JSON, its pictures, and one clear line for every error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RULES = [(str(rule), period_s) for rule, period_s in CONTENDERS]
 
 @pytest.fixture
 def churn(tmp_path: Path) -> Path:
-    """Two hours: eight peers, of which two go and one comes."""
+    """A trace of two hours: eight peers, of which two leave, and one that joins."""
     path = tmp_path / "churn.csv"
     path.write_text("time_s,change\n0,8\n900,-2\n3000,1\n7200,0\n")
     return path

@@ -1,4 +1,4 @@
-"""The thin client stays thin: it starts in no time and loads nothing heavy."""
+"""The client stays thin: it starts fast and loads no heavy library."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ SPY = (
 
 
 USUAL_CLICK_S = 0.1
-"""What Python takes to start and import click, on a machine about which promises in seconds are made."""
+"""Time of Python's start and the import of click on the reference machine, for which limits in seconds are given."""
 TRIES = 5
 
 
 def least(measure: Callable[[], float]) -> float:
-    """The best of five on that usual machine: what is measured is the command, not the machine's other work nor how slow it is just now.
+    """The best of five times, converted to the reference machine, so that the load and speed of this machine do not count.
 
-    A machine's speed may change within a second, so each try lies between two that tell it, of which the faster one counts.
+    A machine's speed may change within a second, so each attempt lies between two measurements of it, and the faster one counts.
     """
     best, before = float("inf"), click_s()
     for _ in range(TRIES):
@@ -52,7 +52,7 @@ def wall_s(*arguments: str, code: str = COMMAND) -> float:
 
 
 def processor_time_s(home: Path, reply: bytes, code: str, *arguments: str) -> tuple[float, subprocess.CompletedProcess[str]]:
-    """What the command costs where a daemon answers so."""
+    """The cost of the command with a daemon that gives this answer."""
     ended = []
 
     def run() -> float:
@@ -81,7 +81,7 @@ def test_status_answers_within_a_third_of_a_second_and_loads_nothing_heavy(short
 
 
 def test_peers_prints_a_thousand_within_two_seconds(short_home: Path) -> None:
-    """In processor time, the interpreter's start and the reply's way through the socket included."""
+    """Measured in processor time, including the interpreter's start and the transfer of the reply."""
     reply = line({"ok": peers_reply(num_stages=8, peers_per_stage=125)})
     took_s, done = processor_time_s(short_home, reply, COMMAND, "peers")
     assert done.stdout.count("\n") > 1000

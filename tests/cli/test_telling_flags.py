@@ -1,4 +1,4 @@
-"""The flags that send what a daemon knows elsewhere: what the daemon is started with, and what is said where that cannot be."""
+"""The flags that export a daemon's data: the settings of the daemon, and the error if a library is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cli.conftest import Command
 
 @pytest.fixture
 def became(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    """What the command would have become, with every library there."""
+    """The settings of the daemon that the command would start, with every library present."""
     found: list[Settings] = []
 
     def become(_path: str, command: list[str]) -> None:

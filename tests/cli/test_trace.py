@@ -1,4 +1,4 @@
-"""The verb trace: its table, its JSON, its file, and what it says of peers that told nothing."""
+"""The verb trace: its table, its JSON, its file, and its notes about peers that did not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of the configuration that hold to its rules."""
+"""Strategies for valid configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of codecs, in the pages and to who writes a run, is what CODECS says."""
+"""The pages and the comments of a run.toml agree with CODECS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A manifest comes back from every form it takes, and what breaks a rule is refused by the name of its field."""
+"""A manifest survives every conversion, and one that breaks a rule is refused with the name of the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `peerd new` writes is a run that starts."""
+"""The files that `peerd new` writes make a run that starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The organiser's key: made once, for its owner's eyes only, never overwritten."""
+"""The organiser's key: created once, readable by its owner only, never overwritten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a daemon's sockets lie: always somewhere that a socket's address has room for."""
+"""The paths of a daemon's sockets are always short enough for a socket address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learning rate is a function of the step: up over the warm-up, down to its end, and never outside these."""
+"""The learning rate is a function of the step: it rises during the warm-up, falls to its final value, and stays within bounds."""
 
 from __future__ import annotations
 

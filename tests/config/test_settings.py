@@ -1,4 +1,4 @@
-"""Settings travel as one JSON argument and hold to their rules."""
+"""Settings survive their JSON form, and invalid ones are refused."""
 
 from __future__ import annotations
 

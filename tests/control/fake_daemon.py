@@ -1,4 +1,4 @@
-"""Control sockets that answer with whatever a test wants: one request with any bytes, or any number with replies."""
+"""Control sockets with the answers of a test: any bytes for one request, or replies for any number of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def line(message: object) -> bytes:
 
 @contextlib.contextmanager
 def run_folder_of(home: Home) -> Iterator[None]:
-    """The folder of its sockets: claimed as by a daemon, removed as by its keeper, and swept by the next daemon where it stays."""
+    """The folder of the sockets, created and removed as a daemon and its keeper do."""
     claimed = claim(home.run_folder, home.control_socket)
     try:
         yield
@@ -32,7 +32,7 @@ def run_folder_of(home: Home) -> Iterator[None]:
 
 @contextlib.contextmanager
 def answering(home: Home, *chunks: bytes, then_hang: bool = False) -> Iterator[list[dict[str, Any]]]:
-    """Serve one connection; yields the list that its request will be put into."""
+    """Serve one connection. Yields the list that will contain its request."""
     requests: list[dict[str, Any]] = []
     ended = threading.Event()
     with run_folder_of(home), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -60,7 +60,7 @@ def answering(home: Home, *chunks: bytes, then_hang: bool = False) -> Iterator[l
 
 @contextlib.contextmanager
 def serving(home: Home, answer: Callable[[dict[str, Any]], object]) -> Iterator[None]:
-    """Serve any number of connections until the block ends; `answer` makes each request's message."""
+    """Serve any number of connections until the block ends. `answer` returns the message for each request."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:

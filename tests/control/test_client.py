@@ -1,4 +1,4 @@
-"""The client's side of the control socket, against daemons that answer well, badly or not at all."""
+"""The client's side of the control socket, with daemons that answer correctly, incorrectly or not at all."""
 
 from __future__ import annotations
 

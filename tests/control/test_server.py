@@ -1,4 +1,4 @@
-"""Replies are encoded in pieces, which joined are what JSON makes of the whole."""
+"""Replies are encoded in pieces that, joined, equal the JSON of the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Chromium of the system, for tests that look at the dashboard; skipped with the reason where there is none."""
+"""The system's Chromium, for tests of the dashboard. Without one they are skipped with the reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ APPEARS_MS = 90_000
 
 @contextlib.asynccontextmanager
 async def opened(**options: Any) -> AsyncIterator[Any]:
-    """A tab. The test fails when one of the page's scripts does, or when the page's own policy blocks something of it."""
+    """A tab. The test fails if a script of the page fails, or if the page's content policy blocks a part of it."""
     api = pytest.importorskip("playwright.async_api", reason="needs playwright: pip install 'peerd[browser]'")
     executable = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if executable is None:

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry's own protocol (OTLP over HTTP) in the test's process: it keeps the spans it is sent."""
+"""A collector of OpenTelemetry's protocol (OTLP over HTTP) in the test's process, which keeps the spans it receives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @dataclass(frozen=True, slots=True)
 class CollectedSpan:
-    """A span, and which daemon sent it."""
+    """A span, and the daemon that sent it."""
 
     daemon: str
     name: str

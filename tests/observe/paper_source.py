@@ -1,4 +1,4 @@
-"""A dashboard's source of paper: a swarm that stands still, and notes what it is asked."""
+"""A paper source for the dashboard: a static swarm that records the requests."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class PaperSource:
         self.reaches_s: list[float] = []
         self.num_stages = num_stages
         self.num_unknown = 0
-        """Peers of each stage of which this daemon has no record."""
+        """Number of peers of each stage that this daemon has no record of."""
         self.loss: float | None = 4.5
         self.ids = [ME, *(f"{ME[:-6]}{n:06}" for n in range(1, num_peers))]
-        """Of the peers, which take the stages in turn."""
+        """Ids of the peers, which serve the stages in turn."""
         self.health: list[dict[str, str]] = []
         self.name = "paper"
 
@@ -98,7 +98,7 @@ class PaperSource:
 
 @contextlib.asynccontextmanager
 async def served(source: PaperSource, host: str = "127.0.0.1", port: int = 0, *, public: bool = False) -> AsyncIterator[int]:
-    """The real server on a free port, which it gives."""
+    """Run the real server on a free port. Yields the port."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))

@@ -1,4 +1,4 @@
-"""The page in a browser, with a swarm of paper behind it: complete, quick, to be used by keyboard, without barriers."""
+"""The page in a browser, with a paper swarm: complete, fast, usable by keyboard, and accessible."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ async def test_a_thousand_peers_are_drawn_within_a_tenth_of_a_second(width: int)
 
 
 async def _memory_bytes(page: Any) -> int:
-    """What the tab's own process holds and shares with nobody."""
+    """Private memory of the tab's process."""
     session = await page.context.browser.new_browser_cdp_session()
     told = await session.send("SystemInfo.getProcessInfo")
     tabs = [each["id"] for each in told["processInfo"] if each["type"] == "renderer"]
@@ -180,7 +180,7 @@ async def _memory_bytes(page: Any) -> int:
 
 
 async def _updates_ms(page: Any, count: int) -> list[float]:
-    """Of so many updates: from the message's arrival until the page is laid out anew."""
+    """Durations of this many updates, each from the arrival of a message to the new layout."""
     script = """count => new Promise(done => {
         const found = [], root = document.documentElement;
         new MutationObserver((_, observer) => {
@@ -196,7 +196,7 @@ async def _updates_ms(page: Any, count: int) -> list[float]:
 
 @pytest.fixture
 def axe() -> str:
-    """axe-core, from npm: a tool of this test, no part of the product."""
+    """The source of axe-core, from npm. It is a tool of this test, not a part of the product."""
     npm, folder = shutil.which("npm"), Path("/tmp/peerd-axe")
     script = folder / "node_modules" / "axe-core" / "axe.min.js"
     if npm is not None and not script.exists():

@@ -1,4 +1,4 @@
-"""Two looks at the swarm, and what is said to have happened between them."""
+"""The events between two states of the swarm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard over real HTTP, without a browser: who gets what, and what the stream says."""
+"""The dashboard over real HTTP, without a browser: access rights, and the content of the stream."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Answer:
 
 
 async def ask(port: int, path: str = "/", method: str = "GET", **headers: str) -> Answer:
-    """One request, as rude as a test wants it."""
+    """One request, which may be malformed."""
     async with asyncio.timeout(TIMEOUT_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         sent = {"host": f"127.0.0.1:{port}", "connection": "close", **{name.replace("_", "-"): value for name, value in headers.items()}}
@@ -86,7 +86,7 @@ async def test_every_answer_carries_the_security_headers_and_no_inline_script_is
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil", "", "10.0.0.9"])
 async def test_another_name_for_this_machine_is_refused(host: str) -> None:
-    """DNS rebinding: a site's own name leads to 127.0.0.1, and its scripts ask us as if we were it."""
+    """DNS rebinding: the name of a foreign site resolves to 127.0.0.1, so its scripts send requests to this dashboard."""
     async with served(PaperSource()) as port:
         for path in ("/", "/api/live", "/api/contributions", "/metrics"):
             assert (await ask(port, path, host=host)).status in (400, 421)

@@ -1,4 +1,4 @@
-"""Quantiles, and the event loop's lag told by them."""
+"""Quantiles, and the event loop's lag in quantiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scalars go where they were asked to go, and a sink that fails costs itself only."""
+"""Scalars reach their sinks, and a failing sink affects only itself."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_tensorboard_can_read_what_was_written(tmp_path: Path) -> None:
 
 
 def scalars_in(file: Path) -> list[Any]:
-    """Of a TFRecord file: each record is a length of 8 bytes, 4 of its checksum, the event, and 4 of the event's checksum."""
+    """The scalars of a TFRecord file. A record is a length of 8 bytes, its checksum of 4, the event, and the event's checksum of 4."""
     from tensorboardX.proto import event_pb2
 
     data, at, found = file.read_bytes(), 0, []

@@ -1,4 +1,4 @@
-"""The history on disk: it survives, stays small, counts once, and a damaged file costs no daemon its life."""
+"""The history on disk: it is durable, stays small, counts once, and a damaged file stops no daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies of all kinds that a daemon could give, within the protocol's types: hostile names, absurd numbers, any shape of swarm."""
+"""Strategies for any reply within the protocol's types: hostile names, absurd numbers, any shape of swarm."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def peers(draw: st.DrawFn, stage: int) -> PeerInfo:
 
 @st.composite
 def peers_replies(draw: st.DrawFn) -> PeersReply:
-    """1 to 64 stages with few peers drawn one by one, and up to 1,000 more that are like them."""
+    """1 to 64 stages with a few peers drawn one by one, and up to 1,000 generated ones."""
     num_stages = draw(st.sampled_from([1, 2, 3, 64]))
     stages = []
     for stage in range(num_stages):

@@ -1,4 +1,4 @@
-"""What `peerd top` draws fits the columns it has, whatever the daemon answers, and cannot hurt a terminal."""
+"""The lines of `peerd top` fit their columns for any answer of the daemon, and are safe for a terminal."""
 
 from __future__ import annotations
 

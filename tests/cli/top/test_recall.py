@@ -1,4 +1,4 @@
-"""What `peerd top` remembers: losses and speeds by step, traffic, and events."""
+"""The state that `peerd top` keeps: losses and speeds by step, traffic, and events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The screen of `peerd top` before a control socket that answers as a daemon does, driven by textual's own pilot."""
+"""The screen of `peerd top` with a control socket that answers like a daemon, driven by textual's pilot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WITHIN_S = 30.0
 
 
 class Daemon:
-    """What the socket answers; a test changes it as it goes."""
+    """The answers of the socket, which a test may change at any time."""
 
     def __init__(self) -> None:
         self.status: dict[str, Any] = dict(status_reply())
@@ -321,7 +321,7 @@ async def test_it_can_be_resized_to_anything(home: Home, daemon: Daemon) -> None
 
 
 async def test_a_thousand_peers_cost_little_per_update(home: Home, daemon: Daemon) -> None:
-    """In processor time, so that the machine's other work counts for nothing."""
+    """Measured in processor time, so that other work of the machine does not count."""
     reply = peers_reply(num_stages=64, peers_per_stage=16)
     app = app_of(home)
     async with app.run_test(size=(200, 60)) as pilot:

@@ -1,4 +1,4 @@
-"""`peerd top` on a terminal of its own: what it writes there, and that it leaves the terminal as it was."""
+"""`peerd top` on a pseudo-terminal: its output, and the restored state of the terminal afterwards."""
 
 from __future__ import annotations
 
