@@ -50,7 +50,7 @@ class RunInfo(TypedDict):
 
 
 class PeerInfo(TypedDict):
-    """One row of the table."""
+    """One row of the table: fields of the record by their names, and some derived from it."""
 
     id: str
     stage: int

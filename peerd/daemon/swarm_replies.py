@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from peerd.control.protocol import SCHEMA, EvaluationInfo, PeerInfo, RunInfo, StageInfo
 from peerd.policy.route.evaluating import newest_evaluation
@@ -12,6 +12,9 @@ from peerd.swarm.membership import Membership, clock_s
 from peerd.swarm.signed import SignedManifest
 from peerd.table.record import Evaluation, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
+
+ROW = [name for name in PeerInfo.__annotations__ if name != "path"]
+"""What is told of a peer: the fields of its record that have these names, and what is derived from it and from the view."""
 
 
 def evaluation_info(evaluation: Evaluation | None) -> EvaluationInfo | None:
@@ -62,34 +65,20 @@ class TableReport:
     def _peer(self, record: PeerRecord, suspects: frozenset[PeerId]) -> PeerInfo:
         now_s = clock_s()
         seen = self._membership.view.sightings.get(record.peer)
-        row: PeerInfo = {
+        derived: dict[str, Any] = {
             "id": record.peer,
-            "stage": record.stage,
-            "step": record.step,
             "phase": record.phase.name.lower(),
-            "leaving": record.leaving,
             "suspect": record.peer in suspects,
-            "queue": record.queue,
-            "in_flight": record.in_flight,
             "done": record.done.bit_count(),
             "next_done": record.next_done.bit_count(),
-            "throughput": record.throughput,
-            "tokens": record.tokens,
-            "last_loss": record.last_loss,
-            "device": record.device,
-            "memory_bytes": record.memory_bytes,
-            "software": record.software,
-            "incarnation": record.incarnation,
             "inexact": record.lineage.inexact,
-            "trains": record.trains,
             "addresses": list(record.addresses),
             "reach": record.reach.name.lower(),
-            "relays": record.relays,
             "age_s": max(0.0, now_s - seen.risen_at_s) if seen else 0.0,
         }
-        if path := self.path_to(record.peer) if record.peer != self._membership.me else "":
-            row["path"] = path
-        return row
+        row = {name: derived[name] if name in derived else getattr(record, name) for name in ROW}
+        path = self.path_to(record.peer) if record.peer != self._membership.me else ""
+        return cast("PeerInfo", row | {"path": path} if path else row)
 
     def _stage(self, stage: int, step: int | None, live: LiveView, suspects: frozenset[PeerId]) -> StageInfo:
         """A stage with its live peers and those suspected; `missing` counts only while it works on the step."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import get_type_hints
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from peerd.control.protocol import PeerInfo
 from peerd.daemon.swarm_replies import TableReport
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership, clock_s
@@ -30,6 +32,13 @@ def report_of(*records: PeerRecord) -> TableReport:
 
 def record(name: str, stage: int, **fields: object) -> PeerRecord:
     return replace(PeerRecord(peer=PeerId(name), incarnation=1, version=1, phase=Phase.ACCUMULATING, stage=stage), **fields)  # type: ignore[arg-type]
+
+
+def test_a_row_has_a_value_of_the_declared_type_for_each_of_its_names() -> None:
+    row = report_of().peer(record("a", 0, last_loss=1.5, throughput=2.5))
+    for name, kind in get_type_hints(PeerInfo).items():
+        if name != "path":
+            assert isinstance(row[name], list if name == "addresses" else kind), name  # type: ignore[literal-required]
 
 
 def test_a_suspect_is_shown_in_its_stage_and_its_work_counts_as_missing() -> None:
