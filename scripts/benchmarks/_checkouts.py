@@ -1,7 +1,7 @@
-"""Daemons of another checkout of the project, which run in turn with those of this one: the ratio says what the changes between them do.
+"""Daemons of another checkout of the project, which take turns with those of this one: the ratio shows the effect of the changes.
 
-Only the daemons and commands that a benchmark starts are the other checkout's. The benchmark itself is this one's, and asks both
-alike: by control socket, log and table.
+Only the daemons and commands that a benchmark starts are the other checkout's. The benchmark itself is this one's, and reads both
+in the same way: by control socket, log and table.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Checkout:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Put before a Python command, it makes that command import this checkout's peerd.
+        """The prefix that makes a Python command import this checkout's peerd.
 
         This checkout's folder follows, because a benchmark's own daemons may be newer than the other checkout.
         """
@@ -45,7 +45,7 @@ class Checkout:
 
 
 def add_rounds(parser: argparse.ArgumentParser, rounds: str) -> None:
-    """Declare the number of rounds. Where two checkouts take turns these are pairs."""
+    """Declare the number of rounds. If two checkouts take turns, a round is a pair."""
     parser.add_argument("--rounds", "--pairs", type=int, default=5, metavar="N", dest="rounds", help=f"{rounds} (default 5)")
 
 
@@ -62,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser, rounds: str) -> None:
 
 @contextlib.contextmanager
 def checkouts(against: str) -> Iterator[tuple[Checkout, ...]]:
-    """This checkout, and the one `against` names where it names one. A commit is unpacked into a temporary folder."""
+    """This checkout, and the one that `against` names, if any. A commit is unpacked into a temporary folder."""
     if not against:
         yield (Checkout(),)
         return

@@ -1,4 +1,4 @@
-"""A demo's daemon that may move from one stage to another; the demo's own stay."""
+"""A demo's daemon that may move from one stage to another; the demo's usual daemons stay."""
 
 from __future__ import annotations
 

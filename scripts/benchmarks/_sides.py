@@ -27,7 +27,7 @@ from peerd.errors import PeerdError
 
 LARGEST_LINE = 1 << 20
 PATIENCE_S, TIMEOUT_S = 60.0, 300.0
-"""With one message, and with anything."""
+"""Timeouts for one message, and for any operation."""
 SOCKETS, HIVEMINDS = Path("/tmp"), "hivemind-p2p*.sock"  # noqa: S108 - that is where it puts them
 
 

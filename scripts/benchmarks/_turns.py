@@ -1,7 +1,7 @@
 """Contenders that train in turns on one machine: while one works, the others are frozen (SIGSTOP).
 
-Whatever else burdens the machine changes within seconds, so sides that ran one after another for a minute each cannot be
-compared. Here each side does a step or two in its turn, and its clock runs in its turns only.
+The other load of a machine changes within seconds, so sides that run one after another for a minute each cannot be compared.
+Here each side does a step or two in its turn, and its clock runs only in its turns.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from scripts.benchmarks._sides import sweep_sockets
 from scripts.benchmarks._workers import Job
 
 POLL_S = 0.5
-"""A look costs the team processor time, and which moment it falls into does not matter: steps tell when they ended."""
+"""Polling takes processor time from the team; its moment does not matter, because steps carry the time of their end."""
 SILENCE_S = 600.0
 HITCHES = ("suppressed_microbatches", "replayed_microbatches", "ledger_resets", "rounds_failed", "faults_seen")
 GUARD = "import os, signal, sys\nfor pid in sys.stdin.read().split():\n  try: os.kill(int(pid), signal.SIGCONT)\n  except OSError: pass"
-"""Lets frozen processes run on when the benchmark is gone, however it ended: then they end by themselves."""
+"""A process that thaws frozen processes when the benchmark has ended in any way; they then exit by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     time_s: float
-    """Wall clock of its end."""
+    """Wall clock at the end of the step."""
     loss: float
 
 
 class Team(Protocol):
-    """Processes that train together, from when `start` returns until the context ends."""
+    """Processes that train together, from the return of `start` until the context ends."""
 
     def start(self) -> None: ...
 
     def pids(self) -> Sequence[int]: ...
 
     def steps(self) -> Sequence[Step]:
-        """All finished steps; asked only while the team is not frozen."""
+        """All finished steps. Call it only while the team is not frozen."""
         ...
 
     def __enter__(self) -> Team: ...
@@ -63,14 +63,14 @@ class Team(Protocol):
 
 
 def place_in(network: Network | None) -> Callable[[int], Placement]:
-    """With a network each daemon has a machine of it to itself."""
+    """If there is a network, each daemon has one of its machines."""
     if network is None:
         return here
     return lambda peer: Placement(command=network.command(peer), host=network.address(peer))
 
 
 class Peers:
-    """One daemon per stage, or so many."""
+    """One daemon per stage, or `num_peers` daemons."""
 
     def __init__(
         self,
@@ -85,31 +85,31 @@ class Peers:
         self._swarm = DemoSwarm(plan, lambda _text: None, place=place)
         self._steps: list[Step] = []
         self.dashboard = ""
-        """Its address, once the swarm is up and where it has one."""
+        """The dashboard's address, once the swarm runs and if it has one."""
 
     def start(self) -> None:
         self._swarm.start()
         self.dashboard = str(self._swarm.daemons[0].client.request("status", silence_s=3.0)["dashboard"])
 
     def pids(self) -> Sequence[int]:
-        """Not p2pd's: it only carries bytes, and keeps connections alive that no daemon waits on."""
+        """The daemons' processes. p2pd is not among them: it only carries bytes, and keeps connections alive."""
         return [daemon.process.pid for daemon in self._swarm.daemons]
 
     def steps(self) -> Sequence[Step]:
         self._swarm.require_every_stage()
         client = self._swarm.daemons[self._swarm.plan.num_stages - 1].client
-        with contextlib.suppress(PeerdError):  # busy: the next poll tells
+        with contextlib.suppress(PeerdError):  # a busy daemon: the next poll asks again
             found = client.request("history", since=len(self._steps), silence_s=3.0)["steps"]
             self._steps += [Step(step["time_s"], step["loss"]) for step in itertools.takewhile(lambda step: step["time_s"] > 0, found)]
         return self._steps
 
     def trace(self, num_steps: int) -> TraceReply:
-        """What all did in the step under way and those after it."""
+        """The daemons' spans of the step under way and the following ones."""
         client = self._swarm.daemons[0].client
         return cast("TraceReply", client.request("trace", steps=num_steps, timeout_s=SILENCE_S, silence_s=SILENCE_S))
 
     def counters(self) -> dict[str, int]:
-        """What should be 0 in a fair race."""
+        """Counts that should be 0 in a fair race."""
         self._swarm.poll()
         told: list[Mapping[str, int]] = [dict(daemon.status["counters"]) for daemon in self._swarm.daemons if daemon.status is not None]  # type: ignore[arg-type]
         return {name: sum(counters[name] for counters in told) for name in HITCHES}
@@ -124,12 +124,12 @@ class Peers:
 
 @dataclass(slots=True)
 class Workers:
-    """Baseline processes; the last one reports."""
+    """Baseline processes, of which the last reports."""
 
     jobs: Sequence[Job]
     report: Path
     network: Network | None = None
-    """Where it is given, each job has a machine of it to itself."""
+    """If there is a network, each job has one of its machines."""
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self) -> None:
@@ -141,7 +141,7 @@ class Workers:
                     [*there, *module_command("scripts.benchmarks._workers", job.to_json())],
                     stdin=subprocess.PIPE,
                     stdout=output,
-                    start_new_session=True,  # so that Ctrl-C reaches the benchmark alone
+                    start_new_session=True,  # so that Ctrl-C reaches only the benchmark
                     env={**os.environ, "GLOO_SOCKET_IFNAME": interface, "HIVEMIND_LOGLEVEL": "CRITICAL"},
                 )
             self._processes.append(process)
@@ -162,7 +162,7 @@ class Workers:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with those that it has forked
+                os.killpg(process.pid, signal.SIGKILL)  # including its forked processes
         for process in self._processes:
             process.wait()
             assert process.stdin is not None
@@ -173,29 +173,29 @@ class Workers:
 
 @dataclass(slots=True)
 class Contender:
-    """A team with its own clock."""
+    """A team with a clock of its own."""
 
     name: str
     team: Team
     steps: Sequence[Step] = ()
     _begins: list[float] = field(default_factory=list)
-    """Wall clock at which each of its turns began, and how much it had worked until then."""
+    """For each turn the wall clock at its beginning, and the time worked until then."""
     _before: list[float] = field(default_factory=list)
     _worked_s: float = 0.0
 
     def warm_up(self, num_steps: int) -> None:
-        """Start, do the first steps, and freeze."""
+        """Start the team, do the first steps, and freeze it."""
         began = time.time()
         self.team.start()
         self._work_until(num_steps, began)
 
     def turn(self, num_steps: int) -> float:
-        """Do so many steps more; seconds of work per step."""
+        """Do `steps` more steps. Returns the seconds of work per step."""
         before, last = self.stretch(num_steps)
         return (self.worked_s(last.time_s) - self.worked_s(before.time_s)) / num_steps
 
     def stretch(self, num_steps: int) -> tuple[Step, Step]:
-        """Do so many steps more; the step before them and the last of them."""
+        """Do `steps` more steps. Returns the step before them and the last of them."""
         self.thaw()
         began = time.time()
         done = len(self.team.steps())
@@ -224,14 +224,14 @@ class Contender:
         return steps
 
     def worked_s(self, wall_s: float) -> float:
-        """How long it had worked at that time; a step never ends while its team is frozen."""
+        """The time worked until then. A step never ends while its team is frozen."""
         turn = max(0, bisect.bisect_right(self._begins, wall_s) - 1)
         return self._before[turn] + wall_s - self._begins[turn]
 
 
 @contextlib.contextmanager
 def thawed_at_exit(contenders: Sequence[Contender]) -> Iterator[subprocess.Popen[bytes]]:
-    """On leaving nobody is frozen. Tell the guard each contender's processes with `guard`."""
+    """At the end of the context no contender is frozen. Register each contender's processes with `guard`."""
     keeper = subprocess.Popen([sys.executable, "-c", GUARD], stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield keeper

@@ -1,7 +1,7 @@
-"""How soon things are there: from an address to serving with a stage of 50 MB, from `peerd demo` to its first step, and `peerd status`.
+"""The time of beginnings: from an address to serving a stage of 50 MB, from `peerd demo` to its first step, and of `peerd status`.
 
-A joiner starts its daemon, meets the swarm, downloads the stage from the one peer that serves it, which trains on meanwhile, and
-catches up. The baseline is what no daemon can do without: an interpreter that imports torch, gRPC and hivemind.
+A joiner starts its daemon, meets the swarm, downloads the stage from the one peer that serves it, which keeps training, and
+catches up. The baseline is the minimum for any daemon: an interpreter that imports torch, gRPC and hivemind.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Side:
 
 
 def one_stage_plan() -> DemoPlan:
-    """Three million parameters: with their two moments and the previous ones 50 MB. One peer begins, which trains for ever."""
+    """Three million parameters: 50 MB with two moments and the previous values. One peer trains without end."""
     manifest = Manifest(
         name="bench",
         model=ModelConfig(num_layers=4, d_model=256, num_heads=8, d_ff=1024),
@@ -51,13 +51,13 @@ def one_stage_plan() -> DemoPlan:
 
 
 class Joining:
-    """A swarm of one, which a join makes one larger for a while."""
+    """A swarm of one peer, to which each join adds one for a while."""
 
     def __init__(self, swarm: DemoSwarm, checkout: Checkout) -> None:
         self._swarm = swarm
         self._checkout = checkout
         self.num_bytes = 0
-        """That the last joiner received."""
+        """Bytes that the last joiner received."""
 
     def join(self) -> tuple[float, None]:
         ready = self._swarm.daemons[0].ready
@@ -77,7 +77,7 @@ class Joining:
         return took_s, None
 
     def status(self) -> tuple[float, None]:
-        """The command as a user runs it, an interpreter's start included."""
+        """Run the command as a user does, including the interpreter's start."""
         peerd = [*self._checkout.command, str(Path(sys.executable).with_name("peerd"))]
         return _timed([*peerd, "--home", str(self._swarm.daemons[0].home.folder), "status", "--json"]), None
 
@@ -97,7 +97,7 @@ def _timed(command: list[str]) -> float:
 
 
 def first_step(checkout: Checkout) -> tuple[float, float]:
-    """The demo as it is without flags, ended after a step."""
+    """Run the demo without flags, and end it after a step."""
     flags = DemoFlags(
         stages=None, peers=None, steps=1, run_file=None, seed=None, accumulate=None, slow=(), kill=(), chaos=None, stand_in_ms=0.0
     )
@@ -114,7 +114,7 @@ def first_step(checkout: Checkout) -> tuple[float, float]:
 
 
 def measure(checkout: Checkout, sides: Sequence[Side], backwards: bool) -> int:
-    """Every side once, in a new swarm; the bytes that the joiner received."""
+    """Time every side once, in a new swarm. Returns the bytes that the joiner received."""
     with DemoSwarm(one_stage_plan(), lambda _text: None, place=checkout.place) as swarm:
         swarm.start()
         swarm.daemons[0].client.request("wait", step=1, timeout_s=PATIENCE_S, silence_s=PATIENCE_S)
@@ -141,7 +141,7 @@ def rows_of(sides: Sequence[Side]) -> Iterator[Row]:
 
 
 def figures(sides: Sequence[Side]) -> dict[str, list[float]]:
-    """All that depends on the checkout."""
+    """Time all figures that depend on the checkout."""
     return {side.name: side.seconds for side in sides[:-1]}
 
 

@@ -1,12 +1,12 @@
-"""How long a peer is away when it moves to another stage, and when its owner pauses it and lets it go on at once.
+"""The time for which a peer is away when it moves to another stage, and when its owner pauses it and resumes it at once.
 
-Each of two stages has a peer that stays in practice. A third peer is slower than both, so it belongs to the weaker stage. A limit on the
-computing of one of the others makes that one's stage the weaker, and at its next look the third peer moves there by itself. All times are
-read off another peer's table. They do not depend on how the daemon works inside:
+Each of two stages has a peer that in practice stays. A third peer is slower than both, so it belongs to the weaker stage. A limit on the
+computing of one of the other peers makes its stage the weaker one, and the third peer then moves there by itself. All times are read from
+another peer's table. They do not depend on the daemon's internals:
 
-leaving    from the decision (the peer is seen to leave; a pause: the request) until it serves no more
-entering   from then until it is seen in its new stage, joining
-download   from then until it is seen to serve: the stage's state, and what it has to catch up on
+leaving    from the decision (the table shows the peer as leaving; for a pause the request) until it serves no more
+entering   from then until the table shows it in its new stage, joining
+download   from then until the table shows it serving: the stage's state, and the steps to catch up on
 
 With --against a swarm of the other checkout takes turns with one of this checkout.
 """
@@ -32,13 +32,13 @@ from scripts.benchmarks._report import Row, print_json, print_table, progress, r
 NUM_STAGES, MOVER = 2, 2
 """Peers 0 and 1 serve stages 0 and 1; peer 2 begins in stage 0."""
 STAND_IN_MS, SLOW_FACTOR, LESS = 40.0, 3.0, 0.5
-"""Per microbatch; of the mover; and the share of its time that the peer of the weaker stage may compute.
+"""Stand-in per microbatch; the mover's slowness; and the share of its time that the peer of the weaker stage may compute.
 
-A step takes longer than the 0.3 s that a leaving peer waits for news: within shorter ones it waits again.
+A step takes longer than the 0.3 s that a leaving peer waits for news; with shorter steps it would wait repeatedly.
 """
 SETTLING_STEPS = 3
 PERIOD_S = 4.0
-"""Between two looks at whether to move."""
+"""Time between two decisions on whether to move."""
 POLL_S = 0.01
 PATIENCE_S = 120.0
 MOVE, PAUSE = "move", "pause and resume"
@@ -77,7 +77,7 @@ class Side:
 
 
 def plan() -> DemoPlan:
-    """800,000 parameters in each stage: with their two moments and the previous ones 13 MB."""
+    """800,000 parameters in each stage: 13 MB with two moments and the previous values."""
     manifest = Manifest(
         name="bench",
         model=ModelConfig(num_layers=8, d_model=128, num_heads=4, d_ff=512),
@@ -102,7 +102,7 @@ class Watched:
         self._until(lambda: all(row["throughput"] > 0 for row in self._rows()), "every peer knows how fast it is")
 
     def move(self) -> Absence:
-        """Let the other stage become the weaker one."""
+        """Make the other stage the weaker one."""
         here = self._settled()
         for stage in range(NUM_STAGES):
             duty = 1.0 if stage == here else LESS
@@ -121,7 +121,7 @@ class Watched:
         return self._absence(decided_s, gone_s)
 
     def _settled(self) -> int:
-        """The stage that the mover has served for some steps: it does not fall behind again."""
+        """Wait until the mover has served a stage for some steps, so that it does not fall behind again. Returns that stage."""
         client = self._swarm.daemons[MOVER].client
         step = client.request("status")["peer"]["step"] + SETTLING_STEPS
         client.request("wait", step=step, timeout_s=PATIENCE_S, silence_s=PATIENCE_S)
@@ -149,7 +149,7 @@ class Watched:
         return [row for stage in self._swarm.daemons[0].client.request("peers")["stages"] for row in stage["peers"]]
 
     def _until(self, done: Callable[[], bool], what: str) -> float:
-        """When it was seen to be so."""
+        """The time at which the condition was first seen."""
         deadline_s = time.monotonic() + PATIENCE_S
         while not done():
             if time.monotonic() > deadline_s:
@@ -159,7 +159,7 @@ class Watched:
 
 
 def run_swarm(side: Side) -> None:
-    """A move there, a move back and a pause in a swarm of its own; the two moves count as their mean."""
+    """Time a move, the move back and a pause in a new swarm. The two moves count as their mean."""
     with DemoSwarm(plan(), lambda _text: None, "scripts.benchmarks._mobile", side.checkout.place) as swarm:
         swarm.start()
         watched = Watched(swarm)

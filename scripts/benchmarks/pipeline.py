@@ -4,9 +4,9 @@ trainer (hivemind.moe as published), and against one process.
 All sides train the same model on the same microbatches with the same stage modules and AdamW, in turns of a step or two: while
 one works the others are frozen, so each ratio compares neighbours in time. Only ratios within one run mean anything on a shared
 machine. peerd's side is real daemons on loopback with tensors through the encrypted tunnel; GPipe's and 1F1B's is plain TCP. With
-recompute, peerd recomputes in all stages but the last, which goes backward at once; the others have to in every stage, and hivemind
-always does. No side writes checkpoints. At the end peerd trains alone for a while, to tell by how much its event loop is late and
-what its critical path consists of.
+recompute, peerd recomputes in all stages except the last, which goes backward at once; the others recompute in every stage, and
+hivemind always does. No side writes checkpoints. At the end peerd trains alone for a while, to measure the delay of its event loop and
+the composition of its critical path.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from scripts.benchmarks._workers import Job, Kind
 LOSS_TOLERANCE = 1e-4
 """Sums of float32 gradients in different orders differ in their last bits, which a few steps of AdamW do not raise above this."""
 LONG_ENOUGH_S = 300.0
-"""Between announcements, so that a frozen daemon does not count as gone; announcing more often costs nothing measurable."""
+"""Time between announcements, so that a frozen daemon does not count as dead; more frequent ones cost nothing measurable."""
 GRAPHS = {"never": "graphs kept", "always": "recomputing"}
 OTHERS: dict[Kind, str] = {"gpipe": "GPipe over gloo", "1f1b": "1F1B over gloo", "mediated": "through the trainer (hivemind.moe)"}
 ALONE = "one process"
@@ -47,19 +47,19 @@ LAG = re.compile(r'^peerd_event_loop_lag_quantile_seconds\{.*?share="([0-9.]+)".
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one run of this benchmark measures."""
+    """The settings of one run of this benchmark."""
 
     stages: tuple[int, ...]
     against: tuple[Kind, ...]
     code: str
     """Another checkout or commit to compare with; empty: none."""
     large: bool
-    """Activations four times as large, of half as many microbatches."""
+    """True: activations four times as large, and half as many microbatches."""
     lag_steps: int
     rounds: int
     warmup: int
     steps: int
-    """Per turn."""
+    """Steps per turn."""
     recompute: tuple[str, ...]
     as_json: bool
 
@@ -85,11 +85,11 @@ class Plan:
 
 @dataclass(slots=True)
 class Side:
-    """One contender's figures."""
+    """One contender and its figures."""
 
     contender: Contender
     seconds: list[float] = field(default_factory=list)
-    """Per step, by round."""
+    """Seconds per step, by round."""
 
     @property
     def name(self) -> str:
@@ -97,7 +97,7 @@ class Side:
 
 
 def sides_of(plan: Plan, folder: Path, found: Sequence[Checkout]) -> list[Side]:
-    """In the order in which they are run and printed; baselines are named by the sides that are compared with them.
+    """The sides, in the order in which they run and are printed. A side names the baselines that it is compared with.
 
     peerd's own side of each number of stages and kind of graphs comes first, and every other is what it is compared with; more
     stages are compared with fewer, too, in a second row. Against another checkout alone, one process takes no turns.
@@ -113,7 +113,7 @@ def sides_of(plan: Plan, folder: Path, found: Sequence[Checkout]) -> list[Side]:
             sides.append(Side(Contender(f"peerd{checkout.suffix}, {of_these}", Peers(manifest, place=checkout.place))))
         for kind in plan.against:
             if kind == "mediated" and recompute == "never" and "always" in plan.recompute:
-                continue  # it recomputes in any case: one of it will do
+                continue  # it always recomputes: one side of it is enough
             store = Path(tempfile.mkdtemp(dir=folder))
             num_processes = num_stages + (kind == "mediated")
             jobs = [Job(run_file=str(run_file), threads=1, kind=kind, rank=rank, folder=str(store)) for rank in range(num_processes)]
@@ -129,7 +129,7 @@ def sides_of(plan: Plan, folder: Path, found: Sequence[Checkout]) -> list[Side]:
 
 
 def measure(plan: Plan, sides: list[Side]) -> tuple[list[Row], dict[str, dict[str, int]]]:
-    """All rounds: forth in even ones and back in odd ones, lest a side always follows the same other."""
+    """Run all rounds, in reverse order in odd ones, so that a side does not always follow the same other side."""
     with contextlib.ExitStack() as stack:
         for side in sides:
             stack.enter_context(side.contender.team)
@@ -146,7 +146,7 @@ def measure(plan: Plan, sides: list[Side]) -> tuple[list[Row], dict[str, dict[st
 
 
 def _rows(plan: Plan, sides: list[Side]) -> Iterator[Row]:
-    """Every side, and peerd's once for each that it is compared with."""
+    """The rows: one per side, and for peerd's sides one per baseline."""
     by_name = {side.name: side for side in sides}
     for side in sides:
         baselines: list[str | None] = [*_baselines(side.name, list(by_name))]
@@ -162,7 +162,7 @@ def _rows(plan: Plan, sides: list[Side]) -> Iterator[Row]:
 
 
 def _baselines(name: str, others: list[str]) -> list[str]:
-    """Sides that peerd's is compared with: as many stages and the same graphs, hivemind, itself with fewer stages, one process."""
+    """The sides that peerd's is compared with: the same stages and graphs, hivemind, peerd with fewer stages, one process."""
     if not name.startswith("peerd, "):
         return []
     _, stages, graphs = name.split(", ")
@@ -173,7 +173,7 @@ def _baselines(name: str, others: list[str]) -> list[str]:
 
 
 def _hitches(side: Side) -> dict[str, int]:
-    """Work that peerd did twice; nothing of the kind can befall the others."""
+    """Counts of work that peerd repeated; the other sides cannot repeat work."""
     if not isinstance(side.contender.team, Peers):
         return {}
     side.contender.thaw()
@@ -181,7 +181,7 @@ def _hitches(side: Side) -> dict[str, int]:
 
 
 def watch_alone(plan: Plan) -> tuple[dict[str, float], dict[str, Any]]:
-    """While peerd trains with nobody frozen: by how much the first stage's loop is late, by quantile, and a trace's summary."""
+    """Let peerd train without turns. Returns quantiles of the delay of the first stage's event loop, and a trace's summary."""
     with Peers(plan.manifest(plan.stages[0], plan.recompute[0])) as peers:
         peers.start()
         deadline = time.monotonic() + SILENCE_S
@@ -199,7 +199,7 @@ def watch_alone(plan: Plan) -> tuple[dict[str, float], dict[str, Any]]:
 
 
 def print_path(traced: dict[str, Any]) -> None:
-    """What a trace's critical path and each stage's time consisted of."""
+    """Print the composition of a trace's critical path, and of each stage's time."""
     steps = traced["last_step"] - traced["first_step"] + 1
     rows = [("critical path", traced["critical_path"]), *((f"stage {each['stage']}", each) for each in traced["stages"])]
     for name, shares in rows:

@@ -162,7 +162,7 @@ def soak(plan: Plan) -> tuple[list[Watched], DemoSwarm]:
         swarm.poll()
         dead = [each.daemon.peer for each in watched if not each.daemon.alive]
         if dead:
-            raise PeerdError(f"peer {dead[0]}, which nobody killed, has ended")
+            raise PeerdError(f"peer {dead[0]} has ended without being killed")
     return watched, swarm
 
 

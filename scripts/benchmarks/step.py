@@ -1,4 +1,4 @@
-"""From the last gradient of a step to the first forward pass of the next: what the end of a step costs, and what of it goes where.
+"""The cost of a step's end and its parts: the time from the last gradient of a step to the first forward pass of the next.
 
 Two stages of two peers. The times come from the daemons' own timelines, put on one clock. On a distant link every message is delayed
 inside the tunnel (see _distant.py); with delayed updates the next step does not wait for the end of the last one.
@@ -28,22 +28,22 @@ from scripts.benchmarks._swarms import SILENCE_S, until_done
 
 NUM_STAGES, NUM_PEERS = 2, 4
 WARMUP = 2
-"""Steps in which connections are made and response times learnt."""
+"""Steps in which connections are opened and response times learnt."""
 MOST_LOOPBACK_MS, MOST_ROUND_TRIPS = 40.0, 3.0
 LOOPBACK, DELAYED = "loopback", "loopback, delayed updates"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Of one step, milliseconds."""
+    """The parts of one step's end, in milliseconds."""
 
     whole: float
     until_averaging: float
-    """From the last gradient until the last stage's round is open."""
+    """Time from the last gradient until the round of the last stage is open."""
     averaging: float
-    """The longest round."""
+    """Duration of the longest round."""
     until_committed: float
-    """From the end of the last round until somebody has made the step."""
+    """Time from the end of the last round until a peer has applied the step."""
     until_forward: float
 
 
@@ -55,7 +55,7 @@ class Side:
     checkout: Checkout = field(default_factory=Checkout)
     gaps: list[Gap] = field(default_factory=list)
     medians: list[float] = field(default_factory=list)
-    """By round."""
+    """The parts of every step, by round."""
     loss: float = 0.0
 
     @property
@@ -84,7 +84,7 @@ class Side:
 
 
 def gaps_of(reply: Any, first: int) -> Iterator[Gap]:
-    """Of every step from `first` on whose successor is known, too."""
+    """The parts of every step from `first` on of which the next step is known, too."""
     spans = [span for peer in reply["peers"] for span in peer["spans"]]
     steps = sorted({span[3] for span in spans})
     for step in (step for step in steps if step >= first and step + 1 in steps):
@@ -106,7 +106,7 @@ def gaps_of(reply: Any, first: int) -> Iterator[Gap]:
 
 @contextlib.contextmanager
 def _delay(one_way_ms: float) -> Iterator[None]:
-    """Told to the daemons by the environment."""
+    """Environment variables of the daemons."""
     os.environ[ONE_WAY_MS] = str(one_way_ms)
     try:
         yield

@@ -1,11 +1,11 @@
-"""Who moves how many bytes: a swarm counted by role, beside a pipeline whose every tensor goes through the trainer.
+"""The bytes that each role of a swarm moves, beside those of a pipeline in which every tensor goes through the trainer.
 
-Real daemons on loopback count their RPC payload. The first table is of one microbatch and the peers that it comes to. Sent between stages:
-activations with their labels, gradients with the records that ride on them, and all headers; received: what the neighbours' tensors take.
-The second is of one step and every peer: all that it sent and received, averaging, gossip and tokens included. The other flow is computed,
-in the second table for the microbatches that this peer did: its trainer sends a stage its inputs, forward and again backward, and the
-gradient, and gets back outputs and the gradient of the inputs, 5 boundaries for a middle stage where 2 x 2 do (each sent once and received
-once). It averages nothing, so beyond the boundaries it is no comparison.
+Real daemons on loopback count their RPC payload. The first table shows one microbatch by role. Sent: activations with their labels,
+gradients with the records that travel with them, and all headers. Received: the size of the neighbours' tensors. The second table shows
+one step by peer: all bytes sent and received, including averaging, gossip and tokens. The trainer-mediated flow is computed, in the second
+table for the microbatches of each peer: its trainer sends a stage the inputs, both forward and backward, and the gradient, and receives
+the outputs and the gradient of the inputs. For a middle stage these are 5 boundaries, where a swarm needs 2 x 2 (each sent once and
+received once). The mediated flow does not average, so only the boundaries can be compared.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from scripts.benchmarks._swarms import looks
 
 POLL_S = 0.25
 LONG_ENOUGH_S = 10.0
-"""Between announcements: nobody dies here, and a slow peer shall not count as dead, yet what was not heard is told again."""
+"""Time between announcements. No peer dies here, so a slow peer must not count as dead; lost announcements are still repeated."""
 TRIES = 3
 HITCHES = ("replayed_microbatches", "suppressed_microbatches", "ledger_resets")
 CODECS = ("none", "int8")
 TOLERANCE = 0.05
-"""Above what tensors and labels take: headers and records."""
+"""Allowed overhead over tensors and labels, for headers and records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +53,14 @@ class Plan:
         )
 
     def roles(self) -> list[tuple[str, range]]:
-        """Stages by role."""
+        """The stages of each role."""
         last = self.num_stages - 1
         return [("first", range(1)), ("middle", range(1, last)), ("last", range(last, last + 1))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One role in one flow; bytes over the boundary for a microbatch, and for all peers of a stage together."""
+    """One role in both flows: bytes over the boundary per microbatch, for all peers of a stage together."""
 
     codec: str
     role: str
@@ -69,43 +69,43 @@ class Line:
     mediated_sent: float
     mediated_received: float
     rest_per_step: float
-    """Averaging, gossip and tokens that one peer sends."""
+    """Bytes of averaging, gossip and tokens that one peer sends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLine:
-    """One peer in both flows; bytes of one step."""
+    """One peer in both flows: bytes of one step."""
 
     codec: str
     peer: int
     role: str
     microbatches: float
-    """It did of a step."""
+    """Microbatches of a step that the peer computed."""
     sent: float
     received: float
     rest: float
-    """Of what it sent: averaging, gossip and tokens."""
+    """The part of `sent` that is averaging, gossip and tokens."""
     mediated_sent: float
     mediated_received: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """What one daemon counted in the whole run."""
+    """One daemon's counters at the end of the run."""
 
     stage: int
     counters: Counters
 
 
 def tensor_bytes(manifest: Manifest) -> tuple[int, int, int]:
-    """Of one microbatch: activations, their gradient, and labels (tokens are as many)."""
+    """Bytes of a microbatch's activations, of their gradient, and of its labels (tokens take as many)."""
     values = manifest.boundary_bytes // 4
     forth, back = (parse_codec(name).num_bytes(values) for name in (manifest.wire.activations, manifest.wire.activation_gradients))
     return forth, back, 4 * manifest.tokens_per_microbatch
 
 
 def mediated(manifest: Manifest, role: str) -> tuple[int, int]:
-    """What a peer of this role sends and receives in the other flow."""
+    """Bytes that a peer of this role sends and receives in the mediated flow."""
     forth, back, labels = tensor_bytes(manifest)
     match role:
         case "first":
@@ -117,7 +117,7 @@ def mediated(manifest: Manifest, role: str) -> tuple[int, int]:
 
 
 def count(plan: Plan, codec: str) -> list[Counted]:
-    """Of a run in which nothing was done twice: what travelled for nothing is no figure of the algorithm's."""
+    """The counters of a run in which no work was repeated: wasted bytes do not characterise the algorithm."""
     for _ in range(TRIES):
         counted = run_once(plan, codec)
         again = {name: sum(dict(each.counters)[name] for each in counted) for name in HITCHES}  # type: ignore[misc]
@@ -129,7 +129,7 @@ def count(plan: Plan, codec: str) -> list[Counted]:
 
 
 def run_once(plan: Plan, codec: str) -> list[Counted]:
-    """Runs a swarm to its end."""
+    """Run a swarm to its end."""
     manifest = plan.manifest(codec)
     num_peers = plan.num_stages * plan.peers_per_stage
     demo = DemoPlan(manifest=manifest, num_peers=num_peers, slow={}, kills=(), chaos=None, stand_in_ms=0.0, observed=False)
@@ -207,12 +207,12 @@ def by_peer(plan: Plan, codec: str, counted: list[Counted]) -> list[PeerLine]:
 
 
 def rest_of(counters: Counters) -> int:
-    """Bytes sent that crossed no boundary."""
+    """Bytes sent other than over a boundary."""
     return counters["bytes_sent"] - counters["boundary_bytes"]
 
 
 def wrong(plan: Plan, lines: list[Line]) -> list[str]:
-    """Roles that sent more or less than their tensors take."""
+    """Messages about roles that sent more or less than their tensors take."""
     missed = []
     for line in lines:
         if line.role == "trainer":

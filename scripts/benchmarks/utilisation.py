@@ -1,4 +1,4 @@
-"""How busy peers are as links grow longer: SWARM's table 1, for peerd, on links of 50 Mbit/s between network namespaces (needs root).
+"""Utilisation of peers by round trip: SWARM's table 1, for peerd, on links of 50 Mbit/s between network namespaces (needs root).
 
 Utilisation is the share of time in which a stage computes. Small models compute little for the bytes that they send, large ones much. A
 fixed number of slots keeps in flight what fills short links; by default the window grows with the round trip (`launching.py`).

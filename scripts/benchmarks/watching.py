@@ -243,7 +243,7 @@ def report(given: argparse.Namespace, looked: Side, alone: Side, looks: dict[str
         print(f"processor added to the daemon that is looked at, and to the other: {shares} of a core")
         print(", ".join(f"{count} {name}" for name, count in looks.items()))
     if not all(looks.values()):
-        print(f"somebody saw nothing ({looks}): the sides are alike", file=sys.stderr)
+        print(f"an observer saw nothing ({looks}): the sides are alike", file=sys.stderr)
         return 1
     highest = rows[0].interval[1] if rows[0].interval else 1.0
     return 0 if highest > 1 - MOST_COST else 1
