@@ -7,7 +7,7 @@ from typing import cast
 
 import click
 
-from peerd.cli.options import chosen_home, home_option, json_option
+from peerd.cli.options import daemon_of, home_option, json_option
 
 SHOWN_STEPS = 20
 ASK_SILENCE_S = 30.0
@@ -29,9 +29,7 @@ def history(context: click.Context, since: int | None, events: bool, as_json: bo
       peerd history --events
       peerd history --since 100 --json | jq .steps[].loss
     """
-    from peerd.control.client import ControlClient
-
-    reply = ControlClient(chosen_home(context)).request("history", since=since or 0, events=events)
+    reply = daemon_of(context).request("history", since=since or 0, events=events)
     if as_json:
         click.echo(json.dumps(reply))
         return
@@ -57,9 +55,7 @@ def contributions(context: click.Context, share: bool, as_json: bool) -> None:
       peerd contributions
       peerd contributions --share
     """
-    from peerd.control.client import ControlClient
-
-    reply = ControlClient(chosen_home(context)).request("contributions", silence_s=ASK_SILENCE_S)
+    reply = daemon_of(context).request("contributions", silence_s=ASK_SILENCE_S)
     if as_json:
         click.echo(json.dumps(reply))
         return

@@ -14,6 +14,7 @@ from peerd.errors import DiskError, UsageError
 
 if TYPE_CHECKING:
     from peerd.config.paths import Home
+    from peerd.control.client import ControlClient
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -184,6 +185,13 @@ def chosen_home(context: click.Context) -> Home:
     if home.folder.exists() and not home.folder.is_dir():
         raise UsageError(f"the home {home.folder} is a file", "name a folder with --home")
     return home
+
+
+def daemon_of(context: click.Context) -> ControlClient:
+    """A client of the chosen home's daemon."""
+    from peerd.control.client import ControlClient
+
+    return ControlClient(chosen_home(context))
 
 
 def existing_source(value: str, flag: str) -> str:

@@ -14,6 +14,7 @@ from peerd.cli.options import (
     STEPS,
     chosen_home,
     create_folder,
+    daemon_of,
     daemon_options,
     existing_source,
     home_option,
@@ -211,9 +212,7 @@ def export(context: click.Context, folder: Path, file_format: str, as_json: bool
     other = folder / ("run.toml" if file_format == "hf" else "config.json")
     if other.exists():
         raise UsageError(f"{folder} holds an export of the other format", "name another folder")
-    from peerd.control.client import ControlClient
-
-    client = ControlClient(chosen_home(context))
+    client = daemon_of(context)
     create_folder(folder)
     reply = client.request(
         "export",

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from peerd import SCHEMA
-from peerd.cli.options import chosen_home, home_option, json_option
+from peerd.cli.options import chosen_home, daemon_of, home_option, json_option
 from peerd.errors import DiskError, IdentityInUseError, PeerdError, TimedOutError, UsageError
 
 if TYPE_CHECKING:
@@ -197,10 +197,8 @@ def _domain() -> str:
 
 def _check_home_is_free(context: click.Context, manager: str) -> None:
     """Refuse to start the service while a daemon that was started by hand uses the home."""
-    from peerd.control.client import ControlClient
-
     try:
-        process = ControlClient(chosen_home(context)).request("status")["pid"]
+        process = daemon_of(context).request("status")["pid"]
     except PeerdError:
         return
     if manager == "systemd" and _path(manager).exists() and _systemd_state(_path(manager).name)["pid"] == process:

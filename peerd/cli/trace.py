@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from peerd.cli.options import STEPS, TIMEOUT_S, chosen_home, home_option, json_option
+from peerd.cli.options import STEPS, TIMEOUT_S, daemon_of, home_option, json_option
 from peerd.errors import DiskError, UsageError
 
 if TYPE_CHECKING:
@@ -38,14 +38,12 @@ def trace(context: click.Context, steps: int, out: str | None, timeout_s: float,
       peerd trace --steps 3 -o timeline.json
       peerd trace --json | jq .critical_path.compute
     """
-    from peerd.control.client import ControlClient
-
     if steps > MAX_STEPS:
         raise UsageError(f"--steps {steps}: a trace takes at most {MAX_STEPS}", "ask for fewer")
     file = _writable(out) if out else None
     reply = cast(
         "TraceReply",
-        ControlClient(chosen_home(context)).request(
+        daemon_of(context).request(
             "trace",
             steps=steps,
             timeout_s=timeout_s,

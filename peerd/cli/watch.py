@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import click
 
-from peerd.cli.options import STEPS, TIMEOUT_S, chosen_home, home_option, json_option
+from peerd.cli.options import STEPS, TIMEOUT_S, daemon_of, home_option, json_option
 from peerd.errors import NoDaemonError, UsageError
 
 VISIT_TIMEOUT_S = 90.0
@@ -31,9 +31,7 @@ def status(context: click.Context, as_json: bool) -> None:
       peerd status
       peerd status --json | jq .peer.step
     """
-    from peerd.control.client import ControlClient
-
-    reply = ControlClient(chosen_home(context)).request("status")
+    reply = daemon_of(context).request("status")
     if as_json:
         click.echo(json.dumps(reply))
         return
@@ -59,9 +57,7 @@ def peers(context: click.Context, address: str | None, as_json: bool) -> None:
       peerd peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
     if address is None:
-        from peerd.control.client import ControlClient
-
-        reply = ControlClient(chosen_home(context)).request("peers")
+        reply = daemon_of(context).request("peers")
     else:
         from peerd.cli.launch import run_child
 
@@ -91,9 +87,7 @@ def top(context: click.Context) -> int:
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
         raise UsageError("top needs a terminal that it can draw on", "for scripts: peerd status --json, peerd peers --json")
-    from peerd.control.client import ControlClient
-
-    client = ControlClient(chosen_home(context))
+    client = daemon_of(context)
     client.request("status")  # fails early, before the drawing libraries are loaded
     from peerd.cli.top.app import run
     from peerd.cli.top.feed import Feed
@@ -116,10 +110,8 @@ def dashboard(context: click.Context, opens: bool | None, as_json: bool) -> None
       peerd dashboard
       ssh -L 8642:127.0.0.1:8642 HOST    (with --dashboard-port 8642 there)
     """
-    from peerd.control.client import ControlClient
-
     wanted = sys.stdout.isatty() and not as_json and is_on_a_desktop(sys.platform, os.environ) if opens is None else opens
-    reply = ControlClient(chosen_home(context)).request("dashboard", open=wanted)
+    reply = daemon_of(context).request("dashboard", open=wanted)
     click.echo(json.dumps(reply) if as_json else reply["address"])
     if wanted:
         import webbrowser
@@ -163,9 +155,7 @@ def wait(context: click.Context, serving: bool, step: int | None, timeout_s: flo
 
 
 def _wait(context: click.Context, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    from peerd.control.client import ControlClient
-
-    client = ControlClient(chosen_home(context))
+    client = daemon_of(context)
     began = time.monotonic()
     while True:
         left_s = max(0.0, timeout_s - (time.monotonic() - began))
