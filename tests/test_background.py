@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+import peerd
 from peerd.background import INTERNAL_ERRORS, Tasks, start
 
 
@@ -68,3 +70,9 @@ async def test_close_cancels_the_tasks_and_waits_for_their_end(before: int) -> N
     assert sorted(ended) == ["one", "two"]
     assert all(task.cancelled() for task in started)
     assert INTERNAL_ERRORS.count == before
+
+
+def test_no_other_module_starts_a_task_on_the_event_loop_itself() -> None:
+    """A TaskGroup hears of its tasks' errors, and whoever uses `ensure_future` awaits what it returns."""
+    sources = Path(peerd.__file__).parent.rglob("*.py")
+    assert [path.name for path in sources if "loop().create_task" in path.read_text()] == ["background.py"]

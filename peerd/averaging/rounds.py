@@ -24,7 +24,7 @@ from peerd.averaging.exchange import Round, elements_of, own_part, part_for, red
 from peerd.averaging.handover import finite, unpacked
 from peerd.averaging.kept import KeptAverages
 from peerd.averaging.log import AverageLog
-from peerd.background import INTERNAL_ERRORS, Tasks
+from peerd.background import INTERNAL_ERRORS, Tasks, start
 from peerd.config.codec import Codec
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt
@@ -100,7 +100,7 @@ class Rounds:
             raise self._own_errors[-1]
         roster = replace(roster, codec=self._terms.codec(self._state.accumulator.flat.numel()))
         others = [peer for peer in roster.peers if peer != self._state.record.peer]
-        proposals = [asyncio.ensure_future(self._propose_to(peer, roster)) for peer in others]
+        proposals = [start(self._propose_to(peer, roster)) for peer in others]
         try:
             reason = await self._join(roster)
             answers = [reason] if reason else await asyncio.gather(*proposals)
@@ -220,7 +220,8 @@ class Rounds:
 
     async def _fetch_slices(self, current: Round) -> None:
         """All slices at once; the first failure ends the others."""
-        tasks = [asyncio.ensure_future(self._fetch_slice(current, number, peer)) for number, peer in enumerate(current.roster.peers)]
+        slices = [self._fetch_slice(current, number, peer) for number, peer in enumerate(current.roster.peers)]
+        tasks = [start(work, expects=(RemoteError,)) for work in slices]
         try:
             await asyncio.gather(*tasks)
         finally:

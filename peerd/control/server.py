@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from pathlib import Path
 from typing import Any
 
+from peerd.background import INTERNAL_ERRORS, Tasks
 from peerd.control.protocol import MAX_LINE_BYTES
 from peerd.errors import ExitCode, PeerdError, UsageError
 
@@ -22,13 +23,10 @@ Verb = Callable[[Mapping[str, Any], Say], Awaitable[Mapping[str, Any]]]
 @contextlib.asynccontextmanager
 async def control_server(path: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[None]:
     """Serve `verbs` on a socket that only this user can open, until the block ends."""
-    clients: set[asyncio.Task[None]] = set()
+    clients = Tasks()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(_serve(verbs, reader, writer))
-        clients.add(task)
-        await asyncio.wait({task})
-        clients.discard(task)
+        await asyncio.wait({clients.start(_serve(verbs, reader, writer))})
 
     path.unlink(missing_ok=True)
     server = await asyncio.start_unix_server(serve, path, limit=MAX_LINE_BYTES)
@@ -37,10 +35,9 @@ async def control_server(path: Path, verbs: Mapping[str, Verb]) -> AsyncIterator
         yield
     finally:
         server.close()
-        if clients:  # `leave` ends the daemon, and its answer is still to be sent
-            await asyncio.wait(clients, timeout=0.5)
-        for task in clients:
-            task.cancel()
+        if clients.running:  # `leave` ends the daemon, and its answer is still to be sent
+            await asyncio.wait(clients.running, timeout=0.5)
+        clients.cancel()
 
 
 async def _serve(verbs: Mapping[str, Verb], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -53,7 +50,9 @@ async def _serve(verbs: Mapping[str, Verb], reader: asyncio.StreamReader, writer
             writer.write(await _encoded({"ok": reply}))
         except PeerdError as error:
             send({"error": {"exit_code": int(error.exit_code), "message": error.message, "remedy": error.remedy}})
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except Exception as error:
+            if not isinstance(error, OSError):
+                INTERNAL_ERRORS.report("control", error)
             what = f"the daemon could not answer: {type(error).__name__}: {error}"
             send({"error": {"exit_code": int(ExitCode.FAILURE), "message": what, "remedy": "see its log"}})
         await writer.drain()

@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from peerd.background import start
 from peerd.daemon.node import Node
 from peerd.errors import PeerdError
 from peerd.policy.step.leaving import has_successors, owes_nothing
@@ -140,7 +141,7 @@ class Departure:
 
     async def _leave_stage(self) -> bool:
         """Drain; False when it took too long or was cut short."""
-        drain = asyncio.ensure_future(self._drain())
+        drain = start(self._drain())
         at_once = asyncio.ensure_future(self._at_once.wait())
         try:
             done, _ = await asyncio.wait({drain, at_once}, timeout=DRAIN_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)

@@ -12,6 +12,7 @@ import structlog
 
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
+from peerd.background import start
 from peerd.config.settings import Settings
 from peerd.daemon.device import has_own_memory
 from peerd.daemon.network import Network, describe_self
@@ -282,7 +283,7 @@ class Node:
         self.commit_times_s.pop(step - MAX_COMMIT_TIMES, None)
         loss = self.state.history[-1].loss if self.state.history else None
         if self._checkpoint_due(step + 1):
-            self._saving = asyncio.get_running_loop().create_task(self.save_checkpoint())
+            self._saving = start(self.save_checkpoint())
         LOG.info("step finished", step=step, loss=loss, accumulated=self.service.counters.accumulated)
         self.announce(urgent=self.state.record.next_ledger_no > 0)
 

@@ -7,6 +7,7 @@ import math
 
 import structlog
 
+from peerd.background import start
 from peerd.daemon.node import MAX_BOOTSTRAP, Node
 from peerd.errors import PeerdError, PeerGoneError, RemoteError
 from peerd.link.p2pd import watch
@@ -67,7 +68,7 @@ class Supervisor:
     async def _failure(self) -> str:
         """Returns when p2pd has ended, does not react twice in a row, or leads twice in a row to nobody."""
         p2pd = self._node.network.p2pd
-        ended = asyncio.ensure_future(watch(p2pd))
+        ended = start(watch(p2pd))
         try:
             misses = alone = 0
             while max(misses, alone) < 2:

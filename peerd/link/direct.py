@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 import structlog
 
+from peerd.background import start
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.generated import direct_pb2, direct_pb2_grpc
 from peerd.link.certificate import MAX_CERTIFICATE_BYTES, SERVER_NAME, Certificate, checked_pem
@@ -171,7 +172,7 @@ class DirectPaths:
         path = self._paths.setdefault(peer, _Path())
         is_due = time.monotonic() >= path.retry_s or (path.was_capped and not self._throttles.capped)
         if path.work is None and is_due:
-            path.work = asyncio.get_running_loop().create_task(self._follow(peer, path))
+            path.work = start(self._follow(peer, path))
         return path.channel if self.leads_to(peer) else None
 
     def leads_to(self, peer: PeerId) -> bool:
@@ -228,7 +229,7 @@ class DirectPaths:
 
     async def _hold(self, peer: PeerId, path: _Path, channel: grpc.aio.Channel, offer: direct_pb2.ShowReply) -> bool:
         """Until it breaks, the callee takes none like it any more, or the tunnel is the faster way: then True."""
-        broken, told = asyncio.ensure_future(_broken(channel)), _told_of(path, offer)
+        broken, told = start(_broken(channel)), _told_of(path, offer)
         try:
             while not broken.done():
                 await asyncio.wait({broken}, timeout=SHOW_AGAIN_S)
@@ -295,7 +296,7 @@ class DirectPaths:
 
     def _close_soon(self, channel: grpc.aio.Channel) -> None:
         """What is under way on it may finish."""
-        self._closing[channel] = task = asyncio.get_running_loop().create_task(channel.close(CLOSING_S))
+        self._closing[channel] = task = start(channel.close(CLOSING_S))
         task.add_done_callback(lambda _task: self._closing.pop(channel, None))
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from peerd.background import Tasks, start
 from peerd.errors import BadMessageError, PeerGoneError
 from peerd.link.throttle import Throttle, Throttles
 
@@ -19,34 +20,18 @@ _ENDS = (OSError, TimeoutError, asyncio.IncompleteReadError, BadMessageError, Pe
 Heard = TypeVar("Heard", bound=Message)
 
 
-class StreamTasks:
+class StreamTasks(Tasks):
     """Streams in tasks that `close` can cancel without cancelling asyncio's own callbacks around them."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def track(self, work: Coroutine[Any, Any, None]) -> None:
         """Returns at the stream's end."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        await asyncio.wait({task})
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, _ENDS):
-            raise error
-
-    async def close(self) -> None:
-        """Ends all of them."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait({self.start(work, expects=_ENDS)})
 
 
 async def splice(local: Stream, remote: Stream, throttles: Throttles) -> bool:
     """Copy both ways until either side ends. True when the remote side ended first."""
-    outward = asyncio.ensure_future(_copy(local[0], remote[1], throttles.upload))
-    inward = asyncio.ensure_future(_copy(remote[0], local[1], throttles.download))
+    outward = start(_copy(local[0], remote[1], throttles.upload), expects=_ENDS)
+    inward = start(_copy(remote[0], local[1], throttles.download), expects=_ENDS)
     try:
         done, _ = await asyncio.wait({outward, inward}, return_when=asyncio.FIRST_COMPLETED)
         return inward in done

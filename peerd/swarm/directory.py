@@ -16,6 +16,7 @@ from typing import Any
 import msgpack
 import structlog
 
+from peerd.background import Tasks
 from peerd.errors import PeerdError, UnreachableError
 from peerd.link.libp2p import DHTID, P2P, DHTNode, DHTRecord, MSGPackSerializer, RecordValidatorBase, get_dht_time
 from peerd.swarm.signed import SignedManifest, SignedRecord, pack_manifest, pack_record, unpack_manifest, unpack_record
@@ -80,7 +81,7 @@ class Directory:
         self._period_s = period_s
         self.is_client = False
         """Whether the next rebuild leaves keeping to others."""
-        self._stores: set[asyncio.Task[None]] = set()
+        self._stores = Tasks()
 
     @classmethod
     async def join(cls, p2p: P2P, signed: SignedManifest, bootstrap: Sequence[str], must_answer: bool) -> Directory:
@@ -106,11 +107,11 @@ class Directory:
         """Store my record in the background; a store that fails is made good by the next."""
         expires = get_dht_time() + 3 * self._period_s * signed.record.periods + 3.0
         key, subkey, value = stage_key(run, signed.record.stage), signed.record.peer, pack_record(signed)
-        self._in_background(self._store(key, subkey, value, expires))
+        self._stores.start(self._store(key, subkey, value, expires))
 
     def store_manifest_soon(self, signed: SignedManifest) -> None:
         expires = get_dht_time() + MANIFEST_LIFE_S
-        self._in_background(self._store(signed.run, MANIFEST_SUBKEY, pack_manifest(signed), expires))
+        self._stores.start(self._store(signed.run, MANIFEST_SUBKEY, pack_manifest(signed), expires))
 
     async def read_records(self, run: RunId, stages: Iterable[int]) -> list[RawRecord]:
         """The records of these stages as they are stored; not verified here."""
@@ -124,14 +125,8 @@ class Directory:
         return [raw for entry in found.values() if entry is not None for raw in _raws_in(entry.value)]
 
     async def close(self) -> None:
-        for task in list(self._stores):
-            task.cancel()
+        self._stores.cancel()
         await self._node.shutdown()
-
-    def _in_background(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._stores.add(task)
-        task.add_done_callback(self._stores.discard)
 
     async def _store(self, key: str, subkey: str, value: bytes, expires: float) -> None:
         try:

@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Collection, Sequence
 
+from peerd.background import start
 from peerd.errors import BadMessageError, RemoteError
 from peerd.policy.step.roster import leader_of
 from peerd.policy.swarm.spreading import (
@@ -286,7 +287,7 @@ class Gossip:
         if len(under_way) >= most_on_their_way:
             self._stale.add(peer)
             return
-        task = asyncio.get_running_loop().create_task(self._send(peer))
+        task = start(self._send(peer))
         under_way.add(task)
         task.add_done_callback(lambda task: self._sent(peer, task))
 

@@ -10,6 +10,7 @@ import asyncio
 
 import structlog
 
+from peerd.background import start
 from peerd.errors import PeerGoneError, RemoteError
 from peerd.policy.swarm.reaching import is_out_of_reach
 from peerd.swarm.membership import Membership, clock_s
@@ -37,7 +38,7 @@ class Liveness:
         record = live.find(peer)
         if peer in self._probes or record is None or peer == live.me or is_out_of_reach(live.mine, record):
             return
-        task = asyncio.get_running_loop().create_task(self._probe(peer, record.pair))
+        task = start(self._probe(peer, record.pair))
         self._probes[peer] = task
         task.add_done_callback(lambda _task: self._probes.pop(peer, None))
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
+from peerd.background import start
 from peerd.errors import PeerdError
 from peerd.train.samples import Microbatches, Sample, encoded
 
@@ -24,7 +25,7 @@ class Prefetcher:
     def read_ahead(self, keys: Sequence[Key]) -> None:
         """Replace what is held by the first few of these; does nothing while a reading is under way."""
         if self._reading is None or self._reading.done():
-            self._reading = asyncio.get_running_loop().create_task(self._read_all(keys[:MOST_PREPARED]))
+            self._reading = start(self._read_all(keys[:MOST_PREPARED]))
 
     async def take(self, step: int, index: int) -> Sample:
         """The microbatch, read now unless it was read ahead."""

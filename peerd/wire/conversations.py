@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 
+from peerd.background import start
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError
 from peerd.link.links import Links, as_remote_error, raise_if_ours, was_cut_short
 from peerd.table.record import PeerId
@@ -90,7 +91,7 @@ class _Conversation:
         self._call = call
         self._turn = asyncio.Lock()
         self._asked: deque[asyncio.Future[Any]] = deque()
-        self._reader = asyncio.get_running_loop().create_task(self._read())
+        self._reader = start(self._read())
 
     async def ask(self, question: Any, timeout_s: float) -> Any:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import structlog
 
+from peerd.background import Tasks
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, UnheardError, WrongStateError
 from peerd.policy.route.admission import able_to_compute
 from peerd.policy.route.wiring import Router, point_of
@@ -63,7 +64,7 @@ class Dispatcher:
         """By stage, and apart for evaluation: what forward passes alone take says nothing of training."""
         self._deaf_until_s: dict[PeerId, float] = {}
         """Peers that said for how long they would not hear this one (monotonic clock)."""
-        self._cancels: set[asyncio.Task[None]] = set()
+        self._cancels = Tasks()
         self.counters = DispatchCounters()
         self.on_failure: Callable[[PeerId], None] = lambda _peer: None
         self.adapt: Callable[[Call, PeerId], Awaitable[Call]] = _as_it_is
@@ -150,9 +151,7 @@ class Dispatcher:
         self.counters.replayed += not isinstance(error, UnheardError)
         if not isinstance(error, BadMessageError):
             self.on_failure(peer.peer)
-        task = asyncio.get_running_loop().create_task(self._cancel(peer.peer, call.call_id))
-        self._cancels.add(task)
-        task.add_done_callback(self._cancels.discard)
+        self._cancels.start(self._cancel(peer.peer, call.call_id))
 
     async def _cancel(self, peer: PeerId, call_id: bytes) -> None:
         try:

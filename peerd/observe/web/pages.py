@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from peerd.background import start
 from peerd.observe.metrics import CONTENT_TYPE
 from peerd.observe.web.guard import OPENS, SECURITY_HEADERS, Access, Asked, RateLimit, has_token, who_asks, why_refuse
 from peerd.observe.web.stream import DashboardSource, Stream
@@ -197,7 +198,7 @@ async def dashboard(listener: socket.socket, source: DashboardSource, access: Ac
         timeout_graceful_shutdown=CLOSE_WITHIN_S,
     )
     server = _Server(config)
-    serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
+    serving = start(server.serve(sockets=[listener]))
     try:
         yield
     finally:

@@ -7,6 +7,8 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
+from peerd.background import start
+
 SMALL_SWARM = 100
 TICK_S = 0.5
 LARGE_TICK_S = 1.0
@@ -58,7 +60,7 @@ class Stream:
         try:
             yield b"retry: 1000\n\n" + _message("past", await self._source.past(reach_s))
             if self._ticking is None or self._ticking.done():
-                self._ticking = asyncio.get_running_loop().create_task(self._tick())
+                self._ticking = start(self._tick())
             while True:
                 try:
                     async with asyncio.timeout(KEEP_ALIVE_S):
