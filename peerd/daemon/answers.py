@@ -17,14 +17,14 @@ from peerd.control.protocol import SCHEMA, Counters, DirectInfo, HealthItem, Own
 from peerd.control.server import Say, Verb
 from peerd.daemon.departure import Departure
 from peerd.daemon.export import export_run
-from peerd.daemon.node import Node
+from peerd.daemon.peer import Peer
+from peerd.daemon.seat import Seat
 from peerd.daemon.swarm_replies import TableReport, evaluation_info
 from peerd.daemon.volunteering import relay_info
 from peerd.daemon.watching.history import number_in
 from peerd.errors import PeerdError, TimedOutError, UsageError
-from peerd.owner.governor import Governor
 from peerd.policy.swarm.checkup import CAPPED
-from peerd.policy.swarm.health import health
+from peerd.policy.swarm.health import Facts, health
 from peerd.table.record import Phase, Reach
 from peerd.wire.dial_back import dial_backs
 
@@ -34,17 +34,13 @@ MAX_WAIT_S = 7 * 24 * 3600.0
 class Answers:
     """One method per verb."""
 
-    def __init__(self, node: Node, departure: Departure, governor: Governor, before: Answers | None = None) -> None:
-        """`before` answered for the stage that this daemon served until now: its totals go on."""
-        self._node = node
+    def __init__(self, peer: Peer, departure: Departure, dashboard_address: str) -> None:
+        self._peer = peer
         self._departure = departure
-        self._governor = governor
-        self._started_s: float = before._started_s if before else time.monotonic()
-        self._earlier: Mapping[str, int] = dict(before.counters()) if before else {}  # type: ignore[arg-type]
-        self.dashboard_address: str = before.dashboard_address if before else ""
-        self.moves: int = before.moves + 1 if before else 0
-        self._table = TableReport(node.place.signed, node.membership)
-        self._table.path_to = node.network.path_to
+        self._governor = peer.governor
+        self._started_s = time.monotonic()
+        self._dashboard_address = dashboard_address
+        self._table = TableReport(peer.place.signed, peer.membership, peer.network.path_to)
 
     def verbs(self) -> dict[str, Verb]:
         return {
@@ -57,58 +53,43 @@ class Answers:
             "reach": self.reach,
         }
 
-    def resting_verbs(self, left: asyncio.Event) -> dict[str, Verb]:
-        """What is answered otherwise while this peer rests."""
-
-        async def not_now(_request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-            pause = self._governor.pause
-            raise PeerdError(
-                f"this peer is paused: {pause.reason if pause else 'it is about to go on'}", "`peerd resume` ends its owner's pause"
-            )
-
-        async def leave(_request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-            left.set()
-            return {"schema": SCHEMA}
-
-        return {"wait": not_now, "export": not_now, "reach": not_now, "leave": leave}
-
     async def status(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-        node = self._node
+        peer, seat = self._peer, self._peer.seat
         return {
             "schema": SCHEMA,
-            "join": join_line(node),
+            "join": join_line(peer),
             "pid": os.getpid(),
             "uptime_s": self.uptime_s,
             "tasks": len(asyncio.all_tasks()),
             "run": self._table.run(),
             "peer": self._own_row(),
             "counters": self.counters(),
-            "decision": str(node.stepper.decision),
-            "rebalancing": node.rebalance_reason,
-            "moves": self.moves,
+            "decision": str(seat.stepper.decision),
+            "rebalancing": seat.rebalance_reason,
+            "moves": peer.moves,
             "health": self.health(),
-            "data": node.training.data_state,
-            "evaluation": evaluation_info(node.training.evaluation),
-            "compute_stand_in_ms": node.settings.compute_stand_in_ms,
-            "slow_factor": node.service.pace.slow_factor,
-            "dashboard": self.dashboard_address,
+            "data": peer.data.state,
+            "evaluation": evaluation_info(seat.training.evaluation),
+            "compute_stand_in_ms": peer.settings.compute_stand_in_ms,
+            "slow_factor": seat.service.pace.slow_factor,
+            "dashboard": self._dashboard_address,
             "owner": cast("OwnerInfo", self._governor.fields()),
             "direct": self._direct(),
             "reach": self._reach(),
-            "relay": relay_info(node),
+            "relay": relay_info(peer),
             "update": self._update(),
-            "links": [asdict(choice) | {"codec": str(choice.codec)} for choice in node.link_codecs.choices()],
+            "links": [asdict(choice) | {"codec": str(choice.codec)} for choice in seat.link_codecs.choices()],
         }
 
     def _direct(self) -> DirectInfo:
-        direct = self._node.network.direct
+        direct = self._peer.network.direct
         if direct is None:
             return {"port": 0, "peers": 0, "local": 0, "why": "switched off by --no-direct"}
         why = CAPPED if self._governor.throttles.capped else ""
         return {"port": direct.showing.port, "peers": direct.paths.num_open, "local": direct.paths.num_local, "why": why}
 
     def _update(self) -> UpdateInfo:
-        state, train = self._node.state, self._node.place.manifest.train
+        state, train = self._peer.seat.state, self._peer.place.manifest.train
         norm = state.gradient_norms.get(state.record.step - 1, math.inf)
         return {
             "learning_rate": learning_rate_at(train, state.record.step),
@@ -118,7 +99,7 @@ class Answers:
         }
 
     def _reach(self) -> ReachInfo:
-        found = self._node.reachability
+        found = self._peer.reachability
         return {"state": found.reach.name.lower(), "reason": found.reason, "relays": list(found.relays)}
 
     @property
@@ -147,15 +128,15 @@ class Answers:
         step = number_in(request, "step", 0)
         deadline_s = time.monotonic() + min(MAX_WAIT_S, max(0.0, float(request.get("timeout_s", 60.0))))
         while True:
-            record = self._node.state.record
+            record = self._seat_served().state.record
             serving = record.phase is not Phase.JOINING
             if serving and record.step >= step:
                 return {"schema": SCHEMA, "step": record.step, "serving": serving}
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                where = f"at step {record.step}" if serving else f"still joining ({self._node.stepper.decision.reason})"
+                where = f"at step {record.step}" if serving else f"still joining ({self._peer.seat.stepper.decision.reason})"
                 raise TimedOutError(f"this peer is {where}", "wait longer with --timeout, or look at `peerd status`")
-            await self._node.membership.changed(min(left_s, 1.0))
+            await self._peer.membership.changed(min(left_s, 1.0))
 
     async def leave(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         await self._departure.leave(bool(request.get("now", False)))
@@ -165,91 +146,105 @@ class Answers:
         folder = request.get("folder")
         if not isinstance(folder, str) or not Path(folder).is_absolute():
             raise UsageError("export needs an absolute folder")
+        self._seat_served()
         hugging_face = request.get("format") == "hf"
-        return {"schema": SCHEMA, **await export_run(self._node, Path(folder), say, hugging_face)}
+        return {"schema": SCHEMA, **await export_run(self._peer, Path(folder), say, hugging_face)}
 
     async def reach(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         """Several peers dial back."""
-        node, own = self._node, self._direct()
-        others = [record.peer for record in node.membership.live().records if record.peer != node.membership.me]
+        self._seat_served()
+        peer, own = self._peer, self._direct()
+        others = [record.peer for record in peer.membership.live().records if record.peer != peer.membership.me]
 
         async def answers(port: int, *, direct: bool) -> list[dict[str, Any]]:
-            found = await dial_backs(node.network.links, node.place.signed.run, others if port else (), port, direct=direct)
+            found = await dial_backs(peer.network.links, peer.place.signed.run, others if port else (), port, direct=direct)
             return [asdict(each) for each in found]
 
-        port = node.network.outside_port
+        port = peer.network.outside_port
         through_tunnel, by_tls = await asyncio.gather(answers(port, direct=False), answers(own["port"], direct=True))
         return {"schema": SCHEMA, "port": port, "answers": through_tunnel, "direct": {**own, "answers": by_tls}}
 
     def _own_row(self) -> PeerInfo:
         """My own row as it is now, not as it was last announced."""
-        node = self._node
-        published, measured = node.membership.find(node.membership.me), node.membership.row.vitals().measured()
-        return self._table.peer(replace(node.state.record, version=published.version if published else 0, **measured))
+        peer, seat = self._peer, self._peer.seat
+        published, measured = peer.membership.find(peer.membership.me), peer.membership.row.vitals().measured()
+        return self._table.peer(replace(seat.state.record, version=published.version if published else 0, **measured))
 
     def tokens_per_second(self) -> float:
         """Over the last few committed steps, as this daemon saw them."""
-        times = sorted(self._node.commit_times_s.items())[-10:]
+        times = sorted(self._peer.seat.commit_times_s.items())[-10:]
         if len(times) < 2:
             return 0.0
         (first, began_s), (last, ended_s) = times[0], times[-1]
         step_s = (ended_s - began_s) / (last - first)
         ended_s = max(ended_s, time.time() - 2 * step_s)  # a run that stands still gets slower and slower
-        tokens = sum(self._node.place.manifest.tokens_per_step_at(step) for step in range(first + 1, last + 1))
+        tokens = sum(self._peer.place.manifest.tokens_per_step_at(step) for step in range(first + 1, last + 1))
         return tokens / max(ended_s - began_s, 1e-9)
 
     def counters(self) -> Counters:
-        total = {name: count + self._earlier.get(name, 0) for name, count in self._counters_of_stage().items()}  # type: ignore[operator]
-        total["inexact_steps"] = self._node.state.record.lineage.inexact
-        total["internal_errors"] = INTERNAL_ERRORS.count
-        return cast("Counters", total)
-
-    def _counters_of_stage(self) -> Counters:
-        node = self._node
-        traffic, trainer = node.network.links.traffic, node.trainer
-        return {
-            "accumulated_microbatches": node.service.counters.accumulated,
-            "duplicate_microbatches": node.stepper.duplicates,
-            "lost_microbatches": node.stepper.lost,
-            "replayed_microbatches": node.dispatcher.counters.replayed + (trainer.counters.replayed if trainer else 0),
-            "suppressed_microbatches": node.service.counters.suppressed,
-            "inexact_steps": node.state.record.lineage.inexact,
-            "ledger_resets": node.stepper.resets,
-            "reloads": node.stepper.reloads,
-            "rounds_failed": node.rounds.failed,
-            "faults_seen": node.liveness.faults_seen,
+        """Totals since the daemon began, over all stages that it has served."""
+        peer, seat = self._peer, self._peer.seat
+        traffic = peer.network.links.traffic
+        found: dict[str, int] = {
+            **{name: count + peer.earlier_counts[name] for name, count in seat.counts().items()},
+            "inexact_steps": seat.state.record.lineage.inexact,
+            "faults_seen": peer.liveness.faults_seen,
             "boundary_crossings": traffic.boundary_crossings,
             "boundary_bytes": traffic.boundary_bytes,
             "bytes_sent": traffic.sent_bytes,
             "bytes_received": traffic.received_bytes,
-            "messages_refused": node.door.refused + node.membership.messages_refused,
+            "messages_refused": peer.door.refused + peer.membership.messages_refused,
             "internal_errors": INTERNAL_ERRORS.count,
         }
+        return cast("Counters", found)
+
+    def _seat_served(self) -> Seat:
+        """The stage that is served. PeerdError while this peer rests."""
+        if self._peer.is_resting:
+            pause = self._governor.pause
+            reason = pause.reason if pause else "it is about to go on"
+            raise PeerdError(f"this peer is paused: {reason}", "`peerd resume` ends its owner's pause")
+        return self._peer.seat
+
+    def _facts(self) -> Facts:
+        """What this peer's health is derived from."""
+        peer, seat, train = self._peer, self._peer.seat, self._peer.place.manifest.train
+        last = sorted(seat.commit_times_s.items())[-2:]
+        return Facts(
+            mine=seat.state.record,
+            live=peer.membership.live(),
+            num_stages=train.num_stages,
+            num_microbatches=train.microbatches_per_step,
+            decision=seat.stepper.decision.reason,
+            still_s=peer.notes.still_s,
+            step_s=last[1][1] - last[0][1] if len(last) == 2 else 0.0,
+            complete=bool(train.steps) and seat.state.record.step >= train.steps,
+        )
 
     def health(self) -> list[HealthItem]:
         """What the user should know, most serious first."""
-        node, pause = self._node, self._governor.pause
+        peer, pause = self._peer, self._governor.pause
         if pause is not None:
             return [_item("paused", f"paused: {pause.reason}", "info", f"goes on {pause.until}")]
-        items = [_item(item.code, item.title, item.severity, item.remedy) for item in health(node.facts())]
-        if node.reachability.reach is Reach.CLIENT:
+        items = [_item(item.code, item.title, item.severity, item.remedy) for item in health(self._facts())]
+        if peer.reachability.reach is Reach.CLIENT:
             remedy = "`peerd doctor` says which port to forward; a peer that can be dialled may volunteer with --relay"
-            items.append(_item("unreachable", f"it reaches others, and they not it: {node.reachability.reason}", "warning", remedy))
+            items.append(_item("unreachable", f"it reaches others, and they not it: {peer.reachability.reason}", "warning", remedy))
         if INTERNAL_ERRORS.count:
             remedy = "please report it, with the lines of the log that say `internal error`"
             items.append(_item("internal-errors", f"internal errors of this daemon: {INTERNAL_ERRORS.count}", "warning", remedy))
-        if node.p2pd_restarts:
-            often = "once" if node.p2pd_restarts == 1 else f"{node.p2pd_restarts} times"
+        if peer.p2pd_restarts:
+            often = "once" if peer.p2pd_restarts == 1 else f"{peer.p2pd_restarts} times"
             items.append(_item("p2pd-restarted", f"p2pd was rebuilt {often}", "info", "nothing to do"))
-        if node.service.pace.stand_in_s or node.service.pace.slow_factor > 1:
+        if peer.seat.service.pace.stand_in_s or peer.seat.service.pace.slow_factor > 1:
             items.append(_item("stand-in", "compute time is simulated or slowed on purpose", "info", "for benchmarks and tests only"))
         return items
 
 
-def join_line(node: Node) -> str:
+def join_line(peer: Peer) -> str:
     """The address others paste: the most public one."""
-    address = next(iter(node.reachability.addresses), f"/p2p/{node.membership.me}")
-    return f"{address}#{node.place.signed.run}"
+    address = next(iter(peer.reachability.addresses), f"/p2p/{peer.membership.me}")
+    return f"{address}#{peer.place.signed.run}"
 
 
 def _item(code: str, title: str, severity: str, remedy: str) -> HealthItem:

@@ -9,8 +9,7 @@ from typing import Any
 import structlog
 
 from peerd.background import start
-from peerd.daemon.node import Node
-from peerd.errors import PeerdError
+from peerd.daemon.peer import Peer
 from peerd.policy.step.leaving import has_successors, owes_nothing
 from peerd.table.record import Phase
 
@@ -45,10 +44,10 @@ class Paused(Exception):  # noqa: N818 - it is no error
 
 
 class Departure:
-    """The way out: drain first, or at once when asked a second time."""
+    """The way out, of a stage or of the swarm: drain first, or at once when asked a second time."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
         self._asked = asyncio.Event()
         self._at_once = asyncio.Event()
         self._gone = asyncio.Event()
@@ -93,14 +92,21 @@ class Departure:
             self._destination, self._pausing = None, True
             self._asked.set()
 
-    async def run(self) -> None:
+    async def of_resting(self) -> None:
+        """Returns when a peer that rests is told to leave."""
+        await self._asked.wait()
+        self._gone.set()
+
+    async def of_stage(self) -> None:
         """Ends with Left, Moved or Paused; a move that would leave the stage without anybody is called off."""
         while True:
             await self._asked.wait()
             drained = await self._leave_stage()
+            asked = self._destination, self._pausing
             if self._pausing and not self._at_once.is_set():
                 await self._keep_state()
                 await self._say_farewell()
+                self._done(asked)
                 raise Paused
             to_stage = None if self._at_once.is_set() else self._destination
             goes = to_stage is None or (drained and self._has_successors())
@@ -109,35 +115,37 @@ class Departure:
             if to_stage is None:
                 self._gone.set()
                 raise Left
+            self._done(asked)
             if goes:
                 raise Moved(to_stage)
             LOG.warning("the move is called off", reason="nobody else would serve this stage")
             self._stay()
-            self._destination = None
+
+    def _done(self, asked: tuple[int | None, bool]) -> None:
+        """What was asked is done; whoever asked for something else meanwhile gets it next."""
+        if (self._destination, self._pausing) == asked:
+            self._destination, self._pausing = None, False
             self._asked.clear()
 
     async def _keep_state(self) -> None:
         """On disk: a stage that nobody else serves goes on from it."""
-        if self._node.state.record.phase is Phase.JOINING or not self._node.place.manifest.swarm.checkpoint_every_steps:
+        if self._peer.seat.state.record.phase is Phase.JOINING or not self._peer.place.manifest.swarm.checkpoint_every_steps:
             return
-        try:
-            await self._node.save_checkpoint()
-        except PeerdError as error:
-            LOG.warning("the state could not be kept", error=str(error))
+        await self._peer.seat.keep_checkpoint()
 
     async def _say_farewell(self) -> None:
         """Everybody hears that this stage has one peer less before it is gone, and nobody proposes a round to it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
-                await self._node.stepper.retire()
-                await self._node.gossip.tell_everybody()
+                await self._peer.seat.stepper.retire()
+                await self._peer.gossip.tell_everybody()
 
     def _stay(self) -> None:
-        node = self._node
-        node.leaving = node.service.leaving = node.trained_enough = False
-        if node.trainer is not None:
-            node.trainer.resume()
-        node.announce()
+        seat = self._peer.seat
+        seat.leaving = seat.service.leaving = seat.trained_enough = False
+        if seat.trainer is not None:
+            seat.trainer.resume()
+        seat.announce()
 
     async def _leave_stage(self) -> bool:
         """Drain; False when it took too long or was cut short."""
@@ -155,34 +163,34 @@ class Departure:
 
         A pause hands back what has not begun where others can do it, so no more is computed than what is under way.
         """
-        node = self._node
-        node.service.handing_back = self._pausing and self._has_successors()
-        node.leaving = True
-        node.announce()
-        trainer = node.trainer
+        seat = self._peer.seat
+        seat.service.handing_back = self._pausing and self._has_successors()
+        seat.leaving = True
+        seat.announce()
+        trainer = seat.trainer
         if trainer is not None:
             trainer.stop_after_this_step()
             await self._until(lambda: trainer.is_done)
-            node.trained_enough = True
-            node.announce()
-        await self._until(lambda: node.service.queue == 0)
+            seat.trained_enough = True
+            seat.announce()
+        await self._until(lambda: seat.service.queue == 0)
         await asyncio.sleep(QUIET_S)  # for peers that have not heard yet
-        await self._until(lambda: node.service.queue == 0)
-        node.service.leaving = True
+        await self._until(lambda: seat.service.queue == 0)
+        seat.service.leaving = True
         for _ in range(QUIET_TRIES):
             await self._until(self._owes_nothing)
-            step = node.state.record.step
+            step = seat.state.record.step
             await asyncio.sleep(QUIET_S)  # third parties shall see my mates' step before they see me gone
-            if self._owes_nothing() and node.state.record.step == step:
+            if self._owes_nothing() and seat.state.record.step == step:
                 return
         await self._until(self._owes_nothing)
 
     async def _until(self, done: Any) -> None:
         while not done():
-            await self._node.membership.changed(0.1)
+            await self._peer.membership.changed(0.1)
 
     def _owes_nothing(self) -> bool:
-        return owes_nothing(self._node.state.record, self._node.membership.live())
+        return owes_nothing(self._peer.seat.state.record, self._peer.membership.live())
 
     def _has_successors(self) -> bool:
-        return has_successors(self._node.state.record, self._node.membership.live())
+        return has_successors(self._peer.seat.state.record, self._peer.membership.live())

@@ -7,37 +7,31 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import structlog
-import torch
 
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.address import Address, parse_address
-from peerd.daemon.device import choose_device, has_own_memory, memory_for
+from peerd.daemon.device import choose_device
 from peerd.daemon.network import Network, allow_direct, ask_for_run, open_network
-from peerd.daemon.node import Node
-from peerd.daemon.place import Place, Stage, Swarm
+from peerd.daemon.peer import Peer
+from peerd.daemon.place import Entry, Place
 from peerd.daemon.row import Row
 from peerd.daemon.run_data import Run, organise, start_for, text_for
 from peerd.data.progress import ByteProgress, Interrupted, ProgressLog, Report, TerminalBar
-from peerd.errors import AddressError, PeerdError, PortTakenError, RemoteError, StageError, UnreachableError, UsageError
+from peerd.errors import AddressError, PeerdError, PortTakenError, RemoteError, UnreachableError, UsageError
 from peerd.link.p2pd import check_port_free
-from peerd.models.stages import estimate_stage_memory_bytes, keeps_graphs
+from peerd.observe.archive import Archive
 from peerd.owner.governor import Governor
-from peerd.policy.route.admission import choose_stage
-from peerd.policy.step.ledger import stage_step
-from peerd.stage.checkpoints import Checkpoint, CheckpointStore
-from peerd.stage.executor import Executor, Priority
-from peerd.stage.state import StageState
 from peerd.swarm.directory import Directory
 from peerd.swarm.identity import Identity, LocalState
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedManifest, pack_manifest, unpack_manifest
 from peerd.table.circuit import direct, is_circuit
-from peerd.table.record import HIDDEN, PeerId, PeerRecord, RunId
+from peerd.table.record import HIDDEN, PeerId, RunId
 from peerd.table.view import TTL_PERIODS
 from peerd.wire.swarm_client import SwarmClient
 
@@ -47,8 +41,8 @@ LOG = structlog.get_logger()
 Result = TypeVar("Result")
 
 
-async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack, governor: Governor) -> Node:
-    """A node that serves its services and is in the DHT. What it opened is closed by `stack`."""
+async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack, governor: Governor) -> Peer:
+    """A peer that is in the DHT and serves no stage yet. What it opened is closed by `stack`."""
     identity, local = Identity.load_or_create(home.identity), LocalState(home)
     device = choose_device(settings.device)
     contacts = tuple(parse_address(each) for each in settings.join.split())
@@ -86,12 +80,17 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     stack.push_async_callback(directory.close)
     directory.store_manifest_soon(signed)
     local.remember(signed.run, pack_manifest(signed), network.port, start=str(run.start.path) if run.start else "")
-    found = _Found(run, device, memory_for(device, governor.limits.memory))
-    node = await _build(settings, found, network, Swarm(membership, local, row), stack)
-    node.attach(directory, run.text.corpus)
-    await network.serve(node.servicers)
-    stack.push_async_callback(network.stop_serving)
-    return node
+    archive = Archive(home.history(signed.run))
+    stack.push_async_callback(archive.close)
+    place = Place(signed=signed, device=device, data_source=run.text.source, corpus=run.text.corpus, start=run.start)
+    return Peer(settings, place, network, Entry(membership, row, local, directory), governor, archive)
+
+
+async def come_back(peer: Peer) -> None:
+    """After a rest: the table as it is now, from peers met before."""
+    peer.membership.clear_liveness()
+    reached = await _reach(peer.network, _address_book(peer.local, peer.place.signed, ()))
+    await _look_around(peer.network, peer.membership, peer.place.signed, reached)
 
 
 async def _with_progress(work: Callable[[Report], Result]) -> Result:
@@ -257,68 +256,3 @@ async def first_look(network: Network, membership: Membership, signed: SignedMan
         await membership.absorb_quietly(await request)
     except RemoteError as error:
         raise UnreachableError(f"{peer} does not tell who is in the swarm: {error.message}", "try again, or join at another peer") from None
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What this daemon was started for."""
-
-    run: Run
-    device: torch.device
-    memory_bytes: int
-
-
-async def _build(settings: Settings, found: _Found, network: Network, swarm: Swarm, stack: contextlib.AsyncExitStack) -> Node:
-    signed, start = found.run.signed, found.run.start
-    manifest = signed.manifest
-    store = CheckpointStore(network.home.checkpoints(signed.run), manifest.train.num_stages)
-    checkpoints = await asyncio.to_thread(store.scan)
-    stage = await asyncio.to_thread(_stage_to_serve, settings, found, swarm.membership, checkpoints)
-    place = Place(signed=signed, stage=stage, device=found.device, memory_bytes=found.memory_bytes, data_source=found.run.text.source)
-    executor = Executor()
-    stack.callback(executor.close)
-    steps = [checkpoint.step for checkpoint in checkpoints if checkpoint.stage == stage]
-    offers = PeerRecord(peer=swarm.membership.me, stage=stage, checkpoints=tuple(steps), gives_start=start is not None)
-    state = await executor.run(Priority.CONTROL, lambda: _build_state(place, swarm, offers))
-    return Node(settings, place, network, swarm, Stage(executor, state, store, start))
-
-
-def _build_state(place: Place, swarm: Swarm, record: PeerRecord) -> StageState:
-    """On the torch thread: its number of threads, then the stage's first weights."""
-    if place.manifest.compute.threads:
-        torch.set_num_threads(place.manifest.compute.threads)
-    me = swarm.membership.me
-    seen = swarm.membership.find(me)
-    incarnation = swarm.local.raise_incarnation(seen.incarnation if seen else 0)
-    record = replace(record, incarnation=incarnation)
-    on_gpu = has_own_memory(place.device)
-    keep_graph = keeps_graphs(place.manifest, place.stage, place.manifest.slots + 1, place.memory_bytes, on_gpu=on_gpu)
-    LOG.info("graphs kept" if keep_graph else "graphs recomputed", recompute=place.manifest.compute.recompute)
-    return StageState(place.manifest, record, place.device, swarm.membership.live, keep_graph)
-
-
-def _stage_to_serve(settings: Settings, found: _Found, membership: Membership, checkpoints: list[Checkpoint]) -> int:
-    """The stage asked for; else that of my newest checkpoint if nobody serves it; else the one that needs help most.
-
-    StageError when it is unknown or does not fit.
-    """
-    manifest, memory_bytes, on_gpu = found.run.signed.manifest, found.memory_bytes, has_own_memory(found.device)
-    num_stages = manifest.train.num_stages
-    needed = [estimate_stage_memory_bytes(manifest, stage, manifest.slots, on_gpu=on_gpu) for stage in range(num_stages)]
-    if settings.stage >= num_stages:
-        raise StageError(f"there is no stage {settings.stage}", f"this run's stages are 0 to {num_stages - 1}; leave --stage out")
-    if settings.stage >= 0:
-        if needed[settings.stage] > memory_bytes:
-            raise StageError(
-                f"stage {settings.stage} needs {needed[settings.stage] / 1e9:.2f} GB of memory; {memory_bytes / 1e9:.2f} GB may be had",
-                "leave --stage out, free some memory, or allow more with `peerd limits --memory`",
-            )
-        return settings.stage
-    live = membership.live()
-    if checkpoints and stage_step(live, checkpoints[-1].stage) is None and checkpoints[-1].stage < num_stages:
-        return checkpoints[-1].stage
-    choice = choose_stage(live, needed, memory_bytes)
-    if choice.stage is None:
-        raise StageError(f"no stage fits this machine: {choice.reason}", "join from a machine with more memory")
-    LOG.info("stage chosen", stage=choice.stage, reason=choice.reason)
-    return choice.stage

@@ -14,7 +14,7 @@ from peerd.config.data_config import LOCAL
 from peerd.config.manifest import Manifest
 from peerd.config.paths import cache_folder
 from peerd.control.server import Say
-from peerd.daemon.node import Node
+from peerd.daemon.peer import Peer
 from peerd.daemon.run_data import SWARM
 from peerd.data.tokenizer import tokenizer_path
 from peerd.errors import DiskError, StageError
@@ -28,16 +28,16 @@ ATTEMPTS = 8
 FILES = ("run.toml", "model.safetensors", "optimizer.safetensors", "history.jsonl")
 
 
-async def export_run(node: Node, folder: Path, say: Say, hugging_face: bool = False) -> Mapping[str, Any]:
+async def export_run(peer: Peer, folder: Path, say: Say, hugging_face: bool = False) -> Mapping[str, Any]:
     """Write the newest step that every stage can give; with `hugging_face` as transformers loads it.
 
     StageError when the stages cannot be caught at one step; UsageError where transformers has no such model.
     """
     if hugging_face:
-        check_publishable(node.place.manifest)
-    num_stages = node.place.manifest.train.num_stages
+        check_publishable(peer.place.manifest)
+    num_stages = peer.place.manifest.train.num_stages
     for _ in range(ATTEMPTS):
-        found = await asyncio.gather(*(_get(node, stage, say) for stage in range(num_stages)))
+        found = await asyncio.gather(*(_get(peer, stage, say) for stage in range(num_stages)))
         step = min(part.step for part in found)
         if all(part.step == step or (part.step == step + 1 and _holds(part, "previous/")) for part in found):
             break
@@ -52,16 +52,16 @@ async def export_run(node: Node, folder: Path, say: Say, hugging_face: bool = Fa
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DiskError(f"{folder}: {error.strerror}", "choose another folder") from None
-    manifest = with_paths(node.place.manifest, node.place.data_source, node.start_path)
-    await node.training.fetcher.fetch_tokenizer()
+    manifest = with_paths(peer.place.manifest, peer.place.data_source, peer.place.start_path)
+    await peer.fetcher.fetch_tokenizer()
     if hugging_face:
-        kept = tokenizer_path(node.place.manifest.data, cache_folder())
+        kept = tokenizer_path(peer.place.manifest.data, cache_folder())
         tokenizer = await asyncio.to_thread(kept.read_text, encoding="utf-8") if kept else ""
         files = await asyncio.to_thread(write_hf_export, folder, manifest, parameters, step, tokenizer)
     else:
         await asyncio.to_thread(write_export, folder, manifest, parameters, optimizer, history)
         files = [name for name in FILES if name != "optimizer.safetensors" or optimizer is not None]
-        evaluations = [each for each in await node.evaluations() if each.step <= step]
+        evaluations = [each for each in await peer.past.all_evaluations() if each.step <= step]
         await asyncio.to_thread(write_evaluations, folder, evaluations)
         files += [EVALUATIONS_FILE] if evaluations else []
     num_parameters = sum(tensor.numel() for tensor in parameters.values())
@@ -77,13 +77,13 @@ def with_paths(manifest: Manifest, source: str, start: str) -> Manifest:
     return dataclasses.replace(manifest, start=dataclasses.replace(manifest.start, state=start)) if start else manifest
 
 
-async def _get(node: Node, stage: int, say: Say) -> Downloaded:
+async def _get(peer: Peer, stage: int, say: Say) -> Downloaded:
     """One stage's state; my own stage's from this daemon."""
-    if stage == node.state.record.stage:
-        return await node.snapshots.own()
+    if stage == peer.seat.state.record.stage:
+        return await peer.seat.snapshots.own()
     say(f"downloading stage {stage}")
-    needed = await asyncio.to_thread(estimate_stage_memory_bytes, node.place.manifest, stage, 0)
-    return await node.downloader.download(stage, 2 * needed)
+    needed = await asyncio.to_thread(estimate_stage_memory_bytes, peer.place.manifest, stage, 0)
+    return await peer.seat.downloader.download(stage, 2 * needed)
 
 
 def _holds(part: Downloaded, prefix: str) -> bool:

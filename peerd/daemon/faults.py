@@ -24,6 +24,7 @@ import structlog
 from peerd.averaging.rounds import Rounds
 from peerd.control.protocol import SCHEMA
 from peerd.control.server import Say
+from peerd.daemon.peer import Peer
 from peerd.errors import UsageError
 from peerd.stage.service import StageService
 from peerd.stage.snapshots import SnapshotServer
@@ -94,9 +95,8 @@ PLACES = (
 class Faults:
     """One daemon's faults. Contract: before the first request nothing but a test of two fields is done at each place."""
 
-    def __init__(self, service: StageService) -> None:
-        self._service = service
-        self._usual_pace = service.pace
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
         self._back_to_usual: asyncio.TimerHandle | None = None
         self._armed: tuple[Point, signal.Signals] | None = None
         self._corrupt_until_s = 0.0
@@ -159,12 +159,12 @@ class Faults:
     def _slow(self, factor: float, for_s: float) -> None:
         if self._back_to_usual is not None:
             self._back_to_usual.cancel()
-        usual = self._usual_pace
-        self._service.pace = replace(usual, slow_factor=usual.slow_factor * max(1.0, factor))
-        self._back_to_usual = asyncio.get_running_loop().call_later(for_s, self._at_usual_pace)
+        self._set_pace(max(1.0, factor))
+        self._back_to_usual = asyncio.get_running_loop().call_later(for_s, self._set_pace, 1.0)
 
-    def _at_usual_pace(self) -> None:
-        self._service.pace = self._usual_pace
+    def _set_pace(self, factor: float) -> None:
+        service, usual = self._peer.seat.service, self._peer.settings.slow_factor
+        service.pace = replace(service.pace, slow_factor=usual * factor)
 
 
 Method = Callable[..., Any]

@@ -11,7 +11,7 @@ import time
 import structlog
 
 from peerd.daemon.departure import Departure
-from peerd.daemon.node import Node
+from peerd.daemon.seat import Seat
 from peerd.models.stages import estimate_forward_flops, estimate_stage_memory_bytes
 from peerd.policy.swarm.rebalance import Rebalancing, move_of, plan, seed_at
 
@@ -25,10 +25,10 @@ LOG = structlog.get_logger()
 class Mover:
     """Runs for as long as this stage is served. Off where the manifest's period is 0."""
 
-    def __init__(self, node: Node, departure: Departure) -> None:
-        self._node = node
+    def __init__(self, seat: Seat, departure: Departure) -> None:
+        self._seat = seat
         self._departure = departure
-        self._period_s = node.place.manifest.swarm.rebalance_period_s
+        self._period_s = seat.peer.place.manifest.swarm.rebalance_period_s
         self._needed: tuple[int, ...] = ()
         self._work: tuple[float, ...] = ()
 
@@ -41,25 +41,25 @@ class Mover:
 
     def _estimate(self) -> None:
         """What each stage takes; some hundredths of a second each."""
-        manifest = self._node.place.manifest
+        manifest = self._seat.peer.place.manifest
         stages = range(manifest.train.num_stages)
         self._needed = tuple(estimate_stage_memory_bytes(manifest, stage, manifest.slots) for stage in stages)
-        if not self._node.settings.compute_stand_in_ms:  # which takes as long in every stage
+        if not self._seat.peer.settings.compute_stand_in_ms:  # which takes as long in every stage
             self._work = tuple(float(estimate_forward_flops(manifest, stage)) for stage in stages)
 
     def _plan_once(self, now_s: float) -> None:
-        node = self._node
+        seat = self._seat
         params = Rebalancing(
             period_s=self._period_s,
-            download_s=node.join_took_s,
-            horizon_s=HORIZON * max(self._period_s, node.join_took_s),
+            download_s=seat.join_took_s,
+            horizon_s=HORIZON * max(self._period_s, seat.join_took_s),
             noise=THROUGHPUT_ERROR,
             stage_work=self._work,
             needed_bytes=self._needed,
         )
-        found = plan(node.membership.live(), node.place.manifest.train.num_stages, seed_at(now_s, params), params)
-        node.rebalance_reason, node.rebalance_moves = found.reason, found.moves
-        move = move_of(found, node.state.record)
-        if move is not None and not node.settings.stay:
+        found = plan(seat.peer.membership.live(), seat.peer.place.manifest.train.num_stages, seed_at(now_s, params), params)
+        seat.rebalance_reason, seat.rebalance_moves = found.reason, found.moves
+        move = move_of(found, seat.state.record)
+        if move is not None and not seat.peer.settings.stay:
             LOG.info("rebalancing", to_stage=move.to_stage, reason=move.reason)
             self._departure.move(move.to_stage)

@@ -85,8 +85,6 @@ class Network:
     server: grpc.aio.Server | None = None
     direct: Direct | None = None
     """None where the owner wants none."""
-    keep_folders: bool = False
-    """This daemon goes on: the keeper shall not clean up after it."""
 
     @property
     def outside_port(self) -> int:
@@ -145,10 +143,7 @@ class Network:
         await self.relay.close()
         await self.circuits.close()
         await self.tunnel.close()
-        if self.keep_folders:
-            await self.p2pd.discard()
-        else:
-            await self.p2pd.stop()
+        await self.p2pd.stop()
         self.folder.release()
 
 

@@ -1,4 +1,4 @@
-"""What a node is made from: where it stands in its run, its row in the table, and its stage."""
+"""What a peer is made from: where it stands in its run, and its row in the table."""
 
 from __future__ import annotations
 
@@ -8,46 +8,41 @@ import torch
 
 from peerd.config.manifest import Manifest
 from peerd.daemon.row import Row
-from peerd.stage.checkpoints import CheckpointStore
-from peerd.stage.executor import Executor
 from peerd.stage.start import StartState
-from peerd.stage.state import StageState
+from peerd.swarm.directory import Directory
 from peerd.swarm.identity import LocalState
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedManifest
+from peerd.train.samples import Microbatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where this peer stands in its run."""
+    """Where this peer stands in its run, whichever stage it serves."""
 
     signed: SignedManifest
-    stage: int
     device: torch.device
-    memory_bytes: int
     data_source: str
     """What this machine reads the run's text from; empty without the data."""
+    corpus: Microbatches | None
+    """The run's data, where it is on this machine."""
+    start: StartState | None
+    """What the run begins from, where it lies on this machine."""
 
     @property
     def manifest(self) -> Manifest:
         return self.signed.manifest
 
+    @property
+    def start_path(self) -> str:
+        return str(self.start.path) if self.start else ""
+
 
 @dataclass(frozen=True, slots=True)
-class Swarm:
-    """What keeps this peer's place in the table."""
+class Entry:
+    """What keeps this peer's place in the swarm."""
 
     membership: Membership
-    local: LocalState
     row: Row
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """The stage's tensors and the thread they belong to."""
-
-    executor: Executor
-    state: StageState
-    store: CheckpointStore
-    start: StartState | None
-    """What the run begins from, where it lies on this machine."""
+    local: LocalState
+    directory: Directory

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import structlog
 
@@ -31,10 +31,20 @@ REFUSED_S = 30.0
 LOG = structlog.get_logger()
 
 
-class Reachability:
-    """One stage's. Runs for as long as it is served."""
+class Herald(Protocol):
+    """Tells others how this peer is reached."""
 
-    def __init__(self, network: Network, membership: Membership, run: RunId) -> None:
+    def announce(self) -> None:
+        """The addresses or the kind of reach changed."""
+
+    async def hide(self, hidden: bool) -> None:
+        """Whether nobody can dial this peer has changed."""
+
+
+class Reachability:
+    """Runs while this peer is in the swarm."""
+
+    def __init__(self, network: Network, membership: Membership, run: RunId, herald: Herald) -> None:
         self._network = network
         self._membership = membership
         self._run = run
@@ -51,10 +61,7 @@ class Reachability:
         self.reach, self.reason = Reach.UNKNOWN, "nobody was there yet to dial back"
         if self._is_local:
             self.reach, self.reason = Reach.DIRECT, "it listens for peers of this machine only"
-        self.on_change: Callable[[], None] = lambda: None
-        """The addresses or the kind of reach changed."""
-        self.on_hidden: Callable[[bool], Awaitable[None]] = _nothing
-        """Whether it cannot be dialled, when that changed."""
+        self._herald = herald
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -163,10 +170,6 @@ class Reachability:
             return
         self._told = addresses
         LOG.info("reach", reach=self.reach.name.lower(), reason=self.reason)
-        self.on_change()
+        self._herald.announce()
         if (self.reach in HIDDEN) != (before in HIDDEN):
-            await self.on_hidden(self.reach in HIDDEN)
-
-
-async def _nothing(_hidden: bool) -> None:
-    return
+            await self._herald.hide(self.reach in HIDDEN)

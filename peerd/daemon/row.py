@@ -11,7 +11,7 @@ from peerd.daemon.device import describe
 from peerd.table.record import PeerRecord, Vitals
 
 if TYPE_CHECKING:
-    from peerd.daemon.node import Node
+    from peerd.daemon.seat import Seat
 
 LOG = structlog.get_logger()
 
@@ -20,40 +20,40 @@ class Row:
     """What `Membership` publishes: nothing before a stage is served."""
 
     def __init__(self) -> None:
-        self._node: Node | None = None
+        self._seat: Seat | None = None
 
-    def show(self, node: Node) -> None:
+    def show(self, seat: Seat) -> None:
         """From now on the row tells of this stage."""
-        self._node = node
+        self._seat = seat
 
     def record(self) -> PeerRecord | None:
-        return self._node.state.record if self._node is not None else None
+        return self._seat.state.record if self._seat is not None else None
 
     def vitals(self) -> Vitals:
-        node = self._node
-        if node is None:
+        seat = self._seat
+        if seat is None:
             return Vitals()
-        counters, history, trainer = node.service.counters, node.state.history, node.trainer
+        peer, counters, history, trainer = seat.peer, seat.service.counters, seat.state.history, seat.trainer
         return Vitals(
-            addresses=node.reachability.addresses,
-            reach=node.reachability.reach,
-            relays=not node.network.relay.off,
-            leaving=node.leaving,
-            trains=trainer is not None and not node.trained_enough,
-            trains_from=node.training.trains_from,
-            queue=node.service.queue,
+            addresses=peer.reachability.addresses,
+            reach=peer.reachability.reach,
+            relays=not peer.network.relay.off,
+            leaving=seat.leaving,
+            trains=trainer is not None and not seat.trained_enough,
+            trains_from=seat.training.trains_from,
+            queue=seat.service.queue,
             in_flight=trainer.in_flight if trainer else 0,
             throughput=counters.throughput,
             tokens=counters.tokens,
             last_loss=history[-1].loss if history else None,
-            evaluation=node.training.evaluation,
+            evaluation=seat.training.evaluation,
             software=__version__,
-            device=describe(node.place.device),
-            memory_bytes=node.place.memory_bytes,
+            device=describe(peer.place.device),
+            memory_bytes=seat.memory_bytes,
         )
 
     def fenced(self, reason: str) -> None:
-        node = self._node
-        if node is not None:
+        seat = self._seat
+        if seat is not None:
             LOG.warning("fenced: ledger dropped, view cleared", reason=reason)
-            node.stepper.fence(node.local.raise_incarnation(node.state.record.incarnation))
+            seat.stepper.fence(seat.peer.local.raise_incarnation(seat.state.record.incarnation))

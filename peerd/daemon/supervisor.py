@@ -8,7 +8,7 @@ import math
 import structlog
 
 from peerd.background import start
-from peerd.daemon.node import MAX_BOOTSTRAP, Node
+from peerd.daemon.peer import Peer
 from peerd.errors import PeerdError, PeerGoneError, RemoteError
 from peerd.link.p2pd import watch
 from peerd.policy.swarm.reaching import all_gone_silent
@@ -29,8 +29,8 @@ LOG = structlog.get_logger()
 class Supervisor:
     """Runs for as long as the daemon does; PeerdError when p2pd cannot be brought back."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
         self._rebuilt_at_s = -math.inf
         self._patience = Patience(FORGIVEN_S)
 
@@ -42,7 +42,7 @@ class Supervisor:
                 self._patience = self._patience.after_mistake(clock_s())
             await self._rebuild()
             self._rebuilt_at_s = clock_s()
-            self._node.p2pd_restarts += 1
+            self._peer.p2pd_restarts += 1
 
     async def _rebuild(self) -> None:
         problem: Exception | None = None
@@ -58,16 +58,17 @@ class Supervisor:
         raise PeerdError(f"p2pd, the networking process, cannot be restarted: {problem}", "start the daemon again")
 
     async def _rebuild_once(self) -> None:
-        node = self._node
-        bootstrap = node.bootstrap(MAX_BOOTSTRAP)
-        await node.network.revive(bootstrap)
-        await node.directory.rebuild(node.network.p2pd.p2p, node.place.signed.run, bootstrap)
-        node.reachability.look_again()
-        node.announce()
+        peer = self._peer
+        bootstrap = peer.bootstrap()
+        await peer.network.revive(bootstrap)
+        await peer.directory.rebuild(peer.network.p2pd.p2p, peer.place.signed.run, bootstrap)
+        peer.reachability.look_again()
+        if not peer.is_resting:
+            peer.announce()
 
     async def _failure(self) -> str:
         """Returns when p2pd has ended, does not react twice in a row, or leads twice in a row to nobody."""
-        p2pd = self._node.network.p2pd
+        p2pd = self._peer.network.p2pd
         ended = start(watch(p2pd))
         try:
             misses = alone = 0
@@ -87,12 +88,14 @@ class Supervisor:
 
     async def _reaches_somebody(self) -> bool:
         """Asked only when all others fell silent at once, and not again before somebody was heard: another p2pd would not help."""
-        silent = all_gone_silent(self._node.membership.view, clock_s(), self._rebuilt_at_s)
+        if self._peer.is_resting:
+            return True
+        silent = all_gone_silent(self._peer.membership.view, clock_s(), self._rebuilt_at_s)
         return not silent or any(await asyncio.gather(*map(self._answers, silent[:MOST_ASKED])))
 
     async def _answers(self, peer: PeerId) -> bool:
         try:
-            await self._node.swarm_client.describe(peer, self._patience_s)
+            await self._peer.swarm_client.describe(peer, self._patience_s)
         except PeerGoneError:
             return False
         except RemoteError:

@@ -21,14 +21,18 @@ def evaluation_info(evaluation: Evaluation | None) -> EvaluationInfo | None:
     return None if evaluation is None else {"step": evaluation.step, "loss": evaluation.loss}
 
 
+def path_unknown(_peer: PeerId) -> str:
+    return ""
+
+
 class TableReport:
     """One run's table as one membership has it."""
 
-    def __init__(self, signed: SignedManifest, membership: Membership) -> None:
+    def __init__(self, signed: SignedManifest, membership: Membership, path_to: Callable[[PeerId], str] = path_unknown) -> None:
+        """`path_to` tells how tensors travel to a peer."""
         self._signed = signed
         self._membership = membership
-        self.path_to: Callable[[PeerId], str] = lambda _peer: ""
-        """How tensors travel to a peer; empty where that is not known."""
+        self._path_to = path_to
 
     def run(self) -> RunInfo:
         manifest = self._signed.manifest
@@ -77,7 +81,7 @@ class TableReport:
             "age_s": max(0.0, now_s - seen.risen_at_s) if seen else 0.0,
         }
         row = {name: derived[name] if name in derived else getattr(record, name) for name in ROW}
-        path = self.path_to(record.peer) if record.peer != self._membership.me else ""
+        path = self._path_to(record.peer) if record.peer != self._membership.me else ""
         return cast("PeerInfo", row | {"path": path} if path else row)
 
     def _stage(self, stage: int, step: int | None, live: LiveView, suspects: frozenset[PeerId]) -> StageInfo:

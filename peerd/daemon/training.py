@@ -8,7 +8,6 @@ from collections.abc import Callable
 import structlog
 
 from peerd.config.manifest import Manifest
-from peerd.config.paths import cache_folder
 from peerd.daemon.run_data import SWARM
 from peerd.errors import PeerdError
 from peerd.policy.route.evaluating import newest_evaluation
@@ -20,46 +19,86 @@ from peerd.train.evaluator import Evaluator
 from peerd.train.samples import Microbatches
 from peerd.train.sharing import DataFetcher, DataGiver
 from peerd.train.trainer import Trainer
-from peerd.wire.clients import DataClient
+from peerd.wire.call_tracing import CallTracing
 from peerd.wire.dispatch import Dispatcher
 
 LOG = structlog.get_logger()
 
 
-class Training:
-    """Without the data nothing but what the swarm tells of evaluations; `run` serves for as long as the stage."""
+class HeldData:
+    """The run's data on this machine. It stays when this peer moves to another stage."""
 
-    def __init__(self, manifest: Manifest, membership: Membership, dispatcher: Dispatcher, client: DataClient, patience_s: float) -> None:
+    def __init__(self, manifest: Manifest, corpus: Microbatches | None, fetcher: DataFetcher | None, giver: DataGiver) -> None:
+        """`fetcher` where the data is to be fetched from peers."""
+        self._manifest = manifest
+        self._fetcher = fetcher
+        self._giver = giver
+        self.corpus: Microbatches | None = None
+        if corpus is not None:
+            self._take(corpus)
+
+    async def get(self) -> Microbatches | None:
+        """The data, fetched first where that was asked for; None without it."""
+        if self.corpus is None and self._fetcher is not None:
+            try:
+                self._take(await asyncio.to_thread(Corpus, await self._fetcher.fetch(), self._manifest))
+            except PeerdError as error:  # without the data this peer serves its stage all the same
+                LOG.warning("the data cannot be fetched", reason=str(error))
+        return self.corpus
+
+    def _take(self, corpus: Microbatches) -> None:
+        self.corpus = corpus
+        self._giver.has_tokens = isinstance(corpus, Corpus)
+
+    @property
+    def state(self) -> str:
+        """Whether the run's data is here, in words."""
+        if self.corpus is not None:
+            return "here: launches microbatches, and gives it to peers that fetch it"
+        if self._fetcher is not None:
+            return f"being fetched from peers: {self._fetcher.bytes_done / 1e6:.1f} of {self._fetcher.bytes_total / 1e6:.1f} MB"
+        return f"not here: launches no microbatches (`peerd join --data {SWARM}` fetches it)"
+
+
+class Training:
+    """Launches and evaluates while one stage is served; without the data it knows what the swarm tells of evaluations."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        membership: Membership,
+        dispatcher: Dispatcher,
+        data: HeldData,
+        announce: Callable[[], None],
+        tracing: CallTracing,
+    ) -> None:
+        """`announce` tells others that the data has come, or that an evaluation was made."""
         self._manifest = manifest
         self._membership = membership
         self._dispatcher = dispatcher
-        self.giver = DataGiver(manifest.data, cache_folder())
-        self.fetcher = DataFetcher(client, membership, manifest.data, cache_folder(), patience_s)
-        self.fetches = False
-        """Told to fetch the data from a peer."""
+        self._data = data
+        self._announce = announce
+        self._tracing = tracing
         self.trainer: Trainer | None = None
         self.trains_from = 0
         self._evaluator: Evaluator | None = None
-        self.on_change: Callable[[], None] = lambda: None
-        """The data has come, or an evaluation was made."""
+        if data.corpus is not None:
+            self._begin(data.corpus)
 
-    def begin(self, corpus: Microbatches) -> None:
-        """The data is here. Where others train already, it is theirs for a while."""
+    def _begin(self, corpus: Microbatches) -> None:
         self._own_from_now()
-        self.giver.has_tokens = isinstance(corpus, Corpus)
-        self.trainer = Trainer(self._manifest, corpus, self._membership, self._dispatcher)
+        self.trainer = Trainer(self._manifest, corpus, self._membership, self._dispatcher, self._tracing)
         if self._manifest.train.evaluate_every_steps:
-            self._evaluator = Evaluator(self._manifest, corpus, self._membership, self._dispatcher, self.on_change)
+            self._evaluator = Evaluator(self._manifest, corpus, self._membership, self._dispatcher, self._announce)
 
     async def run(self) -> None:
-        if self.trainer is None and self.fetches:
-            try:
-                self.begin(await asyncio.to_thread(Corpus, await self.fetcher.fetch(), self._manifest))
-            except PeerdError as error:  # without the data this peer serves its stage all the same
-                LOG.warning("the data cannot be fetched", reason=str(error))
+        if self.trainer is None:
+            corpus = await self._data.get()
+            if corpus is None:
                 return
-            self.on_change()
-        elif self.trainer is not None:
+            self._begin(corpus)
+            self._announce()
+        else:
             self._own_from_now()  # entering may have taken as long as a step
         async with asyncio.TaskGroup() as group:
             for part in (self.trainer, self._evaluator):
@@ -67,17 +106,9 @@ class Training:
                     group.create_task(part.run())
 
     def _own_from_now(self) -> None:
+        """Where others train already, the step under way is theirs."""
         train = self._manifest.train
         self.trains_from = first_step_owned(self._membership.live(), train.num_stages, train.overlaps_steps)
-
-    @property
-    def data_state(self) -> str:
-        """Whether the run's data is here, in words."""
-        if self.trainer is not None:
-            return "here: launches microbatches, and gives it to peers that fetch it"
-        if self.fetches:
-            return f"being fetched from peers: {self.fetcher.bytes_done / 1e6:.1f} of {self.fetcher.bytes_total / 1e6:.1f} MB"
-        return f"not here: launches no microbatches (`peerd join --data {SWARM}` fetches it)"
 
     @property
     def evaluation(self) -> Evaluation | None:

@@ -8,9 +8,8 @@ import datetime
 import structlog
 
 from peerd.control.protocol import RelayInfo
-from peerd.daemon.node import Node
+from peerd.daemon.peer import Peer
 from peerd.link.relay import Relay
-from peerd.owner.governor import Governor
 from peerd.policy.swarm.relaying import Standing, why_not_relay
 
 LOOK_PERIOD_S = 1.0
@@ -18,15 +17,14 @@ LOG = structlog.get_logger()
 
 
 class Volunteering:
-    """Runs for as long as a stage is served."""
+    """Runs while this peer is in the swarm."""
 
-    def __init__(self, node: Node, governor: Governor) -> None:
-        self._node = node
-        self._governor = governor
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
         self._day, self._before_today = "", 0
 
     async def run(self) -> None:
-        if not self._node.settings.relay:
+        if not self._peer.settings.relay:
             return
         while True:
             await self.look()
@@ -34,12 +32,12 @@ class Volunteering:
 
     async def look(self) -> None:
         """Judge anew, and tell everybody where it is news."""
-        node, relay = self._node, self._node.network.relay
+        peer, relay = self._peer, self._peer.network.relay
         standing = Standing(
-            limits=self._governor.limits,
-            pause=self._governor.pause,
-            leaving=node.leaving,
-            reach=node.reachability.reach,
+            limits=peer.governor.limits,
+            pause=peer.governor.pause,
+            leaving=peer.seat.leaving,
+            reach=peer.reachability.reach,
             relayed_today=self._relayed_today(relay),
         )
         off = why_not_relay(standing, relay.bounds)
@@ -49,7 +47,7 @@ class Volunteering:
         await relay.switch(off)
         if is_news:
             LOG.info("relaying", on=not off, reason=off)
-            node.announce()
+            peer.announce()
 
     def _relayed_today(self, relay: Relay) -> int:
         today = datetime.datetime.now().strftime("%Y-%m-%d")  # noqa: DTZ005 - the owner's own day
@@ -58,10 +56,10 @@ class Volunteering:
         return relay.carried.total - self._before_today
 
 
-def relay_info(node: Node) -> RelayInfo:
-    relay = node.network.relay
+def relay_info(peer: Peer) -> RelayInfo:
+    relay = peer.network.relay
     return {
-        "volunteers": node.settings.relay,
+        "volunteers": peer.settings.relay,
         "off": relay.off,
         "reservations": len(relay.reserved),
         "circuits": len(relay.circuits),

@@ -43,8 +43,7 @@ class Governor:
         self.throttles = Throttles()
         self._resting = False
         self._duty = self.limits.duty
-        self.on_limits: Callable[[Limits], None] = lambda _limits: None
-        """Limits that the stage served now has to keep."""
+        self._has_new_limits = asyncio.Event()
         self._apply()
 
     @property
@@ -55,6 +54,12 @@ class Governor:
     def in_force(self) -> Limits:
         """With the share of the time that keeps the GPU within its power."""
         return replace(self.limits, duty=self._duty)
+
+    async def new_limits(self) -> Limits:
+        """Those in force, once they have changed since this was last asked."""
+        await self._has_new_limits.wait()
+        self._has_new_limits.clear()
+        return self.in_force
 
     @property
     def pause(self) -> Pause | None:
@@ -95,7 +100,7 @@ class Governor:
     def _keep_duty(self, duty: float) -> None:
         if duty != self._duty:
             self._duty = duty
-            self.on_limits(self.in_force)
+            self._has_new_limits.set()
 
     def _asked(self) -> Pause | None:
         """The owner's own word, which may have run out."""
@@ -159,4 +164,4 @@ class Governor:
         self.throttles.upload.rate = self.limits.upload
         self.throttles.download.rate = self.limits.download
         self._duty = min(self._duty, self.limits.duty) if self.limits.power else self.limits.duty
-        self.on_limits(self.in_force)
+        self._has_new_limits.set()

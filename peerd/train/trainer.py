@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -32,6 +30,7 @@ from peerd.table.record import PeerId
 from peerd.table.view import LiveView
 from peerd.train.prefetch import Prefetcher
 from peerd.train.samples import Microbatches
+from peerd.wire.call_tracing import CallTracing, Untraced
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.messages import Call
 
@@ -60,7 +59,9 @@ class TrainerCounters:
 class Trainer:
     """Launches microbatches. It holds no parameters; every daemon that has the run's data runs one."""
 
-    def __init__(self, manifest: Manifest, corpus: Microbatches, membership: Membership, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, manifest: Manifest, corpus: Microbatches, membership: Membership, dispatcher: Dispatcher, tracing: CallTracing | None = None
+    ) -> None:
         self._manifest = manifest
         self._prepared = Prefetcher(corpus)
         self._prepared_step = -1
@@ -86,8 +87,7 @@ class Trainer:
         self._step_time_s = 0.0
         self._takeover_s = FIRST_TAKEOVER_S
         self.counters = TrainerCounters()
-        self.tracing: Callable[[Call], AbstractContextManager[Call]] = nullcontext
-        """Surrounds the launch of a microbatch; the call that it yields is launched."""
+        self._tracing: CallTracing = tracing or Untraced()
         self._stop_at: int | None = None
         """The first step of which nothing is launched, because this peer leaves."""
 
@@ -218,7 +218,7 @@ class Trainer:
                 self.counters.replayed += 1
                 self._again.update((launch.step, stage) for stage in launch.accumulate)
             self._launched[key] = call.attempt + 1
-            with self.tracing(call) as traced:
+            with self._tracing.launched(call) as traced:
                 began_s = clock_s()
                 result = await self._dispatcher.send(traced, partial(self._note_way, launch.step))
                 if self._manifest.train.num_stages - 1 in call.accumulate:  # otherwise the call may have ended at an earlier stage

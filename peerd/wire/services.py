@@ -99,6 +99,11 @@ class StateHandler(Protocol):
         """A snapshot, and in pieces of any size its file, which lies in memory once for all who download it."""
 
 
+def nobody(_context: Any) -> PeerId | None:
+    """The caller past the tunnel, where there is no way past it."""
+    return None
+
+
 @dataclass(slots=True)
 class Door:
     """What all services share: the run they serve, patience with silent callers, traffic and refusals."""
@@ -107,11 +112,11 @@ class Door:
     patience_s: float
     traffic: Traffic
     spans: SpanRing = field(default_factory=lambda: SpanRing(0))
+    proven: Callable[[Any], PeerId | None] = nobody
+    """Who calls by TLS (`Direct.caller`)."""
     refused: int = 0
     banned_until_s: dict[PeerId, float] = field(default_factory=dict)
     """Senders of broken messages, and when they may call again (monotonic clock)."""
-    proven: Callable[[Any], PeerId | None] = lambda _context: None
-    """Who calls by TLS (`Direct.caller`)."""
 
     async def caller(self, context: Any) -> PeerId:
         caller = caller_of(context.peer()) or self.proven(context)

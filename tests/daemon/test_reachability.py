@@ -33,8 +33,7 @@ class Home:
         view = view_of(member(peer.id), member(its.relay_id, relays=True, addresses=(its.relay_address,)))
         network = SimpleNamespace(config=SimpleNamespace(host="0.0.0.0"), outside_port=7, addresses=(OWN,), links=None)  # noqa: S104
         network.circuits = peer.circuits
-        self.part = Reachability(cast(Network, network), cast(Membership, SimpleNamespace(live=lambda: view)), RUN)
-        self.part.on_change, self.part.on_hidden = self._note, self._note_hidden
+        self.part = Reachability(cast(Network, network), cast(Membership, SimpleNamespace(live=lambda: view)), RUN, self)
 
         async def ask(*_arguments: Any) -> list[Dialled]:
             return [Dialled(PeerId("a"), "", answer) for answer in self.answers]
@@ -43,11 +42,11 @@ class Home:
         monkeypatch.setattr(reachability, "REFUSED_S", 0.0)
         monkeypatch.setattr(reachability, "LOOK_PERIOD_S", 0.01)
 
-    def _note(self) -> None:
+    def announce(self) -> None:
         self.changes.append((self.part.reach, self.part.addresses))
         self._changed.set()
 
-    async def _note_hidden(self, hidden: bool) -> None:
+    async def hide(self, hidden: bool) -> None:
         self.hidden.append(hidden)
 
     async def until(self, reach: Reach) -> None:

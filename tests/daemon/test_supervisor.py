@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from peerd.daemon import supervisor
-from peerd.daemon.node import Node
+from peerd.daemon.peer import Peer
 from peerd.daemon.supervisor import ANSWER_TIMEOUT_S, Supervisor
 from peerd.table.record import PeerId
 from peerd.table.view import SwarmView
@@ -19,9 +19,10 @@ QUESTIONS = 8
 
 @dataclass
 class Machine:
-    """A node, its network, its p2pd and its DHT in one: p2pd answers nobody, and every rebuilding succeeds. Nobody else was ever seen."""
+    """A peer, its network, its p2pd and its DHT in one: p2pd answers nobody, and every rebuilding succeeds. Nobody else was ever seen."""
 
     p2pd_restarts: int = 0
+    is_resting: bool = False
     allowed_s: list[float] = field(default_factory=list)
     """How long each question was to wait for its answer."""
     asked_enough: asyncio.Event = field(default_factory=asyncio.Event)
@@ -32,7 +33,7 @@ class Machine:
         self.membership = self.network = self.p2pd = self.directory = self.reachability = self.place = self.signed = self
         self.run = "run"
 
-    def bootstrap(self, _most: int) -> tuple[str, ...]:
+    def bootstrap(self) -> tuple[str, ...]:
         return ()
 
     async def revive(self, _bootstrap: tuple[str, ...]) -> None: ...
@@ -59,7 +60,7 @@ async def test_a_p2pd_that_seems_to_hang_again_and_again_is_given_longer_each_ti
     monkeypatch.setattr(supervisor, "watch", never)
     monkeypatch.setattr(supervisor, "clock_s", lambda: 1000.0)
     machine = Machine()
-    running = asyncio.ensure_future(Supervisor(cast(Node, machine)).run())
+    running = asyncio.ensure_future(Supervisor(cast(Peer, machine)).run())
     async with asyncio.timeout(20):
         await machine.asked_enough.wait()
     running.cancel()

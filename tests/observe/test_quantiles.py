@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.daemon.watching.loop_lag import KEPT_S, PERIOD_S, LoopLag
 from peerd.observe.quantiles import quantile
+
+
+@dataclass(frozen=True)
+class Worker:
+    is_idle: bool
+
+
+IDLE, WORKING = Worker(is_idle=True), Worker(is_idle=False)
 
 
 @given(st.lists(st.floats(0, 100), min_size=1), st.floats(0.01, 1))
@@ -20,7 +29,7 @@ def test_so_many_are_no_larger_and_one_less_would_be_too_few(values: list[float]
 
 
 def test_one_late_wake_in_a_thousand_is_beyond_the_99th_and_within_the_999th() -> None:
-    lag = LoopLag()
+    lag = LoopLag(WORKING)
     for number in range(1000):
         lag.note(0.5 if number == 10 else 0.001, number * PERIOD_S)
     assert lag.quantiles(100) == {"0.5": 0.001, "0.99": 0.001, "0.999": 0.001, "1": 0.5}
@@ -29,7 +38,7 @@ def test_one_late_wake_in_a_thousand_is_beyond_the_99th_and_within_the_999th() -
 
 
 def test_the_worst_of_the_last_minute_forgets_what_was_before_it() -> None:
-    lag = LoopLag()
+    lag = LoopLag(WORKING)
     assert lag.worst_s(60, 0) == 0
     lag.note(3.0, 0)
     lag.note(0.0, 59)
@@ -41,8 +50,7 @@ def test_the_worst_of_the_last_minute_forgets_what_was_before_it() -> None:
 
 
 async def test_an_idle_loop_is_asked_seldom_and_one_with_work_often() -> None:
-    idle, working = LoopLag(), LoopLag()
-    idle.is_idle = lambda: True
+    idle, working = LoopLag(IDLE), LoopLag(WORKING)
     measuring = [asyncio.create_task(lag.run()) for lag in (idle, working)]
     await asyncio.sleep(5 * PERIOD_S)
     assert not idle._lags_s
@@ -52,7 +60,7 @@ async def test_an_idle_loop_is_asked_seldom_and_one_with_work_often() -> None:
 
 
 async def test_a_loop_that_is_blocked_is_seen_to_be_late() -> None:
-    lag = LoopLag()
+    lag = LoopLag(WORKING)
     measuring = asyncio.create_task(lag.run())
     await asyncio.sleep(0)
     time.sleep(PERIOD_S + 0.2)  # noqa: ASYNC251 - what is measured

@@ -28,11 +28,10 @@ from peerd.config.settings import Settings
 from peerd.control.protocol import SCHEMA, PeerInfo
 from peerd.control.server import Say
 from peerd.daemon.answers import Answers
-from peerd.daemon.node import Node
-from peerd.daemon.watching.history import Past, event_info
+from peerd.daemon.peer import Peer
+from peerd.daemon.watching.history import event_info
 from peerd.daemon.watching.observer import Observer
 from peerd.errors import PeerdError, PortTakenError, UsageError
-from peerd.observe.archive import Archive
 from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.store import HistoryStore
 from peerd.observe.thinning import at_most, every_so_many
@@ -129,11 +128,12 @@ async def no_dashboard(_request: Mapping[str, Any], _say: Say) -> Mapping[str, A
 
 
 class Dashboard:
-    """Runs for as long as the daemon; `attach` gives it the stage served now."""
+    """Runs for as long as the daemon."""
 
-    def __init__(self, place: Spot, archive: Archive, public: bool) -> None:
+    def __init__(self, place: Spot, peer: Peer, answers: Answers, observer: Observer | None, public: bool) -> None:
         self.place = place
-        self._archive = archive
+        self._peer, self._answers, self._observer = peer, answers, observer
+        self._archive, self._past = peer.archive, peer.past
         self._public = public
         self._codes = Codes()
         self._scrape: Callable[[], bytes] | None = None
@@ -141,10 +141,6 @@ class Dashboard:
         self._asking = asyncio.Lock()
         self._num_told = -1
         """So much had been noted when the page last heard what is new."""
-
-    def attach(self, node: Node, answers: Answers, past: Past, observer: Observer | None) -> None:
-        self._node, self._answers, self._past, self._observer = node, answers, past, observer
-        answers.dashboard_address = self.place.address
 
     async def run(self) -> None:
         """Serves until cancelled. Whatever goes wrong with the dashboard costs the dashboard only."""
@@ -184,9 +180,9 @@ class Dashboard:
         steps, samples, events, churn = await self._archive.read(seen) or ([], [], [], [])
         return {
             "run": self._answers.run_info(),
-            "me": self._node.membership.me,
+            "me": self._peer.membership.me,
             "steps": [_step(entry) for entry in steps],
-            "evaluations": [_evaluation(each) for each in (await self._node.evaluations())[-SHOWN_STEPS:]],
+            "evaluations": [_evaluation(each) for each in (await self._past.all_evaluations())[-SHOWN_STEPS:]],
             "samples": [_sample(sample) for sample in samples],
             "reach_s": reach_s if math.isfinite(reach_s) else None,
             "spacing_s": min(reach_s, _span_s(samples)) / POINTS,
@@ -206,12 +202,12 @@ class Dashboard:
         steps, samples, events = found or ([], [], [])
         table = self._answers.table()
         own = await self._answers.status({}, lambda _text: None)
-        mine = next((peer for stage in table["stages"] for peer in stage["peers"] if peer["id"] == self._node.membership.me), own["peer"])
+        mine = next((peer for stage in table["stages"] for peer in stage["peers"] if peer["id"] == self._peer.membership.me), own["peer"])
         return {
             "time_s": time.time(),
             "step": table["work_step"],
             "loss": table["last_loss"],
-            "evaluation": _evaluation(evaluation) if (evaluation := self._node.training.evaluation) else None,
+            "evaluation": _evaluation(evaluation) if (evaluation := self._peer.seat.training.evaluation) else None,
             "tokens_per_second": table["tokens_per_second"],
             "num_peers": sum(stage["num_peers"] for stage in table["stages"]),
             "stages": [{**stage, "peers": [_peer(peer) for peer in stage["peers"]]} for stage in table["stages"]],
@@ -247,7 +243,7 @@ class Dashboard:
             from peerd.daemon.watching.readings import readings
             from peerd.observe.metrics import scraper
 
-            self._scrape = scraper(lambda: readings(self._node, self._answers, self._observer))
+            self._scrape = scraper(lambda: readings(self._peer, self._answers, self._observer))
         return self._scrape()
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from peerd.config.schedule import learning_rate_at
 from peerd.control.protocol import SCHEMA, ContributionInfo, EvaluationInfo, EventInfo, StageContributionsInfo, StepInfo
 from peerd.control.server import Say, Verb
-from peerd.daemon.node import Node
 from peerd.errors import RemoteError, UsageError
 from peerd.observe.archive import Archive
 from peerd.observe.entries import Event
@@ -19,6 +18,9 @@ from peerd.stage.export import HistoryEntry
 from peerd.swarm.membership import clock_s
 from peerd.table.record import Evaluation, PeerId
 from peerd.table.view import LiveView
+
+if TYPE_CHECKING:
+    from peerd.daemon.peer import Peer
 
 MAX_STEPS_TOLD = 20_000
 MAX_EVENTS_TOLD = 5_000
@@ -32,12 +34,10 @@ TOLD_AGAIN_WITHIN_S = 2.0
 class Past:
     """One daemon's past, of the run it is in."""
 
-    def __init__(self, node: Node, archive: Archive) -> None:
-        self._node = node
+    def __init__(self, peer: Peer, archive: Archive) -> None:
+        self._peer = peer
         self._archive = archive
         self._told: tuple[float, Sequence[StageTally]] = (float("-inf"), ())
-        node.tallies = self.tallies
-        node.evaluations = self._evaluations
 
     def verbs(self) -> dict[str, Verb]:
         return {"history": self.history, "contributions": self.contributions}
@@ -56,15 +56,15 @@ class Past:
         }
 
     async def evaluations(self, since: int) -> list[EvaluationInfo]:
-        return [{"step": each.step, "loss": each.loss} for each in await self._evaluations() if each.step >= since]
+        return [{"step": each.step, "loss": each.loss} for each in await self.all_evaluations() if each.step >= since]
 
-    async def _evaluations(self) -> Sequence[Evaluation]:
+    async def all_evaluations(self) -> Sequence[Evaluation]:
         return await self._archive.read(lambda store: store.evaluations(0, MAX_STEPS_TOLD)) or ()
 
     async def steps(self, since: int) -> list[StepInfo]:
         """Finished steps whose loss is known: of the file, and what this stage's own state remembers."""
         stored = await self._archive.read(lambda store: store.steps(since, MAX_STEPS_TOLD)) or []
-        times = {entry.step: entry.time_s for entry in stored if entry.time_s is not None} | self._node.commit_times_s
+        times = {entry.step: entry.time_s for entry in stored if entry.time_s is not None} | self._peer.seat.commit_times_s
         known = {entry.step: (entry.loss, entry.tokens) for entry in stored if entry.loss is not None}
         known |= {entry.step: (entry.loss, entry.tokens) for entry in self._remembered() if entry.step >= since}
         newest = sorted(known)[-MAX_STEPS_TOLD:]
@@ -72,30 +72,30 @@ class Past:
         return await asyncio.to_thread(lambda: [self._step(step, *known[step], times.get(step, 0.0)) for step in newest])
 
     def _step(self, step: int, loss: float, tokens: int, time_s: float) -> StepInfo:
-        norm = self._node.state.gradient_norms.get(step)
+        norm = self._peer.seat.state.gradient_norms.get(step)
         return {
             "step": step,
             "loss": loss,
             "tokens": tokens,
             "time_s": time_s,
-            "learning_rate": learning_rate_at(self._node.place.manifest.train, step),
+            "learning_rate": learning_rate_at(self._peer.place.manifest.train, step),
             "gradient_norm": norm if norm is not None and math.isfinite(norm) else None,
             "overflowed": norm == math.inf,
         }
 
     def _remembered(self) -> list[HistoryEntry]:
         """What the stage's state knows of finished steps, but for one that the torch thread has not quite finished: it has no time yet."""
-        entries, committed = self._node.state.history[-MAX_STEPS_TOLD:], self._node.commit_times_s
+        entries, committed = self._peer.seat.state.history[-MAX_STEPS_TOLD:], self._peer.seat.commit_times_s
         under_way = max(committed, default=-1) + 1
         return [entry for entry in entries if not committed or entry.step != under_way]
 
     async def contributions(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-        manifest = self._node.place.manifest
+        manifest = self._peer.place.manifest
         num_stages, per_step = manifest.train.num_stages, manifest.train.microbatches_per_step
-        live = self._node.membership.live()
+        live = self._peer.membership.live()
         asked = _whom_to_ask(live, num_stages)
         answers = await asyncio.gather(*(self._ask(peer) for peer in asked))
-        told = [(self._node.membership.me, await self.tallies()), *zip(asked, answers, strict=True)]
+        told = [(self._peer.membership.me, await self.tallies()), *zip(asked, answers, strict=True)]
         reports = [
             Report(reporter=reporter, tally=tally)
             for reporter, tallies in told
@@ -112,7 +112,7 @@ class Past:
             }
             for found in merge(reports)
         ]
-        return {"schema": SCHEMA, "me": self._node.membership.me, "run": manifest.name, "num_stages": num_stages, "stages": stages}
+        return {"schema": SCHEMA, "me": self._peer.membership.me, "run": manifest.name, "num_stages": num_stages, "stages": stages}
 
     async def tallies(self) -> Sequence[StageTally]:
         """What this daemon counted itself."""
@@ -124,7 +124,7 @@ class Past:
 
     async def _ask(self, peer: PeerId) -> Sequence[StageTally]:
         try:
-            return await self._node.swarm_client.contributions(peer, ASK_TIMEOUT_S)
+            return await self._peer.swarm_client.contributions(peer, ASK_TIMEOUT_S)
         except RemoteError:
             return ()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from typing import Protocol
 
 from peerd.observe.quantiles import quantile
 
@@ -15,13 +15,19 @@ KEPT_S = 300.0
 QUANTILES = (0.5, 0.99, 0.999, 1.0)
 
 
+class Worker(Protocol):
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to be late for."""
+
+
 class LoopLag:
     """Asks to be called again and again and sees how much too late it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
         self._lags_s: deque[tuple[float, float]] = deque(maxlen=round(KEPT_S / PERIOD_S))
         """When it was called, and by how much that was too late."""
-        self.is_idle: Callable[[], bool] = lambda: False
 
     async def run(self) -> None:
         self._ask()
@@ -31,7 +37,7 @@ class LoopLag:
             self._timer.cancel()
 
     def _ask(self) -> None:
-        period_s = IDLE_PERIOD_S if self.is_idle() else PERIOD_S
+        period_s = IDLE_PERIOD_S if self._worker.is_idle else PERIOD_S
         self._due_s = time.monotonic() + period_s  # finer than the loop's own clock
         self._timer = asyncio.get_running_loop().call_later(period_s, self._called)
 

@@ -12,10 +12,9 @@ from itertools import takewhile
 import structlog
 
 from peerd.daemon.answers import Answers
-from peerd.daemon.node import Node
+from peerd.daemon.peer import Peer
 from peerd.daemon.watching.loop_lag import LoopLag
 from peerd.daemon.watching.sinks import scalars
-from peerd.observe.archive import Archive
 from peerd.observe.changes import PeerState, SwarmState, changes
 from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.sinks import Sinks
@@ -33,13 +32,13 @@ LOG = structlog.get_logger()
 
 
 class Observer:
-    """Runs for as long as a stage is served; `attach` gives it the next one."""
+    """Runs while this peer is in the swarm."""
 
-    def __init__(self, archive: Archive) -> None:
-        self.archive = archive
+    def __init__(self, peer: Peer, answers: Answers) -> None:
+        self._peer, self._answers, self.archive = peer, answers, peer.archive
         self.phase_s: dict[str, float] = {phase.name.lower(): 0.0 for phase in Phase}
         """How long this peer has been in each phase."""
-        self.lag = LoopLag()
+        self.lag = LoopLag(peer)
         self.sinks: Sinks | None = None
         self._before: SwarmState | None = None
         self._losses: dict[int, float] = {}
@@ -50,13 +49,6 @@ class Observer:
         self._counters: dict[str, int] = {}
         self._sampled_s = 0.0
         self._phase: tuple[str, float] | None = None
-
-    def attach(self, node: Node, answers: Answers) -> None:
-        self._node, self._answers = node, answers
-        self.lag.is_idle = lambda: node.is_idle
-        self._known_history = -1
-        node.on_news = self._news
-        node.rounds.on_applied = self._applied
 
     async def run(self) -> None:
         looks = 0
@@ -80,7 +72,7 @@ class Observer:
         self._note_downloaded_history()
         after = self._snapshot(now_s)
         if self._before is None:
-            record = self._node.state.record
+            record = self._peer.seat.state.record
             self.archive.note_event(Event(time_s=now_s, kind="started", peer=record.peer, stage=record.stage))
             self._before = SwarmState(time_s=now_s, peers=after.peers, partly_known=after.partly_known)
         for event in changes(self._before, after):
@@ -88,41 +80,41 @@ class Observer:
         self._before = after
 
     def _snapshot(self, now_s: float) -> SwarmState:
-        node = self._node
-        view, live = node.membership.view, node.membership.live()
+        peer = self._peer
+        view, live = peer.membership.view, peer.membership.live()
         peers: dict[str, PeerState] = {r.peer: PeerState(r.stage, r.leaving) for r in live.records}
-        for peer in view.suspects(clock_s()):
-            record = view.sightings[peer].record
+        for suspect in view.suspects(clock_s()):
+            record = view.sightings[suspect].record
             if not record.leaving:
-                peers[peer] = PeerState(record.stage, suspect=True)
+                peers[suspect] = PeerState(record.stage, suspect=True)
         return SwarmState(
             time_s=now_s,
             peers=peers,
-            partly_known=frozenset(stage for stage in range(node.place.manifest.train.num_stages) if live.speakers(stage)),
+            partly_known=frozenset(stage for stage in range(peer.place.manifest.train.num_stages) if live.speakers(stage)),
             health={item["code"]: item["title"] for item in self._answers.health()},
-            moves=frozenset((move.peer, move.to_stage, move.reason) for move in node.rebalance_moves),
-            resumed_at=node.stepper.resumed_at,
+            moves=frozenset((move.peer, move.to_stage, move.reason) for move in peer.seat.rebalance_moves),
+            resumed_at=peer.seat.stepper.resumed_at,
         )
 
     def _sample(self, now_s: float) -> None:
-        node, counters = self._node, {name: int(str(count)) for name, count in self._answers.counters().items()}
-        live, num_stages = node.membership.live(), node.place.manifest.train.num_stages
+        peer, counters = self._peer, {name: int(str(count)) for name, count in self._answers.counters().items()}
+        live, num_stages = peer.membership.live(), peer.place.manifest.train.num_stages
         grown = {name: count - self._counters.get(name, 0) for name, count in counters.items()}
         self.archive.note_sample(
             Sample(
                 time_s=now_s,
                 span_s=min(now_s - self._sampled_s, 2 * LOOKS_PER_SAMPLE * LOOK_PERIOD_S),
-                step=work_step(live, num_stages) or node.state.record.step,
+                step=work_step(live, num_stages) or peer.seat.state.record.step,
                 tokens_per_second=self._answers.tokens_per_second(),
                 peers=tuple(live.num_serving(stage) for stage in range(num_stages)),
                 queue=tuple(live.queue(stage) for stage in range(num_stages)),
-                suspects=len(node.membership.view.suspects(clock_s())),
+                suspects=len(peer.membership.view.suspects(clock_s())),
                 counters={name: count for name, count in grown.items() if count},
             )
         )
         self._counters, self._sampled_s = counters, now_s
 
-    def _news(self) -> None:
+    def noticed(self) -> None:
         """My row changed, which it does with every microbatch; every loss is told for longer than one of my phases lasts."""
         before = self._phase
         self._note_phase()
@@ -131,13 +123,13 @@ class Observer:
 
     def _note_losses(self) -> None:
         """What the last stage tells."""
-        last_stage = self._node.place.manifest.train.num_stages - 1
-        for seen in self._node.membership.view.sightings.values():
+        last_stage = self._peer.place.manifest.train.num_stages - 1
+        for seen in self._peer.membership.view.sightings.values():
             record = seen.record
             if record.stage == last_stage and record.last_loss is not None and record.step - 1 not in self._losses:
                 self._note_loss(record.step - 1, record.last_loss)
 
-        evaluation = self._node.training.evaluation
+        evaluation = self._peer.seat.training.evaluation
         if evaluation is not None and evaluation.step > self._evaluated:
             self._evaluated = evaluation.step
             self.archive.note_evaluation(evaluation)
@@ -147,20 +139,20 @@ class Observer:
         self._losses[step] = loss
         if len(self._losses) > MAX_LOSSES:
             del self._losses[min(self._losses)]
-        if step in self._node.commit_times_s:
-            tokens = self._node.place.manifest.tokens_per_step_at(step)
+        if step in self._peer.seat.commit_times_s:
+            tokens = self._peer.place.manifest.tokens_per_step_at(step)
             self.archive.note_step(FinishedStep(step=step, loss=loss, tokens=tokens, time_s=None))
             self._tell(step, loss)
 
     def _note_phase(self) -> None:
-        phase, now_s = self._node.state.record.phase.name.lower(), clock_s()
+        phase, now_s = self._peer.seat.state.record.phase.name.lower(), clock_s()
         if self._phase is not None:
             self.phase_s[self._phase[0]] += now_s - self._phase[1]
         self._phase = (phase, now_s)
 
-    def _applied(self, roster: Roster) -> None:
+    def applied(self, roster: Roster) -> None:
         """An average was applied: the step is finished here, and its roster says who computed it."""
-        manifest = self._node.place.manifest
+        manifest = self._peer.place.manifest
         self.archive.note_average(roster, manifest.tokens_per_microbatch_at(roster.step))
         loss = self._losses.get(roster.step)
         tokens = manifest.tokens_per_step_at(roster.step)
@@ -171,11 +163,11 @@ class Observer:
     def _tell(self, step: int, loss: float) -> None:
         """The sinks, once a step: it is finished here and its loss is known."""
         if self.sinks is not None:
-            self.sinks.note((step, time.time(), scalars(self._node, self._answers, loss)))
+            self.sinks.note((step, time.time(), scalars(self._peer, self._answers, loss)))
 
     def _note_downloaded_history(self) -> None:
         """The last stage's state brings the losses of steps before this daemon was there."""
-        known, history = self._known_history, self._node.state.history
+        known, history = self._known_history, self._peer.seat.state.history
         if not history or history[-1].step == known:
             return
         self._known_history = history[-1].step

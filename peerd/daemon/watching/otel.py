@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from peerd.daemon.node import Node
+from peerd.table.record import PeerId, RunId
+from peerd.timeline.spans import SpanRing
 from peerd.wire.messages import Call
 
 if TYPE_CHECKING:
@@ -28,13 +29,19 @@ LOG = structlog.get_logger()
 class MicrobatchTraces:
     """What surrounds a microbatch where it is launched and where it is served."""
 
-    def __init__(self, tracer: Tracer, node: Node) -> None:
+    def __init__(self, spans: SpanRing, me: PeerId, microbatches_per_step: int) -> None:
+        self._spans = spans
+        self._me = me
+        self._microbatches_per_step = microbatches_per_step
+        self._tracer: Tracer | None = None
+
+    def begin(self, tracer: Tracer) -> None:
+        """Trace from now on; until then calls go on as they are."""
         self._tracer = tracer
-        self._node = node
 
     @contextlib.contextmanager
     def launched(self, call: Call) -> Iterator[Call]:
-        if call.index != sampled_of(call.step, self._node.place.manifest.train.microbatches_per_step):
+        if self._tracer is None or call.index != sampled_of(call.step, self._microbatches_per_step):
             yield call
             return
         with self._tracer.root("microbatch", self._about(call)) as trace:
@@ -42,16 +49,16 @@ class MicrobatchTraces:
 
     @contextlib.contextmanager
     def served(self, call: Call) -> Iterator[Call]:
-        if not call.trace:
+        if self._tracer is None or not call.trace:
             yield call
             return
         began_s = time.monotonic()
-        about = {**self._about(call), "peerd.stage": call.stage, "peerd.peer": self._node.membership.me}
+        about = {**self._about(call), "peerd.stage": call.stage, "peerd.peer": self._me}
         with self._tracer.child(call.trace, f"stage {call.stage}", about) as (trace, span):
             try:
                 yield replace(call, trace=trace)
             finally:
-                done = self._node.spans.of_microbatch(call.step, call.index, began_s)
+                done = self._spans.of_microbatch(call.step, call.index, began_s)
                 self._tracer.add(span, [each for each in done if each.began_s >= began_s])
 
     def _about(self, call: Call) -> dict[str, str | int]:
@@ -64,36 +71,23 @@ def sampled_of(step: int, microbatches_per_step: int) -> int:
 
 
 class OpenTelemetry:
-    """Runs for as long as the daemon; `attach` gives it the stage served now."""
+    """Runs for as long as the daemon."""
 
-    def __init__(self) -> None:
-        self._tracer: Tracer | None = None
-        self._node: Node | None = None
-
-    def attach(self, node: Node) -> None:
-        self._node = node
-        self._hook()
+    def __init__(self, traces: MicrobatchTraces, peer: PeerId, run: RunId) -> None:
+        self._traces = traces
+        self._peer = peer
+        self._run = run
 
     async def run(self) -> None:
         """Until cancelled. Whatever goes wrong with it costs the traces only."""
         try:
             otel = await asyncio.to_thread(importlib.import_module, "peerd.observe.otel")
-            assert self._node is not None
-            tracer: Tracer = await asyncio.to_thread(otel.tracer, self._node.membership.me, self._node.place.signed.run)
+            tracer: Tracer = await asyncio.to_thread(otel.tracer, self._peer, self._run)
         except Exception as error:  # the edge of what only looks
             LOG.warning("no OpenTelemetry", error=str(error))
             return
-        self._tracer = tracer
-        self._hook()
+        self._traces.begin(tracer)
         try:
             await asyncio.Event().wait()
         finally:
             await asyncio.to_thread(tracer.close)
-
-    def _hook(self) -> None:
-        if self._tracer is None or self._node is None:
-            return
-        traces = MicrobatchTraces(self._tracer, self._node)
-        self._node.service.tracing = traces.served
-        if self._node.trainer is not None:
-            self._node.trainer.tracing = traces.launched

@@ -9,7 +9,7 @@ import psutil
 from peerd import __version__
 from peerd.daemon.answers import Answers
 from peerd.daemon.device import describe, memory_of, utilisation
-from peerd.daemon.node import Node
+from peerd.daemon.peer import Peer
 from peerd.daemon.watching.observer import Observer
 from peerd.link.traffic import PeerRole
 from peerd.observe.metrics import Reading
@@ -20,28 +20,28 @@ from peerd.timeline.spans import PHASES
 LAG_OVER_S = 60.0
 
 
-def readings(node: Node, answers: Answers, observer: Observer | None) -> dict[str, Reading]:
+def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[str, Reading]:
     """By the metric's name, as METRICS lists them."""
-    counters, record, loss = answers.counters(), node.state.record, answers.table()["last_loss"]
-    memory, now_s = memory_of(node.place.device), time.monotonic()
+    counters, record, loss = answers.counters(), peer.seat.state.record, answers.table()["last_loss"]
+    memory, now_s = memory_of(peer.place.device), time.monotonic()
     values: dict[str, Reading] = {
-        **_of_table(node),
-        "peerd_info": {(__version__, record.peer, node.place.signed.run, node.place.manifest.name, describe(node.place.device)): 1.0},
+        **_of_table(peer),
+        "peerd_info": {(__version__, record.peer, peer.place.signed.run, peer.place.manifest.name, describe(peer.place.device)): 1.0},
         "peerd_uptime_seconds": answers.uptime_s,
         "peerd_stage": record.stage,
         "peerd_step": record.step,
         "peerd_swarm_tokens_per_second": answers.tokens_per_second(),
-        "peerd_samples_per_second": node.service.counters.throughput,
-        "peerd_contributed_tokens_total": node.service.counters.tokens,
-        "peerd_queue_microbatches": node.service.queue,
-        "peerd_in_flight_microbatches": node.trainer.in_flight if node.trainer else 0,
+        "peerd_samples_per_second": peer.seat.service.counters.throughput,
+        "peerd_contributed_tokens_total": peer.seat.service.counters.tokens,
+        "peerd_queue_microbatches": peer.seat.service.queue,
+        "peerd_in_flight_microbatches": peer.seat.trainer.in_flight if peer.seat.trainer else 0,
         "peerd_phase_seconds_total": {(phase,): spent_s for phase, spent_s in observer.phase_s.items()} if observer else {},
-        "peerd_executor_busy_seconds_total": node.executor.busy_s,
-        "peerd_activity_seconds_total": {kind.name.lower(): spent_s for kind, spent_s in node.spans.spent_s.items() if kind not in PHASES},
-        "peerd_averages_total": node.rounds.num_applied,
+        "peerd_executor_busy_seconds_total": peer.seat.executor.busy_s,
+        "peerd_activity_seconds_total": {kind.name.lower(): spent_s for kind, spent_s in peer.spans.spent_s.items() if kind not in PHASES},
+        "peerd_averages_total": peer.seat.rounds.num_applied,
         "peerd_rounds_failed_total": counters["rounds_failed"],
         "peerd_bytes_total": {"sent": counters["bytes_sent"], "received": counters["bytes_received"]},
-        "peerd_tensor_bytes_total": _of_tensors(node),
+        "peerd_tensor_bytes_total": _of_tensors(peer),
         "peerd_boundary_bytes_total": counters["boundary_bytes"],
         "peerd_boundary_crossings_total": counters["boundary_crossings"],
         "peerd_microbatches_accumulated_total": counters["accumulated_microbatches"],
@@ -55,46 +55,46 @@ def readings(node: Node, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_faults_seen_total": counters["faults_seen"],
         "peerd_messages_refused_total": counters["messages_refused"],
         "peerd_internal_errors_total": counters["internal_errors"],
-        "peerd_moves_total": answers.moves,
-        "peerd_p2pd_restarts_total": node.p2pd_restarts,
-        "peerd_join_seconds": node.join_took_s,
+        "peerd_moves_total": peer.moves,
+        "peerd_p2pd_restarts_total": peer.p2pd_restarts,
+        "peerd_join_seconds": peer.seat.join_took_s,
         "peerd_memory_resident_bytes": psutil.Process().memory_info().rss,
         "peerd_memory_device_bytes": memory.held,
         "peerd_device_memory_bytes": memory.total,
         "peerd_device_memory_used_bytes": memory.used,
-        "peerd_memory_available_bytes": node.place.memory_bytes,
+        "peerd_memory_available_bytes": peer.seat.memory_bytes,
         "peerd_cpu_seconds_total": sum(psutil.Process().cpu_times()[:2]),
         "peerd_event_loop_lag_seconds": observer.lag.worst_s(LAG_OVER_S, now_s) if observer else 0.0,
         "peerd_event_loop_lag_quantile_seconds": observer.lag.quantiles(now_s) if observer else {},
         "peerd_health_items": _by_severity(answers),
     }
-    evaluation = node.training.evaluation
+    evaluation = peer.seat.training.evaluation
     known = (
         ("peerd_loss", loss),
         ("peerd_evaluation_loss", evaluation.loss if evaluation else None),
         ("peerd_evaluation_step", evaluation.step if evaluation else None),
-        ("peerd_device_utilisation_ratio", utilisation(node.place.device)),
+        ("peerd_device_utilisation_ratio", utilisation(peer.place.device)),
     )
     return values | {name: value for name, value in known if value is not None}
 
 
-def _of_table(node: Node) -> dict[str, Reading]:
-    live, train = node.membership.live(), node.place.manifest.train
+def _of_table(peer: Peer) -> dict[str, Reading]:
+    live, train = peer.membership.live(), peer.place.manifest.train
     stages, step = range(train.num_stages), work_step(live, train.num_stages) or 0
     absent = {str(stage): missing(live, stage, step, train.microbatches_per_step) for stage in stages}
     return {
         "peerd_stage_peers": {str(stage): live.num_serving(stage) for stage in stages},
         "peerd_stage_queue_microbatches": {str(stage): live.queue(stage) for stage in stages},
         "peerd_stage_missing_microbatches": {stage: bitmap.bit_count() for stage, bitmap in absent.items()},
-        "peerd_suspects": len(node.membership.view.suspects(clock_s())),
+        "peerd_suspects": len(peer.membership.view.suspects(clock_s())),
     }
 
 
-def _of_tensors(node: Node) -> dict[str | tuple[str, ...], float]:
-    compression = node.rounds.compression
+def _of_tensors(peer: Peer) -> dict[str | tuple[str, ...], float]:
+    compression = peer.seat.rounds.compression
     mates = PeerRole.STAGE_PEER
     averaged = {("weight_gradients", codec, mates, way): total for (codec, way), total in compression.traffic.items()}
-    return {labels: float(total) for labels, total in (*node.network.links.traffic.tensors.items(), *averaged.items())}
+    return {labels: float(total) for labels, total in (*peer.network.links.traffic.tensors.items(), *averaged.items())}
 
 
 def _by_severity(answers: Answers) -> dict[str | tuple[str, ...], float]:

@@ -11,17 +11,17 @@ from pathlib import Path
 
 from peerd.config.settings import Settings
 from peerd.daemon.answers import Answers
-from peerd.daemon.node import Node
+from peerd.daemon.peer import Peer
 from peerd.observe.sinks import Sink, Sinks, TensorBoard, WeightsAndBiases
 
 
-def makers_of(settings: Settings, node: Node) -> dict[str, Callable[[], Sink]]:
+def makers_of(settings: Settings, peer: Peer) -> dict[str, Callable[[], Sink]]:
     """What makes the sinks that were asked for."""
     about = {
-        "peer": node.membership.me,
-        "run": node.place.signed.run,
-        "stage": node.place.stage,
-        "manifest": asdict(node.place.manifest),
+        "peer": peer.membership.me,
+        "run": peer.place.signed.run,
+        "stage": peer.seat.stage,
+        "manifest": asdict(peer.place.manifest),
     }
     makers: dict[str, Callable[[], Sink]] = {}
     if settings.tensorboard:
@@ -32,25 +32,25 @@ def makers_of(settings: Settings, node: Node) -> dict[str, Callable[[], Sink]]:
 
 
 @asynccontextmanager
-async def sinks_of(settings: Settings, node: Node) -> AsyncIterator[Sinks]:
+async def sinks_of(settings: Settings, peer: Peer) -> AsyncIterator[Sinks]:
     """Open until the block ends; what is left is then written."""
-    sinks = Sinks(makers_of(settings, node))
+    sinks = Sinks(makers_of(settings, peer))
     try:
         yield sinks
     finally:
         await asyncio.to_thread(sinks.close)
 
 
-def scalars(node: Node, answers: Answers, loss: float) -> dict[str, float]:
+def scalars(peer: Peer, answers: Answers, loss: float) -> dict[str, float]:
     """What is told of a finished step."""
-    live, counters, stages = node.membership.live(), answers.counters(), range(node.place.manifest.train.num_stages)
+    live, counters, stages = peer.membership.live(), answers.counters(), range(peer.place.manifest.train.num_stages)
     return {
         "loss": loss,
         "swarm/tokens_per_second": answers.tokens_per_second(),
         "swarm/peers": sum(live.num_serving(stage) for stage in stages),
-        "peer/stage": node.place.stage,
-        "peer/queue": node.service.queue,
-        "peer/samples_per_second": node.service.counters.throughput,
+        "peer/stage": peer.seat.stage,
+        "peer/queue": peer.seat.service.queue,
+        "peer/samples_per_second": peer.seat.service.counters.throughput,
         "peer/microbatches": counters["accumulated_microbatches"],
         "peer/microbatches_replayed": counters["replayed_microbatches"],
         "peer/bytes_sent": counters["bytes_sent"],

@@ -13,7 +13,7 @@ from typing import Any
 
 from peerd.control.protocol import SCHEMA, TraceReply
 from peerd.control.server import Say, Verb
-from peerd.daemon.node import Node
+from peerd.daemon.peer import Peer
 from peerd.daemon.watching.history import number_in
 from peerd.errors import RemoteError, TimedOutError, UsageError
 from peerd.table.record import PeerRecord
@@ -36,8 +36,8 @@ SAY_EVERY_S = 5.0
 class Tracing:
     """One daemon's view on what all do."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
 
     def verbs(self) -> dict[str, Verb]:
         return {"trace": self.trace}
@@ -47,8 +47,8 @@ class Tracing:
         if not 1 <= num_steps <= MAX_STEPS:
             raise UsageError(f"trace takes 1 to {MAX_STEPS} steps")
         first, last = await self._wait(num_steps, float(request.get("timeout_s", 60.0)), say)
-        live = self._node.membership.live()
-        asked = whom_to_ask(live, self._node.place.manifest.train.num_stages)
+        live = self._peer.membership.live()
+        asked = whom_to_ask(live, self._peer.place.manifest.train.num_stages)
         most = min(MAX_SPANS, MAX_SPANS_TOLD // (len(asked) + 1))
         answers = await asyncio.gather(*(self._ask(record, (first, last), most) for record in asked))
         return await asyncio.to_thread(  # they are tens of thousands
@@ -58,37 +58,37 @@ class Tracing:
             timelines=[self._own(first, last, most), *(answer for answer in answers if isinstance(answer, PeerTimeline))],
             silent=[(record.peer, record.stage, answer) for record, answer in zip(asked, answers, strict=True) if isinstance(answer, str)],
             num_not_asked=len(live.records) - 1 - len(asked),
-            run=self._node.place.manifest.name,
+            run=self._peer.place.manifest.name,
         )
 
     async def _wait(self, num_steps: int, timeout_s: float, say: Say) -> tuple[int, int]:
         """The step under way and those after it, once they are over; of a run that has ended, the last ones."""
-        node = self._node
+        peer = self._peer
         began_s, said_s = time.monotonic(), time.monotonic()
-        first, end = node.state.record.step, node.place.manifest.train.steps
+        first, end = peer.seat.state.record.step, peer.place.manifest.train.steps
         if end:
             first = max(0, min(first, end - num_steps))
         last = first + num_steps - 1
-        while node.state.record.step <= last:
+        while peer.seat.state.record.step <= last:
             if time.monotonic() - began_s > min(timeout_s, MAX_WAIT_S):
-                done = f"this peer is at step {node.state.record.step}, waiting for {last + 1}"
+                done = f"this peer is at step {peer.seat.state.record.step}, waiting for {last + 1}"
                 raise TimedOutError(done, "ask for fewer --steps, wait longer with --timeout, or look at `peerd status`")
             if time.monotonic() - said_s > SAY_EVERY_S:
                 said_s = time.monotonic()
-                say(f"step {node.state.record.step} of {first} to {last}")
-            await node.membership.changed(1.0)
+                say(f"step {peer.seat.state.record.step} of {first} to {last}")
+            await peer.membership.changed(1.0)
         deadline_s = time.monotonic() + OTHERS_FOLLOW_WITHIN_S
-        while any(record.step <= last for record in node.membership.live().records) and time.monotonic() < deadline_s:
-            await node.membership.changed(0.2)
+        while any(record.step <= last for record in peer.membership.live().records) and time.monotonic() < deadline_s:
+            await peer.membership.changed(0.2)
         return first, last
 
     def _own(self, first: int, last: int, most: int) -> PeerTimeline:
-        spans, complete = self._node.spans.of_steps(first, last, most)
-        return PeerTimeline(peer=self._node.membership.me, stage=self._node.place.stage, spans=spans, complete=complete)
+        spans, complete = self._peer.spans.of_steps(first, last, most)
+        return PeerTimeline(peer=self._peer.membership.me, stage=self._peer.seat.stage, spans=spans, complete=complete)
 
     async def _ask(self, record: PeerRecord, steps: tuple[int, int], most: int) -> PeerTimeline | str:
         """What the peer did, on my clock; or why it did not tell."""
-        client = self._node.swarm_client
+        client = self._peer.swarm_client
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 probes = [await client.timeline(record.peer, steps, 0, ASK_TIMEOUT_S) for _ in range(PROBES)]

@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -15,11 +16,15 @@ import pytest
 from peerd.cli.demo_process import DemoDaemon, bequeath
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
+from peerd.daemon.answers import Answers
+from peerd.daemon.peer import Peer
 from peerd.daemon.watching.dashboard import Dashboard, take_place
 from peerd.errors import PortTakenError, UsageError
-from peerd.observe.archive import Archive
 from peerd.observe.entries import Event
 from peerd.observe.store import HistoryStore
+
+NO_PEER = cast(Peer, SimpleNamespace(archive=None, past=None))
+NO_ANSWERS = cast(Answers, None)
 
 
 def settings(home: Path, **changes: object) -> Settings:
@@ -94,12 +99,12 @@ def test_what_is_broken_on_disk_is_made_anew(tmp_path: Path, content: str) -> No
 async def test_the_verb_gives_a_code_that_holds_once_where_a_browser_is_to_be_opened(tmp_path: Path) -> None:
     place = take_place(settings(tmp_path), Home(tmp_path))
     place.listener.close()
-    dashboard = Dashboard(place, cast(Archive, None), public=False)
+    dashboard = Dashboard(place, NO_PEER, NO_ANSWERS, None, public=False)
     assert await dashboard.tell({}, print) == {"schema": 1, "address": place.address_with_token}
     told = await dashboard.tell({"open": True}, print)
     assert told["address"] == place.address_with_token
     assert place.token not in told["open"]
     code = told["open"].removeprefix(place.address_with(""))
     assert [dashboard.take_code(code) for _ in range(2)] == [True, False]
-    public = Dashboard(place, cast(Archive, None), public=True)
+    public = Dashboard(place, NO_PEER, NO_ANSWERS, None, public=True)
     assert await public.tell({"open": True}, print) == {"schema": 1, "address": place.address}

@@ -11,20 +11,17 @@ from typing import Any, cast
 
 import pytest
 
-from peerd.config.paths import Home
 from peerd.daemon.answers import Answers
-from peerd.daemon.node import Node
-from peerd.daemon.run import ControlService
+from peerd.daemon.peer import Peer
+from peerd.daemon.seating import reached_before
 from peerd.daemon.watching.dashboard import POINTS, SHOWN_STEPS, Dashboard, Spot
 from peerd.daemon.watching.history import Past
 from peerd.observe.archive import Archive
 from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.thinning import DAY_S, HOUR_S
-from peerd.owner.governor import Governor
-from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.stage.export import HistoryEntry
-from peerd.table.record import PeerId, PeerRecord
+from peerd.table.record import PeerId
 from tests.strategies import member, view_of
 from tests.tiny_run import tiny_manifest
 
@@ -36,17 +33,12 @@ async def archive(tmp_path: Path) -> AsyncIterator[Archive]:
     await kept.close()
 
 
-def node_of(history: list[HistoryEntry], commit_times_s: dict[int, float]) -> Node:
-    state = SimpleNamespace(history=history, gradient_norms={})
+def peer_of(history: list[HistoryEntry], commit_times_s: dict[int, float], archive: Archive) -> Peer:
+    seat = SimpleNamespace(state=SimpleNamespace(history=history, gradient_norms={}), commit_times_s=commit_times_s)
     place, membership = SimpleNamespace(manifest=tiny_manifest()), SimpleNamespace(me="a")
-    return cast(
-        Node,
-        SimpleNamespace(state=state, commit_times_s=commit_times_s, membership=membership, place=place, evaluations=no_evaluations),
-    )
-
-
-async def no_evaluations() -> tuple[()]:
-    return ()
+    peer = cast(Peer, SimpleNamespace(seat=seat, membership=membership, place=place, archive=archive))
+    peer.past = Past(peer, archive)
+    return peer
 
 
 def entry(step: int) -> HistoryEntry:
@@ -55,49 +47,42 @@ def entry(step: int) -> HistoryEntry:
 
 async def test_a_step_that_the_compute_thread_is_just_finishing_is_not_told_without_its_time(archive: Archive) -> None:
     """Its state knows the loss a moment before the event loop knows that the step is over."""
-    node = node_of([entry(0), entry(1), entry(2)], {0: 100.0, 1: 101.0})
-    past = Past(node, archive)
+    times_s = {0: 100.0, 1: 101.0}
+    past = peer_of([entry(0), entry(1), entry(2)], times_s, archive).past
     assert [(told["step"], told["time_s"]) for told in await past.steps(0)] == [(0, 100.0), (1, 101.0)]
-    node.commit_times_s[2] = 102.0
+    times_s[2] = 102.0
     assert [(told["step"], told["time_s"]) for told in await past.steps(0)][-1] == (2, 102.0)
 
 
 async def test_steps_from_before_the_daemon_was_there_have_no_time(archive: Archive) -> None:
-    past = Past(node_of([entry(0), entry(1)], {}), archive)
+    past = peer_of([entry(0), entry(1)], {}, archive).past
     assert [(told["step"], told["time_s"]) for told in await past.steps(0)] == [(0, 0.0), (1, 0.0)]
 
 
 async def test_while_sequences_grow_a_peer_has_given_the_tokens_that_its_microbatches_had(archive: Archive) -> None:
     tiny = tiny_manifest()
     manifest = replace(tiny, train=replace(tiny.train, microbatches_per_step=4, first_sequence_length=8, sequence_length_steps=4))
-    node = node_of([], {})
-    node.place.manifest, node.membership.live = manifest, lambda: view_of(member("a"))  # type: ignore[misc, method-assign]
+    peer = peer_of([], {}, archive)
+    peer.place.manifest, peer.membership.live = manifest, lambda: view_of(member("a"))  # type: ignore[misc, method-assign]
     entries = (RosterEntry(PeerId("a"), 1, 1, 0b111), RosterEntry(PeerId("b"), 1, 1, 0b1000))
     for step in range(8):
         archive.note_average(Roster(0, step, 1, PeerId("a"), entries), manifest.tokens_per_microbatch_at(step))
-    (stage,) = (await Past(node, archive).contributions({}, lambda _text: None))["stages"]
+    (stage,) = (await peer.past.contributions({}, lambda _text: None))["stages"]
     real = sum(manifest.tokens_per_microbatch_at(step) for step in range(8))
     assert real < 8 * manifest.tokens_per_microbatch
     assert {row["peer"]: (row["microbatches"], row["tokens"]) for row in stage["peers"]} == {"a": (24, 3 * real), "b": (8, real)}
 
 
-@pytest.mark.parametrize(("run_file", "checkpoints", "known"), [("run.toml", (), 7), ("", (), 0), ("run.toml", (5,), 0)])
-async def test_a_founder_without_a_checkpoint_knows_from_its_history_how_far_the_run_had_come(
-    archive: Archive, run_file: str, checkpoints: tuple[int, ...], known: int
-) -> None:
+async def test_a_founder_knows_from_its_history_how_far_the_run_had_come(archive: Archive) -> None:
+    assert await reached_before(archive) == 0
     for step in (5, 6):
         archive.note_step(FinishedStep(step=step, loss=None, tokens=1, time_s=1.0))
-    service = ControlService(cast(Home, None), cast(Governor, None))
-    service._archive = archive
-    state, stepper = SimpleNamespace(record=PeerRecord(peer=PeerId("a"), checkpoints=checkpoints)), SimpleNamespace(beginning=Beginning())
-    await service._recall(cast(Node, SimpleNamespace(settings=SimpleNamespace(run_file=run_file), state=state, stepper=stepper)))
-    assert stepper.beginning == Beginning(reached=known)
+    assert await reached_before(archive) == 7
 
 
 async def reached(archive: Archive, reach_s: float) -> dict[str, Any]:
-    dashboard = Dashboard(cast(Spot, None), archive, public=False)
-    answers = cast(Answers, SimpleNamespace(run_info=dict))
-    dashboard._node, dashboard._answers = node_of([], {}), answers
+    peer = peer_of([], {}, archive)
+    dashboard = Dashboard(cast(Spot, None), peer, cast(Answers, SimpleNamespace(run_info=dict)), None, public=False)
     return dict(await dashboard.past(reach_s))
 
 

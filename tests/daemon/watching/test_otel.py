@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from hypothesis import given
@@ -16,11 +14,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-from peerd.daemon.node import Node
 from peerd.daemon.watching.otel import MicrobatchTraces, sampled_of
 from peerd.errors import BadMessageError, PeerGoneError
 from peerd.generated import stage_pb2
 from peerd.observe.otel import Tracer, tracer
+from peerd.table.record import PeerId
 from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire.convert import call_from, call_to
 from peerd.wire.messages import Call, TensorBytes
@@ -43,10 +41,9 @@ def traces_of(exporter: SpanExporter, peer: str = "a", **provider: object) -> tu
 
 def paper_daemon(tracer: Tracer, peer: str) -> tuple[MicrobatchTraces, SpanRing]:
     ring = SpanRing()
-    train = SimpleNamespace(microbatches_per_step=8)
-    place = SimpleNamespace(manifest=SimpleNamespace(train=train))
-    node = SimpleNamespace(place=place, spans=ring, membership=SimpleNamespace(me=peer))
-    return MicrobatchTraces(tracer, cast(Node, node)), ring
+    traces = MicrobatchTraces(ring, PeerId(peer), 8)
+    traces.begin(tracer)
+    return traces, ring
 
 
 def over_the_wire(call: Call) -> Call:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from peerd.control.protocol import MAX_LINE_BYTES
-from peerd.daemon.node import Node
+from peerd.daemon.peer import Peer
 from peerd.daemon.watching import tracing
 from peerd.daemon.watching.tracing import MAX_ASKED, MAX_SPANS_TOLD, Tracing, trace_reply, whom_to_ask
 from peerd.errors import BadMessageError, PeerGoneError, TimedOutError, UsageError
@@ -66,9 +66,9 @@ class Membership:
 def tracing_of(membership: Membership, steps: int = 0) -> tuple[Tracing, SpanRing]:
     ring = SpanRing()
     train = SimpleNamespace(steps=steps, num_stages=2)
-    place = SimpleNamespace(stage=0, manifest=SimpleNamespace(train=train, name="paper"))
-    node = SimpleNamespace(membership=membership, state=membership.state, spans=ring, place=place, swarm_client=Client())
-    return Tracing(cast(Node, node)), ring
+    place, seat = SimpleNamespace(manifest=SimpleNamespace(train=train, name="paper")), SimpleNamespace(stage=0, state=membership.state)
+    peer = SimpleNamespace(membership=membership, seat=seat, spans=ring, place=place, swarm_client=Client())
+    return Tracing(cast(Peer, peer)), ring
 
 
 async def ask(found: Tracing, said: list[str] | None = None, **request: Any) -> Any:

@@ -1,0 +1,51 @@
+"""What a peer notes of the table while it looks at it: how far the run is, and where others can be met again."""
+
+from __future__ import annotations
+
+import asyncio
+
+from peerd.config.manifest import TrainConfig
+from peerd.policy.swarm.health import Progress, advance
+from peerd.swarm.identity import LocalState
+from peerd.swarm.membership import Membership, clock_s
+
+NOTES_PERIOD_S = 1.0
+
+
+class Notes:
+    """Runs for as long as this peer is in the swarm."""
+
+    def __init__(self, membership: Membership, local: LocalState, train: TrainConfig) -> None:
+        self._membership = membership
+        self._local = local
+        self._train = train
+        self.progress: Progress | None = None
+
+    async def run(self) -> None:
+        """Note what changed. Addresses go to disk soon: all peers may be killed at any moment, and then nobody knows where to meet."""
+        noted, remembered = None, None
+        while True:
+            live = self._membership.live()
+            if live is not noted:
+                train = self._train
+                self.progress = advance(self.progress, live, train.num_stages, train.microbatches_per_step, clock_s())
+                noted, addresses = live, self._addresses_met()
+                if addresses != remembered:
+                    await asyncio.to_thread(self._local.remember_peers, addresses)
+                    remembered = addresses
+            await asyncio.sleep(NOTES_PERIOD_S)
+
+    async def remember_peers(self) -> None:
+        """Keep on disk where to come back without an address."""
+        await asyncio.to_thread(self._local.remember_peers, self._addresses_met())
+
+    @property
+    def still_s(self) -> float:
+        """How long the run has made no progress."""
+        return clock_s() - self.progress.since_s if self.progress else 0.0
+
+    def _addresses_met(self) -> list[str]:
+        others = [r for r in self._membership.live().records if r.peer != self._membership.me and r.addresses]
+        # The second too: a router may not lead those behind it back to its own public address.
+        second = {r.peer: [address for address in r.addresses[1:2] if not address.startswith("/ip4/127.")] for r in others}
+        return [address for r in others for address in (r.addresses[0], *second[r.peer])]

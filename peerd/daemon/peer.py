@@ -1,0 +1,197 @@
+"""A daemon's place in the swarm, entered once: identity, network, table, data. It outlives the stages that the daemon serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import structlog
+
+from peerd.config.paths import cache_folder
+from peerd.config.settings import Settings
+from peerd.daemon.network import Network, describe_self
+from peerd.daemon.notes import Notes
+from peerd.daemon.place import Entry, Place
+from peerd.daemon.reachability import Reachability
+from peerd.daemon.reception import Reception
+from peerd.daemon.run_data import SWARM
+from peerd.daemon.seat import Seat
+from peerd.daemon.training import HeldData
+from peerd.daemon.watching.history import Past
+from peerd.daemon.watching.otel import MicrobatchTraces
+from peerd.observe.archive import Archive
+from peerd.owner.governor import Governor
+from peerd.policy.step.contributions import StageTally
+from peerd.stage.malloc import give_back_free_memory
+from peerd.swarm.gossip import Gossip
+from peerd.swarm.liveness import Liveness
+from peerd.swarm.membership import clock_s
+from peerd.table.circuit import direct
+from peerd.table.record import HIDDEN
+from peerd.timeline.spans import SpanRing
+from peerd.train.sharing import DataFetcher, DataGiver
+from peerd.wire.call_tracing import CallTracing, Untraced
+from peerd.wire.checkup import CheckupServicer
+from peerd.wire.clients import DataClient
+from peerd.wire.data_service import DataServicer
+from peerd.wire.messages import Description
+from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer, nobody
+from peerd.wire.swarm_client import SwarmClient
+
+MIN_PATIENCE_S = 5.0
+SWEEP_PERIOD_S = 5.0
+TRIM_PERIOD_S = 60.0
+ADDRESS_PERIOD_S = 5.0
+FORGET_AFTER_TTLS = 10
+MAX_BOOTSTRAP = 8
+LOG = structlog.get_logger()
+
+
+class Peer:
+    """What one daemon is to the swarm, whichever stage it serves."""
+
+    def __init__(self, settings: Settings, place: Place, network: Network, entry: Entry, governor: Governor, archive: Archive) -> None:
+        manifest, run, membership = place.manifest, place.signed.run, entry.membership
+        self.settings, self.place, self.network, self.governor, self.archive = settings, place, network, governor, archive
+        self.membership, self.local, self.directory, self._row = membership, entry.local, entry.directory, entry.row
+        self.patience_s = max(MIN_PATIENCE_S, membership.view.ttl_s)
+        self.spans = SpanRing() if settings.observe else SpanRing(0)
+        self.swarm_client = SwarmClient(network.links, run)
+        self.traces = MicrobatchTraces(self.spans, membership.me, manifest.train.microbatches_per_step) if settings.otel else None
+        self.tracing: CallTracing = self.traces or Untraced()
+        self.liveness = Liveness(membership, self.swarm_client)
+        period_s, num_stages = manifest.swarm.announce_period_s, manifest.train.num_stages
+        self.gossip = Gossip(membership, self.swarm_client, entry.directory, self.liveness, period_s, num_stages)
+        network.serves(run)
+        self.reachability = Reachability(network, membership, run, self)
+        self.notes = Notes(membership, entry.local, manifest.train)
+        self.past = Past(self, archive)
+        self.fetcher = DataFetcher(DataClient(network.links, run), membership, manifest.data, cache_folder(), self.patience_s)
+        self.giver = DataGiver(manifest.data, cache_folder())
+        self.data = HeldData(manifest, place.corpus, self.fetcher if place.data_source == SWARM else None, self.giver)
+        self.reception = Reception()
+        proven = network.direct.caller if network.direct is not None else nobody
+        self.door = Door(run, self.patience_s, network.links.traffic, self.spans, proven)
+        self.p2pd_restarts = 0
+        self.moves = 0
+        self.earlier_counts: Counter[str] = Counter()
+        """What was counted in the seats before this one."""
+        self.is_resting = False
+        """Out of the swarm for a while; no stage is served."""
+        self._seat: Seat | None = None
+
+    @property
+    def seat(self) -> Seat:
+        """The stage that is served now; while this peer rests or moves, the last one. There is one once the daemon is ready."""
+        if self._seat is None:
+            raise RuntimeError("no stage has been served yet")
+        return self._seat
+
+    @property
+    def is_idle(self) -> bool:
+        return self._seat is None or self._seat.is_idle
+
+    @property
+    def has_served(self) -> bool:
+        return self._seat is not None
+
+    def take(self, seat: Seat) -> None:
+        """From now on the table tells of this seat, and calls go to it."""
+        if self._seat is not None:
+            self.earlier_counts.update(self._seat.counts())
+        self._seat = seat
+        self._row.show(seat)
+        self.reception.open(seat)
+
+    async def serve(self) -> None:
+        """Answer other peers from now on."""
+        direct = self.network.direct
+        await self.network.serve(
+            (
+                SwarmServicer(self.door, self.gossip, self),
+                StageServicer(self.door, self.reception),
+                AveragingServicer(self.door, self.reception),
+                StateServicer(self.door, self.reception),
+                CheckupServicer(self.door, self.network.tunnel.seen_at),
+                DataServicer(self.door, self.giver),
+                *([direct.servicer(self.door)] if direct is not None else []),
+            )
+        )
+
+    def in_swarm(self) -> Sequence[Coroutine[Any, Any, None]]:
+        """What runs while this peer takes part, whether it serves a stage or moves to another."""
+        direct = self.network.direct
+        return (
+            self.gossip.run(),
+            self.liveness.follow(self.network.tunnel.broken),
+            self.reachability.run(),
+            self.notes.run(),
+            self._sweep(),
+            *([direct.endpoint.run()] if direct is not None else []),
+        )
+
+    def always(self) -> Sequence[Coroutine[Any, Any, None]]:
+        """What runs from entering to leaving, also while this peer rests."""
+        return (self._watch_addresses(), self._keep_limits())
+
+    # What this peer tells of itself
+
+    def announce(self, urgent: bool = True) -> None:
+        """Everybody shall know at once what this peer is now."""
+        self.gossip.announce(urgent)
+
+    def describe(self) -> Description:
+        return describe_self([self.place.signed])
+
+    async def tallies(self) -> Sequence[StageTally]:
+        return await self.past.tallies()
+
+    async def hide(self, hidden: bool) -> None:
+        """A peer that nobody can dial reads and writes in the DHT, and keeps nothing for others."""
+        self.directory.is_client = hidden
+        try:
+            await self.directory.rebuild(self.network.p2pd.p2p, self.place.signed.run, self.bootstrap())
+        except Exception as error:  # hivemind raises plain exceptions here, and gossip carries on without the DHT
+            LOG.warning("the DHT could not be joined anew", error=repr(error))
+
+    def bootstrap(self) -> tuple[str, ...]:
+        """Addresses of a few peers that can be dialled, one each."""
+        others = [direct(r.addresses) for r in self.membership.live().records if r.peer != self.membership.me and r.reach not in HIDDEN]
+        return tuple(addresses[0] for addresses in others if addresses)[:MAX_BOOTSTRAP]
+
+    # Housekeeping
+
+    async def _sweep(self) -> None:
+        """Close what leads to peers that are gone for good, and give memory back."""
+        trimmed_s = clock_s()
+        while True:
+            await asyncio.sleep(SWEEP_PERIOD_S)
+            if clock_s() - trimmed_s > TRIM_PERIOD_S:
+                trimmed_s = clock_s()
+                await asyncio.to_thread(give_back_free_memory)
+            forgotten_s = clock_s() - FORGET_AFTER_TTLS * self.membership.view.ttl_s
+            live = {record.peer for record in self.membership.live().records}
+            for peer, seen in list(self.membership.view.sightings.items()):
+                if seen.risen_at_s < forgotten_s and peer != self.membership.me and peer not in live:
+                    self.gossip.forget(peer)
+                    await self.network.forget(peer)
+
+    async def _watch_addresses(self) -> None:
+        """Others learn at once where this peer can be reached, when its router forwards a port or no longer does."""
+        while self.network.config.map_port:
+            await asyncio.sleep(ADDRESS_PERIOD_S)
+            if await self.network.look_at_addresses():
+                LOG.info("addresses changed", addresses=self.network.addresses)
+                self.reachability.look_again()
+                self.announce()
+
+    async def _keep_limits(self) -> None:
+        """The owner's limits reach the stage that is served, and the door for direct connections."""
+        while True:
+            limits = await self.governor.new_limits()
+            if self._seat is not None:
+                self._seat.keep_limits(limits)
+            if self.network.direct is not None:
+                self.network.direct.endpoint.look_again()

@@ -1,0 +1,95 @@
+"""Who answers calls about a stage: the seat that serves one now. Between two seats they are refused, and the caller asks another peer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from peerd.errors import WrongStateError
+from peerd.link.links import Bytes
+from peerd.policy.step.roster import Roster
+from peerd.table.record import AverageId, PeerId, RawRecord
+from peerd.wire.messages import Average, Call, CallResult, Part, Snapshot
+from peerd.wire.services import Progress, Receive
+
+if TYPE_CHECKING:
+    from peerd.daemon.seat import Seat
+
+
+class Reception:
+    """The handler of all stage services, for as long as the daemon runs."""
+
+    def __init__(self) -> None:
+        self._seat: Seat | None = None
+        self._calls: set[asyncio.Task[object]] = set()
+        self._turned_away: set[asyncio.Task[object]] = set()
+
+    def open(self, seat: Seat) -> None:
+        """Calls go to this seat from now on."""
+        self._seat = seat
+
+    def close(self) -> None:
+        """Calls are refused from now on, those under way too."""
+        self._seat = None
+        for call in self._calls:
+            self._turned_away.add(call)
+            call.cancel()
+
+    async def backpropagate(self, caller: PeerId, call: Call, receive: Receive, progress: Progress) -> CallResult:
+        with self._served() as seat:
+            return await seat.service.backpropagate(caller, call, receive, progress)
+
+    def absorb(self, caller: PeerId, records: Sequence[RawRecord]) -> None:
+        self._present().service.absorb(caller, records)
+
+    def cancel(self, caller: PeerId, call_id: bytes) -> None:
+        if self._seat is not None:
+            self._seat.service.cancel(caller, call_id)
+
+    async def propose(self, caller: PeerId, roster: Roster) -> tuple[bool, str, RawRecord]:
+        with self._served() as seat:
+            return await seat.rounds.propose(caller, roster)
+
+    async def reduce(self, caller: PeerId, part: Part, receive: Receive) -> Sequence[memoryview]:
+        with self._served() as seat:
+            return await seat.rounds.reduce(caller, part, receive)
+
+    def abort(self, caller: PeerId, average_id: AverageId) -> None:
+        if self._seat is not None:
+            self._seat.rounds.abort(caller, average_id)
+
+    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[bytes]]:
+        with self._served() as seat:
+            return await seat.rounds.get_average(stage, step)
+
+    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[bytes]]:
+        with self._served() as seat:
+            return await seat.rounds.get_tied(step, wanted)
+
+    async def snapshot(self, stage: int, wanted: bytes, parameters_only: bool, tied_only: bool = False) -> tuple[Snapshot, Sequence[Bytes]]:
+        with self._served() as seat:
+            return await seat.snapshots.snapshot(stage, wanted, parameters_only, tied_only)
+
+    def _present(self) -> Seat:
+        if self._seat is None:
+            raise WrongStateError("this peer serves no stage now")
+        return self._seat
+
+    @contextlib.contextmanager
+    def _served(self) -> Iterator[Seat]:
+        """The seat, for one call. WrongStateError when it closes before the call is done."""
+        seat, call = self._present(), asyncio.current_task()
+        assert call is not None  # a handler runs in a task
+        self._calls.add(call)
+        try:
+            yield seat
+        except asyncio.CancelledError:
+            if call not in self._turned_away:
+                raise
+            call.uncancel()
+            raise WrongStateError("this peer has left the stage") from None
+        finally:
+            self._calls.discard(call)
+            self._turned_away.discard(call)

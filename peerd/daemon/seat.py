@@ -1,0 +1,247 @@
+"""One stage, as a daemon serves it: its state and all that works on it. A move leaves one seat and takes another."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from peerd.averaging.log import AverageLog
+from peerd.averaging.rounds import Rounds
+from peerd.background import start
+from peerd.daemon.device import has_own_memory
+from peerd.daemon.training import Training
+from peerd.errors import BadMessageError, PeerdError
+from peerd.models.stages import affordable_slots
+from peerd.policy.owner.governor import Limits
+from peerd.policy.step.acts import Commit
+from peerd.policy.step.ledger import missing
+from peerd.policy.step.recovery import Beginning
+from peerd.policy.step.roster import Roster
+from peerd.policy.swarm.rebalance import Move
+from peerd.stage.adapting import LinkCodecs
+from peerd.stage.checkpoints import CheckpointStore
+from peerd.stage.executor import Executor, Pace
+from peerd.stage.service import StageService
+from peerd.stage.snapshots import MOST_STATE_BYTES, Downloaded, Downloader, SnapshotServer
+from peerd.stage.start import start_lineage
+from peerd.stage.state import StageState
+from peerd.step.stepper import Stepper, rules_of
+from peerd.swarm.membership import clock_s
+from peerd.table.record import Phase, RawRecord
+from peerd.train.trainer import Trainer
+from peerd.wire.clients import AveragingClient, StageClient, StateClient
+from peerd.wire.dispatch import Dispatcher
+
+if TYPE_CHECKING:
+    from peerd.daemon.peer import Peer
+
+AVERAGING_SHARE_OF_TTL = 0.6
+MICROBATCH_TOTAL_S = 600.0
+MAX_COMMIT_TIMES = 100_000
+LOG = structlog.get_logger()
+
+
+class Watcher(Protocol):
+    """Looks at what happens in a seat; it decides nothing."""
+
+    def noticed(self) -> None:
+        """This peer's phase, step or ledger changed."""
+
+    def applied(self, roster: Roster) -> None:
+        """An average was applied to the parameters."""
+
+
+class Unwatched:
+    """Nobody looks."""
+
+    def noticed(self) -> None: ...
+
+    def applied(self, roster: Roster) -> None: ...
+
+
+class Seat:
+    """The parts that serve one stage, and the news that they have for the swarm and for one another."""
+
+    def __init__(
+        self,
+        peer: Peer,
+        executor: Executor,
+        state: StageState,
+        store: CheckpointStore,
+        memory_bytes: int,
+        beginning: Beginning,
+        watcher: Watcher,
+    ) -> None:
+        place, membership, links, settings = peer.place, peer.membership, peer.network.links, peer.settings
+        manifest, run = place.manifest, place.signed.run
+        train = manifest.train
+        self.peer, self.executor, self.state, self.store, self.memory_bytes = peer, executor, state, store, memory_bytes
+        self.stage = state.record.stage
+        self._watcher = watcher
+        self.leaving = False
+        self.trained_enough = False
+        """Leaving, and done with launching."""
+        self.rebalance_reason = "not considered yet"
+        self.rebalance_moves: tuple[Move, ...] = ()
+        """Those of the last plan, anybody's."""
+        self._chosen_s = clock_s()
+        self.join_took_s = 0.0
+        """Measured: from having chosen the stage to serving it."""
+        self._saving: asyncio.Task[None] | None = None
+        self.commit_times_s: dict[int, float] = {}
+        """Wall clock of the last commits, by step."""
+        averaging_s = AVERAGING_SHARE_OF_TTL * membership.view.ttl_s
+        stage_client = StageClient(links, run)
+        self.dispatcher = Dispatcher(
+            stage_client, membership, train.num_stages, train.microbatches_per_step, peer.patience_s, MICROBATCH_TOTAL_S
+        )
+        self.link_codecs = LinkCodecs(manifest, membership.live, links.traffic)
+        pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor)
+        self.service = StageService(manifest, state, executor, self.dispatcher, pace)
+        held = state.module, state.keep_graph
+        self.service.slots = affordable_slots(manifest, *held, memory_bytes, on_gpu=has_own_memory(place.device))
+        log = AverageLog(peer.network.home.averages, state.accumulator.flat.dtype)
+        self.rounds = Rounds(state, executor, AveragingClient(links, run), log, averaging_s, clock_s)
+        self.snapshots = SnapshotServer(state, executor, self._read_start if place.start else None)
+        self.downloader = Downloader(StateClient(links, run), membership, peer.patience_s)
+        rules = rules_of(manifest, membership.view.ttl_s, averaging_s)
+        self.stepper = Stepper(state, executor, membership, self.rounds, self.downloader, rules)
+        self.training = Training(manifest, membership, self.dispatcher, peer.data, self.announce, peer.tracing)
+        self.state.spans = self.service.spans = self.rounds.spans = stage_client.spans = peer.spans
+        self._wire(beginning)
+
+    def _wire(self, beginning: Beginning) -> None:
+        peer = self.peer
+        self.dispatcher.adapt = self.link_codecs.adapt
+        self.dispatcher.on_failure = peer.liveness.report_failure
+        self.rounds.on_failure = peer.liveness.report_failure
+        self.rounds.on_opened = self._round_opened
+        self.rounds.on_change = self.announce
+        self.rounds.own_record = self._own_record
+        self.rounds.on_record = lambda record: peer.membership.absorb([record])
+        self.rounds.on_applied = self._watcher.applied
+        self.stepper.beginning = beginning
+        self.stepper.load_start = self._load_start if peer.place.manifest.start.state else None
+        self.stepper.on_change = self.announce
+        self.stepper.on_commit = self._committed
+        self.stepper.load_checkpoint = lambda step: self.store.load(self.stage, step)
+        self.service.records = lambda: [self._own_record()]
+        self.service.on_records = lambda _caller, records: peer.membership.absorb(records)
+        self.service.on_progress = self._ledger_grew
+        self.service.changed = self.stepper.committed
+        self.service.tracing = peer.tracing.served
+        self.service.is_committing = lambda: isinstance(self.stepper.decision, Commit)
+
+    @property
+    def trainer(self) -> Trainer | None:
+        return self.training.trainer
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no microbatch is here or under way from here, and no round is open."""
+        launches = self.trainer is not None and self.trainer.in_flight > 0
+        return not (launches or self.service.queue or self.rounds.open is not None)
+
+    def counts(self) -> Counter[str]:
+        """What was counted while this stage was served."""
+        trainer, service, stepper = self.trainer, self.service.counters, self.stepper
+        return Counter(
+            accumulated_microbatches=service.accumulated,
+            duplicate_microbatches=stepper.duplicates,
+            lost_microbatches=stepper.lost,
+            replayed_microbatches=self.dispatcher.counters.replayed + (trainer.counters.replayed if trainer else 0),
+            suppressed_microbatches=service.suppressed,
+            ledger_resets=stepper.resets,
+            reloads=stepper.reloads,
+            rounds_failed=self.rounds.failed,
+        )
+
+    def keep_limits(self, limits: Limits) -> None:
+        """Those of the owner's limits that the stage has to do with."""
+        self.service.pace = replace(self.service.pace, duty=limits.duty)
+        self.store.quota_bytes = limits.disk
+
+    def close(self) -> None:
+        """Serve no more. The stage's memory is free again; what was counted and the last record stay for those who ask."""
+        self.peer.reception.close()
+        self.rounds.shut()
+        self.executor.close()
+        self.state.release()
+
+    async def keep_checkpoint(self) -> None:
+        """Write the stage as it is to disk; where that cannot be, the log says why."""
+        try:
+            state = await self.snapshots.own()
+            await asyncio.to_thread(self.store.save, self.stage, state)
+        except PeerdError as error:
+            LOG.warning("the checkpoint could not be kept", error=str(error))
+
+    # News of the parts
+
+    def announce(self, urgent: bool = True) -> None:
+        """Phase, step or incarnation changed: everybody shall know."""
+        if not self.join_took_s and self.state.record.phase is not Phase.JOINING:
+            self.join_took_s = clock_s() - self._chosen_s
+        self.peer.announce(urgent)
+        self._watcher.noticed()
+
+    def _round_opened(self) -> None:
+        self.peer.membership.wake()
+        self._watcher.noticed()
+
+    def _ledger_grew(self) -> None:
+        """The reply carries my ledger up the path; my stage's peers hear of it when I have nothing better to do.
+
+        Where steps overlap there always is something: they hear of the last microbatch that I have of this step.
+        """
+        mine, num_microbatches = self.state.record, self.peer.place.manifest.train.microbatches_per_step
+        is_last = mine.next_ledger_no > 0 and mine.phase is Phase.ACCUMULATING and self.service.queue_of(mine.step) <= 1
+        if is_last or self.service.queue <= 1:
+            is_whole = not missing(self.peer.membership.live(), mine.stage, mine.step, num_microbatches)
+            self.peer.gossip.push(everybody=False, urgent=is_whole)
+
+    def _committed(self) -> None:
+        """It is expected by all who have heard that every stage has averaged. Where steps overlap, the next launches wait for it."""
+        self.snapshots.forget()
+        step = self.state.record.step - 1
+        self.commit_times_s[step] = time.time()
+        self.commit_times_s.pop(step - MAX_COMMIT_TIMES, None)
+        loss = self.state.history[-1].loss if self.state.history else None
+        if self._checkpoint_due(step + 1):
+            self._saving = start(self.keep_checkpoint())
+        LOG.info("step finished", step=step, loss=loss, accumulated=self.service.counters.accumulated)
+        self.announce(urgent=self.state.record.next_ledger_no > 0)
+
+    def _checkpoint_due(self, step: int) -> bool:
+        """The same steps at every peer, so that all stages have some in common. Skipped while the last is being written."""
+        manifest = self.peer.place.manifest
+        every = manifest.swarm.checkpoint_every_steps
+        due = every > 0 and (step % every == 0 or step == manifest.train.steps)
+        return due and (self._saving is None or self._saving.done())
+
+    def _own_record(self) -> RawRecord:
+        signed = self.peer.membership.publish()
+        assert signed is not None
+        return signed.raw
+
+    # The state that the run begins from
+
+    def _read_start(self, stage: int) -> Downloaded:
+        start = self.peer.place.start
+        assert start is not None
+        return start.of_stage(self.peer.place.manifest, stage)
+
+    async def _load_start(self) -> Downloaded:
+        """My stage's part of it: from this machine's file, else from a peer that has it."""
+        manifest = self.peer.place.manifest
+        if self.peer.place.start is not None:
+            return await asyncio.to_thread(self._read_start, self.stage)
+        found = await self.downloader.download_start(self.stage, MOST_STATE_BYTES)
+        if found.step == manifest.start.step and found.lineage != start_lineage(manifest):
+            raise BadMessageError("the state that the run begins from is another than the manifest says")
+        return found

@@ -1,0 +1,96 @@
+"""Taking a seat: which stage to serve, and the parts that serve it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import structlog
+import torch
+
+from peerd.daemon.device import has_own_memory, memory_for
+from peerd.daemon.peer import Peer
+from peerd.daemon.seat import Seat, Watcher
+from peerd.errors import StageError
+from peerd.models.stages import estimate_stage_memory_bytes, keeps_graphs
+from peerd.observe.archive import Archive
+from peerd.policy.route.admission import choose_stage
+from peerd.policy.step.ledger import stage_step
+from peerd.policy.step.recovery import Beginning
+from peerd.stage.checkpoints import Checkpoint, CheckpointStore
+from peerd.stage.executor import Executor, Priority
+from peerd.stage.state import StageState
+from peerd.table.record import PeerRecord
+
+ANY_STAGE = -1
+"""The one that needs help most, as in the settings."""
+LOG = structlog.get_logger()
+
+
+async def take_seat(peer: Peer, wanted: int, watcher: Watcher) -> Seat:
+    """The seat for the stage `wanted`, or for the one that needs help most; the table tells of it from then on."""
+    place, settings = peer.place, peer.settings
+    memory_bytes = memory_for(place.device, peer.governor.limits.memory)
+    store = CheckpointStore(peer.network.home.checkpoints(place.signed.run), place.manifest.train.num_stages)
+    checkpoints = await asyncio.to_thread(store.scan)
+    stage = await asyncio.to_thread(_stage_to_serve, peer, wanted, memory_bytes, checkpoints)
+    steps = tuple(checkpoint.step for checkpoint in checkpoints if checkpoint.stage == stage)
+    founds = bool(settings.run_file) and not peer.has_served
+    reached = await reached_before(peer.archive) if founds and not steps else 0
+    beginning = Beginning(step=place.manifest.start.step, founder=founds, reached=reached)
+    offers = PeerRecord(peer=peer.membership.me, stage=stage, checkpoints=steps, gives_start=place.start is not None)
+    executor = Executor()
+    try:
+        state = await executor.run(Priority.CONTROL, lambda: _build_state(peer, offers, memory_bytes))
+    except BaseException:
+        executor.close()
+        raise
+    seat = Seat(peer, executor, state, store, memory_bytes, beginning, watcher)
+    seat.keep_limits(peer.governor.in_force)
+    peer.take(seat)
+    return seat
+
+
+async def reached_before(archive: Archive) -> int:
+    """The step that the run had reached when this home was last in it: a founder without a checkpoint may begin it anew."""
+    newest = await archive.read(lambda store: store.steps(most=1)) or ()
+    return max((entry.step + 1 for entry in newest), default=0)
+
+
+def _build_state(peer: Peer, record: PeerRecord, memory_bytes: int) -> StageState:
+    """On the torch thread: its number of threads, then the stage's first weights."""
+    manifest, device = peer.place.manifest, peer.place.device
+    if manifest.compute.threads:
+        torch.set_num_threads(manifest.compute.threads)
+    seen = peer.membership.find(peer.membership.me)
+    record = replace(record, incarnation=peer.local.raise_incarnation(seen.incarnation if seen else 0))
+    keep_graph = keeps_graphs(manifest, record.stage, manifest.slots + 1, memory_bytes, on_gpu=has_own_memory(device))
+    LOG.info("graphs kept" if keep_graph else "graphs recomputed", recompute=manifest.compute.recompute)
+    return StageState(manifest, record, device, peer.membership.live, keep_graph)
+
+
+def _stage_to_serve(peer: Peer, wanted: int, memory_bytes: int, checkpoints: list[Checkpoint]) -> int:
+    """The stage `wanted`, if it is not negative; else that of my newest checkpoint if nobody serves it; else the one that needs help most.
+
+    StageError when it is unknown or does not fit.
+    """
+    manifest, on_gpu = peer.place.manifest, has_own_memory(peer.place.device)
+    num_stages = manifest.train.num_stages
+    needed = [estimate_stage_memory_bytes(manifest, stage, manifest.slots, on_gpu=on_gpu) for stage in range(num_stages)]
+    if wanted >= num_stages:
+        raise StageError(f"there is no stage {wanted}", f"this run's stages are 0 to {num_stages - 1}; leave --stage out")
+    if wanted >= 0:
+        if needed[wanted] > memory_bytes:
+            raise StageError(
+                f"stage {wanted} needs {needed[wanted] / 1e9:.2f} GB of memory; {memory_bytes / 1e9:.2f} GB may be had",
+                "leave --stage out, free some memory, or allow more with `peerd limits --memory`",
+            )
+        return wanted
+    live = peer.membership.live()
+    if checkpoints and stage_step(live, checkpoints[-1].stage) is None and checkpoints[-1].stage < num_stages:
+        return checkpoints[-1].stage
+    choice = choose_stage(live, needed, memory_bytes)
+    if choice.stage is None:
+        raise StageError(f"no stage fits this machine: {choice.reason}", "join from a machine with more memory")
+    LOG.info("stage chosen", stage=choice.stage, reason=choice.reason)
+    return choice.stage
