@@ -8,8 +8,8 @@ from torch import Tensor
 
 from peerd.errors import BadMessageError
 from peerd.stage.accumulator import all_finite
-from peerd.stage.results import TiedGradients
-from peerd.stage.state import HeldAverage, StageState
+from peerd.stage.results import HeldAverage, TiedGradients
+from peerd.stage.state import StageState
 from peerd.table.record import NO_AVERAGE
 from peerd.wire.chunks import digest_of
 from peerd.wire.clients import ReceivedAverage

@@ -10,7 +10,8 @@ from peerd.averaging.handover import packed
 from peerd.averaging.log import AverageLog
 from peerd.errors import WrongStateError
 from peerd.stage.executor import Executor, Priority
-from peerd.stage.state import HeldAverage, StageState
+from peerd.stage.results import HeldAverage
+from peerd.stage.state import StageState
 from peerd.table.record import AverageId
 from peerd.wire.chunks import digest_of
 from peerd.wire.messages import Average
@@ -51,7 +52,7 @@ class KeptAverages:
             for held in self._of_step(step):
                 if held.tied is not None and held.tied.id == wanted:
                     return encode_flat(held.tied.values)
-                if held.roster.average_id == wanted and self._state.tied_names:
+                if held.roster.average_id == wanted and self._state.holdings.tied_names:
                     return encode_flat(self._state.accumulator.tied_of(held.flat_sum))
             raise WrongStateError(f"I hold no such gradients of a tied weight at step {step}")
 

@@ -29,7 +29,8 @@ from peerd.config.codec import Codec
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt
 from peerd.stage.executor import Executor, Priority
-from peerd.stage.state import HeldAverage, StageState
+from peerd.stage.results import HeldAverage
+from peerd.stage.state import StageState
 from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord
 from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire.clients import AveragingClient, PartHeader

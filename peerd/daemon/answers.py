@@ -95,7 +95,7 @@ class Answers:
             "learning_rate": learning_rate_at(train, state.record.step),
             "gradient_norm": norm if math.isfinite(norm) else None,
             "max_gradient_norm": train.max_gradient_norm,
-            "loss_scale": state.passes.loss_scale,
+            "loss_scale": state.holdings.passes.loss_scale,
         }
 
     def _reach(self) -> ReachInfo:

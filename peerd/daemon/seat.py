@@ -103,7 +103,7 @@ class Seat:
         self.link_codecs = LinkCodecs(manifest, membership.live, links.traffic)
         pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor)
         self.service = StageService(manifest, state, executor, self.dispatcher, pace)
-        held = state.module, state.keep_graph
+        held = state.holdings.module, state.keep_graph
         self.service.slots = affordable_slots(manifest, *held, memory_bytes, on_gpu=has_own_memory(place.device))
         log = AverageLog(peer.network.home.averages, state.accumulator.flat.dtype)
         self.rounds = Rounds(state, executor, AveragingClient(links, run), log, averaging_s, clock_s)

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from peerd.config.manifest import Manifest
+from peerd.models.module import StageModule
+
 
 class Accumulator:
     """Sum of gradients, [num_parameters + 1] in the run's accumulate precision, on the stage's device; one more with overflows."""
@@ -92,6 +95,16 @@ class Accumulator:
     def _named(self, flat: Tensor, tied: Tensor | None) -> dict[str, Tensor]:
         views = views_of(flat, self._shapes)
         return views if tied is None else views | views_of(tied, self._tied)
+
+
+def accumulators_of(manifest: Manifest, module: StageModule, device: torch.device) -> list[Accumulator]:
+    """One for this step and, where steps overlap, another for the next."""
+    dtype = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
+    holds_doubles = dtype is torch.float32 or device.type != "mps"  # Apple's GPUs have no double precision
+    place = device if holds_doubles else torch.device("cpu")
+    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+    of_module = manifest.train.precision == "float16", module.tied_names, module.is_first
+    return [Accumulator(shapes, dtype, place, *of_module) for _ in range(1 + manifest.train.overlaps_steps)]
 
 
 def gradient_norm(gradients: Iterable[Tensor]) -> float:

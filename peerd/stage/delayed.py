@@ -16,7 +16,7 @@ from peerd.models.module import StageModule
 from peerd.stage.parameters import copy_parameters
 
 
-class Ahead:
+class DelayedUpdate:
     """The parameters that all updates so far lead to: those of the next step. Methods are jobs for the executor's thread but for `made`."""
 
     def __init__(self, module: StageModule) -> None:

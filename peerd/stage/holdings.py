@@ -15,8 +15,8 @@ from torch import Tensor
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError
 from peerd.models.stages import StageModule, build_stage
-from peerd.stage.accumulator import Accumulator, all_finite
-from peerd.stage.delayed import Ahead
+from peerd.stage.accumulator import all_finite
+from peerd.stage.delayed import DelayedUpdate
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.parameters import by_kind, checked_state, copy_parameters, set_parameters
 from peerd.stage.passes import Passes
@@ -31,81 +31,83 @@ MAX_INEXACT = 1 << 24
 class Holdings:
     """Every method is a job for the executor's thread."""
 
-    def __init__(self, manifest: Manifest, record: PeerRecord, device: torch.device) -> None:
+    def __init__(self, manifest: Manifest, stage: int, device: torch.device) -> None:
         self._manifest = manifest
         self.device = device
-        self.record = record
-        self.module: StageModule = build_stage(manifest, record.stage, device)
+        self.module: StageModule = build_stage(manifest, stage, device)
         self.previous: StageModule | None = None
-        self.ahead = Ahead(self.module) if manifest.train.delayed_updates else None
+        self.delayed = DelayedUpdate(self.module) if manifest.train.delayed_updates else None
         self.optimizer = Optimizer(manifest, dict(self.module.named_parameters()))
-        dtype = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
-        shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
-        holds_doubles = dtype is torch.float32 or device.type != "mps"  # Apple's GPUs have no double precision
         self.passes = Passes(manifest)
-        place = device if holds_doubles else torch.device("cpu")
         self.tied_names = self.module.tied_names
-        tied_once = self.tied_names, self.module.is_first
-        self.accumulator = Accumulator(shapes, dtype, place, self.passes.may_overflow, *tied_once)
-        self._next_accumulator = Accumulator(shapes, dtype, place, False, *tied_once) if manifest.train.overlaps_steps else None
-        self._generation = 0
-
-    @property
-    def generation(self) -> int:
+        self.generation = 0
         """Rises when others' parameters take the place of mine."""
-        return self._generation
 
     @property
     def newest(self) -> StageModule:
         """The parameters that all updates lead to; with delayed updates those of the next step."""
-        return self.module if self.ahead is None else self.ahead.wait()
+        return self.module if self.delayed is None else self.delayed.wait()
 
-    def _turn(self, update: Callable[[], None]) -> None:
+    def of_step(self, steps_ahead: int) -> StageModule | None:
+        """The parameters of the step so many after this one, or before it; None where they are not held."""
+        match steps_ahead:
+            case 0:
+                return self.module
+            case -1:
+                return self.previous
+            case 1 if self.delayed is not None:
+                return self.delayed.wait()
+        return None
+
+    def advance(self, update: Callable[[], None]) -> None:
         """This step's parameters are the previous ones from now on.
 
         With delayed updates the next step computes with what was made during this one, and meanwhile this step's update is made.
         """
         spare = self.previous if self.previous is not None else copy.deepcopy(self.module)
-        if self.ahead is None:
+        if self.delayed is None:
             self.previous = spare
             copy_parameters(self.module, spare)
             update()
         else:
-            self.ahead.wait()
+            self.delayed.wait()
             self.optimizer.move_to(dict(spare.named_parameters()))
-            self.previous, self.module = self.module, self.ahead.advance(spare, update)
+            self.previous, self.module = self.module, self.delayed.advance(spare, update)
 
-    def tensors(self, parameters_only: bool) -> dict[str, Tensor]:
-        """Copies on the CPU, so that what is sent never changes under way (hole 10)."""
+    def release(self) -> None:
+        """Let go of all tensors."""
+        del self.module, self.previous, self.optimizer, self.delayed
+
+    def tensors(self, record: PeerRecord, parameters_only: bool = False) -> dict[str, Tensor]:
+        """Copies on the CPU, so that what is sent never changes under way (hole 10). `record` is mine of this moment."""
         found: dict[str, Tensor] = {f"parameters/{name}": value for name, value in self.module.named_parameters()}
         if self.previous is not None:
             found |= {f"previous/{name}": value for name, value in self.previous.named_parameters()}
-        if self.ahead is not None:
-            found |= {f"ahead/{name}": value for name, value in self.ahead.wait().named_parameters()}
+        if self.delayed is not None:
+            found |= {f"ahead/{name}": value for name, value in self.delayed.wait().named_parameters()}
         if not parameters_only:
             found |= {f"optimizer/{name}": value for name, value in self.optimizer.tensors().items()}
-        found |= {f"norms/{name}": value for name, value in norm_tensors(self.record.norms).items()}
+        found |= {f"norms/{name}": value for name, value in norm_tensors(record.norms).items()}
         found |= {f"loss_scale/{name}": value for name, value in self.passes.tensors().items()}
         if self.tied_names:
-            found |= {f"tied/{name}": value for name, value in history_tensors(self.record.tied).items()}
+            found |= {f"tied/{name}": value for name, value in history_tensors(record.tied).items()}
         return {name: value.detach().to("cpu", copy=True) for name, value in found.items()}
 
-    def tied_tensors(self) -> dict[str, Tensor]:
+    def tied_tensors(self, record: PeerRecord) -> dict[str, Tensor]:
         """Of these my copy of a tied weight, with all that an update changes of it, and its history."""
         parameters = {f"{kind}/{name}" for kind in ("parameters", "previous", "ahead") for name in self.tied_names}
         beginnings = ("tied/", *(f"optimizer/{name}." for name in self.tied_names))
-        whole = self.tensors(parameters_only=False)
-        return {name: value for name, value in whole.items() if name in parameters or name.startswith(beginnings)}
+        return {name: value for name, value in self.tensors(record).items() if name in parameters or name.startswith(beginnings)}
 
-    def _take_over(self, tensors: Mapping[str, Tensor]) -> tuple[tuple[StepNorm, ...], Lineage]:
+    def take_over(self, tensors: Mapping[str, Tensor]) -> tuple[tuple[StepNorm, ...], Lineage]:
         """A whole state in place of mine; the norms and the tied weight's history that came with it.
 
         BadMessageError, with nothing changed, when it does not fit this stage.
         """
         kinds = ["parameters", "previous", "optimizer"] + ["norms"] * self._manifest.train.shares_norms
-        kinds += ["loss_scale"] * self.passes.may_overflow + ["ahead"] * (self.ahead is not None) + ["tied"] * bool(self.tied_names)
+        kinds += ["loss_scale"] * self.passes.may_overflow + ["ahead"] * (self.delayed is not None) + ["tied"] * bool(self.tied_names)
         groups = checked_state(self.module, tensors, kinds)
-        ahead = self.ahead.wait() if self.ahead is not None else None
+        ahead = self.delayed.wait() if self.delayed is not None else None
         try:
             norms = norms_from(groups.get("norms", {}))
             tied = history_from(groups.get("tied", {}))
@@ -123,10 +125,10 @@ class Holdings:
         else:
             self.previous = None
         self.passes = passes
-        self._generation += 1
+        self.generation += 1
         return norms, tied
 
-    def _take_over_copy(self, tensors: Mapping[str, Tensor]) -> None:
+    def take_over_copy(self, tensors: Mapping[str, Tensor]) -> None:
         """The other stage's `tied_tensors` in place of mine. BadMessageError, with nothing changed, where they do not fit."""
         groups = by_kind(tensors, ["parameters", "previous", "ahead", "optimizer", "tied"])
         if not all_finite(tensors.values()):
@@ -134,23 +136,22 @@ class Holdings:
         state = self.optimizer.tensors()
         own = {name: value for name, value in state.items() if name.rpartition(".")[0] in self.tied_names}
         pairs = [(value, groups["optimizer"].get(name)) for name, value in own.items()]
-        modules = {"parameters": self.module, "previous": self.previous, "ahead": self.ahead.wait() if self.ahead else None}
+        modules = {"parameters": self.module, "previous": self.previous, "ahead": self.delayed.wait() if self.delayed else None}
         for kind, module in modules.items():
             given = groups[kind] or groups["parameters"]  # who has just begun has no previous parameters
             if module is not None:
                 pairs += [(module.get_parameter(name), given.get(name)) for name in self.tied_names]
         _copy_all(pairs)
-        self._generation += 1
+        self.generation += 1
 
 
 def _copy_all(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> None:
     """(mine, theirs): each of theirs into mine. BadMessageError, with nothing changed, where one is missing or of another shape."""
-    for mine, theirs in pairs:
-        if theirs is None or theirs.shape != mine.shape or theirs.dtype != mine.dtype:
-            raise BadMessageError("the copy of the tied weight is not like mine")
+    fitting = [(mine, theirs) for mine, theirs in pairs if theirs is not None and (theirs.shape, theirs.dtype) == (mine.shape, mine.dtype)]
+    if len(fitting) < len(pairs):
+        raise BadMessageError("the copy of the tied weight is not like mine")
     with torch.no_grad():
-        for mine, theirs in pairs:
-            assert theirs is not None
+        for mine, theirs in fitting:
             mine.copy_(theirs)
 
 

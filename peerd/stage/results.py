@@ -1,4 +1,4 @@
-"""What a stage's state takes and gives: a microbatch in hand, what its backward pass gave, a finished average."""
+"""What a stage's state takes and gives: a microbatch, what its backward pass gave, a finished average."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from peerd.timeline.spans import SpanKind
 
 @dataclass(slots=True)
 class Ticket:
-    """One microbatch held by this stage between its forward and backward pass."""
+    """A call for one microbatch, from when this stage accepted it until its reply."""
 
     step: int
     index: int
@@ -24,20 +24,27 @@ class Ticket:
     backward: bool = True
     """Whether a backward pass will follow."""
     cancelled: bool = False
+    queued_s: float = 0.0
+    """How long it has waited for the executor."""
+    computed_s: float = 0.0
+    """How long the executor has worked on it."""
+
+
+@dataclass(slots=True)
+class HeldMicrobatch:
+    """The tensors of one microbatch that this stage holds between its forward and backward pass."""
+
+    ticket: Ticket
+    inputs: Tensor
+    labels: Tensor
     digest: bytes = b""
     """Of the inputs' and labels' bytes."""
-    inputs: Tensor | None = None
-    labels: Tensor | None = None
     output: Tensor | None = None
     """With its graph, where graphs are kept."""
     module: StageModule | None = None
     """Whose parameters the graph was built with."""
     generation: int = -1
-    """Of the state that the forward pass was made with: a loaded one is another."""
-    queued_s: float = 0.0
-    """How long it has waited for the executor."""
-    computed_s: float = 0.0
-    """How long the executor has worked on it."""
+    """The holdings' generation at the forward pass. It rises when a state is loaded."""
     passes: tuple[tuple[SpanKind, float], ...] = ()
     """Which passes the last job made, and when each was over."""
 
@@ -62,7 +69,7 @@ class HeldAverage:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BackwardResult:
     """What a backward pass gave: the gradient of the inputs, and why it was not accumulated (empty when it was)."""
 
     gradient: Tensor | None

@@ -30,7 +30,9 @@ from peerd.policy.step.ledger import ledger_of, number_of
 from peerd.stage.accumulator import all_finite
 from peerd.stage.executor import BACKWARD_SHARE, FORWARD_SHARE, Executor, Pace, Priority, Result
 from peerd.stage.finished import Finished, FinishedGradients
-from peerd.stage.state import Outcome, StageState, Ticket
+from peerd.stage.microbatches import backward, forward, forward_backward
+from peerd.stage.results import BackwardResult, HeldMicrobatch, Ticket
+from peerd.stage.state import StageState
 from peerd.table.record import PeerId, RawRecord
 from peerd.timeline.spans import Span, SpanKind, SpanRing
 from peerd.wire.chunks import digest_of
@@ -165,7 +167,7 @@ class StageService:
         if call.evaluation:
             reason = why_refuse_evaluation(record, stage=call.stage, step=call.step, kept=self._state.evaluated.step)
         else:
-            reason = why_refuse_call(record, stage=call.stage, step=call.step, holds_previous=self._state.previous is not None)
+            reason = why_refuse_call(record, stage=call.stage, step=call.step, holds_previous=self._state.holdings.previous is not None)
         if reason is not None:
             raise WrongStateError(reason)
         most, whole = train.microbatches_per_step, "a step"
@@ -188,7 +190,7 @@ class StageService:
             raise BusyError(f"all {self.slots} slots are taken")
 
     def _find(self, call: Call) -> Finished | None:
-        return self._finished.find(call, self._codec_of(call), self._state.generation)
+        return self._finished.find(call, self._codec_of(call), self._state.holdings.generation)
 
     async def _serve(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], progress: Progress) -> CallResult:
         if call.evaluation:
@@ -198,12 +200,13 @@ class StageService:
                 self.counters.suppressed += 1
                 return CallResult(gradient=finished.gradient, downstream_s=0.0, queued_s=0.0, records=tuple(self.records()))
             self._check_slots(call, len(self._held) - 1)
-        if self._state.ahead is not None and call.step > self._state.record.step:
-            await self._state.ahead.made()
-        if self._state.module.is_last:
+        holdings = self._state.holdings
+        if holdings.delayed is not None and call.step > self._state.record.step:
+            await holdings.delayed.made()
+        if holdings.module.is_last:
             outcome, gradient = await self._run(Priority.FORWARD, ticket, lambda: self._last_stage(call, ticket, chunks))
             return self._result(ticket, outcome, gradient, 0.0, None)
-        activations, labels = await self._run(Priority.FORWARD, ticket, lambda: self._forward(call, ticket, chunks))
+        batch, activations, labels = await self._run(Priority.FORWARD, ticket, lambda: self._forward(call, ticket, chunks))
         onward = _onward(call, activations, labels)
         for _ in range(MAX_BROKEN_GRADIENTS):
             hops: list[PeerId] = []
@@ -218,9 +221,9 @@ class StageService:
             downstream_s = time.monotonic() - started_s
             self.spans.add(SpanKind.BELOW, started_s, call.step, call.index, hops[-1])
             if not call.needs_backward:  # only stages after this one lack the microbatch
-                return self._result(ticket, Outcome(None, "not asked to"), None, downstream_s, below)
+                return self._result(ticket, BackwardResult(None, "not asked to"), None, downstream_s, below)
             try:
-                outcome, gradient = await self._run(Priority.BACKWARD, ticket, partial(self._backward, call, ticket, below.gradient))
+                outcome, gradient = await self._run(Priority.BACKWARD, ticket, partial(self._backward, call, batch, below.gradient))
             except BadMessageError:
                 self._next_hop.distrust(onward, hops[-1])  # its fault, and none of my caller's business
                 continue
@@ -257,7 +260,7 @@ class StageService:
         return await self._executor.run(priority, timed, ticket.step if step is None else step)
 
     def _result(
-        self, ticket: Ticket, outcome: Outcome, gradient: TensorBytes | None, downstream_s: float, below: CallResult | None
+        self, ticket: Ticket, outcome: BackwardResult, gradient: TensorBytes | None, downstream_s: float, below: CallResult | None
     ) -> CallResult:
         if outcome.refused:
             self.counters.suppressed += 1
@@ -281,80 +284,79 @@ class StageService:
 
     # Jobs of the executor's thread
 
-    def _take_inputs(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> TensorBytes:
+    def _take_inputs(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> tuple[HeldMicrobatch, TensorBytes]:
         """Decode and check the tensors; returns the labels' bytes to pass on, apart from those of the inputs, which are done with."""
-        ticket.digest = digest_of(chunks) if call.needs_gradient else b""
         inputs, labels = take(chunks, call.inputs, call.labels)
-        device, vocabulary = self._state.device, self._manifest.model.vocab_size
-        ticket.inputs, ticket.labels = decode(inputs, device), decode(labels, device).long()
-        tokens = [_asked(ticket.labels, self._manifest)]
+        device, vocabulary = self._state.holdings.device, self._manifest.model.vocab_size
+        digest = digest_of(chunks) if call.needs_gradient else b""
+        batch = HeldMicrobatch(ticket, decode(inputs, device), decode(labels, device).long(), digest)
+        tokens = [_asked(batch.labels, self._manifest)]
         if call.inputs.dtype == "int32":
-            ticket.inputs = ticket.inputs.long()
-            tokens.append(ticket.inputs)
-        elif not all_finite([ticket.inputs]):
+            batch.inputs = batch.inputs.long()
+            tokens.append(batch.inputs)
+        elif not all_finite([batch.inputs]):
             raise BadMessageError("activations that are not finite")
         if any(bool(((t < 0) | (t >= vocabulary)).any()) for t in tokens):
             raise BadMessageError(f"tokens outside the vocabulary of {vocabulary}")
-        return labels.with_chunks((b"".join(labels.chunks),))
+        return batch, labels.with_chunks((b"".join(labels.chunks),))
 
-    def _forward(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> tuple[TensorBytes, TensorBytes]:
+    def _forward(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> tuple[HeldMicrobatch, TensorBytes, TensorBytes]:
         started_s = time.monotonic()
-        labels = self._take_inputs(call, ticket, chunks)
-        activations = encode(self._state.forward(ticket), self._activations.most_exact)
+        batch, labels = self._take_inputs(call, ticket, chunks)
+        activations = encode(forward(self._state, batch), self._activations.most_exact)
         self.pace.hold(started_s, FORWARD_SHARE)
         self.spans.add(SpanKind.FORWARD, started_s, ticket.step, ticket.index)
-        return activations, labels
+        return batch, activations, labels
 
     def _forward_only(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> tuple[TensorBytes | float, TensorBytes]:
         """Activations, or from the last stage the loss; and the labels to pass on."""
         started_s = time.monotonic()
-        labels = self._take_inputs(call, ticket, chunks)
-        assert ticket.inputs is not None
-        assert ticket.labels is not None
-        output = self._state.evaluate(call.step, ticket.inputs, ticket.labels)
+        batch, labels = self._take_inputs(call, ticket, chunks)
+        output = self._state.evaluate(call.step, batch.inputs, batch.labels)
         if not all_finite([output]):
             raise PeerGoneError("the loss of this evaluation is not finite: the run has diverged, or an earlier stage lies")
-        found = float(output) if self._state.module.is_last else encode(output, self._activations.most_exact)
+        found = float(output) if self._state.holdings.module.is_last else encode(output, self._activations.most_exact)
         self.pace.hold(started_s, FORWARD_SHARE)
         return found, labels
 
-    def _backward(self, call: Call, ticket: Ticket, below: TensorBytes | None) -> tuple[Outcome, TensorBytes | None]:
+    def _backward(self, call: Call, batch: HeldMicrobatch, below: TensorBytes | None) -> tuple[BackwardResult, TensorBytes | None]:
         started_s = time.monotonic()
         assert below is not None  # the dispatcher has checked that it is there and of the right shape
         below.check(below.dtype, below.shape, self._gradients)
-        gradient = decode(below, self._state.device)
-        if not self._state.passes.may_overflow and not all_finite([gradient]):
+        gradient = decode(below, self._state.holdings.device)
+        if not self._state.holdings.passes.may_overflow and not all_finite([gradient]):
             raise BadMessageError("the next stage gave a gradient that is not finite")
-        outcome = self._state.backward(ticket, gradient)
+        outcome = backward(self._state, batch, gradient)
         self.pace.hold(started_s, BACKWARD_SHARE)
-        gradient_out = self._given_back(call, ticket, outcome)
-        self._note_backward(ticket, started_s)
+        gradient_out = self._given_back(call, batch, outcome)
+        self._note_backward(batch, started_s)
         return outcome, gradient_out
 
-    def _last_stage(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> tuple[Outcome, TensorBytes | None]:
+    def _last_stage(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> tuple[BackwardResult, TensorBytes | None]:
         started_s = time.monotonic()
-        self._take_inputs(call, ticket, chunks)
-        outcome = self._state.forward_backward(ticket)
+        batch, _ = self._take_inputs(call, ticket, chunks)
+        outcome = forward_backward(self._state, batch)
         self.pace.hold(started_s, FORWARD_SHARE + BACKWARD_SHARE)
-        gradient_out = self._given_back(call, ticket, outcome)
-        self._note_backward(ticket, started_s)
+        gradient_out = self._given_back(call, batch, outcome)
+        self._note_backward(batch, started_s)
         return outcome, gradient_out
 
-    def _given_back(self, call: Call, ticket: Ticket, outcome: Outcome) -> TensorBytes | None:
+    def _given_back(self, call: Call, batch: HeldMicrobatch, outcome: BackwardResult) -> TensorBytes | None:
         if outcome.gradient is None or not call.needs_gradient:
             return None
         gradient = encode(outcome.gradient, self._codec_of(call))
-        if self._state.passes.may_overflow or all_finite([outcome.gradient]):
-            finished = Finished(gradient, ticket.digest, self._state.generation)
+        if self._state.holdings.passes.may_overflow or all_finite([outcome.gradient]):
+            finished = Finished(gradient, batch.digest, self._state.holdings.generation)
             self._finished.put(call.step, call.index, finished, oldest_step=self._state.record.step - 1)
         return gradient
 
     def _codec_of(self, call: Call) -> Codec:
         return call.gradient_codec or self._gradients.most_exact
 
-    def _note_backward(self, ticket: Ticket, started_s: float) -> None:
+    def _note_backward(self, batch: HeldMicrobatch, started_s: float) -> None:
         """A backward pass, and the pass that the job made before it."""
-        for kind, ended_s in ticket.passes:
+        ticket = batch.ticket
+        for kind, ended_s in batch.passes:
             self.spans.put(Span(kind, started_s, ended_s, ticket.step, ticket.index))
             started_s = ended_s
         self.spans.add(SpanKind.BACKWARD, started_s, ticket.step, ticket.index)

@@ -92,7 +92,8 @@ class SnapshotServer:
             step, lineage = state.record.step, state.record.lineage
             if is_whole and whole is not None and (whole.step, whole.lineage) == (step, lineage):
                 return whole
-            tensors = state.tied_tensors() if tied_only else state.tensors(parameters_only)
+            held, record = state.holdings, state.record
+            tensors = held.tied_tensors(record) if tied_only else held.tensors(record, parameters_only)
             found = Downloaded(step, lineage, tensors, tuple(state.history))
             if is_whole:
                 self._whole = weakref.ref(found)

@@ -1,4 +1,4 @@
-"""What one peer holds of its stage: parameters of this step and the last, optimizer, accumulator, ledger and average.
+"""One peer's part in the step protocol: its record with the ledger, the accumulated gradients, the average, and its holdings.
 
 Every method is a job for the executor's thread, which makes it the critical section of the step protocol. The record's
 step fields (phase, done, ledger number, average id, lineage) change here and nowhere else; other threads read the
@@ -16,31 +16,29 @@ from torch import Tensor
 
 from peerd.config.codec import parse_averaged
 from peerd.config.manifest import Manifest
-from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
+from peerd.errors import BadMessageError, WrongStateError
 from peerd.models.stages import StageModule
 from peerd.policy.step.ledger import at_next_step, both_dropped, marked, may_accumulate, this_dropped, with_overlap
 from peerd.policy.step.norms import KEPT_NORMS
 from peerd.policy.step.roster import Roster, lineage_after, lineage_skipped, why_inexact, why_refuse
 from peerd.policy.step.stepping import KEPT_AVERAGES
 from peerd.policy.step.tied import history_after, lineage_replaced
-from peerd.stage.accumulator import all_finite
+from peerd.stage.accumulator import Accumulator, accumulators_of, all_finite
 from peerd.stage.evaluated import EvaluatedStep
 from peerd.stage.export import HistoryEntry
 from peerd.stage.holdings import Holdings, history_of
 from peerd.stage.parameters import flat_parameters, set_mean_parameters
-from peerd.stage.results import HeldAverage, Outcome, Ticket, TiedGradients
+from peerd.stage.results import HeldAverage, Ticket, TiedGradients
 from peerd.stage.update import apply_means
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, StepNorm, TiedSum, Void, check_transition
 from peerd.table.view import LiveView
 from peerd.timeline.spans import SpanKind, SpanRing
 
-__all__ = ["HeldAverage", "Outcome", "StageState", "Ticket"]
-
 MAX_HISTORY = 100_000
 _PHASES = {Phase.ACCUMULATING: SpanKind.ACCUMULATING, Phase.AVERAGING: SpanKind.AVERAGING, Phase.AVERAGED: SpanKind.AVERAGED}
 
 
-class StageState(Holdings):
+class StageState:
     """See the module's promise. `live` gives the swarm view of the moment and is safe from any thread.
 
     With `keep_graph` a microbatch's graph is kept from forward to backward; without, it is computed again.
@@ -49,10 +47,12 @@ class StageState(Holdings):
     def __init__(
         self, manifest: Manifest, record: PeerRecord, device: torch.device, live: Callable[[], LiveView], keep_graph: bool | None = None
     ) -> None:
-        super().__init__(manifest, record, device)
+        self._manifest = manifest
         self._live = live
-        if manifest.train.overlaps_steps:
-            self.record = with_overlap(record)
+        self.record = with_overlap(record) if manifest.train.overlaps_steps else record
+        self.holdings = Holdings(manifest, record.stage, device)
+        self._accumulators = accumulators_of(manifest, self.holdings.module, device)
+        """This step's and, where steps overlap, the next step's."""
         self.average: HeldAverage | None = None
         """The finished average of this step."""
         self.history: list[HistoryEntry] = []
@@ -66,63 +66,14 @@ class StageState(Holdings):
         self._phase_since: tuple[float, int] = (time.monotonic(), record.step)
         """When this phase began, and of which step it is."""
 
+    @property
+    def accumulator(self) -> Accumulator:
+        """This step's."""
+        return self._accumulators[0]
+
     # Microbatches
 
-    def forward(self, ticket: Ticket) -> Tensor:
-        """The activations for the next stage. WrongStateError when the step's parameters are gone."""
-        assert ticket.inputs is not None
-        module = self._module_at(ticket.step)
-        ticket.generation = self._generation
-        if not (self.keep_graph and ticket.backward):
-            with torch.no_grad():
-                return self._compute(module, ticket)
-        if not module.is_first:
-            ticket.inputs.requires_grad_()
-        ticket.output, ticket.module = self._compute(module, ticket), module
-        return ticket.output.detach()
-
-    def backward(self, ticket: Ticket, gradient: Tensor) -> Outcome:
-        """Backward pass from the gradient of this stage's output; accumulates when the ledger allows."""
-        if ticket.generation != self._generation:  # never recompute with others than the next stage has computed with
-            raise WrongStateError("my parameters are others since the forward pass")
-        output, module = ticket.output, self._module_at(ticket.step)
-        ticket.passes = ()
-        if output is None or ticket.module is not module:
-            output = self._recompute(ticket)
-            ticket.passes = ((SpanKind.RECOMPUTE, time.monotonic()),)
-        return self._finish(ticket, output, gradient, None)
-
-    def forward_backward(self, ticket: Ticket) -> Outcome:
-        """The last stage: loss and backward at once."""
-        output = self._recompute(ticket)
-        loss = float(output.detach())
-        ticket.passes = ((SpanKind.FORWARD, time.monotonic()),)
-        if not torch.isfinite(output).all():
-            raise PeerGoneError("the loss of this microbatch is not finite: the run has diverged, or an earlier stage lies")
-        return self._finish(ticket, output, None, loss)
-
-    def _recompute(self, ticket: Ticket) -> Tensor:
-        assert ticket.inputs is not None
-        module = self._module_at(ticket.step)
-        if not module.is_first:
-            ticket.inputs = ticket.inputs.detach().requires_grad_()
-        return self._compute(module, ticket)
-
-    def _compute(self, module: StageModule, ticket: Ticket) -> Tensor:
-        assert ticket.inputs is not None
-        return self.passes.forward(module, ticket.step, ticket.index, ticket.inputs, ticket.labels)
-
-    def _finish(self, ticket: Ticket, output: Tensor, gradient: Tensor | None, loss: float | None) -> Outcome:
-        module = self._module_at(ticket.step)
-        assert ticket.inputs is not None
-        parameters = list(module.parameters())
-        wanted = parameters if module.is_first else [ticket.inputs, *parameters]
-        gradients = self.passes.backward(output, wanted, gradient, late=ticket.step < self.record.step)
-        ticket.output = ticket.module = None
-        input_gradient = None if module.is_first else gradients.pop(0)
-        return Outcome(input_gradient, self._accumulate(ticket, gradients, loss))
-
-    def _accumulate(self, ticket: Ticket, gradients: Sequence[Tensor], loss: float | None) -> str:
+    def accumulate(self, ticket: Ticket, gradients: Sequence[Tensor], loss: float | None) -> str:
         """Rule W3 (accumulate): add, then set the bit (hole 9). Returns why not, or an empty string."""
         if not ticket.accumulate:
             return "not asked to"
@@ -131,26 +82,22 @@ class StageState(Holdings):
         reason = may_accumulate(self.record, self._live(), step=ticket.step, index=ticket.index, accept_mark=ticket.accept_mark)
         if reason is not None:
             return reason
-        accumulator = self.accumulator if ticket.step == self.record.step else self._next_accumulator
-        assert accumulator is not None
-        accumulator.add(gradients, loss)
+        self._accumulators[ticket.step - self.record.step].add(gradients, loss)
         self.record = marked(self.record, ticket.step, ticket.index)
         return ""
 
-    def _module_at(self, step: int) -> StageModule:
-        if step == self.record.step:
-            return self.module
-        if step == self.record.step - 1 and self.previous is not None:
-            return self.previous
-        if step == self.record.step + 1 and self._next_accumulator is not None and self.ahead is not None:
-            return self.ahead.wait()
-        raise WrongStateError(f"I am at step {self.record.step}")
+    def module_at(self, step: int) -> StageModule:
+        steps_ahead = step - self.record.step
+        module = self.holdings.of_step(steps_ahead) if steps_ahead < len(self._accumulators) else None
+        if module is None:
+            raise WrongStateError(f"I am at step {self.record.step}")
+        return module
 
     # Evaluation
 
     def evaluate(self, step: int, inputs: Tensor, labels: Tensor) -> Tensor:
         """Forward only, with the parameters of an evaluated step: activations, or from the last stage the loss."""
-        return self.evaluated.forward(step, (self.record.step, self.module), inputs, labels)
+        return self.evaluated.forward(step, (self.record.step, self.holdings.module), inputs, labels)
 
     # The life of a step
 
@@ -161,12 +108,18 @@ class StageState(Holdings):
             return reason, None
         self._move(Phase.AVERAGING)
         share = self.accumulator.flat.detach().to("cpu", copy=True)
-        return "", torch.cat([share, flat_parameters(self.module, share.dtype)]) if self._averages_parameters(roster.step) else share
+        return "", torch.cat([share, flat_parameters(self.holdings.module, share.dtype)]) if self._averages_parameters(
+            roster.step
+        ) else share
 
     def average_length(self, step: int) -> int:
         """Elements of an average of my stage: the accumulator's, and at some steps the parameters after them."""
         length = self.accumulator.flat.numel()
-        return length + sum(parameter.numel() for parameter in self.module.parameters()) if self._averages_parameters(step) else length
+        return (
+            length + sum(parameter.numel() for parameter in self.holdings.module.parameters())
+            if self._averages_parameters(step)
+            else length
+        )
 
     def _averages_parameters(self, step: int) -> bool:
         every = self._manifest.train.average_parameters_every_steps
@@ -204,7 +157,7 @@ class StageState(Holdings):
             return
         if given != wanted:
             mine = self.accumulator.tied_of(held.flat_sum)
-            values = mine + values if self.module.is_first else values + mine
+            values = mine + values if self.holdings.module.is_first else values + mine
         self.average = replace(held, tied=TiedGradients(wanted, values))
         norm, tied_sum = self._known_of(self.average)
         self.record = replace(self.record, gradient_norm=norm, tied_sum=tied_sum)
@@ -236,11 +189,9 @@ class StageState(Holdings):
         `norm` is the whole model's gradient norm of the step, given exactly where the run shares norms; `tied_sum` says which
         sum is applied to a tied weight. WrongStateError, with nothing changed, where I hold another by now.
         """
-        assert self.average is not None
-        assert self.record.phase is Phase.AVERAGED
         held = self.average
-        if tied_sum != (held.tied.id if held.tied else None):
-            raise WrongStateError("another average has come in meanwhile")
+        if held is None or tied_sum != (held.tied.id if held.tied else None):
+            raise WrongStateError("I hold another average than the one to apply, or none")
         self._apply(held, norm)
         began_s = time.monotonic()
         self._begin_after(held, norm)
@@ -258,27 +209,27 @@ class StageState(Holdings):
 
     def _apply(self, held: HeldAverage, norm: float | None) -> None:
         roster, flat_sum, tied = held.roster, held.flat_sum, held.tied
-        assert (tied is not None) == bool(self.tied_names)
-        self.evaluated.set_aside(self.record.step, self.module)
-        began_s = time.monotonic()
-        train = self._manifest.train
+        module, optimizer, train = self.holdings.module, self.holdings.optimizer, self._manifest.train
+        assert (tied is not None) == bool(self.holdings.tied_names)
         assert (norm is not None) == train.shares_norms
+        self.evaluated.set_aside(self.record.step, module)
+        began_s = time.monotonic()
         accumulator, length, num_microbatches = self.accumulator, self.accumulator.flat.numel(), train.microbatches_per_step
 
         def update() -> None:
             if self._averages_parameters(roster.step):
-                set_mean_parameters(self.module, flat_sum[length:], len(roster.entries))
+                set_mean_parameters(self.holdings.module, flat_sum[length:], len(roster.entries))
             sums = flat_sum[:length].to(accumulator.flat.device)
             of_both = tied.values.to(sums.device) if tied else None
-            means = accumulator.means(sums, num_microbatches, of_both, here=self.ahead is None)
-            apply_means(train, self.optimizer, roster.step, means, norm)
+            means = accumulator.means(sums, num_microbatches, of_both, here=self.holdings.delayed is None)
+            apply_means(train, optimizer, roster.step, means, norm)
 
-        self._turn(update)
-        if self.module.is_last:
+        self.holdings.advance(update)
+        if module.is_last:
             loss = float(flat_sum[length - 1]) / num_microbatches
             self.history.append(HistoryEntry(step=roster.step, loss=loss, tokens=self._manifest.tokens_per_step_at(roster.step)))
             del self.history[:-MAX_HISTORY]
-        self.passes.finish_step(norm)
+        self.holdings.passes.finish_step(norm)
         if norm is not None:
             self.record = replace(self.record, norms=(*self.record.norms, StepNorm(roster.step, norm))[-KEPT_NORMS:])
             self.gradient_norms[roster.step] = norm
@@ -289,11 +240,11 @@ class StageState(Holdings):
 
     def skip_step(self) -> None:
         """Rule 11 (skip): the step is given up as inexact; the parameters stay as they are."""
-        self.evaluated.set_aside(self.record.step, self.module)
+        self.evaluated.set_aside(self.record.step, self.holdings.module)
         lineage = lineage_skipped(self.record.lineage, self.record.step)
-        tied = lineage_skipped(self.record.tied, self.record.step) if self.tied_names else self.record.tied
-        self._turn(lambda: None)
-        self.passes.finish_step(None)
+        tied = lineage_skipped(self.record.tied, self.record.step) if self.holdings.tied_names else self.record.tied
+        self.holdings.advance(lambda: None)
+        self.holdings.passes.finish_step(None)
         self._begin_next(lineage, tied)
         self._move(Phase.ACCUMULATING)
 
@@ -309,7 +260,7 @@ class StageState(Holdings):
         mine, history = self.record, history_of(tensors)
         if mine.phase is not Phase.ACCUMULATING or mine.step != step or not history < mine.tied:
             raise WrongStateError("this copy is of another step than mine or of no better history")
-        self._take_over_copy(tensors)
+        self.holdings.take_over_copy(tensors)
         self.evaluated.forget()
         self.record = replace(mine, lineage=lineage_replaced(mine.lineage, history), tied=history, tied_sums=())
         self._drop_ledgers()
@@ -321,9 +272,8 @@ class StageState(Holdings):
 
     def _drop_ledgers(self) -> None:
         """Of this step and, where steps overlap, of the next."""
-        self.accumulator.zero()
-        if self._next_accumulator is not None:
-            self._next_accumulator.zero()
+        for accumulator in self._accumulators:
+            accumulator.zero()
         self.record = both_dropped(self.record)
 
     def fence(self, incarnation: int) -> None:
@@ -356,8 +306,7 @@ class StageState(Holdings):
     def _begin_next(self, lineage: Lineage, tied: Lineage) -> None:
         """At the next step, with what is computed of it already."""
         self.accumulator.zero()
-        if self._next_accumulator is not None:
-            self.accumulator, self._next_accumulator = self._next_accumulator, self.accumulator
+        self._accumulators.append(self._accumulators.pop(0))
         self.record = replace(at_next_step(self.record), lineage=lineage, tied=tied, voids=())
 
     def _move(
@@ -378,13 +327,15 @@ class StageState(Holdings):
 
     def release(self) -> None:
         """Let go of all tensors; the record and the history stay. The last job of this stage."""
-        del self.module, self.previous, self.optimizer, self.accumulator, self._next_accumulator, self.ahead, self.average
+        self.holdings.release()
+        self._accumulators.clear()
+        self.average = None
 
     # Snapshots
 
     def load(self, tensors: Mapping[str, Tensor], step: int, lineage: Lineage, history: Sequence[HistoryEntry]) -> None:
         """Take over a downloaded state; BadMessageError, with nothing changed, when it does not fit this stage."""
-        norms, tied = self._take_over(tensors)
+        norms, tied = self.holdings.take_over(tensors)
         self.history = list(history)
         self.record = replace(self.record, norms=norms, tied_sums=())
         self.gradient_norms |= {known.step: known.norm for known in norms}

@@ -57,7 +57,7 @@ def share_out(group: Group) -> None:
 def assert_equal(group: Group) -> None:
     first, *others = group.members.values()
     for other in others:
-        pairs = zip(first.state.module.parameters(), other.state.module.parameters(), strict=True)
+        pairs = zip(first.state.holdings.module.parameters(), other.state.holdings.module.parameters(), strict=True)
         assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
         assert other.state.record.lineage == first.state.record.lineage
 
@@ -114,7 +114,7 @@ async def test_a_round_that_failed_a_mate_that_was_late_and_a_joiner_cost_no_equ
     donor, peer = others[0].state, PeerId("member3")
     joiner = group.members[peer] = make_member(group, peer, tmp_path / peer, POWERSGD)
     joiner.state.begin_joining()
-    joiner.state.load(donor.tensors(parameters_only=False), donor.record.step, donor.record.lineage, donor.history)
+    joiner.state.load(donor.holdings.tensors(donor.record), donor.record.step, donor.record.lineage, donor.history)
     joiner.state.serve()
     assert joiner.rounds.compression.parts.bases == {}
     for _ in range(2):

@@ -23,7 +23,7 @@ from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongState
 from peerd.stage.accumulator import split_evenly
 from peerd.stage.executor import Priority
 from peerd.stage.optimizer import Optimizer
-from peerd.stage.state import HeldAverage
+from peerd.stage.results import HeldAverage
 from peerd.table.record import PeerId, Phase, RawRecord
 from peerd.wire.messages import Part
 from peerd.wire.tensors import views_of_flat
@@ -135,7 +135,7 @@ async def test_the_bits_do_not_depend_on_who_is_late(make_group: MakeGroup, late
 @pytest.mark.parametrize("num_members", [2, 3])
 async def test_parameters_that_drifted_apart_are_averaged_and_equal_ones_keep_their_bits(make_group: MakeGroup, num_members: int) -> None:
     group = make_group(num_members, replace_train(MANIFEST, average_parameters_every_steps=1))
-    modules = [member.state.module for member in group.members.values()]
+    modules = [member.state.holdings.module for member in group.members.values()]
     drifted, steady = [[dict(module.named_parameters())[name] for module in modules] for name in ("head.weight", "embedding.weight")]
     with torch.no_grad():
         for number, parameter in enumerate(drifted):
@@ -149,7 +149,7 @@ async def test_parameters_that_drifted_apart_are_averaged_and_equal_ones_keep_th
     assert torch.equal(fetched.flat_sum, holder.average), "a mate that missed the round gets the parameters too"
     rates = [replace(MANIFEST.train, learning_rate=0.0, weight_decay=0.0) for _ in modules]
     for member, train in zip(group.members.values(), rates, strict=True):
-        member.state.optimizer = Optimizer(replace(MANIFEST, train=train), dict(member.state.module.named_parameters()))
+        member.state.holdings.optimizer = Optimizer(replace(MANIFEST, train=train), dict(member.state.holdings.module.named_parameters()))
         member.state.commit()
     assert all(torch.equal(parameter, torch.full_like(parameter, mean)) for parameter in drifted)
     assert all(torch.equal(parameter, kept) for parameter in steady)

@@ -20,7 +20,9 @@ from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, TrainCon
 from peerd.models.hf.manifest_model import choose_model
 from peerd.models.stages import build_stage, estimate_stage_memory_bytes, initial_parameter_spec
 from peerd.policy.step.roster import Roster, RosterEntry
-from peerd.stage.state import StageState, Ticket
+from peerd.stage.microbatches import backward, forward
+from peerd.stage.results import HeldMicrobatch, Ticket
+from peerd.stage.state import StageState
 from peerd.table.record import PeerId, PeerRecord
 from tests.strategies import view_of
 
@@ -66,15 +68,15 @@ def train_stage(run: Manifest, stage: int, steps: int) -> None:
     state.serve()
     for _ in range(steps):
         train_one_step(run, state)
-    assert state.newest is not None  # and what is made in the background is made
+    assert state.holdings.newest is not None  # and what is made in the background is made
 
 
 def train_one_step(run: Manifest, state: StageState) -> None:
     """Two microbatches in hand at once, their backward passes, a round with what a mate sends, and the update."""
-    tickets = [_ticket(run, state.record, index) for index in range(SLOTS)]
-    outputs = [state.forward(ticket) for ticket in tickets]
-    for ticket, output in zip(tickets, outputs, strict=True):
-        assert state.backward(ticket, torch.ones_like(output)).refused == ""
+    batches = [_batch(run, state.record, index) for index in range(SLOTS)]
+    outputs = [forward(state, batch) for batch in batches]
+    for batch, output in zip(batches, outputs, strict=True):
+        assert backward(state, batch, torch.ones_like(output)).refused == ""
     record = state.record
     entry = RosterEntry(record.peer, record.incarnation, record.ledger_no, (1 << SLOTS) - 1)
     roster = Roster(record.stage, record.step, 0, record.peer, (entry,))
@@ -86,10 +88,10 @@ def train_one_step(run: Manifest, state: StageState) -> None:
     assert received.numel() == own.numel()
 
 
-def _ticket(run: Manifest, record: PeerRecord, index: int) -> Ticket:
+def _batch(run: Manifest, record: PeerRecord, index: int) -> HeldMicrobatch:
     inputs = torch.randn(run.boundary_shape(1))
     labels = torch.zeros(run.train.microbatch_size, run.train.sequence_length, dtype=torch.int64)
-    return Ticket(record.step, index, (record.incarnation, record.ledger_no), True, inputs=inputs, labels=labels)
+    return HeldMicrobatch(Ticket(record.step, index, (record.incarnation, record.ledger_no), True), inputs, labels)
 
 
 def peak_bytes() -> int:

@@ -24,7 +24,9 @@ from peerd.policy.step.norms import combine
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.policy.step.tied import sum_id
 from peerd.reference import train_reference
-from peerd.stage.state import HeldAverage, StageState, Ticket
+from peerd.stage.microbatches import backward, forward, forward_backward
+from peerd.stage.results import HeldAverage, HeldMicrobatch, Ticket
+from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId, PeerRecord
 from peerd.train.corpus import Corpus
 from tests.strategies import view_of
@@ -79,17 +81,17 @@ class Chain:
 
     def microbatch(self, corpus: Corpus, step: int, index: int) -> None:
         tokens, labels = corpus.microbatch(step, index)
-        tickets: list[Ticket] = []
+        batches: list[HeldMicrobatch] = []
         for state in self.states:
             mark = (state.record.incarnation, number_of(state.record, step))
-            tickets.append(Ticket(step, index, mark, accumulate=True, inputs=tokens, labels=labels))
-            if not state.module.is_last:
-                tokens = state.forward(tickets[-1])
-        outcome = self.states[-1].forward_backward(tickets[-1])
+            batches.append(HeldMicrobatch(Ticket(step, index, mark, accumulate=True), tokens, labels))
+            if not state.holdings.module.is_last:
+                tokens = forward(state, batches[-1])
+        outcome = forward_backward(self.states[-1], batches[-1])
         assert outcome.refused == ""
-        for state, ticket in zip(self.states[-2::-1], tickets[-2::-1], strict=True):
+        for state, batch in zip(self.states[-2::-1], batches[-2::-1], strict=True):
             assert outcome.gradient is not None
-            outcome = state.backward(ticket, outcome.gradient)
+            outcome = backward(state, batch, outcome.gradient)
             assert outcome.refused == ""
 
     def average(self) -> tuple[list[HeldAverage], float | None]:
@@ -121,7 +123,7 @@ class Chain:
             state.commit(norm, self.tied_sum_of(state))
 
     def tied_sum_of(self, state: StageState) -> AverageId | None:
-        return state.record.tied_sum if state.tied_names else None
+        return state.record.tied_sum if state.holdings.tied_names else None
 
     def accumulate(self, corpus: Corpus, step: int) -> None:
         for index in range(self.manifest.train.microbatches_per_step):
@@ -137,7 +139,7 @@ class Chain:
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        return {name: value.detach() for state in self.states for name, value in state.newest.named_parameters()}
+        return {name: value.detach() for state in self.states for name, value in state.holdings.newest.named_parameters()}
 
 
 # The plain loop
@@ -303,7 +305,7 @@ def test_a_joiner_that_catches_up_applies_the_norm_that_it_is_told(option: str, 
             state.commit(norm)
     for state, joiner in zip(peers.states, joiners.states, strict=True):
         assert joiner.record.lineage == state.record.lineage
-        found, expected = (each.tensors(parameters_only=False) for each in (joiner, state))
+        found, expected = (each.holdings.tensors(each.record) for each in (joiner, state))
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], value) for name, value in expected.items())
 
@@ -316,7 +318,7 @@ def test_a_joiner_takes_over_norms_and_loss_scale_and_goes_on_to_the_bit(option:
     donors.train(corpus, 2)
     for donor, joiner in zip(donors.states, joiners.states, strict=True):
         joiner.begin_joining()
-        joiner.load(donor.tensors(parameters_only=False), donor.record.step, donor.record.lineage, donor.history)
+        joiner.load(donor.holdings.tensors(donor.record), donor.record.step, donor.record.lineage, donor.history)
         joiner.serve()
         assert joiner.record.norms == donor.record.norms
         assert joiner.gradient_norms == donor.gradient_norms

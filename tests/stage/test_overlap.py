@@ -11,7 +11,8 @@ from torch import Tensor
 
 from peerd.errors import WrongStateError
 from peerd.reference import train_reference
-from peerd.stage.state import Ticket
+from peerd.stage.microbatches import backward, forward, forward_backward
+from peerd.stage.results import HeldMicrobatch
 from peerd.table.record import Phase
 from peerd.train.corpus import Corpus
 from tests.stage.test_options import OPTIONS, Chain, run_with, worst_difference
@@ -59,13 +60,13 @@ def test_steps_that_overlap_equal_the_reference_to_the_bit(option: str, keep_gra
     assert [norm for norm in norms if norm is not None] == expected.norms
 
 
-def early(stage: Stage, index: int, **changes: Any) -> Ticket:
+def early(stage: Stage, index: int, **changes: Any) -> HeldMicrobatch:
     record = stage.state.record
-    return stage.ticket(index, step=record.step + 1, accept_mark=(record.incarnation, record.next_ledger_no), **changes)
+    return stage.batch(index, step=record.step + 1, accept_mark=(record.incarnation, record.next_ledger_no), **changes)
 
 
 def add_early(stage: Stage, index: int) -> Tensor:
-    outcome = stage.state.forward_backward(early(stage, index))
+    outcome = forward_backward(stage.state, early(stage, index))
     assert outcome.refused == ""
     assert outcome.gradient is not None
     return outcome.gradient
@@ -91,11 +92,11 @@ def test_a_microbatch_begun_before_the_commit_ends_after_it_with_the_same_parame
     stage = Stage(num_stages=3, recompute=recompute)
     stage.average()
     before, after = early(stage, 0, accumulate=False), early(stage, 0)
-    gradient = torch.ones_like(stage.state.forward(before))
-    expected = stage.state.backward(before, gradient).gradient
-    stage.state.forward(after)
+    gradient = torch.ones_like(forward(stage.state, before))
+    expected = backward(stage.state, before, gradient).gradient
+    forward(stage.state, after)
     stage.state.commit()
-    outcome = stage.state.backward(after, gradient)
+    outcome = backward(stage.state, after, gradient)
     assert outcome.refused == ""
     assert (after.passes == ()) == (recompute == "never"), "a kept graph is still good"
     assert expected is not None
@@ -108,7 +109,7 @@ def test_a_microbatch_begun_before_the_commit_ends_after_it_with_the_same_parame
 def test_no_step_further_than_the_next_is_computed(steps_ahead: int) -> None:
     stage = Stage()
     with pytest.raises(WrongStateError, match="I am at step 0"):
-        stage.state.forward_backward(stage.ticket(0, step=steps_ahead))
+        forward_backward(stage.state, stage.batch(0, step=steps_ahead))
 
 
 def test_what_drops_a_ledger_drops_the_next_one_too_but_for_an_overlap_of_this_steps() -> None:
@@ -120,11 +121,11 @@ def test_what_drops_a_ledger_drops_the_next_one_too_but_for_an_overlap_of_this_s
     late = early(stage, 2)
     stage.state.fence(9)
     assert (stage.state.record.done, stage.state.record.next_done) == (0, 0)
-    assert stage.state.forward_backward(late).refused == "ledger was dropped since"
+    assert forward_backward(stage.state, late).refused == "ledger was dropped since"
     add_early(stage, 1)
     stage.state.begin_joining()
     assert stage.state.record.next_done == 0
-    stage.state.load(stage.state.tensors(False), 0, stage.state.record.lineage, ())
+    stage.state.load(stage.state.holdings.tensors(stage.state.record), 0, stage.state.record.lineage, ())
     stage.state.serve()
     assert not stage.state.accumulator.flat.any()
     stage.average()
@@ -137,13 +138,13 @@ def test_a_step_that_is_given_up_still_hands_its_parameters_on() -> None:
     stage = Stage()
     stage.average()
     stage.state.commit()
-    newest = {name: value.detach().clone() for name, value in stage.state.newest.named_parameters()}
+    newest = {name: value.detach().clone() for name, value in stage.state.holdings.newest.named_parameters()}
     gradient = add_early(stage, 0)
     stage.state.skip_step()
     assert (stage.state.record.step, stage.state.record.done) == (2, 0b1)
-    assert all(torch.equal(value, newest[name]) for name, value in stage.state.module.named_parameters())
-    assert all(torch.equal(value, newest[name]) for name, value in stage.state.newest.named_parameters())
-    again = stage.state.forward_backward(stage.ticket(0, accumulate=False)).gradient
+    assert all(torch.equal(value, newest[name]) for name, value in stage.state.holdings.module.named_parameters())
+    assert all(torch.equal(value, newest[name]) for name, value in stage.state.holdings.newest.named_parameters())
+    again = forward_backward(stage.state, stage.batch(0, accumulate=False)).gradient
     assert again is not None
     assert torch.equal(again, gradient)
 
@@ -154,4 +155,4 @@ def test_in_float16_a_step_waits_for_the_last_one_because_its_loss_scale_does(mo
     stage = Stage()
     assert stage.state.record.next_ledger_no == 0
     with pytest.raises(WrongStateError, match="I am at step 0"):
-        stage.state.forward_backward(stage.ticket(0, step=1))
+        forward_backward(stage.state, stage.batch(0, step=1))

@@ -204,7 +204,7 @@ async def test_joiners_of_one_step_share_one_snapshot_which_no_update_changes(
     assert tuple(blake3(chunk).digest() for chunk in chunks) == first.chunk_hashes
     await executor.run(Priority.CONTROL, state.skip_step)
     with torch.no_grad():
-        for parameter in state.module.parameters():
+        for parameter in state.holdings.module.parameters():
             parameter.add_(1.0)  # in place, as an optimizer does
     again, same = await snapshots.snapshot(0, identity_of(first.chunk_hashes), False)
     assert again is first
@@ -232,7 +232,7 @@ async def test_a_snapshot_and_a_checkpoint_of_one_step_are_one_copy_of_the_state
     checkpoint = await snapshots.own()
     addresses = {tensor.data_ptr() for tensor in checkpoint.tensors.values()}
     assert {np.frombuffer(piece, np.uint8).ctypes.data for piece in pieces[1:]} == addresses
-    assert addresses.isdisjoint({parameter.data_ptr() for parameter in state.module.parameters()})
+    assert addresses.isdisjoint({parameter.data_ptr() for parameter in state.holdings.module.parameters()})
     assert await snapshots.own() is checkpoint
     await executor.run(Priority.CONTROL, state.skip_step)
     assert (await snapshots.own()).step == checkpoint.step + 1
@@ -247,7 +247,7 @@ async def test_what_is_served_can_be_loaded_and_is_equal_to_the_bit(
     snapshot, pieces = await snapshots.snapshot(0, b"", False)
     other = StageState(replace(manifest, seed=9), PeerRecord(peer=PeerId("other")), torch.device("cpu"), lambda: view_of(state.record))
     other.load(load(b"".join(pieces)), snapshot.step, snapshot.lineage, ())
-    theirs, mine = other.tensors(False), state.tensors(False)
+    theirs, mine = other.holdings.tensors(other.record), state.holdings.tensors(state.record)
     assert {name.partition("/")[0] for name in theirs} >= {"parameters", "previous", "optimizer"}
     assert theirs.keys() == mine.keys()
     assert all(torch.equal(theirs[name], mine[name]) for name in mine)
@@ -255,13 +255,13 @@ async def test_what_is_served_can_be_loaded_and_is_equal_to_the_bit(
 
 def test_state_of_another_stage_is_refused_and_changes_nothing(manifest: Manifest) -> None:
     state = StageState(manifest, PeerRecord(peer=PeerId("me")), torch.device("cpu"), lambda: view_of(state.record))
-    before = state.tensors(False)
+    before = state.holdings.tensors(state.record)
     for change in ({"odd/x": torch.zeros(1)}, {"parameters/x": torch.zeros(1)}, {"optimizer/x": torch.zeros(1)}):
         with pytest.raises(BadMessageError):
             state.load({**before, **change}, 5, Lineage(), ())
     broken = {name: torch.full_like(value, torch.nan) for name, value in before.items()}
     with pytest.raises(BadMessageError, match="not finite"):
         state.load(broken, 5, Lineage(), ())
-    after = state.tensors(False)
+    after = state.holdings.tensors(state.record)
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert state.record.step == 0

@@ -16,7 +16,9 @@ from torch import Tensor
 from peerd.errors import PeerGoneError, WrongStateError
 from peerd.policy.step.roster import Roster, RosterEntry, lineage_after
 from peerd.stage.accumulator import views_of
-from peerd.stage.state import StageState, Ticket
+from peerd.stage.microbatches import backward, forward, forward_backward
+from peerd.stage.results import HeldMicrobatch, Ticket
+from peerd.stage.state import StageState
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from tests.strategies import view_of
@@ -50,21 +52,21 @@ class Stage:
     def live(self) -> LiveView:
         return view_of(self.state.record, *self.mates)
 
-    def ticket(self, index: int = 0, **changes: Any) -> Ticket:
+    def batch(self, index: int = 0, **changes: Any) -> HeldMicrobatch:
         record = self.state.record
         chance = torch.Generator().manual_seed(index)
         labels = torch.randint(0, MANIFEST.model.vocab_size, ROWS, generator=chance)
         inputs: Tensor = labels if self.stage == 0 else torch.randn((*ROWS, MANIFEST.decoder.d_model), generator=chance)
         mark = (record.incarnation, record.ledger_no)
         known: dict[str, Any] = {"step": record.step, "index": index, "accept_mark": mark, "accumulate": True}
-        return Ticket(**{**known, **changes}, inputs=inputs, labels=labels)
+        return HeldMicrobatch(Ticket(**{**known, **changes}), inputs, labels)
 
     def add(self, index: int, **changes: Any) -> str:
         """Why the microbatch was not accumulated; empty when it was."""
-        ticket = self.ticket(index, **changes)
-        if self.state.module.is_last:
-            return self.state.forward_backward(ticket).refused
-        return self.state.backward(ticket, torch.ones_like(self.state.forward(ticket))).refused
+        batch = self.batch(index, **changes)
+        if self.state.holdings.module.is_last:
+            return forward_backward(self.state, batch).refused
+        return backward(self.state, batch, torch.ones_like(forward(self.state, batch))).refused
 
     def average(self) -> Roster:
         """Accumulate the whole step alone and average it."""
@@ -103,7 +105,7 @@ def test_a_gradient_is_added_once_and_its_bit_is_set_after_it() -> None:
 )
 def test_what_may_not_be_added_still_gives_its_gradient_and_leaves_no_trace(changes: dict[str, Any], reason: str) -> None:
     stage = Stage()
-    outcome = stage.state.forward_backward(stage.ticket(0, **changes))
+    outcome = forward_backward(stage.state, stage.batch(0, **changes))
     assert outcome.refused == reason
     assert outcome.gradient is not None
     assert stage.state.record.done == 0
@@ -132,10 +134,10 @@ def test_a_round_freezes_the_ledger_and_a_failed_one_keeps_it() -> None:
 
 def test_a_microbatch_of_the_last_step_is_computed_with_the_last_parameters_and_not_added() -> None:
     stage = Stage()
-    early = stage.state.forward_backward(stage.ticket(0, accumulate=False)).gradient
+    early = forward_backward(stage.state, stage.batch(0, accumulate=False)).gradient
     stage.average()
     stage.state.commit()
-    late = stage.state.forward_backward(stage.ticket(0, step=0))
+    late = forward_backward(stage.state, stage.batch(0, step=0))
     assert late.refused == "another step"
     assert late.gradient is not None
     assert early is not None
@@ -153,14 +155,14 @@ def test_a_microbatch_of_a_step_whose_parameters_are_not_here_is_refused(step: i
 def test_parameters_that_changed_between_forward_and_backward_never_mix(recompute: str) -> None:
     """A graph of older parameters is thrown away, and the forward pass done again with those of its step."""
     stage = Stage(num_stages=3, recompute=recompute)
-    late = stage.ticket(0)
-    gradient = torch.ones_like(stage.state.forward(late))
-    in_time = stage.ticket(0, accumulate=False)
-    stage.state.forward(in_time)
-    expected = stage.state.backward(in_time, gradient).gradient
+    late = stage.batch(0)
+    gradient = torch.ones_like(forward(stage.state, late))
+    in_time = stage.batch(0, accumulate=False)
+    forward(stage.state, in_time)
+    expected = backward(stage.state, in_time, gradient).gradient
     stage.average()
     stage.state.commit()
-    outcome = stage.state.backward(late, gradient)
+    outcome = backward(stage.state, late, gradient)
     assert outcome.refused == "another step"
     assert outcome.gradient is not None
     assert expected is not None
@@ -171,14 +173,14 @@ def test_parameters_that_changed_between_forward_and_backward_never_mix(recomput
 @pytest.mark.parametrize("recompute", ["always", "never"])
 def test_hole_4_a_microbatch_of_the_last_step_is_computed_whole_in_this_one(recompute: str) -> None:
     stage = Stage(num_stages=3, recompute=recompute)
-    in_time = stage.ticket(0, accumulate=False)
-    gradient = torch.ones_like(stage.state.forward(in_time))
-    expected = stage.state.backward(in_time, gradient).gradient
+    in_time = stage.batch(0, accumulate=False)
+    gradient = torch.ones_like(forward(stage.state, in_time))
+    expected = backward(stage.state, in_time, gradient).gradient
     stage.average()
     stage.state.commit()
-    late = stage.ticket(0, step=0)
-    stage.state.forward(late)
-    found = stage.state.backward(late, gradient).gradient
+    late = stage.batch(0, step=0)
+    forward(stage.state, late)
+    found = backward(stage.state, late, gradient).gradient
     assert found is not None
     assert expected is not None
     assert torch.equal(found, expected)
@@ -187,13 +189,13 @@ def test_hole_4_a_microbatch_of_the_last_step_is_computed_whole_in_this_one(reco
 def test_a_microbatch_is_given_up_when_another_state_was_loaded_since_its_forward_pass() -> None:
     """The next stage has computed with what this one gave before."""
     stage = Stage(num_stages=3)
-    ticket = stage.ticket(0)
-    gradient = torch.ones_like(stage.state.forward(ticket))
+    batch = stage.batch(0)
+    gradient = torch.ones_like(forward(stage.state, batch))
     stage.state.begin_joining()
-    stage.state.load(stage.state.tensors(False), 0, Lineage(), ())
+    stage.state.load(stage.state.holdings.tensors(stage.state.record), 0, Lineage(), ())
     stage.state.serve()
     with pytest.raises(WrongStateError, match="others since the forward pass"):
-        stage.state.backward(ticket, gradient)
+        backward(stage.state, batch, gradient)
 
 
 def test_keeping_the_graph_and_recomputing_it_give_the_same_bits() -> None:
@@ -208,11 +210,11 @@ def test_keeping_the_graph_and_recomputing_it_give_the_same_bits() -> None:
 
 def test_a_loss_that_is_not_finite_never_reaches_the_accumulator() -> None:
     stage = Stage()
-    ticket = stage.ticket(0)
+    batch = stage.batch(0)
     with torch.no_grad():
-        next(stage.state.module.parameters()).fill_(torch.inf)
+        next(stage.state.holdings.module.parameters()).fill_(torch.inf)
     with pytest.raises(PeerGoneError, match="not finite"):
-        stage.state.forward_backward(ticket)
+        forward_backward(stage.state, batch)
     assert stage.state.record.done == 0
     assert torch.isfinite(stage.state.accumulator.flat).all()
 
@@ -223,16 +225,16 @@ def test_a_loss_that_is_not_finite_never_reaches_the_accumulator() -> None:
 def test_a_commit_updates_the_parameters_once_and_begins_an_empty_step() -> None:
     stage = Stage()
     roster, before = stage.average(), stage.state.record
-    old = {name: value.detach().clone() for name, value in stage.state.module.named_parameters()}
+    old = {name: value.detach().clone() for name, value in stage.state.holdings.module.named_parameters()}
     held = stage.state.commit()
     mine = stage.state.record
     assert (mine.step, mine.done, mine.phase, mine.ledger_no) == (1, 0, Phase.ACCUMULATING, before.ledger_no + 1)
     assert mine.lineage == lineage_after(before.lineage, roster.average_id)
     assert (held.roster, held.lineage) == (roster, before.lineage)
     assert not stage.state.accumulator.flat.any()
-    assert stage.state.previous is not None
-    assert all(torch.equal(value, old[name]) for name, value in stage.state.previous.named_parameters())
-    assert not any(torch.equal(value, old[name]) for name, value in stage.state.module.named_parameters())
+    assert stage.state.holdings.previous is not None
+    assert all(torch.equal(value, old[name]) for name, value in stage.state.holdings.previous.named_parameters())
+    assert not any(torch.equal(value, old[name]) for name, value in stage.state.holdings.module.named_parameters())
     (entry,) = stage.state.history
     assert entry.loss == pytest.approx(5.5, abs=0.5)
 
@@ -264,22 +266,22 @@ def test_a_fence_drops_the_ledger_and_keeps_a_finished_average() -> None:
 def test_a_skipped_step_is_told_by_the_lineage_and_changes_no_parameter() -> None:
     stage = Stage()
     stage.add(0)
-    old = {name: value.detach().clone() for name, value in stage.state.module.named_parameters()}
+    old = {name: value.detach().clone() for name, value in stage.state.holdings.module.named_parameters()}
     stage.state.skip_step()
     assert (stage.state.record.step, stage.state.record.lineage.inexact, stage.state.record.done) == (1, 1, 0)
-    assert all(torch.equal(value, old[name]) for name, value in stage.state.module.named_parameters())
+    assert all(torch.equal(value, old[name]) for name, value in stage.state.holdings.module.named_parameters())
 
 
 def test_a_joiner_that_applies_logged_averages_equals_the_peer_that_made_them() -> None:
     teacher, joiner = Stage(), Stage()
     joiner.state.begin_joining()
-    joiner.state.load(teacher.state.tensors(False), 0, Lineage(), ())
+    joiner.state.load(teacher.state.holdings.tensors(teacher.state.record), 0, Lineage(), ())
     for _ in range(3):
         teacher.average()
         held = teacher.state.commit()
         joiner.state.catch_up(held.roster, held.flat_sum)
     joiner.state.serve()
-    theirs, mine = teacher.state.tensors(False), joiner.state.tensors(False)
+    theirs, mine = teacher.state.holdings.tensors(teacher.state.record), joiner.state.holdings.tensors(joiner.state.record)
     assert all(torch.equal(theirs[name], mine[name]) for name in theirs)
     assert joiner.state.record.lineage == teacher.state.record.lineage
     assert joiner.state.history == teacher.state.history
@@ -290,9 +292,10 @@ def test_a_joiner_that_applies_logged_averages_equals_the_peer_that_made_them() 
 
 GRADIENT_BITS = """
 import hashlib, json
+from peerd.stage.microbatches import forward_backward
 from tests.stage.test_state import Stage
 stage = Stage()
-outcome = stage.state.forward_backward(stage.ticket(0))
+outcome = forward_backward(stage.state, stage.batch(0))
 flat = stage.state.accumulator.flat
 print(json.dumps([hashlib.sha256(t.numpy().tobytes()).hexdigest() for t in (outcome.gradient, flat)]))
 """
@@ -308,41 +311,37 @@ def test_two_processes_give_bit_equal_gradients_for_one_microbatch() -> None:
 
 
 def test_sums_do_not_depend_on_the_order_in_which_microbatches_came() -> None:
-    forward, backward = Stage(), Stage()
+    one, other = Stage(), Stage()
     for index in range(3):
-        forward.add(index)
-        backward.add(2 - index)
-    assert torch.equal(forward.state.accumulator.flat, backward.state.accumulator.flat)
-    shapes = {name: value.shape for name, value in forward.state.module.named_parameters()}
-    assert all(view.abs().sum() > 0 for view in views_of(forward.state.accumulator.flat, shapes).values())
+        one.add(index)
+        other.add(2 - index)
+    assert torch.equal(one.state.accumulator.flat, other.state.accumulator.flat)
+    shapes = {name: value.shape for name, value in one.state.holdings.module.named_parameters()}
+    assert all(view.abs().sum() > 0 for view in views_of(one.state.accumulator.flat, shapes).values())
 
 
 def test_the_parameters_of_an_evaluated_step_are_set_aside_until_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.stage.test_state.MANIFEST", tiny_manifest(2, 0.1, accumulate="float64", evaluate_every_steps=2))
     stage = Stage()
-    state, ticket = stage.state, stage.ticket()
-    assert ticket.inputs is not None
-    assert ticket.labels is not None
+    state, batch = stage.state, stage.batch()
     losses = {}
     for step in range(4):
-        losses[step] = float(state.evaluate(step, ticket.inputs, ticket.labels))
+        losses[step] = float(state.evaluate(step, batch.inputs, batch.labels))
         assert state.evaluated.step == {0: None, 1: 0, 2: 0, 3: 2}[step]
         if step % 2:
-            assert float(state.evaluate(step - 1, ticket.inputs, ticket.labels)) == losses[step - 1]
+            assert float(state.evaluate(step - 1, batch.inputs, batch.labels)) == losses[step - 1]
             assert losses[step] != losses[step - 1]
         stage.average()
         state.commit()
     with pytest.raises(WrongStateError, match="I do not hold the parameters of step 0"):
-        state.evaluate(0, ticket.inputs, ticket.labels)
+        state.evaluate(0, batch.inputs, batch.labels)
 
 
 def test_a_step_with_an_evaluation_in_its_middle_is_the_same_step() -> None:
     plain, looked_at = Stage(), Stage()
-    ticket = looked_at.ticket()
-    assert ticket.inputs is not None
-    assert ticket.labels is not None
+    batch = looked_at.batch()
     assert looked_at.add(0) == plain.add(0) == ""
-    looked_at.state.evaluate(0, ticket.inputs, ticket.labels)
+    looked_at.state.evaluate(0, batch.inputs, batch.labels)
     assert looked_at.add(1) == plain.add(1) == ""
     assert torch.equal(looked_at.state.accumulator.flat, plain.state.accumulator.flat)
     assert looked_at.state.record == plain.state.record

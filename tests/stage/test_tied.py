@@ -32,7 +32,10 @@ def tied(manifest: Manifest) -> Manifest:
 
 
 def assert_one_weight(chain: Chain) -> None:
-    first, last = ({name: value.clone() for name, value in state.tied_tensors().items()} for state in (chain.states[0], chain.states[-1]))
+    first, last = (
+        {name: value.clone() for name, value in state.holdings.tied_tensors(state.record).items()}
+        for state in (chain.states[0], chain.states[-1])
+    )
     assert first.keys() == last.keys()
     assert f"parameters/{WEIGHT}" in first
     assert all(torch.equal(first[name], last[name]) for name in first)
@@ -96,12 +99,12 @@ def test_a_joiner_catches_up_and_takes_over_with_the_sums_that_others_applied(tm
             joiner.catch_up(average.roster, average.flat_sum, norm, average.tied)
         peers.commit(norm)
     for donor, caught_up, joiner in zip(peers.states, late.states, new.states, strict=True):
-        joiner.load(donor.tensors(parameters_only=False), donor.record.step, donor.record.lineage, donor.history)
+        joiner.load(donor.holdings.tensors(donor.record), donor.record.step, donor.record.lineage, donor.history)
         assert caught_up.record.lineage == joiner.record.lineage == donor.record.lineage
         assert caught_up.record.tied == joiner.record.tied == donor.record.tied
         assert caught_up.record.tied_sums == donor.record.tied_sums
         assert joiner.record.tied_sums == (), "what it did not apply it cannot give"
-        found = [each.tensors(parameters_only=False) for each in (donor, caught_up, joiner)]
+        found = [each.holdings.tensors(each.record) for each in (donor, caught_up, joiner)]
         assert all(torch.equal(each[name], value) for each in found[1:] for name, value in found[0].items())
 
 
@@ -132,8 +135,8 @@ def test_the_other_stages_copy_takes_the_place_of_one_with_a_worse_history(tmp_p
     last.skip_step()  # nobody alive held its average
     assert last.record.tied.inexact == 1
     with pytest.raises(WrongStateError, match="no better history"):
-        first.copy_tied(last.tied_tensors(), 2)
-    copy = first.tied_tensors()
+        first.copy_tied(last.holdings.tied_tensors(last.record), 2)
+    copy = first.holdings.tied_tensors(first.record)
     with pytest.raises(BadMessageError, match="not like mine"):
         last.copy_tied(copy | {f"parameters/{WEIGHT}": torch.zeros(3)}, 2)
     with pytest.raises(BadMessageError, match="no history"):

@@ -138,7 +138,7 @@ async def test_stages_that_have_done_a_microbatch_give_its_gradient_again_until_
     assert [bool(kinds) for kinds in passes] == [stage <= lacking for stage in range(3)]
     assert [SpanKind.BACKWARD in kinds for kinds in passes] == [stage == lacking for stage in range(3)]
     asked = chain.states[lacking + 1]
-    asked.load(asked.tensors(parameters_only=False), 0, asked.record.lineage, ())
+    asked.load(asked.holdings.tensors(asked.record), 0, asked.record.lineage, ())
     sums[lacking + 1].zero_()
     assert SpanKind.BACKWARD in (await made_anew())[lacking + 1]
 

@@ -41,7 +41,7 @@ def test_parameters_and_optimizer_take_the_bytes_that_were_planned(model: dict[s
         record = PeerRecord(peer=PeerId("me"), stage=stage)
         state = StageState(manifest, record, torch.device("cpu"), lambda record=record: view_of(record))  # type: ignore[misc]
         load = stage_load(manifest, model_loads(manifest), layers_of(manifest, stage))
-        parameters = list(state.module.parameters())
+        parameters = list(state.holdings.module.parameters())
         assert load.parameter_bytes == sum(parameter.nbytes for parameter in parameters)
         planned = estimate_stage(manifest, model_loads(manifest), layers_of(manifest, stage))
         assert planned.optimizer_bytes == optimizer_bytes_of(state)
@@ -50,7 +50,7 @@ def test_parameters_and_optimizer_take_the_bytes_that_were_planned(model: dict[s
 
 def optimizer_bytes_of(state: StageState) -> int:
     """Without the step counts, 4 bytes a parameter tensor."""
-    return sum(tensor.nbytes for tensor in state.optimizer.tensors().values()) - 4 * len(list(state.module.parameters()))
+    return sum(tensor.nbytes for tensor in state.holdings.optimizer.tensors().values()) - 4 * len(list(state.holdings.module.parameters()))
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,10 @@ from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.policy.step.situation import StepRules
 from peerd.reference import train_reference
 from peerd.stage.executor import Executor, Priority
+from peerd.stage.microbatches import backward, forward, forward_backward
+from peerd.stage.results import HeldMicrobatch, Ticket
 from peerd.stage.snapshots import Downloader, SnapshotServer
-from peerd.stage.state import StageState, Ticket
+from peerd.stage.state import StageState
 from peerd.step.stepper import Stepper
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, RawRecord
@@ -87,17 +89,18 @@ class Table:
         serving = [[self.peers[r.peer] for r in self.anybody.serving(s) if step in (r.step, r.step - 1)] for s in range(NUM_STAGES)]
         path = [able[index % len(able)] for able in serving]
         tokens, labels = self.corpus.microbatch(step, index)
-        tickets = []
+        batches = []
         try:
             for peer in path:
                 mark = (peer.state.record.incarnation, peer.state.record.ledger_no)
-                tickets.append(Ticket(step, index, mark, peer.state.record.stage in accumulate, inputs=tokens, labels=labels))
+                ticket = Ticket(step, index, mark, peer.state.record.stage in accumulate)
+                batches.append(HeldMicrobatch(ticket, tokens, labels))
                 if peer is not path[-1]:
-                    tokens = await peer.run(lambda peer=peer: peer.state.forward(tickets[-1]))
-            outcome = await path[-1].run(lambda: path[-1].state.forward_backward(tickets[-1]))
-            for peer, ticket in zip(path[-2::-1], tickets[-2::-1], strict=True):
+                    tokens = await peer.run(lambda peer=peer: forward(peer.state, batches[-1]))
+            outcome = await path[-1].run(lambda: forward_backward(path[-1].state, batches[-1]))
+            for peer, batch in zip(path[-2::-1], batches[-2::-1], strict=True):
                 gradient = outcome.gradient
-                outcome = await peer.run(lambda peer=peer, ticket=ticket, gradient=gradient: peer.state.backward(ticket, gradient))
+                outcome = await peer.run(lambda peer=peer, batch=batch, gradient=gradient: backward(peer.state, batch, gradient))
         except WrongStateError:
             return  # one of them has gone on meanwhile
 
@@ -211,7 +214,7 @@ async def table(tmp_path: Path) -> AsyncIterator[Table]:
 
 def parameters_of(table: Table, stage: int) -> list[dict[str, Tensor]]:
     peers = [peer for peer in table.peers.values() if peer.state.record.stage == stage]
-    return [{name: value.detach() for name, value in peer.state.module.named_parameters()} for peer in peers]
+    return [{name: value.detach() for name, value in peer.state.holdings.module.named_parameters()} for peer in peers]
 
 
 def assert_one_model(table: Table) -> None:
@@ -219,8 +222,8 @@ def assert_one_model(table: Table) -> None:
     for stage in range(NUM_STAGES):
         first, *rest = parameters_of(table, stage)
         assert all(torch.equal(each[name], value) for each in rest for name, value in first.items())
-    holders = [peer.state for peer in table.peers.values() if peer.state.tied_names]
-    first, *rest = [{name: value.clone() for name, value in state.tied_tensors().items()} for state in holders]
+    holders = [peer.state for peer in table.peers.values() if peer.state.holdings.tied_names]
+    first, *rest = [{name: value.clone() for name, value in state.holdings.tied_tensors(state.record).items()} for state in holders]
     assert all(torch.equal(each[name], value) for each in rest for name, value in first.items())
     assert len({state.record.tied for state in holders}) == 1
     assert holders[0].record.tied != Lineage()
@@ -263,9 +266,9 @@ async def test_copies_that_differ_become_one(table: Table) -> None:
     for name in ("y", "z"):
         state = table.peers[PeerId(name)].state
         with torch.no_grad():
-            state.module.get_parameter(WEIGHT).add_(1e-3)
+            state.holdings.module.get_parameter(WEIGHT).add_(1e-3)
         state.record = replace(state.record, tied=Lineage(0, b"\xff" * 16), lineage=Lineage(0, b"another"))
-    await table.until(lambda: len({peer.state.record.tied for peer in table.peers.values() if peer.state.tied_names}) == 1)
+    await table.until(lambda: len({peer.state.record.tied for peer in table.peers.values() if peer.state.holdings.tied_names}) == 1)
     await table.finish(1)
     assert_one_model(table)
 

@@ -21,7 +21,9 @@ from peerd.generated import (
 )
 from peerd.link.traffic import Way
 from peerd.policy.step.roster import Roster, RosterEntry
-from peerd.stage.results import Outcome, Ticket
+from peerd.stage.microbatches import forward_backward
+from peerd.stage.results import BackwardResult, HeldMicrobatch
+from peerd.stage.state import StageState
 from peerd.table.record import RawRecord
 from peerd.wire import convert
 from peerd.wire.clients import StageClient
@@ -262,15 +264,17 @@ async def test_one_that_is_leaving_takes_nothing_new_and_is_not_taken_for_dead(c
         await StageClient(callee.links(), RUN).backpropagate(callee.caller.peer, call, (), PATIENCE_S, lambda _stage, _peer: None)
 
 
-async def test_one_that_pauses_gives_back_what_it_has_not_begun_and_finishes_what_it_has(callee: Callee) -> None:
-    begun, go_on, jobs = threading.Event(), threading.Event(), callee.state.forward_backward
+async def test_one_that_pauses_gives_back_what_it_has_not_begun_and_finishes_what_it_has(
+    callee: Callee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
 
-    def slowly(ticket: Ticket) -> Outcome:
+    def slowly(state: StageState, batch: HeldMicrobatch) -> BackwardResult:
         begun.set()
         go_on.wait(20)
-        return jobs(ticket)
+        return forward_backward(state, batch)
 
-    callee.state.forward_backward = slowly  # type: ignore[method-assign]
+    monkeypatch.setattr("peerd.stage.service.forward_backward", slowly)
     stub = await callee.served.stub(stage_pb2_grpc.StageStub, callee.caller.peer)
     first = stub.Backpropagate(iter(sent(callee.call(index=0))))
     assert await asyncio.to_thread(begun.wait, 20)
@@ -322,16 +326,15 @@ async def test_a_refusal_while_tensors_are_still_being_sent_is_not_taken_for_a_d
     await callee.assert_lives()
 
 
-async def test_a_gradient_asked_for_again_is_given_again_and_not_computed(callee: Callee) -> None:
+async def test_a_gradient_asked_for_again_is_given_again_and_not_computed(callee: Callee, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a replay for an earlier stage asks of those that hold their part still."""
     client, computed = StageClient(callee.links(), RUN), []
-    forward_backward = callee.state.forward_backward
 
-    def counted(ticket: Ticket) -> Outcome:
-        computed.append(ticket.index)
-        return forward_backward(ticket)
+    def counted(state: StageState, batch: HeldMicrobatch) -> BackwardResult:
+        computed.append(batch.ticket.index)
+        return forward_backward(state, batch)
 
-    callee.state.forward_backward = counted  # type: ignore[method-assign]
+    monkeypatch.setattr("peerd.stage.service.forward_backward", counted)
 
     async def sent_again(accumulate: set[int], **changes: Any) -> CallResult:
         call = callee.call(accumulate=frozenset(accumulate), **changes)
@@ -368,7 +371,7 @@ async def test_an_evaluation_gives_the_loss_and_leaves_ledger_and_accumulator_al
     call = callee.call(evaluation=True, accumulate=frozenset())
     result = await client.backpropagate(callee.caller.peer, call, (), PATIENCE_S, lambda _stage, _peer: None)
     with torch.no_grad():
-        expected = callee.state.module(decode(call.inputs, CPU), decode(call.labels, CPU).long())
+        expected = callee.state.holdings.module(decode(call.inputs, CPU), decode(call.labels, CPU).long())
     assert result.gradient is None
     assert result.loss == float(expected)
     assert callee.state.record.done == 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from peerd.models.stages import StageModule, build_stage
-from peerd.stage.delayed import Ahead
+from peerd.stage.delayed import DelayedUpdate
 from tests.tiny_run import tiny_manifest
 
 
@@ -28,7 +28,7 @@ def norm_weight(module: StageModule) -> float:
 
 
 def test_the_caller_computes_on_while_the_update_is_made(module: StageModule) -> None:
-    ahead, go, spare = Ahead(module), threading.Event(), build_stage(tiny_manifest(5), 1, "cpu")
+    ahead, go, spare = DelayedUpdate(module), threading.Event(), build_stage(tiny_manifest(5), 1, "cpu")
 
     def update() -> None:
         assert go.wait(20)
@@ -43,7 +43,7 @@ def test_the_caller_computes_on_while_the_update_is_made(module: StageModule) ->
 
 
 def test_each_update_starts_from_the_one_before(module: StageModule) -> None:
-    ahead, spares = Ahead(module), [build_stage(tiny_manifest(5), 1, "cpu") for _ in range(2)]
+    ahead, spares = DelayedUpdate(module), [build_stage(tiny_manifest(5), 1, "cpu") for _ in range(2)]
     for number in range(4):
         spare = spares[number % 2]
         assert norm_weight(ahead.advance(spare, lambda spare=spare: shift(spare, 1.0))) == 1 + number  # type: ignore[misc]
@@ -54,7 +54,7 @@ def test_what_an_update_raises_reaches_who_waits_for_it(module: StageModule) -> 
     def broken() -> None:
         raise ValueError("no such gradient")
 
-    ahead = Ahead(module)
+    ahead = DelayedUpdate(module)
     ahead.advance(build_stage(tiny_manifest(5), 1, "cpu"), broken)
     for _ in range(2):  # such parameters are no better later
         with pytest.raises(ValueError, match="no such gradient"):

@@ -1,0 +1,71 @@
+"""Forward and backward passes of microbatches, each with the parameters of its step. Every function is a job for the executor's thread."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from peerd.errors import PeerGoneError, WrongStateError
+from peerd.models.module import StageModule
+from peerd.stage.results import BackwardResult, HeldMicrobatch
+from peerd.stage.state import StageState
+from peerd.timeline.spans import SpanKind
+
+
+def forward(state: StageState, batch: HeldMicrobatch) -> Tensor:
+    """The activations for the next stage. WrongStateError when the step's parameters are gone."""
+    module = state.module_at(batch.ticket.step)
+    batch.generation = state.holdings.generation
+    if not (state.keep_graph and batch.ticket.backward):
+        with torch.no_grad():
+            return _compute(state, module, batch)
+    if not module.is_first:
+        batch.inputs.requires_grad_()
+    batch.output, batch.module = _compute(state, module, batch), module
+    return batch.output.detach()
+
+
+def backward(state: StageState, batch: HeldMicrobatch, gradient: Tensor) -> BackwardResult:
+    """Backward pass from the gradient of this stage's output; accumulates when the ledger allows."""
+    if batch.generation != state.holdings.generation:  # never recompute with others than the next stage has computed with
+        raise WrongStateError("my parameters are others since the forward pass")
+    output, module = batch.output, state.module_at(batch.ticket.step)
+    batch.passes = ()
+    if output is None or batch.module is not module:
+        output = _recompute(state, batch)
+        batch.passes = ((SpanKind.RECOMPUTE, time.monotonic()),)
+    return _finish(state, batch, output, gradient, None)
+
+
+def forward_backward(state: StageState, batch: HeldMicrobatch) -> BackwardResult:
+    """The last stage: loss and backward at once."""
+    output = _recompute(state, batch)
+    loss = float(output.detach())
+    batch.passes = ((SpanKind.FORWARD, time.monotonic()),)
+    if not torch.isfinite(output).all():
+        raise PeerGoneError("the loss of this microbatch is not finite: the run has diverged, or an earlier stage lies")
+    return _finish(state, batch, output, None, loss)
+
+
+def _recompute(state: StageState, batch: HeldMicrobatch) -> Tensor:
+    module = state.module_at(batch.ticket.step)
+    if not module.is_first:
+        batch.inputs = batch.inputs.detach().requires_grad_()
+    return _compute(state, module, batch)
+
+
+def _compute(state: StageState, module: StageModule, batch: HeldMicrobatch) -> Tensor:
+    return state.holdings.passes.forward(module, batch.ticket.step, batch.ticket.index, batch.inputs, batch.labels)
+
+
+def _finish(state: StageState, batch: HeldMicrobatch, output: Tensor, gradient: Tensor | None, loss: float | None) -> BackwardResult:
+    step = batch.ticket.step
+    module = state.module_at(step)
+    parameters = list(module.parameters())
+    wanted = parameters if module.is_first else [batch.inputs, *parameters]
+    gradients = state.holdings.passes.backward(output, wanted, gradient, late=step < state.record.step)
+    batch.output = batch.module = None
+    input_gradient = None if module.is_first else gradients.pop(0)
+    return BackwardResult(input_gradient, state.accumulate(batch.ticket, gradients, loss))
