@@ -10,9 +10,9 @@ from peerd.table.forms import FLAG, LEDGER, NORM, REAL, count, many, one_of, opt
 
 MAX_PEERS = 1 << 20
 MAX_PERIODS = 256
-"""However seldom a peer announces itself, others believe it alive for at most three times so many announce periods."""
+"""A bound: no peer counts as live for longer than three times so many announce periods after its last record."""
 MAX_KEPT_STEPS = 8
-"""Finished steps of which a record still tells the norm or the tied sum."""
+"""Number of finished steps whose norm or tied sum is read from a record."""
 
 PeerId = NewType("PeerId", str)
 """A libp2p peer id in base58; it embeds the peer's Ed25519 public key."""
@@ -162,14 +162,14 @@ SUMMARY = row(StageSummary, count(MAX_PEERS), count(MAX_PEERS), count(1 << 40), 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vitals:
-    """The fields of a record that are measured, not decided. See PeerRecord for what the numbers mean."""
+    """The fields of a record that are measured, not decided. PeerRecord says what the numbers mean."""
 
     addresses: Annotated[tuple[str, ...], 3, many(text(256), 8)] = ()
     leaving: Annotated[bool, 11, FLAG] = False
     trains: Annotated[bool, 12, FLAG] = False
-    """Runs a trainer (has the run's data)."""
+    """This peer runs a trainer: it has the run's data."""
     trains_from: Annotated[int, 13, count()] = 0
-    """First step at which its trainer owns microbatches: a newcomer must not launch what others have in flight."""
+    """The first step at which its trainer owns microbatches: a newcomer must not launch what others have in flight."""
     queue: Annotated[int, 18, count(1 << 20)] = 0
     in_flight: Annotated[int, 19, count(1 << 20)] = 0
     throughput: Annotated[float, 20, REAL] = 0.0
@@ -178,13 +178,13 @@ class Vitals:
     last_loss: Annotated[float | None, 22, optional(REAL)] = None
     """Mean loss of the step before `step`."""
     evaluation: Annotated[Evaluation | None, 23, optional(EVALUATION)] = None
-    """The newest that this peer has made or heard of."""
+    """The newest evaluation that this peer has made or heard of."""
     software: Annotated[str, 24, text(64)] = ""
     device: Annotated[str, 25, text(64)] = ""
     memory_bytes: Annotated[int, 26, count()] = 0
     reach: Annotated[Reach, 30, one_of(Reach)] = Reach.UNKNOWN
     relays: Annotated[bool, 30, FLAG] = False
-    """Volunteers as a relay, and has not stopped."""
+    """This peer volunteers as a relay, and has not stopped."""
 
     def measured(self) -> dict[str, Any]:
         """These fields by name."""
@@ -213,27 +213,27 @@ class PeerRecord(Vitals):
     suspects: Annotated[tuple[Suspicion, ...], 14, many(SUSPICION)] = ()
     voids: Annotated[tuple[Void, ...], 15, many(VOID)] = ()
     checkpoints: Annotated[tuple[int, ...], 16, many(count())] = ()
-    """Steps of its stage that a joiner holds on disk; empty once it serves."""
+    """The steps of its stage that a joiner holds on disk; empty once it serves."""
     gives_start: Annotated[bool, 17, FLAG] = False
-    """Holds the state that the run begins from, of every stage."""
+    """This peer holds the state of every stage that the run begins from."""
     gradient_norm: Annotated[float | None, 27, optional(NORM)] = None
-    """Of my average, while AVERAGED and where the run shares norms; infinite where a gradient overflowed."""
+    """The norm of this peer's average. Known while AVERAGED where the run shares norms; infinite where a gradient overflowed."""
     norms: Annotated[tuple[StepNorm, ...], 27, many(STEP_NORM, MAX_KEPT_STEPS)] = ()
-    """Of the last steps I finished, where the run shares norms: those behind me apply the same."""
+    """The norms of the last finished steps, where the run shares norms: peers that are behind apply the same."""
     next_done: Annotated[int, 28, LEDGER] = 0
-    """As `done`, of the step after `step`: what is computed of it while `step` is averaged, where updates are delayed."""
+    """As `done`, for the next step: the microbatches computed while `step` is averaged, where updates are delayed."""
     next_ledger_no: Annotated[int, 28, count()] = 0
-    """Of the ledger that `next_done` spells out; 0: there is none, and a step begins when the one before is applied."""
+    """The number of the ledger in `next_done`. 0: there is none, and a step begins when the one before is applied."""
     tied_sum: Annotated[AverageId, 29, AVERAGE] = NO_AVERAGE
-    """Of a tied weight's gradients at my step, while AVERAGED and once I have it."""
+    """The sum of a tied weight's gradients at `step`. Known while AVERAGED, once this peer has it."""
     tied_sums: Annotated[tuple[TiedSum, ...], 29, many(TIED_SUM, MAX_KEPT_STEPS)] = ()
-    """Of the last steps I finished, as far as I keep them: those behind me apply the same."""
+    """The sums of the last finished steps, as far as this peer keeps them: peers that are behind apply the same."""
     tied: Annotated[Lineage, 29, LINEAGE] = Lineage()
-    """What my copy of a tied weight descends from."""
+    """What this peer's copy of a tied weight descends from."""
     periods: Annotated[int, 31, count(MAX_PERIODS, least=1)] = 1
-    """It announces itself at least once in so many announce periods, and lives three times as long."""
+    """This peer announces itself at least once in so many announce periods, and its record lives three times as long."""
     summary: Annotated[StageSummary | None, 31, optional(SUMMARY)] = None
-    """Of its stage, where this peer speaks for it."""
+    """The summary of its stage, where this peer speaks for the stage."""
 
     @property
     def worth(self) -> tuple[int, Lineage, bytes]:
