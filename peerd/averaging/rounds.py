@@ -22,6 +22,7 @@ from peerd.averaging.codec_choice import Terms
 from peerd.averaging.compression import Compression
 from peerd.averaging.exchange import Round, elements_of, own_part, part_for, reduce, whole_of
 from peerd.averaging.handover import finite, unpacked
+from peerd.averaging.host import RoundHost
 from peerd.averaging.kept import KeptAverages
 from peerd.averaging.log import AverageLog
 from peerd.background import INTERNAL_ERRORS, Tasks, start
@@ -56,6 +57,8 @@ class Rounds:
         log: AverageLog,
         averaging_s: float,
         clock: Callable[[], float],
+        host: RoundHost,
+        spans: SpanRing | None = None,
     ) -> None:
         self._state = state
         self._executor = executor
@@ -78,17 +81,8 @@ class Rounds:
         self.num_applied = 0
         self.missed: Counter[PeerId] = Counter()
         """Rounds of this step that I led and that failed for want of a member."""
-        self.spans = SpanRing(0)
-        self.own_record: Callable[[], RawRecord] = lambda: NO_RECORD
-        self.on_record: Callable[[RawRecord], None] = lambda _record: None
-        """Of a member that did not join: what the leader took it for was wrong."""
-        self.on_opened: Callable[[], None] = lambda: None
-        """A round is open: its members know by its roster, and nobody else waits to hear of it."""
-        self.on_change: Callable[[], None] = lambda: None
-        """A round has ended."""
-        self.on_applied: Callable[[Roster], None] = lambda _roster: None
-        """An average was applied to the parameters, also while catching up."""
-        self.on_failure: Callable[[PeerId], None] = lambda _peer: None
+        self._host = host
+        self._spans = spans or SpanRing(0)
 
     # As leader
 
@@ -123,7 +117,7 @@ class Rounds:
         try:
             joined, reason, record = await self._client.propose(peer, roster, self._averaging_s)
         except RemoteError as error:
-            self.on_failure(peer)
+            self._host.report_failure(peer)
             if self.open is not None and self.open.roster is roster:
                 self.open.silent.append(peer)
             return f"{peer}: {error.message}"
@@ -132,7 +126,7 @@ class Rounds:
         if self.open is not None and self.open.roster is roster:
             self.open.refused = True
         with contextlib.suppress(BadMessageError):  # it has refused all the same
-            self.on_record(record)
+            self._host.learn(record)
         return f"{peer}: {reason}"
 
     def _spread_abort(self, roster: Roster) -> None:
@@ -155,10 +149,10 @@ class Rounds:
         if caller != roster.leader:
             raise BadMessageError("a roster is proposed by its leader")
         if roster.average_id in self._dead:
-            return False, "this round is closed", self.own_record()
+            return False, "this round is closed", self._host.own_record()
         # Not to be cut short by a leader that takes its proposal back: the state would be averaging without an open round.
         reason = await asyncio.shield(self._tasks.start(self._join(roster), expects=(RemoteError,)))
-        return (False, reason, self.own_record()) if reason else (True, "", NO_RECORD)
+        return (False, reason, self._host.own_record()) if reason else (True, "", NO_RECORD)
 
     async def _join(self, roster: Roster) -> str:
         codec = self.compression.codec_of(roster.codec)
@@ -182,7 +176,7 @@ class Rounds:
         opened, self._opened = self._opened, asyncio.Event()
         opened.set()
         self._work = self._tasks.start(self._run(self.open))
-        self.on_opened()
+        self._host.round_opened()
         return ""
 
     async def _run(self, current: Round) -> None:
@@ -205,7 +199,7 @@ class Rounds:
         if self._arithmetic is not self._executor:
             await self._arithmetic.run(Priority.CONTROL, lambda: whole_of(current))
         await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(current.roster, whole_of(current)))
-        self.on_change()
+        self._host.announce()
 
     async def _fail(self, current: Round, error: Exception) -> None:
         """A bug at this member ends the round. No other member is to blame for it."""
@@ -244,9 +238,9 @@ class Rounds:
         try:
             chunks = await self._client.reduce(peer, header, part, 2 * self._averaging_s)
         except RemoteError:
-            self.on_failure(peer)
+            self._host.report_failure(peer)
             raise
-        self.spans.add(SpanKind.EXCHANGE, began_s, current.roster.step, -1, peer, 2 * size)
+        self._spans.add(SpanKind.EXCHANGE, began_s, current.roster.step, -1, peer, 2 * size)
         current.progress_s = self._clock()
         where, place = elements_of(current, number)
         self.compression.count(where.codec, size)
@@ -324,7 +318,7 @@ class Rounds:
         if work is not None and work is not asyncio.current_task():
             work.cancel()
         await self._executor.run(Priority.CONTROL, self._state.close_round)
-        self.on_change()
+        self._host.announce()
 
     async def _count_missed(self, current: Round) -> None:
         """Hole 19: after some rounds that failed for want of a member, I leave it out of this step."""
@@ -366,7 +360,7 @@ class Rounds:
         dtype, length = self._state.accumulator.flat.dtype, self._state.accumulator.num_tied
         began_s = time.monotonic()
         chunks = await self._client.get_tied(peer, step, wanted, length * dtype.itemsize, 2 * self._averaging_s)
-        self.spans.add(SpanKind.EXCHANGE, began_s, step, -1, peer, length * dtype.itemsize)
+        self._spans.add(SpanKind.EXCHANGE, began_s, step, -1, peer, length * dtype.itemsize)
         return await self._arithmetic.run(Priority.CONTROL, lambda: finite(decode_flat(chunks, dtype)))
 
     async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[bytes]]:
@@ -384,7 +378,7 @@ class Rounds:
         self._terms.applied(self._clock())
         if self.compression.allowed.is_lossy:  # on its own thread, before any sum of the next round
             self._tasks.start(self._arithmetic.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id, length)))
-        self.on_applied(held.roster)
+        self._host.applied(held.roster)
         if self._kept.hold(held):
             self._tasks.start(self._kept.write(held))
 

@@ -32,7 +32,7 @@ from peerd.stage.start import start_lineage
 from peerd.stage.state import StageState
 from peerd.step.stepper import Stepper, rules_of
 from peerd.swarm.membership import clock_s
-from peerd.table.record import Phase, RawRecord
+from peerd.table.record import PeerId, Phase, RawRecord
 from peerd.train.trainer import Trainer
 from peerd.wire.clients import AveragingClient, StageClient, StateClient
 from peerd.wire.dispatch import Dispatcher
@@ -96,41 +96,34 @@ class Seat:
         self.commit_times_s: dict[int, float] = {}
         """Wall clock of the last commits, by step."""
         averaging_s = AVERAGING_SHARE_OF_TTL * membership.view.ttl_s
-        stage_client = StageClient(links, run)
-        self.dispatcher = Dispatcher(
-            stage_client, membership, train.num_stages, train.microbatches_per_step, peer.patience_s, MICROBATCH_TOTAL_S
-        )
         self.link_codecs = LinkCodecs(manifest, membership.live, links.traffic)
+        self.dispatcher = Dispatcher(
+            StageClient(links, run, peer.spans),
+            membership,
+            peer.liveness,
+            self.link_codecs,
+            train.num_stages,
+            train.microbatches_per_step,
+            peer.patience_s,
+            MICROBATCH_TOTAL_S,
+        )
         pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor)
         self.service = StageService(manifest, state, executor, self.dispatcher, pace)
         held = state.holdings.module, state.keep_graph
         self.service.slots = affordable_slots(manifest, *held, memory_bytes, on_gpu=has_own_memory(place.device))
         log = AverageLog(peer.network.home.averages, state.accumulator.flat.dtype)
-        self.rounds = Rounds(state, executor, AveragingClient(links, run), log, averaging_s, clock_s)
+        self.rounds = Rounds(state, executor, AveragingClient(links, run), log, averaging_s, clock_s, self, peer.spans)
         self.snapshots = SnapshotServer(state, executor, self._read_start if place.start else None)
         self.downloader = Downloader(StateClient(links, run), membership, peer.patience_s)
         rules = rules_of(manifest, membership.view.ttl_s, averaging_s)
-        self.stepper = Stepper(state, executor, membership, self.rounds, self.downloader, rules)
+        self.stepper = Stepper(state, executor, membership, self.rounds, self.downloader, rules, beginning, self)
         self.training = Training(manifest, membership, self.dispatcher, peer.data, self.announce, peer.tracing)
-        self.state.spans = self.service.spans = self.rounds.spans = stage_client.spans = peer.spans
-        self._wire(beginning)
+        self.state.spans = self.service.spans = peer.spans
+        self._wire()
 
-    def _wire(self, beginning: Beginning) -> None:
+    def _wire(self) -> None:
         peer = self.peer
-        self.dispatcher.adapt = self.link_codecs.adapt
-        self.dispatcher.on_failure = peer.liveness.report_failure
-        self.rounds.on_failure = peer.liveness.report_failure
-        self.rounds.on_opened = self._round_opened
-        self.rounds.on_change = self.announce
-        self.rounds.own_record = self._own_record
-        self.rounds.on_record = lambda record: peer.membership.absorb([record])
-        self.rounds.on_applied = self._watcher.applied
-        self.stepper.beginning = beginning
-        self.stepper.load_start = self._load_start if peer.place.manifest.start.state else None
-        self.stepper.on_change = self.announce
-        self.stepper.on_commit = self._committed
-        self.stepper.load_checkpoint = lambda step: self.store.load(self.stage, step)
-        self.service.records = lambda: [self._own_record()]
+        self.service.records = lambda: [self.own_record()]
         self.service.on_records = lambda _caller, records: peer.membership.absorb(records)
         self.service.on_progress = self._ledger_grew
         self.service.changed = self.stepper.committed
@@ -190,7 +183,7 @@ class Seat:
         self.peer.announce(urgent)
         self._watcher.noticed()
 
-    def _round_opened(self) -> None:
+    def round_opened(self) -> None:
         self.peer.membership.wake()
         self._watcher.noticed()
 
@@ -205,7 +198,7 @@ class Seat:
             is_whole = not missing(self.peer.membership.live(), mine.stage, mine.step, num_microbatches)
             self.peer.gossip.push(everybody=False, urgent=is_whole)
 
-    def _committed(self) -> None:
+    def committed(self) -> None:
         """It is expected by all who have heard that every stage has averaged. Where steps overlap, the next launches wait for it."""
         self.snapshots.forget()
         step = self.state.record.step - 1
@@ -224,10 +217,22 @@ class Seat:
         due = every > 0 and (step % every == 0 or step == manifest.train.steps)
         return due and (self._saving is None or self._saving.done())
 
-    def _own_record(self) -> RawRecord:
+    def own_record(self) -> RawRecord:
         signed = self.peer.membership.publish()
         assert signed is not None
         return signed.raw
+
+    def learn(self, record: RawRecord) -> None:
+        self.peer.membership.absorb([record])
+
+    def report_failure(self, peer: PeerId) -> None:
+        self.peer.liveness.report_failure(peer)
+
+    def applied(self, roster: Roster) -> None:
+        self._watcher.applied(roster)
+
+    def load_checkpoint(self, step: int) -> Downloaded | None:
+        return self.store.load(self.stage, step)
 
     # The state that the run begins from
 
@@ -236,7 +241,7 @@ class Seat:
         assert start is not None
         return start.of_stage(self.peer.place.manifest, stage)
 
-    async def _load_start(self) -> Downloaded:
+    async def load_start(self) -> Downloaded:
         """My stage's part of it: from this machine's file, else from a peer that has it."""
         manifest = self.peer.place.manifest
         if self.peer.place.start is not None:

@@ -37,7 +37,8 @@ async def take_seat(peer: Peer, wanted: int, watcher: Watcher) -> Seat:
     steps = tuple(checkpoint.step for checkpoint in checkpoints if checkpoint.stage == stage)
     founds = bool(settings.run_file) and not peer.has_served
     reached = await reached_before(peer.archive) if founds and not steps else 0
-    beginning = Beginning(step=place.manifest.start.step, founder=founds, reached=reached)
+    start = place.manifest.start
+    beginning = Beginning(step=start.step, founder=founds, reached=reached, needs_state=bool(start.state))
     offers = PeerRecord(peer=peer.membership.me, stage=stage, checkpoints=steps, gives_start=place.start is not None)
     executor = Executor()
     try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Protocol
 
 import structlog
 
@@ -39,11 +39,35 @@ _TOLD: dict[type[Act], str] = {
 """Acts that cost work or exactness, and what the log calls them."""
 
 
+class StepHost(Protocol):
+    """The peer that steps: what the stepper tells it, and asks of it."""
+
+    def announce(self) -> None:
+        """A decision has changed phase, step or ledger; commits and rounds are told of otherwise."""
+
+    def committed(self) -> None:
+        """This peer is at the next step."""
+
+    def load_checkpoint(self, step: int) -> Downloaded | None:
+        """The stage at this step as the disk has it; None where it is gone. Called on a thread of its own."""
+
+    async def load_start(self) -> Downloaded:
+        """The stage's part of the state that the run begins from. RemoteError or StageError where it cannot be had yet."""
+
+
 class Stepper:
     """Drives one stage's state by the rules of stepping.py."""
 
     def __init__(
-        self, state: StageState, executor: Executor, membership: Membership, rounds: Rounds, downloader: Downloader, rules: StepRules
+        self,
+        state: StageState,
+        executor: Executor,
+        membership: Membership,
+        rounds: Rounds,
+        downloader: Downloader,
+        rules: StepRules,
+        beginning: Beginning,
+        host: StepHost,
     ) -> None:
         self._state = state
         self._executor = executor
@@ -64,10 +88,8 @@ class Stepper:
         self._retired = asyncio.Event()
         self._resumable: tuple[int, float] = (-1, 0.0)
         """The checkpoint step to resume at, and since when it has been that."""
-        self.load_checkpoint: Callable[[int], Downloaded | None] = lambda _step: None
-        self.beginning = Beginning()
-        self.load_start: Callable[[], Awaitable[Downloaded]] | None = None
-        """Gives the state that the run begins from; None where it begins with first weights, or once that state is loaded."""
+        self._beginning = beginning
+        self._host = host
         self.decision: Act = acts.Wait("just begun")
         self._told: tuple[type[Act], str, int] | None = None
         self.resumed_at: int | None = None
@@ -77,10 +99,6 @@ class Stepper:
         self.duplicates = 0
         """Microbatches counted twice in an average this peer applied, and those missing from one: both must stay 0."""
         self.lost = 0
-        self.on_change: Callable[[], None] = lambda: None
-        """Phase, step or ledger changed by a decision, but for a commit, and for a round that I lead: `Rounds` tells of those."""
-        self.on_commit: Callable[[], None] = lambda: None
-        """I am at the next step."""
 
     async def run(self) -> None:
         while not self._retiring.is_set():
@@ -90,7 +108,7 @@ class Stepper:
                 await self._trials.failed(error, self._state.record.step, self.decision.reason)
         await self._close_open("leaving")
         await self._executor.run(Priority.CONTROL, self._state.begin_joining)
-        self.on_change()
+        self._host.announce()
         self._retired.set()
 
     async def _take_turn(self) -> None:
@@ -137,7 +155,7 @@ class Stepper:
             lost_since_s=self._lost_since_s,
             refused=self._fetching.refused(),
             unanswered=self._fetching.unanswered(),
-            has_start=self.load_start is None,
+            has_start=not self._beginning.needs_state,
         )
 
     def _decide(self) -> Act:
@@ -148,7 +166,7 @@ class Stepper:
             self._lost_since_s = None
         elif self._lost_since_s is None:
             self._lost_since_s = now.now_s
-        at_start = own.record.step <= self.beginning.step
+        at_start = own.record.step <= self._beginning.step
         if own.record.phase is Phase.JOINING and at_start and not live.serving(own.record.stage):
             return self._recover(now)
         return decide(replace(now, own=replace(own, lost_since_s=self._lost_since_s)))
@@ -162,11 +180,11 @@ class Stepper:
         """Nobody serves my stage and I hold the run's start at best: policy/step/recovery says what to do."""
         seen = [sighting.record for sighting in self._membership.view.sightings.values() if sighting.record.peer != self._membership.me]
         newest_seen = max((record.step for record in seen), default=0)
-        beginning = replace(self.beginning, needs_state=self.load_start is not None)
+        beginning = self._beginning
         act = plan(now.mine, now.live, self._rules.num_stages, beginning=beginning, newest_seen=newest_seen)
         if isinstance(act, acts.Serve | acts.LoadStart) and beginning.loses_steps:
             LOG.warning("beginning anew", reason=act.reason, remedy="if a peer has one: `peerd leave`, and `peerd join` once it is back")
-            self.beginning = replace(self.beginning, reached=self.beginning.step)  # said once
+            self._beginning = replace(beginning, reached=beginning.step)  # said once
         if not isinstance(act, acts.LoadCheckpoint):
             return act
         if act.step != self._resumable[0]:
@@ -175,10 +193,8 @@ class Stepper:
         return act if is_settled else acts.Wait(act.reason)
 
     async def _load_start(self) -> None:
-        if self.load_start is None:
-            return
         try:
-            found = await self.load_start()
+            found = await self._host.load_start()
         except (RemoteError, StageError) as error:
             LOG.info("the state that the run begins from could not be had yet", error=error.message)
             await asyncio.sleep(RETRY_PAUSE_S)
@@ -188,11 +204,11 @@ class Stepper:
 
     async def _take_over(self, found: Downloaded) -> None:
         await self._executor.run(Priority.CONTROL, lambda: self._state.load(found.tensors, found.step, found.lineage, found.history))
-        self.load_start = None
+        self._beginning = replace(self._beginning, needs_state=False)
 
     async def _load_checkpoint(self, step: int, reason: str) -> None:
         """Take over a checkpoint; a joiner at that step then serves like any other."""
-        found = await asyncio.to_thread(self.load_checkpoint, step)
+        found = await asyncio.to_thread(self._host.load_checkpoint, step)
         LOG.info("resuming from disk" if found else "the checkpoint is gone", step=step, reason=reason)
         try:
             if found is not None:
@@ -207,7 +223,7 @@ class Stepper:
         self._lost_since_s = None
         await self._close_open("fenced")
         await self._executor.run(Priority.CONTROL, lambda: self._state.fence(incarnation))
-        self.on_change()
+        self._host.announce()
 
     def _tell(self, act: Act, step: int) -> None:
         """The log, once for what is tried again and again."""
@@ -251,7 +267,7 @@ class Stepper:
             case acts.LoadStart():
                 await self._load_start()
         if self._state.record != before and not isinstance(act, acts.Propose | acts.Commit):
-            self.on_change()
+            self._host.announce()
 
     async def _commit(self, norm: float | None, tied_sum: AverageId | None) -> None:
         try:
@@ -265,7 +281,7 @@ class Stepper:
         self._committed.set()
         self._committed = asyncio.Event()
         await asyncio.sleep(0)  # who waits for it computes while the rest of the swarm is told
-        self.on_commit()
+        self._host.committed()
 
     def _count(self, roster: Roster) -> None:
         """What was applied, counted from its roster and not from the rule that should have made it exact."""
@@ -284,7 +300,7 @@ class Stepper:
         await self._close_open("reloading")
         self.reloads += 1
         await self._executor.run(Priority.CONTROL, self._state.begin_joining)
-        self.on_change()
+        self._host.announce()
         try:
             await self._take_over(await self._downloader.download(self._state.record.stage, MOST_STATE_BYTES, peer))
             self._fetching.forget_refusals()

@@ -39,11 +39,11 @@ MAX_LINEAGE_BYTES = 32
 class StageClient:
     """Sends microbatches to peers of a stage."""
 
-    def __init__(self, links: Links, run: RunId) -> None:
+    def __init__(self, links: Links, run: RunId, spans: SpanRing | None = None) -> None:
         self._links = links
         self._run = run
         self._lanes = Lanes()
-        self.spans = SpanRing(0)
+        self._spans = spans or SpanRing(0)
 
     async def backpropagate(
         self, peer: PeerId, call: Call, records: Sequence[RawRecord], patience_s: float, on_forwarded: Callable[[int, PeerId], None]
@@ -62,7 +62,7 @@ class StageClient:
                     yield message
                 turn.end()
                 sent = header.ByteSize() + call.inputs.num_bytes + call.labels.num_bytes
-                self.spans.add(SpanKind.SEND, began_s, call.step, call.index, peer, sent)
+                self._spans.add(SpanKind.SEND, began_s, call.step, call.index, peer, sent)
                 traffic.sent_bytes += sent
                 if call.stage > 0:
                     traffic.boundary_crossings += 1
@@ -80,7 +80,7 @@ class StageClient:
                     with traffic.receiving((peer, way), expected.num_bytes):
                         chunks = await _read_chunks(rpc, expected.num_bytes, patience_s)
                     gradient = expected.with_chunks(chunks)
-                    self.spans.add(SpanKind.RECEIVE_GRADIENT, began_s, call.step, call.index, peer, expected.num_bytes)
+                    self._spans.add(SpanKind.RECEIVE_GRADIENT, began_s, call.step, call.index, peer, expected.num_bytes)
                     traffic.received_bytes += expected.num_bytes
                     traffic.received("activation_gradients", PeerRole.NEXT_STAGE, expected.num_bytes, expected.codec)
                 if await read_within(rpc.__aiter__(), patience_s) is not None:

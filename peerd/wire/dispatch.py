@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -42,6 +42,19 @@ class Table(Protocol):
     async def changed(self, timeout_s: float) -> bool: ...
 
 
+class FailureReports(Protocol):
+    """Takes the word that a call has failed."""
+
+    def report_failure(self, peer: PeerId) -> None: ...
+
+
+class CallAdapter(Protocol):
+    """Makes of a call what suits a link."""
+
+    async def adapt(self, call: Call, peer: PeerId) -> Call:
+        """The call as it goes to the peer."""
+
+
 @dataclass(slots=True)
 class DispatchCounters:
     replayed: int = 0
@@ -52,10 +65,20 @@ class Dispatcher:
     """One per daemon; keeps a router per stage. `patience_s` bounds a callee's silence, `total_s` one microbatch."""
 
     def __init__(
-        self, client: StageClient, table: Table, num_stages: int, num_microbatches: int, patience_s: float, total_s: float
+        self,
+        client: StageClient,
+        table: Table,
+        failures: FailureReports,
+        adapter: CallAdapter,
+        num_stages: int,
+        num_microbatches: int,
+        patience_s: float,
+        total_s: float,
     ) -> None:
         self._client = client
         self._table = table
+        self._failures = failures
+        self._adapter = adapter
         self._num_stages = num_stages
         self._num_microbatches = num_microbatches
         self._patience_s = patience_s
@@ -66,9 +89,6 @@ class Dispatcher:
         """Peers that said for how long they would not hear this one (monotonic clock)."""
         self._cancels = Tasks()
         self.counters = DispatchCounters()
-        self.on_failure: Callable[[PeerId], None] = lambda _peer: None
-        self.adapt: Callable[[Call, PeerId], Awaitable[Call]] = _as_it_is
-        """Makes of a call what suits the link to the peer that was chosen."""
 
     async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
         """The result of one microbatch. PeerGoneError when nobody took it in time; WrongStateError when its step is over."""
@@ -128,7 +148,7 @@ class Dispatcher:
         return self._routers.setdefault((call.stage, call.evaluation), Router())
 
     async def _try(self, router: Router, peer: PeerRecord, call: Call, note: Callable[[int, PeerId], None]) -> CallResult:
-        call = await self.adapt(call, peer.peer)
+        call = await self._adapter.adapt(call, peer.peer)
         started_s = time.monotonic()
         result = await self._client.backpropagate(peer.peer, call, (), self._patience_s, note)
         elapsed_s = time.monotonic() - started_s
@@ -150,7 +170,7 @@ class Dispatcher:
         router.ban(peer)
         self.counters.replayed += not isinstance(error, UnheardError)
         if not isinstance(error, BadMessageError):
-            self.on_failure(peer.peer)
+            self._failures.report_failure(peer.peer)
         self._cancels.start(self._cancel(peer.peer, call.call_id))
 
     async def _cancel(self, peer: PeerId, call_id: bytes) -> None:
@@ -171,7 +191,3 @@ class Dispatcher:
         step = work_step(live, self._num_stages)
         if step is not None and step > call.step and not call.evaluation:
             raise WrongStateError(f"step {call.step} is over")
-
-
-async def _as_it_is(call: Call, _peer: PeerId) -> Call:
-    return call

@@ -21,6 +21,8 @@ from blake3 import blake3
 from torch import Tensor
 
 from peerd.errors import PeerdError
+from peerd.policy.step.roster import Roster
+from peerd.table.record import NO_RECORD, PeerId, RawRecord
 from scripts.benchmarks._sides import PATIENCE_S, TIMEOUT_S, serve
 
 NUM_MICROBATCHES = 16
@@ -234,11 +236,26 @@ class Peerd:
         self._state = await self._executor.run(Priority.CONTROL, lambda: StageState(manifest, record, torch.device("cpu"), lambda: live))
         await self._executor.run(Priority.CONTROL, self._state.serve)
         log = AverageLog(daemon.network.home.averages, torch.float32)
-        self._rounds = Rounds(self._state, self._executor, AveragingClient(daemon.links, RUN), log, PATIENCE_S, time.monotonic)
+        self._rounds = Rounds(self._state, self._executor, AveragingClient(daemon.links, RUN), log, PATIENCE_S, time.monotonic, self)
         self._stack.callback(self._rounds.shut)
-        self._rounds.on_change = self._changed.set
         await daemon.serve([AveragingServicer(daemon.door, self._rounds)])
         return {**daemon.hello, "length": self._state.accumulator.flat.numel()}
+
+    # As the host of its rounds
+
+    def own_record(self) -> RawRecord:
+        return NO_RECORD
+
+    def learn(self, record: RawRecord) -> None: ...
+
+    def report_failure(self, peer: PeerId) -> None: ...
+
+    def round_opened(self) -> None: ...
+
+    def announce(self) -> None:
+        self._changed.set()
+
+    def applied(self, roster: Roster) -> None: ...
 
     async def meet(self, others: Sequence[dict[str, Any]]) -> None:
         await self._daemon.meet(others)

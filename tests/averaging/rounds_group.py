@@ -21,6 +21,7 @@ from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, RawRecord
 from peerd.wire.clients import AveragingClient, PartHeader, ReceivedAverage
 from peerd.wire.messages import Part
+from tests.paper_host import PaperHost
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
@@ -41,6 +42,7 @@ class Member:
     state: StageState
     executor: Executor
     rounds: Rounds
+    host: PaperHost
 
     @property
     def average(self) -> torch.Tensor:
@@ -55,12 +57,15 @@ class Group:
     members: dict[PeerId, Member] = field(default_factory=dict)
     fault: Fault = no_fault
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    failures: list[tuple[PeerId, PeerId]] = field(default_factory=list)
-    """(who noticed, who did not answer)"""
 
     def roster(self, attempt: int = 0, leader: PeerId | None = None) -> Roster:
         entries = tuple(sorted(entry_of(member.state.record) for member in self.members.values()))
         return Roster(0, 0, attempt, leader or entries[0].peer, entries)
+
+    @property
+    def failures(self) -> list[tuple[PeerId, PeerId]]:
+        """The peer that noticed, and the one that did not answer."""
+        return [(peer, failed) for peer, member in self.members.items() for failed in member.host.failed]
 
     def leader(self, roster: Roster) -> Member:
         return self.members[roster.leader]
@@ -117,11 +122,9 @@ def make_member(group: Group, peer: PeerId, folder: Path, manifest: Manifest) ->
     state = StageState(manifest, record, torch.device("cpu"), lambda: view_of(record))
     state.serve()
     executor, log = Executor(), AverageLog(folder, torch.float64)
-    loop = asyncio.get_running_loop()
-    rounds = Rounds(state, executor, cast(AveragingClient, Client(group, peer)), log, AVERAGING_S, loop.time)
-    rounds.on_opened = rounds.on_change = group.changed.set
-    rounds.on_failure = lambda other: group.failures.append((peer, other))
-    return Member(peer, state, executor, rounds)
+    loop, host = asyncio.get_running_loop(), PaperHost(group.changed)
+    rounds = Rounds(state, executor, cast(AveragingClient, Client(group, peer)), log, AVERAGING_S, loop.time, host)
+    return Member(peer, state, executor, rounds, host)
 
 
 def gradient_of(index: int, length: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ from peerd.stage.accumulator import split_evenly
 from peerd.stage.executor import Priority
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.results import HeldAverage
-from peerd.table.record import PeerId, Phase, RawRecord
+from peerd.table.record import PeerId, Phase
 from peerd.wire.messages import Part
 from peerd.wire.tensors import views_of_flat
 from tests.averaging.rounds_group import (
@@ -260,15 +260,14 @@ async def test_who_averaged_alone_can_give_its_last_average_to_one_that_has_just
 
 async def test_a_leader_learns_from_a_refusal_what_the_member_really_is(make_group: MakeGroup) -> None:
     group = make_group(2)
-    roster, heard = group.roster(), list[RawRecord]()
+    roster = group.roster()
     leader, member = group.leader(roster), next(m for peer, m in group.members.items() if peer != roster.leader)
-    leader.rounds.on_record = heard.append
-    member.rounds.own_record = lambda: (b"as it is", b"signed")
+    member.host.record = b"as it is", b"signed"
     assert await leader.rounds.lead(replace(roster, attempt=1)) == ""
     await group.settled(Phase.AVERAGED)
-    assert heard == []
+    assert leader.host.heard == []
     await leader.rounds._propose_to(member.state.record.peer, replace(roster, attempt=2))
-    assert heard == [(b"as it is", b"signed")]
+    assert leader.host.heard == [(b"as it is", b"signed")]
 
 
 async def test_only_the_leader_may_propose_and_abort(make_group: MakeGroup) -> None:

@@ -21,6 +21,7 @@ from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId, PeerRecord
 from peerd.wire.clients import AveragingClient, ReceivedAverage
 from tests.averaging.rounds_group import AVERAGING_S, MICROBATCHES, fill
+from tests.paper_host import PaperHost
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
@@ -38,7 +39,7 @@ class End:
         fill(self.state, range(MICROBATCHES))
         self.executor = Executor()
         log = AverageLog(folder / str(stage), torch.float64)
-        self.rounds = Rounds(self.state, self.executor, cast(AveragingClient, self), log, AVERAGING_S, lambda: 0.0)
+        self.rounds = Rounds(self.state, self.executor, cast(AveragingClient, self), log, AVERAGING_S, lambda: 0.0, PaperHost())
         entry = entry_of(self.state.record)
         self.roster = Roster(stage, 0, 0, entry.peer, (entry,))
         _, share = self.state.open_round(self.roster)

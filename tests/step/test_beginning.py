@@ -12,6 +12,7 @@ from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.situation import StepRules
 from peerd.step.stepper import Stepper
 from peerd.table.record import PeerId, PeerRecord
+from tests.paper_host import PaperHost
 from tests.strategies import view_of
 
 
@@ -21,8 +22,8 @@ async def test_a_run_that_is_begun_anew_is_told_of_once_with_what_to_do() -> Non
     state: Any = SimpleNamespace(record=mine)
     rounds: Any = SimpleNamespace(open=None)
     unused: Any = None
-    stepper = Stepper(state, unused, membership, rounds, unused, StepRules(num_stages=1, num_microbatches=4, ttl_s=3.0, averaging_s=2.0))
-    stepper.beginning = Beginning(reached=7)
+    rules = StepRules(num_stages=1, num_microbatches=4, ttl_s=3.0, averaging_s=2.0)
+    stepper = Stepper(state, unused, membership, rounds, unused, rules, Beginning(reached=7), PaperHost())
     with capture_logs() as logs:
         decisions = [stepper._decide() for _ in range(2)]
     assert [type(decision) for decision in decisions] == [Serve, Serve]

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from peerd.policy.step.acts import Commit
+from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.policy.step.situation import StepRules
 from peerd.stage.executor import Executor
 from peerd.stage.state import StageState
 from peerd.step.stepper import Stepper
 from peerd.table.record import PeerId, PeerRecord
+from tests.paper_host import PaperHost
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
@@ -23,7 +25,7 @@ ME, NUM_MICROBATCHES, LONG_S = PeerId("me"), 3, 600.0
 RULES = StepRules(num_stages=1, num_microbatches=NUM_MICROBATCHES, ttl_s=LONG_S, averaging_s=LONG_S)
 
 
-def averaged(executor: Executor) -> Stepper:
+def averaged(executor: Executor, host: PaperHost | None = None) -> Stepper:
     """Of a peer that serves a stage alone and has averaged its first step."""
     record = PeerRecord(peer=ME)
     state = StageState(tiny_manifest(1), record, torch.device("cpu"), lambda: view_of(record))
@@ -32,13 +34,13 @@ def averaged(executor: Executor) -> Stepper:
     state.take_average(Roster(0, 0, 0, ME, (entry,)), torch.zeros_like(state.accumulator.flat))
     rounds: Any = SimpleNamespace(open=None, applied=lambda _held: None)
     unused: Any = None
-    return Stepper(state, executor, unused, rounds, unused, RULES)
+    return Stepper(state, executor, unused, rounds, unused, RULES, Beginning(), host or PaperHost())
 
 
 async def test_who_waits_for_a_commit_goes_on_in_the_order_of_coming_before_others_are_told() -> None:
     executor = Executor()
-    stepper, order = averaged(executor), list[str]()
-    stepper.on_commit = lambda: order.append("told")
+    host = PaperHost()
+    stepper, order = averaged(executor, host), host.told
 
     async def wait(name: str) -> None:
         await stepper.committed(LONG_S)
@@ -50,7 +52,7 @@ async def test_who_waits_for_a_commit_goes_on_in_the_order_of_coming_before_othe
         await asyncio.sleep(0)
     await stepper._do(Commit("all have averaged"))
     await asyncio.gather(*waiting)
-    assert order == ["first", "second", "told"]
+    assert order == ["first", "second", "committed"]
     assert stepper._state.record.step == 1
     executor.close()
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.situation import StepRules
 from peerd.stage.executor import Executor
 from peerd.step.stepper import Stepper
+from tests.paper_host import PaperHost
 from tests.strategies import member, view_of
 
 RULES = StepRules(num_stages=2, num_microbatches=4, ttl_s=3.0, averaging_s=2.0)
@@ -21,7 +23,7 @@ async def test_hole_14_a_fence_starts_the_wait_for_a_lost_step_anew() -> None:
     rounds: Any = SimpleNamespace(open=None)
     unused: Any = None
     executor = Executor()
-    stepper = Stepper(state, executor, membership, rounds, unused, RULES)
+    stepper = Stepper(state, executor, membership, rounds, unused, RULES, Beginning(), PaperHost())
     stepper._decide()
     assert stepper.own_state().lost_since_s is not None
     stepper.fence(9)

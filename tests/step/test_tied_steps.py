@@ -22,6 +22,7 @@ from peerd.averaging.rounds import Rounds
 from peerd.errors import PeerGoneError, WrongStateError
 from peerd.policy.step.acts import SkipStep
 from peerd.policy.step.ledger import accumulate_set, indices, stages_missing
+from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.policy.step.situation import StepRules
 from peerd.reference import train_reference
@@ -38,6 +39,7 @@ from peerd.train.corpus import Corpus
 from peerd.wire.chunks import chunks_of
 from peerd.wire.clients import AveragingClient, PartHeader, ReceivedAverage, SnapshotHeader, StateClient, StateRequest
 from peerd.wire.messages import Part
+from tests.paper_host import PaperHost
 from tests.tiny_run import corpus_of, tiny_manifest
 
 NUM_STAGES, NUM_MICROBATCHES, LONG_S = 3, 4, 600.0
@@ -133,12 +135,12 @@ class Peer:
         self.state = StageState(MANIFEST, PeerRecord(peer=name, stage=stage), torch.device("cpu"), self.live)
         self.executor = Executor()
         log, client = AverageLog(table.folder / name, torch.float64), cast(AveragingClient, self)
-        self.rounds = Rounds(self.state, self.executor, client, log, LONG_S, clock_s)
+        host = PaperHost(table.changed)
+        self.rounds = Rounds(self.state, self.executor, client, log, LONG_S, clock_s, host)
         self.snapshots = SnapshotServer(self.state, self.executor)
         membership = cast(Membership, self)
         downloader = Downloader(cast(StateClient, self), membership, LONG_S)
-        self.stepper = Stepper(self.state, self.executor, membership, self.rounds, downloader, RULES)
-        self.stepper.on_change = self.stepper.on_commit = self.rounds.on_opened = self.rounds.on_change = table.changed.set
+        self.stepper = Stepper(self.state, self.executor, membership, self.rounds, downloader, RULES, Beginning(), host)
         self.task: asyncio.Future[None]
 
     def end(self) -> None:

@@ -36,7 +36,7 @@ def decides(stepper: Stepper, monkeypatch: pytest.MonkeyPatch, *decisions: Act) 
     """These in turn; a commit is the last, after which it retires."""
     left = iter(decisions)
     monkeypatch.setattr(stepper, "_decide", lambda: next(left))
-    stepper.on_commit = stepper._retiring.set
+    monkeypatch.setattr(stepper._host, "committed", stepper._retiring.set)
 
 
 async def fails(*_arguments: Any, **_options: Any) -> Any:

@@ -22,6 +22,7 @@ from peerd.table.record import PeerRecord
 from peerd.wire.clients import AveragingClient
 from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer
 from tests.link.local_peers import serving
+from tests.paper_host import PaperHost
 from tests.wire.callee import (
     MANIFEST,
     PATIENCE_S,
@@ -57,7 +58,7 @@ async def callee(tmp_path: Path) -> AsyncIterator[Callee]:
     with contextlib.ExitStack() as stack:
         stack.callback(executor.close)
         log = AverageLog(tmp_path / "averages", state.accumulator.flat.dtype)
-        rounds = Rounds(state, executor, cast(AveragingClient, Unanswering()), log, 0.3, clock_s)
+        rounds = Rounds(state, executor, cast(AveragingClient, Unanswering()), log, 0.3, clock_s, PaperHost())
         stack.callback(rounds.shut)
         async with serving([*servicers, AveragingServicer(door, rounds), StateServicer(door, SnapshotServer(state, executor))]) as served:
             yield Callee(served, door, membership, state, service, new_identity())

@@ -85,8 +85,14 @@ class Sending:
     dispatcher: Dispatcher = field(init=False)
 
     def __post_init__(self) -> None:
-        self.dispatcher = Dispatcher(cast(StageClient, self.client), self.table, 2, 8, patience_s=1.0, total_s=self.total_s)
-        self.dispatcher.on_failure = self.failures.append
+        client = cast(StageClient, self.client)
+        self.dispatcher = Dispatcher(client, self.table, self, self, 2, 8, patience_s=1.0, total_s=self.total_s)
+
+    def report_failure(self, peer: PeerId) -> None:
+        self.failures.append(peer)
+
+    async def adapt(self, call: Call, _peer: PeerId) -> Call:
+        return call
 
     async def send(self, wanted: Call | None = None) -> CallResult:
         return await self.dispatcher.send(wanted or call(), lambda _stage, _peer: None)

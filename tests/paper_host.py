@@ -1,0 +1,53 @@
+"""The peer at which a test's rounds and stepper run."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from peerd.errors import StageError
+from peerd.policy.step.roster import Roster
+from peerd.stage.snapshots import Downloaded
+from peerd.table.record import NO_RECORD, PeerId, RawRecord
+
+
+@dataclass
+class PaperHost:
+    """Notes what it is told."""
+
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    told: list[str] = field(default_factory=list)
+    heard: list[RawRecord] = field(default_factory=list)
+    failed: list[PeerId] = field(default_factory=list)
+    record: RawRecord = NO_RECORD
+
+    def own_record(self) -> RawRecord:
+        return self.record
+
+    def learn(self, record: RawRecord) -> None:
+        self.heard.append(record)
+
+    def report_failure(self, peer: PeerId) -> None:
+        self.failed.append(peer)
+
+    def round_opened(self) -> None:
+        self._note("round opened")
+
+    def announce(self) -> None:
+        self._note("announced")
+
+    def committed(self) -> None:
+        self._note("committed")
+
+    def applied(self, roster: Roster) -> None:
+        self._note(f"applied {roster.step}")
+
+    def load_checkpoint(self, step: int) -> Downloaded | None:
+        return None
+
+    async def load_start(self) -> Downloaded:
+        raise StageError("there is none")
+
+    def _note(self, what: str) -> None:
+        self.told.append(what)
+        self.changed.set()
