@@ -28,6 +28,7 @@ from peerd.config.manifest import Manifest
 from peerd.control.protocol import TraceReply
 from peerd.errors import PeerdError
 from scripts.benchmarks._namespaces import DEVICE, Network
+from scripts.benchmarks._report import progress
 from scripts.benchmarks._sides import sweep_sockets
 from scripts.benchmarks._workers import Job
 
@@ -230,20 +231,18 @@ class Contender:
 
 
 @contextlib.contextmanager
-def thawed_at_exit(contenders: Sequence[Contender]) -> Iterator[subprocess.Popen[bytes]]:
-    """At the end of the context no contender is frozen. Register each contender's processes with `guard`."""
-    keeper = subprocess.Popen([sys.executable, "-c", GUARD], stdin=subprocess.PIPE, start_new_session=True)
-    try:
-        yield keeper
-    finally:
+def warmed_up(contenders: Sequence[Contender], steps: int) -> Iterator[None]:
+    """Start all contenders; each does its first steps and is frozen. However the context ends, none stays frozen."""
+    with contextlib.ExitStack() as stack:
         for contender in contenders:
-            contender.thaw()
+            stack.enter_context(contender.team)
+        keeper = stack.enter_context(subprocess.Popen([sys.executable, "-c", GUARD], stdin=subprocess.PIPE, start_new_session=True))
         assert keeper.stdin is not None
-        keeper.stdin.close()
-        keeper.wait()
-
-
-def guard(keeper: subprocess.Popen[bytes], contender: Contender) -> None:
-    assert keeper.stdin is not None
-    keeper.stdin.write("".join(f"{pid}\n" for pid in contender.team.pids()).encode())
-    keeper.stdin.flush()
+        for contender in contenders:
+            stack.callback(contender.thaw)
+        for contender in contenders:
+            progress(f"warming up {contender.name}")
+            contender.warm_up(steps)
+            keeper.stdin.write("".join(f"{pid}\n" for pid in contender.team.pids()).encode())
+            keeper.stdin.flush()
+        yield

@@ -8,7 +8,6 @@ update. The times come from every peer's timeline. Below zero, the next step beg
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
 import sys
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from peerd.control.protocol import TraceReply
 from peerd.errors import PeerdError
 from peerd.timeline.spans import COMPUTE, SpanKind
 from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
-from scripts.benchmarks._turns import Contender, Peers, guard, thawed_at_exit
+from scripts.benchmarks._turns import Contender, Peers, warmed_up
 from scripts.benchmarks.pipeline import LONG_ENOUGH_S
 
 UNSETTLED = 1
@@ -93,14 +92,7 @@ def measure(given: argparse.Namespace) -> list[Side]:
     manifest = manifest_of(given)
     late = replace(manifest, train=replace(manifest.train, delayed_updates=True))
     sides = [side_of("at once", manifest, given), side_of("delayed", late, given)]
-    with contextlib.ExitStack() as stack:
-        for side in sides:
-            stack.enter_context(side.peers)
-        keeper = stack.enter_context(thawed_at_exit([side.contender for side in sides]))
-        for side in sides:
-            progress(f"starting {given.peers * given.stages} peers, {side.name}")
-            side.contender.warm_up(given.warmup)
-            guard(keeper, side.contender)
+    with warmed_up([side.contender for side in sides], given.warmup):
         for number in range(given.rounds):
             for side in sides if number % 2 == 0 else reversed(sides):
                 side.turn(given.steps)

@@ -11,7 +11,6 @@ A stand-in sleeps in place of work, on all sides alike, so that a microbatch com
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmCon
 from scripts.benchmarks._namespaces import Network, require_root
 from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
 from scripts.benchmarks._switch import Links
-from scripts.benchmarks._turns import Contender, Peers, Workers, guard, place_in, thawed_at_exit
+from scripts.benchmarks._turns import Contender, Peers, Workers, place_in, warmed_up
 from scripts.benchmarks._workers import Job, Kind
 
 HOME, SLOW = Links(mbit_per_s=100, round_trip_ms=50), Links(mbit_per_s=20, round_trip_ms=100)
@@ -109,14 +108,7 @@ def workers(plan: Plan, folder: Path, network: Network, kind: Kind, name: str) -
 
 def take_turns(plan: Plan, sides: list[Side]) -> None:
     """Run all rounds, forward in even ones and in reverse order in odd ones."""
-    with contextlib.ExitStack() as stack:
-        for side in sides:
-            stack.enter_context(side.contender.team)
-        keeper = stack.enter_context(thawed_at_exit([side.contender for side in sides]))
-        for side in sides:
-            progress(f"warming up {side.name}")
-            side.contender.warm_up(2)
-            guard(keeper, side.contender)
+    with warmed_up([side.contender for side in sides], 2):
         for number in range(plan.rounds):
             for side in sides if number % 2 == 0 else reversed(sides):
                 side.turn(plan.steps)

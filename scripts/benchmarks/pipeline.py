@@ -12,7 +12,6 @@ the composition of its critical path.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import re
 import statistics
@@ -30,7 +29,7 @@ from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmCon
 from peerd.errors import PeerdError
 from scripts.benchmarks._checkouts import Checkout, add_rounds, checkouts
 from scripts.benchmarks._report import Row, paired_interval, paired_ratio, print_json, print_table, progress, run
-from scripts.benchmarks._turns import POLL_S, SILENCE_S, Contender, Peers, Workers, guard, thawed_at_exit
+from scripts.benchmarks._turns import POLL_S, SILENCE_S, Contender, Peers, Workers, warmed_up
 from scripts.benchmarks._workers import Job, Kind
 
 LOSS_TOLERANCE = 1e-4
@@ -130,14 +129,7 @@ def sides_of(plan: Plan, folder: Path, found: Sequence[Checkout]) -> list[Side]:
 
 def measure(plan: Plan, sides: list[Side]) -> tuple[list[Row], dict[str, dict[str, int]]]:
     """Run all rounds, in reverse order in odd ones, so that a side does not always follow the same other side."""
-    with contextlib.ExitStack() as stack:
-        for side in sides:
-            stack.enter_context(side.contender.team)
-        keeper = stack.enter_context(thawed_at_exit([side.contender for side in sides]))
-        for side in sides:
-            progress(f"warming up {side.name}")
-            side.contender.warm_up(plan.warmup)
-            guard(keeper, side.contender)
+    with warmed_up([side.contender for side in sides], plan.warmup):
         for number in range(plan.rounds):
             for side in sides if number % 2 == 0 else reversed(sides):
                 side.seconds.append(side.contender.turn(plan.steps))

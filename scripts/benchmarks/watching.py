@@ -33,7 +33,7 @@ from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmCon
 from peerd.control.client import ControlClient
 from peerd.errors import PeerdError
 from scripts.benchmarks._report import Row, paired_interval, paired_ratio, print_json, print_table, progress, run
-from scripts.benchmarks._turns import Contender, Peers, Step, guard, thawed_at_exit
+from scripts.benchmarks._turns import Contender, Peers, Step, warmed_up
 
 LONG_ENOUGH_S = 300.0
 SCRAPE_PERIOD_S = 1.0
@@ -164,15 +164,7 @@ def measure(given: argparse.Namespace) -> tuple[Side, Side, dict[str, int]]:
         sides.append(Side(peers, Contender(name, peers)))
     looked, alone = sides
     lookers = Lookers()
-    with contextlib.ExitStack() as stack:
-        for side in sides:
-            stack.enter_context(side.peers)
-        keeper = stack.enter_context(thawed_at_exit([side.contender for side in sides]))
-        for side in sides:
-            progress(f"warming up {side.contender.name}")
-            side.contender.warm_up(given.warmup)
-            guard(keeper, side.contender)
-        stack.enter_context(lookers.at(looked.peers))
+    with warmed_up([side.contender for side in sides], given.warmup), lookers.at(looked.peers):
         until_s = time.monotonic() + 60 * given.minutes
         for number in range(given.rounds):
             if number and time.monotonic() > until_s:
