@@ -98,6 +98,11 @@ class Daemon:
     def history(self) -> list[StepInfo]:
         return cast(list[StepInfo], self.request("history", since=0)["steps"])
 
+    @property
+    def p2pd(self) -> int:
+        """The process id of its p2pd: the only child of the keeper, which is its own only child."""
+        return _children(_children(self.process.pid)[0])[0]
+
     def wait_for_step(self, step: int, timeout_s: float = 60.0) -> None:
         self.request("wait", step=step, timeout_s=timeout_s, silence_s=timeout_s + 5)
 
@@ -350,3 +355,8 @@ def run_peerd(
         *map(str, arguments),
     ]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]

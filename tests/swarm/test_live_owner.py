@@ -40,7 +40,7 @@ def test_a_pause_costs_no_work_and_ends_with_resume() -> None:
             daemon.wait_until_serving()
         pauses.wait_until_mid_step(1)
 
-        held = pauses.counters["accumulated_microbatches"]
+        held, p2pd = pauses.counters["accumulated_microbatches"], pauses.p2pd
         assert pauses.request("pause", silence_s=120.0)["resting"] is True
         # One was under way when they were counted, and another one when it paused.
         assert pauses.counters["accumulated_microbatches"] <= held + 2
@@ -61,6 +61,7 @@ def test_a_pause_costs_no_work_and_ends_with_resume() -> None:
         until(lambda: pauses.counters["accumulated_microbatches"] > done)
         assert time.monotonic() - resumed_s < RESUMES_WITHIN_S * slowdown()
         assert not rests(pauses)
+        assert pauses.p2pd == p2pd, "a pause keeps the connections"
         pauses.wait_for_step(step + 3)
         swarm.assert_exact()
         assert first.status["moves"] == 0

@@ -8,7 +8,6 @@ import shutil
 import signal
 import sqlite3
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -61,7 +60,7 @@ def test_p2pd_is_rebuilt_when_it_dies_or_hangs_and_no_work_is_lost(number: signa
         second = swarm.join(1, compute_stand_in_ms=100)
         second.wait_until_mid_step(1)
         incarnation = second.status["peer"]["incarnation"]
-        os.kill(_p2pd_of(second), number)
+        os.kill(second.p2pd, number)
         until(lambda: any(item["code"] == "p2pd-restarted" for item in second.status["health"]), timeout_s=40)
         swarm.wait_for_step(STEPS)
         swarm.assert_exact()
@@ -76,10 +75,12 @@ def test_a_peer_moves_to_the_stage_that_lacks_one_and_nothing_is_replayed() -> N
         others = [swarm.join(1, compute_stand_in_ms=40) for _ in range(3)]
         for daemon in others:
             daemon.wait_until_serving()
+        p2pds = {daemon.ready.peer: daemon.p2pd for daemon in others}
         until(lambda: len([row for row in first.table["stages"][0]["peers"] if row["phase"] != "joining"]) == 2, timeout_s=60)
         moved = [daemon for daemon in others if daemon.status["moves"]]
         assert len(moved) == 1
         assert moved[0].status["peer"]["stage"] == 0
+        assert moved[0].p2pd == p2pds[moved[0].ready.peer], "a move keeps the connections"
         assert swarm.total("replayed_microbatches") == 0
         swarm.wait_for_step(first.status["peer"]["step"] + 2)
         swarm.assert_exact()
@@ -91,17 +92,6 @@ def _steps_on_disk(daemon: Daemon) -> int:
         return 0
     with contextlib.closing(sqlite3.connect(path)) as history:
         return int(history.execute("SELECT count(*) FROM steps").fetchone()[0])
-
-
-def _p2pd_of(daemon: Daemon) -> int:
-    """The keeper's only child."""
-    keeper = _children(daemon.process.pid)[0]
-    return _children(keeper)[0]
-
-
-def _children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def _checkpointing(manifest: Manifest) -> Manifest:

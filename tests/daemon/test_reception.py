@@ -1,0 +1,75 @@
+"""Calls about a stage: they reach the seat that serves one, and none is left hanging when it is left."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from peerd.daemon.reception import Reception
+from peerd.daemon.seat import Seat
+from peerd.errors import WrongStateError
+from peerd.policy.step.roster import Roster
+from peerd.table.record import AverageId, PeerId
+
+CALLER = PeerId("caller")
+UNUSED: Any = None
+
+
+class Busy:
+    """A seat's rounds that take until told."""
+
+    def __init__(self) -> None:
+        self.begun, self.end = asyncio.Event(), asyncio.Event()
+
+    async def propose(self, _caller: PeerId, _roster: Roster) -> str:
+        self.begun.set()
+        await self.end.wait()
+        return "joined"
+
+    def abort(self, _caller: PeerId, _average_id: AverageId) -> None:
+        self.end.set()
+
+
+def seat_of(rounds: Busy) -> Seat:
+    return cast(Seat, SimpleNamespace(rounds=rounds))
+
+
+async def test_before_a_stage_is_served_and_after_it_calls_are_refused() -> None:
+    reception, rounds = Reception(), Busy()
+    with pytest.raises(WrongStateError, match="serves no stage now"):
+        await reception.propose(CALLER, UNUSED)
+    reception.open(seat_of(rounds))
+    rounds.end.set()
+    assert cast(object, await reception.propose(CALLER, UNUSED)) == "joined"
+    reception.close()
+    with pytest.raises(WrongStateError, match="serves no stage now"):
+        await reception.propose(CALLER, UNUSED)
+    reception.abort(CALLER, AverageId(b""))
+    reception.cancel(CALLER, b"")
+
+
+async def test_a_call_that_is_under_way_when_the_stage_is_left_ends_and_its_caller_may_ask_another_peer() -> None:
+    reception, rounds = Reception(), Busy()
+    reception.open(seat_of(rounds))
+    call = asyncio.ensure_future(reception.propose(CALLER, UNUSED))
+    await rounds.begun.wait()
+    reception.close()
+    with pytest.raises(WrongStateError, match="has left the stage"):
+        await call
+    assert not call.cancelled()
+    reception.open(seat_of(rounds))
+    rounds.end.set()
+    assert cast(object, await reception.propose(CALLER, UNUSED)) == "joined"
+
+
+async def test_a_call_that_its_caller_gives_up_is_cancelled_as_any_other() -> None:
+    reception, rounds = Reception(), Busy()
+    reception.open(seat_of(rounds))
+    call = asyncio.ensure_future(reception.propose(CALLER, UNUSED))
+    await rounds.begun.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
