@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 import structlog
@@ -167,6 +168,7 @@ class Departure:
         seat.service.handing_back = self._pausing and self._has_successors()
         seat.leaving = True
         seat.announce()
+        told_s = time.monotonic()
         trainer = seat.trainer
         if trainer is not None:
             trainer.stop_after_this_step()
@@ -174,7 +176,7 @@ class Departure:
             seat.trained_enough = True
             seat.announce()
         await self._until(lambda: seat.service.queue == 0)
-        await asyncio.sleep(QUIET_S)  # for peers that have not heard yet
+        await asyncio.sleep(max(0.0, told_s + QUIET_S - time.monotonic()))  # peers that have not heard yet may still send something
         await self._until(lambda: seat.service.queue == 0)
         seat.service.leaving = True
         for _ in range(QUIET_TRIES):

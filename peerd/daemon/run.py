@@ -113,6 +113,7 @@ async def _take_part(peer: Peer, service: ControlService, stage: int) -> bool:
             while isinstance(outcome := await _serve(seat, service), Moved):
                 peer.moves += 1
                 seat = await take_seat(peer, outcome.stage, service.watcher)
+                peer.announce()
                 configure(peer.network.home, peer=peer.membership.me[-6:], stage=seat.stage)
             raise outcome
     except* (Left, Paused):
