@@ -17,6 +17,8 @@ from peerd.table.record import Phase
 DRAIN_TIMEOUT_S = 60.0
 FAREWELL_S = 1.0
 QUIET_S = 0.3
+LOOK_S = 0.02
+"""Longest time between two looks at whether this peer may go."""
 QUIET_TRIES = 3
 """Where steps are shorter than that."""
 LOG = structlog.get_logger()
@@ -189,7 +191,7 @@ class Departure:
 
     async def _until(self, done: Any) -> None:
         while not done():
-            await self._peer.membership.changed(0.1)
+            await self._peer.membership.changed(LOOK_S)
 
     def _owes_nothing(self) -> bool:
         return owes_nothing(self._peer.seat.state.record, self._peer.membership.live())

@@ -1,11 +1,11 @@
-"""Who answers calls about a stage: the seat that serves one now. Between two seats they are refused, and the caller asks another peer."""
+"""Calls about a stage go to the seat that serves one now. Between two seats they are refused, and the caller asks another peer."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from peerd.errors import WrongStateError
 from peerd.link.links import Bytes
@@ -80,8 +80,7 @@ class Reception:
     @contextlib.contextmanager
     def _served(self) -> Iterator[Seat]:
         """The seat, for one call. WrongStateError when it closes before the call is done."""
-        seat, call = self._present(), asyncio.current_task()
-        assert call is not None  # a handler runs in a task
+        seat, call = self._present(), cast("asyncio.Task[object]", asyncio.current_task())
         self._calls.add(call)
         try:
             yield seat

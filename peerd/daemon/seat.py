@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -32,7 +33,7 @@ from peerd.stage.start import start_lineage
 from peerd.stage.state import StageState
 from peerd.step.stepper import Stepper, rules_of
 from peerd.swarm.membership import clock_s
-from peerd.table.record import PeerId, Phase, RawRecord
+from peerd.table.record import NO_RECORD, PeerId, Phase, RawRecord
 from peerd.train.trainer import Trainer
 from peerd.wire.clients import AveragingClient, StageClient, StateClient
 from peerd.wire.dispatch import Dispatcher
@@ -113,7 +114,7 @@ class Seat:
         self.service.slots = affordable_slots(manifest, *held, memory_bytes, on_gpu=has_own_memory(place.device))
         log = AverageLog(peer.network.home.averages, state.accumulator.flat.dtype)
         self.rounds = Rounds(state, executor, AveragingClient(links, run), log, averaging_s, clock_s, self, peer.spans)
-        self.snapshots = SnapshotServer(state, executor, self._read_start if place.start else None)
+        self.snapshots = SnapshotServer(state, executor, partial(place.start.of_stage, manifest) if place.start else None)
         self.downloader = Downloader(StateClient(links, run), membership, peer.patience_s)
         rules = rules_of(manifest, membership.view.ttl_s, averaging_s)
         self.stepper = Stepper(state, executor, membership, self.rounds, self.downloader, rules, beginning, self)
@@ -219,8 +220,7 @@ class Seat:
 
     def own_record(self) -> RawRecord:
         signed = self.peer.membership.publish()
-        assert signed is not None
-        return signed.raw
+        return signed.raw if signed is not None else NO_RECORD
 
     def learn(self, record: RawRecord) -> None:
         self.peer.membership.absorb([record])
@@ -234,18 +234,11 @@ class Seat:
     def load_checkpoint(self, step: int) -> Downloaded | None:
         return self.store.load(self.stage, step)
 
-    # The state that the run begins from
-
-    def _read_start(self, stage: int) -> Downloaded:
-        start = self.peer.place.start
-        assert start is not None
-        return start.of_stage(self.peer.place.manifest, stage)
-
     async def load_start(self) -> Downloaded:
-        """My stage's part of it: from this machine's file, else from a peer that has it."""
-        manifest = self.peer.place.manifest
-        if self.peer.place.start is not None:
-            return await asyncio.to_thread(self._read_start, self.stage)
+        """The stage's part of the state that the run begins from: from this machine's file, else from a peer that has it."""
+        manifest, start = self.peer.place.manifest, self.peer.place.start
+        if start is not None:
+            return await asyncio.to_thread(start.of_stage, manifest, self.stage)
         found = await self.downloader.download_start(self.stage, MOST_STATE_BYTES)
         if found.step == manifest.start.step and found.lineage != start_lineage(manifest):
             raise BadMessageError("the state that the run begins from is another than the manifest says")
