@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from peerd.errors import StageError
@@ -20,6 +21,9 @@ class PaperHost:
     heard: list[RawRecord] = field(default_factory=list)
     failed: list[PeerId] = field(default_factory=list)
     record: RawRecord = NO_RECORD
+    is_committing: bool = False
+    wait: Callable[[float], Awaitable[None]] = asyncio.sleep
+    """What `until_committed` does."""
 
     def own_record(self) -> RawRecord:
         return self.record
@@ -29,6 +33,18 @@ class PaperHost:
 
     def report_failure(self, peer: PeerId) -> None:
         self.failed.append(peer)
+
+    def own_records(self) -> tuple[RawRecord, ...]:
+        return ()
+
+    def absorb(self, records: Sequence[RawRecord]) -> None:
+        self.heard += records
+
+    def ledger_grew(self) -> None:
+        self._note("ledger grew")
+
+    async def until_committed(self, timeout_s: float) -> None:
+        await self.wait(timeout_s)
 
     def round_opened(self) -> None:
         self._note("round opened")

@@ -26,7 +26,7 @@ from peerd.control.protocol import SCHEMA
 from peerd.control.server import Say
 from peerd.daemon.peer import Peer
 from peerd.errors import UsageError
-from peerd.stage.service import StageService
+from peerd.stage.calls import StageService
 from peerd.stage.snapshots import SnapshotServer
 from peerd.stage.state import StageState
 from peerd.wire.clients import AveragingClient, StageClient

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -25,9 +26,9 @@ from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.roster import Roster
 from peerd.policy.swarm.rebalance import Move
 from peerd.stage.adapting import LinkCodecs
+from peerd.stage.calls import StageService
 from peerd.stage.checkpoints import CheckpointStore
 from peerd.stage.executor import Executor, Pace
-from peerd.stage.service import StageService
 from peerd.stage.snapshots import MOST_STATE_BYTES, Downloaded, Downloader, SnapshotServer
 from peerd.stage.start import start_lineage
 from peerd.stage.state import StageState
@@ -109,7 +110,7 @@ class Seat:
             MICROBATCH_TOTAL_S,
         )
         pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor)
-        self.service = StageService(manifest, state, executor, self.dispatcher, pace)
+        self.service = StageService(manifest, state, executor, self.dispatcher, pace, self, peer.tracing)
         held = state.holdings.module, state.keep_graph
         self.service.slots = affordable_slots(manifest, *held, memory_bytes, on_gpu=has_own_memory(place.device))
         log = AverageLog(peer.network.home.averages, state.accumulator.flat.dtype)
@@ -119,17 +120,6 @@ class Seat:
         rules = rules_of(manifest, membership.view.ttl_s, averaging_s)
         self.stepper = Stepper(state, executor, membership, self.rounds, self.downloader, rules, beginning, self)
         self.training = Training(manifest, membership, self.dispatcher, peer.data, self.announce, peer.tracing)
-        self.state.spans = self.service.spans = peer.spans
-        self._wire()
-
-    def _wire(self) -> None:
-        peer = self.peer
-        self.service.records = lambda: [self.own_record()]
-        self.service.on_records = lambda _caller, records: peer.membership.absorb(records)
-        self.service.on_progress = self._ledger_grew
-        self.service.changed = self.stepper.committed
-        self.service.tracing = peer.tracing.served
-        self.service.is_committing = lambda: isinstance(self.stepper.decision, Commit)
 
     @property
     def trainer(self) -> Trainer | None:
@@ -188,7 +178,7 @@ class Seat:
         self.peer.membership.wake()
         self._watcher.noticed()
 
-    def _ledger_grew(self) -> None:
+    def ledger_grew(self) -> None:
         """The reply carries my ledger up the path; my stage's peers hear of it when I have nothing better to do.
 
         Where steps overlap there always is something: they hear of the last microbatch that I have of this step.
@@ -222,8 +212,21 @@ class Seat:
         signed = self.peer.membership.publish()
         return signed.raw if signed is not None else NO_RECORD
 
+    def own_records(self) -> list[RawRecord]:
+        return [self.own_record()]
+
     def learn(self, record: RawRecord) -> None:
         self.peer.membership.absorb([record])
+
+    def absorb(self, records: Sequence[RawRecord]) -> None:
+        self.peer.membership.absorb(records)
+
+    @property
+    def is_committing(self) -> bool:
+        return isinstance(self.stepper.decision, Commit)
+
+    async def until_committed(self, timeout_s: float) -> None:
+        await self.stepper.committed(timeout_s)
 
     def report_failure(self, peer: PeerId) -> None:
         self.peer.liveness.report_failure(peer)

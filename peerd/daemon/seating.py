@@ -67,7 +67,7 @@ def _build_state(peer: Peer, record: PeerRecord, memory_bytes: int) -> StageStat
     record = replace(record, incarnation=peer.local.raise_incarnation(seen.incarnation if seen else 0))
     keep_graph = keeps_graphs(manifest, record.stage, manifest.slots + 1, memory_bytes, on_gpu=has_own_memory(device))
     LOG.info("graphs kept" if keep_graph else "graphs recomputed", recompute=manifest.compute.recompute)
-    return StageState(manifest, record, device, peer.membership.live, keep_graph)
+    return StageState(manifest, record, device, peer.membership.live, keep_graph, peer.spans)
 
 
 def _stage_to_serve(peer: Peer, wanted: int, memory_bytes: int, checkpoints: list[Checkpoint]) -> int:

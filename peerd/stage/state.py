@@ -45,7 +45,13 @@ class StageState:
     """
 
     def __init__(
-        self, manifest: Manifest, record: PeerRecord, device: torch.device, live: Callable[[], LiveView], keep_graph: bool | None = None
+        self,
+        manifest: Manifest,
+        record: PeerRecord,
+        device: torch.device,
+        live: Callable[[], LiveView],
+        keep_graph: bool | None = None,
+        spans: SpanRing | None = None,
     ) -> None:
         self._manifest = manifest
         self._live = live
@@ -62,7 +68,7 @@ class StageState:
         """What mates of this stage send each other's gradients as."""
         self.keep_graph = manifest.compute.recompute == "never" if keep_graph is None else keep_graph
         self.evaluated = EvaluatedStep(manifest)
-        self.spans = SpanRing(0)
+        self.spans = spans or SpanRing(0)
         self._phase_since: tuple[float, int] = (time.monotonic(), record.step)
         """When this phase began, and of which step it is."""
 

@@ -14,13 +14,14 @@ from peerd.errors import BadMessageError, PeerGoneError
 from peerd.link.links import Bytes
 from peerd.models.stages import build_stage
 from peerd.reference import backpropagate
+from peerd.stage.calls import StageService
 from peerd.stage.executor import Executor, Pace
-from peerd.stage.service import StageService
 from peerd.stage.state import StageState
 from peerd.table.record import PeerId, PeerRecord
 from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire.messages import Call, CallResult, TensorBytes
 from peerd.wire.tensors import encode
+from tests.paper_host import PaperHost
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
@@ -45,7 +46,7 @@ class Chain:
             executor = Executor()
             self.states.append(state)
             self.executors.append(executor)
-            self.services.append(StageService(manifest, state, executor, self, Pace()))
+            self.services.append(StageService(manifest, state, executor, self, Pace(), PaperHost()))
 
     async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
         on_forwarded(call.stage, PeerId(f"p{call.stage}"))
@@ -101,8 +102,8 @@ async def test_a_replay_for_some_stages_goes_back_only_as_far_as_one_of_them_and
 ) -> None:
     """Where stages before lack nothing, their backward passes, two thirds of the work, would be in vain."""
     whole, part = make_chain(WireConfig()), make_chain(WireConfig())
-    for service in part.services:
-        service.spans = SpanRing(100)
+    for state in part.states:
+        state.spans = SpanRing(100)
     await whole.send(whole.launch(), lambda _stage, _peer: None)
     await part.send(replace(part.launch(), accumulate=lacking), lambda _stage, _peer: None)
     for stage, (state, expected) in enumerate(zip(part.states, whole.states, strict=True)):
@@ -110,7 +111,7 @@ async def test_a_replay_for_some_stages_goes_back_only_as_far_as_one_of_them_and
         assert torch.equal(
             state.accumulator.flat, expected.accumulator.flat if stage in lacking else torch.zeros_like(state.accumulator.flat)
         )
-    made = [{span.kind for span in service.spans.of_microbatch(0, 0, 0.0)} for service in part.services]
+    made = [{span.kind for span in state.spans.of_microbatch(0, 0, 0.0)} for state in part.states]
     assert [SpanKind.BACKWARD in kinds for kinds in made] == [stage >= min(lacking) for stage in range(3)]
     assert all(SpanKind.FORWARD in kinds for kinds in made)
 
@@ -127,12 +128,12 @@ async def test_stages_that_have_done_a_microbatch_give_its_gradient_again_until_
 
     async def made_anew() -> list[set[SpanKind]]:
         chain.states[lacking].reset_ledger()
-        for service in chain.services:
-            service.spans = SpanRing(100)
+        for state in chain.states:
+            state.spans = SpanRing(100)
         await chain.send(replay, lambda _stage, _peer: None)
         for state, expected in zip(chain.states, sums, strict=True):
             assert torch.equal(state.accumulator.flat, expected)
-        return [{span.kind for span in service.spans.of_microbatch(0, 0, 0.0)} & PASSES for service in chain.services]
+        return [{span.kind for span in state.spans.of_microbatch(0, 0, 0.0)} & PASSES for state in chain.states]
 
     passes = await made_anew()
     assert [bool(kinds) for kinds in passes] == [stage <= lacking for stage in range(3)]

@@ -14,7 +14,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.policy.step.contributions import StageTally, Tally
-from peerd.stage.service import StageService
+from peerd.stage.calls import StageService
 from peerd.stage.state import StageState
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership
@@ -24,6 +24,7 @@ from peerd.wire.messages import Call, CallResult, Description
 from peerd.wire.services import Door
 from peerd.wire.tensors import encode
 from tests.link.local_peers import Served
+from tests.paper_host import PaperHost
 from tests.strategies import FixedRow
 from tests.tiny_run import tiny_manifest
 
@@ -87,6 +88,16 @@ class StateRow(FixedRow):
         return self.state.record if self.state is not None else None
 
 
+@dataclass(kw_only=True)
+class Host(PaperHost):
+    """Merges the records that come with calls."""
+
+    membership: Membership
+
+    def absorb(self, records: Sequence[RawRecord]) -> None:
+        self.membership.absorb(records)
+
+
 @dataclass(slots=True)
 class Callee:
     """The daemon under attack, and a caller that it does not know yet."""
@@ -96,6 +107,7 @@ class Callee:
     membership: Membership
     state: StageState
     service: StageService
+    host: Host
     caller: Identity
 
     @property

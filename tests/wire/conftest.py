@@ -13,8 +13,8 @@ import torch
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.link.traffic import Traffic
+from peerd.stage.calls import StageService
 from peerd.stage.executor import Executor, Pace, Priority
-from peerd.stage.service import StageService
 from peerd.stage.snapshots import SnapshotServer
 from peerd.stage.state import StageState
 from peerd.swarm.membership import Membership, clock_s
@@ -22,12 +22,12 @@ from peerd.table.record import PeerRecord
 from peerd.wire.clients import AveragingClient
 from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer
 from tests.link.local_peers import serving
-from tests.paper_host import PaperHost
 from tests.wire.callee import (
     MANIFEST,
     PATIENCE_S,
     RUN,
     Callee,
+    Host,
     Listener,
     Nowhere,
     StateRow,
@@ -45,9 +45,8 @@ async def callee(tmp_path: Path) -> AsyncIterator[Callee]:
     await executor.run(Priority.CONTROL, state.serve)
     row.state = state
     membership.publish()
-    door = Door(RUN, PATIENCE_S, Traffic())
-    service = StageService(MANIFEST, state, executor, Nowhere(), Pace())
-    service.on_records = lambda _caller, records: membership.absorb(records)
+    door, host = Door(RUN, PATIENCE_S, Traffic()), Host(membership=membership)
+    service = StageService(MANIFEST, state, executor, Nowhere(), Pace(), host)
 
     listener = Listener(membership)
     servicers = [
@@ -58,7 +57,7 @@ async def callee(tmp_path: Path) -> AsyncIterator[Callee]:
     with contextlib.ExitStack() as stack:
         stack.callback(executor.close)
         log = AverageLog(tmp_path / "averages", state.accumulator.flat.dtype)
-        rounds = Rounds(state, executor, cast(AveragingClient, Unanswering()), log, 0.3, clock_s, PaperHost())
+        rounds = Rounds(state, executor, cast(AveragingClient, Unanswering()), log, 0.3, clock_s, host)
         stack.callback(rounds.shut)
         async with serving([*servicers, AveragingServicer(door, rounds), StateServicer(door, SnapshotServer(state, executor))]) as served:
-            yield Callee(served, door, membership, state, service, new_identity())
+            yield Callee(served, door, membership, state, service, host, new_identity())

@@ -147,7 +147,7 @@ async def test_a_microbatch_of_the_step_that_my_average_leads_to_waits_for_it_an
         received.set()
         await asyncio.sleep(0)
 
-    callee.service.changed = changed
+    callee.host.wait = changed
     early = asyncio.ensure_future(send(callee, callee.call(step=1, index=0)))
     async with asyncio.timeout(20):
         await received.wait()
@@ -173,7 +173,7 @@ async def test_a_microbatch_does_not_wait_for_a_step_that_does_not_begin(callee:
             callee.state.begin_joining()
         await asyncio.sleep(0.01)
 
-    callee.service.changed = changed
+    callee.host.wait = changed
     with pytest.raises(WrongStateError, match="I am still at step 0"):
         await send(callee, callee.call(step=1))
     assert callee.service.queue == 0
@@ -182,7 +182,7 @@ async def test_a_microbatch_does_not_wait_for_a_step_that_does_not_begin(callee:
 async def test_a_microbatch_waits_for_a_step_that_is_being_made_however_long_that_takes(
     callee: Callee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("peerd.stage.service.MOST_EARLY_S", 0.0)
+    monkeypatch.setattr("peerd.stage.calls.MOST_EARLY_S", 0.0)
     await average(callee)
     looks = 0
 
@@ -193,8 +193,8 @@ async def test_a_microbatch_waits_for_a_step_that_is_being_made_however_long_tha
             callee.state.commit()
         await asyncio.sleep(0)
 
-    callee.service.changed = changed
-    callee.service.is_committing = lambda: True
+    callee.host.wait = changed
+    callee.host.is_committing = True
     await send(callee, callee.call(step=1))
     assert (callee.state.record.step, callee.state.record.done) == (1, 0b1)
 
@@ -274,7 +274,7 @@ async def test_one_that_pauses_gives_back_what_it_has_not_begun_and_finishes_wha
         go_on.wait(20)
         return forward_backward(state, batch)
 
-    monkeypatch.setattr("peerd.stage.service.forward_backward", slowly)
+    monkeypatch.setattr("peerd.stage.jobs.forward_backward", slowly)
     stub = await callee.served.stub(stage_pb2_grpc.StageStub, callee.caller.peer)
     first = stub.Backpropagate(iter(sent(callee.call(index=0))))
     assert await asyncio.to_thread(begun.wait, 20)
@@ -334,7 +334,7 @@ async def test_a_gradient_asked_for_again_is_given_again_and_not_computed(callee
         computed.append(batch.ticket.index)
         return forward_backward(state, batch)
 
-    monkeypatch.setattr("peerd.stage.service.forward_backward", counted)
+    monkeypatch.setattr("peerd.stage.jobs.forward_backward", counted)
 
     async def sent_again(accumulate: set[int], **changes: Any) -> CallResult:
         call = callee.call(accumulate=frozenset(accumulate), **changes)
@@ -347,7 +347,7 @@ async def test_a_gradient_asked_for_again_is_given_again_and_not_computed(callee
     first = bytes_of(await sent_again({0, 1}))
     again = await sent_again({0})
     assert bytes_of(again) == first
-    assert again.records == tuple(callee.service.records())
+    assert again.records == callee.host.own_records()
     assert computed == [0]
     assert (callee.service.counters.accumulated, callee.service.counters.suppressed) == (1, 1)
     await sent_again({0}, index=1)

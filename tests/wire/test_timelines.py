@@ -105,7 +105,7 @@ def test_the_quickest_answer_says_most_about_a_clock() -> None:
 
 
 async def test_what_crosses_the_wire_is_noted_at_both_ends(callee: Callee) -> None:
-    callee.door.spans = callee.service.spans = callee.state.spans = SpanRing(100)
+    callee.door.spans = callee.state.spans = SpanRing(100)
     await callee.assert_lives()
     kinds = [span.kind for span in callee.door.spans.of_steps(0, 0, 100)[0]]
     assert {SpanKind.RECEIVE, SpanKind.QUEUED, SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.SEND_GRADIENT} == set(kinds)

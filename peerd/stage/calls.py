@@ -10,35 +10,30 @@ import asyncio
 import statistics
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 import structlog
-from torch import Tensor
 
-from peerd.config.codec import NONE, Allowed, Codec, parse_allowed
+from peerd.config.codec import NONE, Allowed
 from peerd.config.manifest import Manifest
-from peerd.config.model_kinds import NOT_ASKED
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
 from peerd.link.links import Bytes
 from peerd.models.stages import input_of, labels_shape
 from peerd.policy.route.admission import newest_taken, slots_for, why_refuse_call, why_refuse_evaluation
 from peerd.policy.step.ledger import ledger_of, number_of
-from peerd.stage.accumulator import all_finite
-from peerd.stage.executor import BACKWARD_SHARE, FORWARD_SHARE, Executor, Pace, Priority, Result
-from peerd.stage.finished import Finished, FinishedGradients
-from peerd.stage.microbatches import backward, forward, forward_backward
-from peerd.stage.results import BackwardResult, HeldMicrobatch, Ticket
+from peerd.stage.executor import Executor, Pace, Priority, Result
+from peerd.stage.jobs import StageJobs
+from peerd.stage.results import BackwardResult, Ticket
 from peerd.stage.state import StageState
 from peerd.table.record import PeerId, RawRecord
-from peerd.timeline.spans import Span, SpanKind, SpanRing
+from peerd.timeline.spans import SpanKind
+from peerd.wire.call_tracing import CallTracing, Untraced
 from peerd.wire.chunks import digest_of
 from peerd.wire.messages import Call, CallResult, TensorBytes
 from peerd.wire.services import Progress, Receive
-from peerd.wire.tensors import decode, encode, take
 
 _RAW = Allowed((NONE,))
 MEASURED_MICROBATCHES = 15
@@ -73,38 +68,55 @@ class StageCounters:
     """Samples per second of the time that this peer computes, so that waiting does not make it look slow. 0: not known yet."""
 
 
+class CallHost(Protocol):
+    """The peer that serves the stage: what calls tell it, and ask of it."""
+
+    @property
+    def is_committing(self) -> bool:
+        """Whether this step is over and the next one about to begin, however long the optimizer takes."""
+
+    async def until_committed(self, timeout_s: float) -> None:
+        """Returns once this peer is at another step, or so many seconds later."""
+
+    def own_records(self) -> Sequence[RawRecord]:
+        """This peer's record, freshly published: it rides on a reply."""
+
+    def absorb(self, records: Sequence[RawRecord]) -> None:
+        """Records came with a call. BadMessageError where one is broken."""
+
+    def ledger_grew(self) -> None: ...
+
+
 class StageService:
     """The stage's handler of calls."""
 
-    def __init__(self, manifest: Manifest, state: StageState, executor: Executor, next_hop: NextHop, pace: Pace) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        state: StageState,
+        executor: Executor,
+        next_hop: NextHop,
+        pace: Pace,
+        host: CallHost,
+        tracing: CallTracing | None = None,
+    ) -> None:
         self._manifest = manifest
+        self._host = host
+        self._tracing: CallTracing = tracing or Untraced()
         self._state = state
         self._executor = executor
         self._next_hop = next_hop
         self.pace = pace
-        self._activations, self._gradients = parse_allowed(manifest.wire.activations), parse_allowed(manifest.wire.activation_gradients)
+        self._jobs = StageJobs(manifest, state)
         self._held: dict[bytes, Ticket] = {}
         self.slots = manifest.slots
         """Microbatches held at once."""
-        self._finished = FinishedGradients()
         self._computed_s: deque[float] = deque(maxlen=MEASURED_MICROBATCHES)
         """What the last microbatches took, forward and backward."""
         self.leaving = False
         self.handing_back = False
         """What has not begun goes back to its callers, who send it to others: the owner wants the machine."""
         self.counters = StageCounters()
-        self.spans = SpanRing(0)
-        self.tracing: Callable[[Call], AbstractContextManager[Call]] = nullcontext
-        """Surrounds a microbatch; what it gives is what goes on to the next stage."""
-        self.records: Callable[[], Sequence[RawRecord]] = tuple
-        """My own record, freshly published: what rides on a reply."""
-        self.on_progress: Callable[[], None] = lambda: None
-        """The ledger changed."""
-        self.on_records: Callable[[PeerId, Sequence[RawRecord]], None] = lambda _caller, _records: None
-        self.changed: Callable[[float], Awaitable[object]] = asyncio.sleep
-        """Returns once I am at another step, or so many seconds later."""
-        self.is_committing: Callable[[], bool] = lambda: False
-        """Whether this step is over and the next one about to begin, however long the optimizer takes."""
 
     @property
     def queue(self) -> int:
@@ -115,7 +127,7 @@ class StageService:
         return sum(ticket.step == step for ticket in self._held.values())
 
     def absorb(self, caller: PeerId, records: Sequence[RawRecord]) -> None:
-        self.on_records(caller, records)
+        self._host.absorb(records)
 
     def cancel(self, caller: PeerId, call_id: bytes) -> None:
         ticket = self._held.get(caller.encode() + call_id)
@@ -132,10 +144,12 @@ class StageService:
         is_early = ledger_of(record) < call.step
         self._held[key] = ticket
         try:
-            with self.tracing(call) as traced:
+            with self._tracing.served(call) as traced:
                 began_s = time.monotonic()
                 chunks = await receive()
-                self.spans.add(SpanKind.RECEIVE, began_s, call.step, call.index, caller, call.inputs.num_bytes + call.labels.num_bytes)
+                self._state.spans.add(
+                    SpanKind.RECEIVE, began_s, call.step, call.index, caller, call.inputs.num_bytes + call.labels.num_bytes
+                )
                 if is_early:
                     await self._wait_for_step(ticket)
                 return await self._serve(traced, ticket, chunks, progress)
@@ -152,12 +166,12 @@ class StageService:
         early_s = time.monotonic()
         while ledger_of(record := self._state.record) < ticket.step:
             waited_s = time.monotonic() - early_s
-            if newest_taken(record) < ticket.step or (waited_s > MOST_EARLY_S and not self.is_committing()):
+            if newest_taken(record) < ticket.step or (waited_s > MOST_EARLY_S and not self._host.is_committing):
                 raise WrongStateError(f"I am still at step {record.step}")
-            await self.changed(EARLY_TICK_S)
+            await self._host.until_committed(EARLY_TICK_S)
         ticket.accept_mark = self._mark(ticket.step)
         ticket.queued_s = time.monotonic() - early_s
-        self.spans.add(SpanKind.QUEUED, early_s, ticket.step, ticket.index)
+        self._state.spans.add(SpanKind.QUEUED, early_s, ticket.step, ticket.index)
 
     def _check(self, call: Call) -> None:
         """Refuse before any tensor is received."""
@@ -176,12 +190,12 @@ class StageService:
         if call.index >= most or (call.evaluation and not train.evaluates_at(call.step)):
             raise BadMessageError(f"microbatch {call.index} of {whole} of {most}")
         length = train.sequence_length if call.evaluation else self._manifest.sequence_length_at(call.step)
-        allowed = _RAW if record.stage == 0 else self._activations
+        allowed = _RAW if record.stage == 0 else self._jobs.activations
         call.inputs.check(*input_of(self._manifest, record.stage, length), allowed)
         call.labels.check("int32", labels_shape(self._manifest, length), _RAW)
-        if call.gradient_codec is not None and not self._gradients.permits(call.gradient_codec):
-            raise BadMessageError(f"a gradient asked for as {call.gradient_codec} where {self._gradients} is due")
-        if self._find(call) is None:  # else it takes no memory for long
+        if call.gradient_codec is not None and not self._jobs.gradients.permits(call.gradient_codec):
+            raise BadMessageError(f"a gradient asked for as {call.gradient_codec} where {self._jobs.gradients} is due")
+        if self._jobs.finished(call) is None:  # else it takes no memory for long
             self._check_slots(call, len(self._held))
 
     def _check_slots(self, call: Call, others: int) -> None:
@@ -189,24 +203,21 @@ class StageService:
         if others >= slots_for(ahead, self.slots):
             raise BusyError(f"all {self.slots} slots are taken")
 
-    def _find(self, call: Call) -> Finished | None:
-        return self._finished.find(call, self._codec_of(call), self._state.holdings.generation)
-
     async def _serve(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], progress: Progress) -> CallResult:
         if call.evaluation:
             return await self._evaluate(call, ticket, chunks, progress)
-        if finished := self._find(call):
+        if finished := self._jobs.finished(call):
             if finished.inputs == await asyncio.to_thread(digest_of, chunks):
                 self.counters.suppressed += 1
-                return CallResult(gradient=finished.gradient, downstream_s=0.0, queued_s=0.0, records=tuple(self.records()))
+                return CallResult(gradient=finished.gradient, downstream_s=0.0, queued_s=0.0, records=tuple(self._host.own_records()))
             self._check_slots(call, len(self._held) - 1)
         holdings = self._state.holdings
         if holdings.delayed is not None and call.step > self._state.record.step:
             await holdings.delayed.made()
         if holdings.module.is_last:
-            outcome, gradient = await self._run(Priority.FORWARD, ticket, lambda: self._last_stage(call, ticket, chunks))
+            outcome, gradient = await self._run(Priority.FORWARD, ticket, partial(self._jobs.last_stage, call, ticket, chunks, self.pace))
             return self._result(ticket, outcome, gradient, 0.0, None)
-        batch, activations, labels = await self._run(Priority.FORWARD, ticket, lambda: self._forward(call, ticket, chunks))
+        batch, activations, labels = await self._run(Priority.FORWARD, ticket, partial(self._jobs.forward, call, ticket, chunks, self.pace))
         onward = _onward(call, activations, labels)
         for _ in range(MAX_BROKEN_GRADIENTS):
             hops: list[PeerId] = []
@@ -219,11 +230,12 @@ class StageService:
             started_s = time.monotonic()
             below = await self._next_hop.send(onward, note)
             downstream_s = time.monotonic() - started_s
-            self.spans.add(SpanKind.BELOW, started_s, call.step, call.index, hops[-1])
-            if not call.needs_backward:  # only stages after this one lack the microbatch
+            self._state.spans.add(SpanKind.BELOW, started_s, call.step, call.index, hops[-1])
+            if below.gradient is None or not call.needs_backward:  # only stages after this one lack the microbatch
                 return self._result(ticket, BackwardResult(None, "not asked to"), None, downstream_s, below)
             try:
-                outcome, gradient = await self._run(Priority.BACKWARD, ticket, partial(self._backward, call, batch, below.gradient))
+                job = partial(self._jobs.backward, call, batch, below.gradient, self.pace)
+                outcome, gradient = await self._run(Priority.BACKWARD, ticket, job)
             except BadMessageError:
                 self._next_hop.distrust(onward, hops[-1])  # its fault, and none of my caller's business
                 continue
@@ -232,14 +244,15 @@ class StageService:
 
     async def _evaluate(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], progress: Progress) -> CallResult:
         """Forward here, on to the next stage, and the last stage's loss back; nothing is kept or counted."""
-        output, labels = await self._run(
-            Priority.FORWARD, ticket, lambda: self._forward_only(call, ticket, chunks), self._state.record.step
-        )
+        job = partial(self._jobs.forward_only, call, ticket, chunks, self.pace)
+        output, labels = await self._run(Priority.FORWARD, ticket, job, self._state.record.step)
         if isinstance(output, float):
-            return CallResult(gradient=None, downstream_s=0.0, queued_s=ticket.queued_s, records=tuple(self.records()), loss=output)
+            return CallResult(
+                gradient=None, downstream_s=0.0, queued_s=ticket.queued_s, records=tuple(self._host.own_records()), loss=output
+            )
         started_s = time.monotonic()
         below = await self._next_hop.send(_onward(call, output, labels), progress)
-        downstream_s, records = time.monotonic() - started_s, (*self.records(), *below.records)
+        downstream_s, records = time.monotonic() - started_s, (*self._host.own_records(), *below.records)
         return CallResult(gradient=None, downstream_s=downstream_s, queued_s=ticket.queued_s, records=records, loss=below.loss)
 
     async def _run(self, priority: Priority, ticket: Ticket, work: Callable[[], Result], step: int | None = None) -> Result:
@@ -251,7 +264,7 @@ class StageService:
                 raise WrongStateError("I am leaving")
             began_s = time.monotonic()
             ticket.queued_s += began_s - asked_s
-            self.spans.add(SpanKind.QUEUED, asked_s, ticket.step, ticket.index)
+            self._state.spans.add(SpanKind.QUEUED, asked_s, ticket.step, ticket.index)
             try:
                 return work()
             finally:
@@ -271,105 +284,16 @@ class StageService:
             self._computed_s.append(ticket.computed_s)
             if len(self._computed_s) >= FEWEST_MEASURED:
                 self.counters.throughput = self._manifest.train.microbatch_size / statistics.median(self._computed_s)
-            self.on_progress()
+            self._host.ledger_grew()
         slots = [self.slots] if below is None or not below.slots else [self.slots, below.slots]
         return CallResult(
             gradient=gradient,
             downstream_s=downstream_s,
             queued_s=ticket.queued_s,
-            records=(*self.records(), *(below.records if below else ())),
+            records=(*self._host.own_records(), *(below.records if below else ())),
             held_s=ticket.queued_s + ticket.computed_s + (below.held_s if below else 0.0),
             slots=min(slots),
         )
-
-    # Jobs of the executor's thread
-
-    def _take_inputs(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> tuple[HeldMicrobatch, TensorBytes]:
-        """Decode and check the tensors; returns the labels' bytes to pass on, apart from those of the inputs, which are done with."""
-        inputs, labels = take(chunks, call.inputs, call.labels)
-        device, vocabulary = self._state.holdings.device, self._manifest.model.vocab_size
-        digest = digest_of(chunks) if call.needs_gradient else b""
-        batch = HeldMicrobatch(ticket, decode(inputs, device), decode(labels, device).long(), digest)
-        tokens = [_asked(batch.labels, self._manifest)]
-        if call.inputs.dtype == "int32":
-            batch.inputs = batch.inputs.long()
-            tokens.append(batch.inputs)
-        elif not all_finite([batch.inputs]):
-            raise BadMessageError("activations that are not finite")
-        if any(bool(((t < 0) | (t >= vocabulary)).any()) for t in tokens):
-            raise BadMessageError(f"tokens outside the vocabulary of {vocabulary}")
-        return batch, labels.with_chunks((b"".join(labels.chunks),))
-
-    def _forward(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> tuple[HeldMicrobatch, TensorBytes, TensorBytes]:
-        started_s = time.monotonic()
-        batch, labels = self._take_inputs(call, ticket, chunks)
-        activations = encode(forward(self._state, batch), self._activations.most_exact)
-        self.pace.hold(started_s, FORWARD_SHARE)
-        self.spans.add(SpanKind.FORWARD, started_s, ticket.step, ticket.index)
-        return batch, activations, labels
-
-    def _forward_only(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> tuple[TensorBytes | float, TensorBytes]:
-        """Activations, or from the last stage the loss; and the labels to pass on."""
-        started_s = time.monotonic()
-        batch, labels = self._take_inputs(call, ticket, chunks)
-        output = self._state.evaluate(call.step, batch.inputs, batch.labels)
-        if not all_finite([output]):
-            raise PeerGoneError("the loss of this evaluation is not finite: the run has diverged, or an earlier stage lies")
-        found = float(output) if self._state.holdings.module.is_last else encode(output, self._activations.most_exact)
-        self.pace.hold(started_s, FORWARD_SHARE)
-        return found, labels
-
-    def _backward(self, call: Call, batch: HeldMicrobatch, below: TensorBytes | None) -> tuple[BackwardResult, TensorBytes | None]:
-        started_s = time.monotonic()
-        assert below is not None  # the dispatcher has checked that it is there and of the right shape
-        below.check(below.dtype, below.shape, self._gradients)
-        gradient = decode(below, self._state.holdings.device)
-        if not self._state.holdings.passes.may_overflow and not all_finite([gradient]):
-            raise BadMessageError("the next stage gave a gradient that is not finite")
-        outcome = backward(self._state, batch, gradient)
-        self.pace.hold(started_s, BACKWARD_SHARE)
-        gradient_out = self._given_back(call, batch, outcome)
-        self._note_backward(batch, started_s)
-        return outcome, gradient_out
-
-    def _last_stage(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> tuple[BackwardResult, TensorBytes | None]:
-        started_s = time.monotonic()
-        batch, _ = self._take_inputs(call, ticket, chunks)
-        outcome = forward_backward(self._state, batch)
-        self.pace.hold(started_s, FORWARD_SHARE + BACKWARD_SHARE)
-        gradient_out = self._given_back(call, batch, outcome)
-        self._note_backward(batch, started_s)
-        return outcome, gradient_out
-
-    def _given_back(self, call: Call, batch: HeldMicrobatch, outcome: BackwardResult) -> TensorBytes | None:
-        if outcome.gradient is None or not call.needs_gradient:
-            return None
-        gradient = encode(outcome.gradient, self._codec_of(call))
-        if self._state.holdings.passes.may_overflow or all_finite([outcome.gradient]):
-            finished = Finished(gradient, batch.digest, self._state.holdings.generation)
-            self._finished.put(call.step, call.index, finished, oldest_step=self._state.record.step - 1)
-        return gradient
-
-    def _codec_of(self, call: Call) -> Codec:
-        return call.gradient_codec or self._gradients.most_exact
-
-    def _note_backward(self, batch: HeldMicrobatch, started_s: float) -> None:
-        """A backward pass, and the pass that the job made before it."""
-        ticket = batch.ticket
-        for kind, ended_s in batch.passes:
-            self.spans.put(Span(kind, started_s, ended_s, ticket.step, ticket.index))
-            started_s = ended_s
-        self.spans.add(SpanKind.BACKWARD, started_s, ticket.step, ticket.index)
-
-
-def _asked(labels: Tensor, manifest: Manifest) -> Tensor:
-    """Those that are tokens. BadMessageError where there are none: their mean loss would be no number."""
-    if not manifest.model.masked_share:
-        return labels
-    found = labels[labels != NOT_ASKED]
-    if not found.numel():
-        raise BadMessageError("labels that ask for no token")
-    return found
 
 
 def _onward(call: Call, inputs: TensorBytes, labels: TensorBytes) -> Call:
