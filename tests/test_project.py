@@ -54,6 +54,44 @@ def test_no_file_is_named_after_nothing() -> None:
     assert [str(path.relative_to(ROOT)) for path in own_sources() if path.stem in FORBIDDEN_NAMES] == []
 
 
+def test_no_class_name_is_borne_twice() -> None:
+    bearers: dict[str, list[str]] = {}
+    for path, tree in sources_of_peerd():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                bearers.setdefault(node.name, []).append(str(path))
+    assert {name: paths for name, paths in bearers.items() if len(paths) > 1} == {}
+
+
+def test_callbacks_are_given_to_constructors() -> None:
+    """Nobody sets another object's callback later, and no attribute is a lambda: "go to definition" leads to the code that runs."""
+    trees = sources_of_peerd()
+    callbacks = {name for _, tree in trees for name in callback_attributes(tree)}
+    found = []
+    for path, tree in trees:
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Assign | ast.AnnAssign):
+                continue
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if not isinstance(target, ast.Attribute):
+                    continue
+                is_own = isinstance(target.value, ast.Name) and target.value.id in ("self", "cls")
+                is_callback = target.attr in callbacks or target.attr.startswith("on_")
+                if isinstance(node.value, ast.Lambda) or (is_callback and not is_own):
+                    found.append(f"{path}:{node.lineno} sets {target.attr}")
+    assert found == []
+
+
+def sources_of_peerd() -> list[tuple[Path, ast.Module]]:
+    return [(path.relative_to(ROOT), ast.parse(path.read_text())) for path in own_sources() if path.is_relative_to(ROOT / "peerd")]
+
+
+def callback_attributes(tree: ast.Module) -> set[str]:
+    """Attributes whose annotation says that they are called."""
+    annotated = [node for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation).startswith("Callable")]
+    return {node.target.attr for node in annotated if isinstance(node.target, ast.Attribute)}
+
+
 def test_sources_are_ascii() -> None:
     assert [str(path.relative_to(ROOT)) for path in own_sources() if not path.read_bytes().isascii()] == []
 
@@ -109,8 +147,8 @@ def test_documents_name_only_verbs_that_exist() -> None:
 
 def test_the_page_on_errors_lists_every_state_that_status_can_name() -> None:
     sources = "".join((ROOT / "peerd" / name).read_text() for name in ("policy/swarm/health.py", "daemon/answers.py"))
-    named = set(re.findall(r'[Ii]tem\("([\w-]+)", .*"(info|warning|problem)"', sources))
-    assert len(named) == len(re.findall(r'\b_?[Ii]tem\("', sources))
+    named = set(re.findall(r'(?:_item|HealthNote)\("([\w-]+)", .*"(info|warning|problem)"', sources))
+    assert len(named) == len(re.findall(r'\b(?:_item|HealthNote)\("', sources))
     page = (ROOT / "peerd" / "docs" / "errors.md").read_text()
     assert set(re.findall(r"^\| `([\w-]+)` \| (\w+) \|", page, re.MULTILINE)) == named
 

@@ -27,6 +27,7 @@ from peerd.control.server import Say
 from peerd.daemon.peer import Peer
 from peerd.errors import UsageError
 from peerd.stage.calls import StageService
+from peerd.stage.jobs import StageJobs
 from peerd.stage.snapshots import SnapshotServer
 from peerd.stage.state import StageState
 from peerd.wire.clients import AveragingClient, StageClient
@@ -70,7 +71,7 @@ class Point(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FaultSite:
     """A method, and the points that lie before and after it."""
 
     owner: type
@@ -79,16 +80,16 @@ class Place:
     after: tuple[Point, ...] = ()
 
 
-PLACES = (
-    Place(StageState, "forward", before=(Point.FORWARD,)),
-    Place(StageState, "backward", before=(Point.BACKWARD,), after=(Point.REPLY,)),
-    Place(StageState, "forward_backward", before=(Point.FORWARD, Point.BACKWARD), after=(Point.REPLY,)),
-    Place(StageState, "take_average", after=(Point.AVERAGED,)),
-    Place(StageState, "commit", before=(Point.COMMIT,), after=(Point.COMMITTED,)),
-    Place(StageState, "load", before=(Point.JOINER,)),
-    Place(AveragingClient, "reduce", before=(Point.SENDER,)),
-    Place(Rounds, "reduce", before=(Point.REDUCER,)),
-    Place(SnapshotServer, "snapshot", after=(Point.DONOR,)),
+FAULT_SITES = (
+    FaultSite(StageJobs, "forward", before=(Point.FORWARD,)),
+    FaultSite(StageJobs, "backward", before=(Point.BACKWARD,), after=(Point.REPLY,)),
+    FaultSite(StageJobs, "last_stage", before=(Point.FORWARD, Point.BACKWARD), after=(Point.REPLY,)),
+    FaultSite(StageState, "take_average", after=(Point.AVERAGED,)),
+    FaultSite(StageState, "commit", before=(Point.COMMIT,), after=(Point.COMMITTED,)),
+    FaultSite(StageState, "load", before=(Point.JOINER,)),
+    FaultSite(AveragingClient, "reduce", before=(Point.SENDER,)),
+    FaultSite(Rounds, "reduce", before=(Point.REDUCER,)),
+    FaultSite(SnapshotServer, "snapshot", after=(Point.DONOR,)),
 )
 
 
@@ -103,8 +104,8 @@ class Faults:
         self._random = random.Random(0)
 
     def install(self) -> None:
-        for place in PLACES:
-            _wrap(place.owner, place.method, functools.partial(_reaching, self, place))
+        for site in FAULT_SITES:
+            _wrap(site.owner, site.method, functools.partial(_reaching, self, site))
         _wrap(StageService, "backpropagate", functools.partial(_serving, self))
         _wrap(StageClient, "backpropagate", functools.partial(_sending, self))
         _wrap(AveragingClient, "reduce", functools.partial(_sending_part, self))
@@ -176,21 +177,21 @@ def _wrap(owner: type, name: str, around: Callable[[Method, bool], Method]) -> N
     setattr(owner, name, functools.wraps(method)(around(method, inspect.iscoroutinefunction(method))))
 
 
-def _reaching(faults: Faults, place: Place, method: Method, is_async: bool) -> Method:
+def _reaching(faults: Faults, site: FaultSite, method: Method, is_async: bool) -> Method:
     def visit(points: Sequence[Point]) -> None:
         for point in points:
             faults.reach(point)
 
     async def later(*arguments: Any, **named: Any) -> Any:
-        visit(place.before)
+        visit(site.before)
         result = await method(*arguments, **named)
-        visit(place.after)
+        visit(site.after)
         return result
 
     def now(*arguments: Any, **named: Any) -> Any:
-        visit(place.before)
+        visit(site.before)
         result = method(*arguments, **named)
-        visit(place.after)
+        visit(site.after)
         return result
 
     return later if is_async else now

@@ -69,8 +69,12 @@ class Reservation:
             self._stream[1].close()
 
 
+Serve = Callable[[PeerId, str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+"""Takes a stream whose caller has proved who it is, and where it comes from."""
+
+
 class Circuits:
-    """One daemon's. `addresses_of` is the table's; `serve` takes a stream whose caller has proved who it is."""
+    """Streams to and from peers through relays. `addresses_of` is the table's."""
 
     def __init__(self, p2pd: P2pd, me: PeerId, seal: Seal, addresses_of: Callable[[PeerId], tuple[str, ...]]) -> None:
         self._p2pd = p2pd
@@ -82,12 +86,13 @@ class Circuits:
         self._fruitless_until_s: dict[PeerId, float] = {}
         self._through_relays: dict[PeerId, asyncio.StreamWriter] = {}
         """My last stream to a peer that goes through a relay."""
-        self.serve: Callable[[PeerId, str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+        self._serve: Serve
         self.run = RunId("")
         """What a relay is told it shall relay for."""
 
-    async def attach(self, p2pd: P2pd) -> None:
-        self._p2pd = p2pd
+    async def attach(self, p2pd: P2pd, serve: Serve) -> None:
+        """Take streams that come through relays to this p2pd, and hand them to `serve`."""
+        self._p2pd, self._serve = p2pd, serve
         await p2pd.p2p.add_binary_stream_handler(CIRCUIT_PROTOCOL, self._offered)
 
     async def close(self) -> None:
@@ -187,7 +192,7 @@ class Circuits:
             say(writer, relay_pb2.RelayReply(accepted=True))
             async with asyncio.timeout(SEAL_TIMEOUT_S):
                 await self._seal.answer(caller, stream)
-            await self.serve(caller, f"/p2p/{relay}/p2p-circuit", reader, writer)
+            await self._serve(caller, f"/p2p/{relay}/p2p-circuit", reader, writer)
 
     async def _reaches(self, caller: PeerId) -> bool:
         """Whether this peer can dial the caller instead, at the addresses that the table has of it."""

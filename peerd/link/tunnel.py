@@ -45,8 +45,6 @@ class Tunnel:
         self._p2pd = p2pd
         self.circuits = circuits
         """By which peers that cannot be dialled are reached; None where nobody is behind a relay."""
-        if circuits is not None:
-            circuits.serve = self.serve_inward
         self._folder = folder
         self._grpc_socket = grpc_socket
         self._addresses_of = addresses_of
@@ -63,7 +61,7 @@ class Tunnel:
     async def start(self) -> None:
         await self._p2pd.p2p.add_binary_stream_handler(PROTOCOL, self._inward)
         if self.circuits is not None:
-            await self.circuits.attach(self._p2pd)
+            await self.circuits.attach(self._p2pd, self.serve_inward)
 
     async def attach(self, p2pd: P2pd) -> None:
         """Go on over a new p2pd; channels stay and dial anew."""

@@ -22,7 +22,7 @@ from peerd.control.server import Verb
 from peerd.link.throttle import Throttles
 from peerd.owner.sensors import Sensors
 from peerd.owner.usage import Usage
-from peerd.policy.owner.governor import Limits, Pause, Verdict, duty_within, judge, why_pause
+from peerd.policy.owner.governor import Limits, Pause, PauseVerdict, duty_within, judge, why_pause
 
 LOOK_PERIOD_S = 2.0
 LOOKS_PER_NOTE = 30
@@ -38,7 +38,7 @@ class Governor:
         self._sensors = Sensors(device)
         self._usage = Usage(home)
         self._counted = 0
-        self._verdict = Verdict()
+        self._verdict = PauseVerdict()
         self._changed = asyncio.Event()
         self.throttles = Throttles()
         self._resting = False

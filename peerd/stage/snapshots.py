@@ -55,8 +55,8 @@ class SnapshotServer:
         self._executor = executor
         self._start = start
         self._kept: tuple[tuple[Lineage, int, bool, bool], Downloaded, Made] | None = None
-        self._whole: Callable[[], Downloaded | None] = lambda: None
-        """The last copy of all of my state, while anybody uses it. Of the executor's thread."""
+        self._whole: weakref.ReferenceType[Downloaded] | None = None
+        """The last copy of the whole state, while anybody uses it. Only the executor's thread reads and writes it."""
         self._making = asyncio.Lock()
 
     async def snapshot(self, stage: int, wanted: bytes, parameters_only: bool, tied_only: bool = False) -> Made:
@@ -88,7 +88,7 @@ class SnapshotServer:
 
     async def _own(self, parameters_only: bool, tied_only: bool = False) -> Downloaded:
         def take() -> Downloaded:
-            state, is_whole, whole = self._state, not parameters_only and not tied_only, self._whole()
+            state, is_whole, whole = self._state, not parameters_only and not tied_only, self._whole() if self._whole is not None else None
             step, lineage = state.record.step, state.record.lineage
             if is_whole and whole is not None and (whole.step, whole.lineage) == (step, lineage):
                 return whole

@@ -73,8 +73,7 @@ class World:
         p2pd = self.internet.p2pd_of(identity.peer)
         ends = Circuits(p2pd, identity.peer, Seal(identity.peer, identity.sign, folder), lambda peer: self.addresses.get(peer, ()))
         peer, ends.run = Peer(identity, ends), RUN
-        ends.serve = peer.serve
-        await ends.attach(p2pd)
+        await ends.attach(p2pd, peer.serve)
         await self.internet.listen(identity.peer, PROTOCOL, peer.serve_directly)
         if hidden:
             self.internet.hidden.add(identity.peer)

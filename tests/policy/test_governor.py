@@ -17,8 +17,8 @@ from peerd.policy.owner.governor import (
     Hours,
     Limits,
     Pause,
+    PauseVerdict,
     Readings,
-    Verdict,
     duty_within,
     judge,
     why_pause,
@@ -102,7 +102,7 @@ pauses = st.none() | st.builds(Pause, st.sampled_from(["a", "b"]), st.just("late
 
 @given(st.lists(st.tuples(st.floats(0.1, 50), pauses), max_size=30))
 def test_a_pause_counts_at_once_and_what_a_sensor_saw_ends_after_a_quiet_minute(looks: list[tuple[float, Pause | None]]) -> None:
-    verdict, now_s, last, quiet_from_s = Verdict(), 0.0, None, 0.0
+    verdict, now_s, last, quiet_from_s = PauseVerdict(), 0.0, None, 0.0
     for after_s, found in looks:
         now_s += after_s
         verdict = judge(verdict, found, now_s)

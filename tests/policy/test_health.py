@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.swarm.health import STALLED_AFTER_S, Facts, Item, advance, health
+from peerd.policy.swarm.health import STALLED_AFTER_S, Facts, HealthNote, advance, health
 from peerd.table.record import AverageId, Lineage, PeerRecord, Phase
 from peerd.table.view import LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, live_views, member, view_of
@@ -33,7 +33,7 @@ def codes(facts: Facts) -> list[str]:
     return [item.code for item in health(facts)]
 
 
-def stalled(facts: Facts) -> Item:
+def stalled(facts: Facts) -> HealthNote:
     return next(item for item in health(facts) if item.code == "stalled")
 
 

@@ -103,19 +103,19 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PauseVerdict:
     """Whether to work, and since when nothing has spoken against going on (the caller's clock)."""
 
     pause: Pause | None = None
     quiet_since_s: float | None = None
 
 
-def judge(before: Verdict, found: Pause | None, now_s: float) -> Verdict:
+def judge(before: PauseVerdict, found: Pause | None, now_s: float) -> PauseVerdict:
     """`found` counts at once; going on after what a sensor saw takes a quiet minute."""
     if found is not None or before.pause is None or not before.pause.sensed:
-        return Verdict(found)
+        return PauseVerdict(found)
     since_s = now_s if before.quiet_since_s is None else before.quiet_since_s
-    return Verdict() if now_s - since_s >= QUIET_S else Verdict(before.pause, since_s)
+    return PauseVerdict() if now_s - since_s >= QUIET_S else PauseVerdict(before.pause, since_s)
 
 
 def why_pause(limits: Limits, readings: Readings, paused: bool = False) -> Pause | None:

@@ -13,7 +13,7 @@ STALLED_AFTER_STEPS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class HealthNote:
     """`severity` is info, warning or problem."""
 
     code: str
@@ -61,33 +61,33 @@ def advance(before: Progress | None, live: LiveView, num_stages: int, num_microb
     return before
 
 
-def health(facts: Facts) -> list[Item]:
+def health(facts: Facts) -> list[HealthNote]:
     """Problems first."""
     items = [item for item in (_empty_stages(facts), _no_trainer(facts), _stalled(facts), _inexact(facts), _joining(facts)) if item]
     return sorted(items, key=lambda item: ("problem", "warning", "info").index(item.severity))
 
 
-def _empty_stages(facts: Facts) -> Item | None:
+def _empty_stages(facts: Facts) -> HealthNote | None:
     empty = [str(stage) for stage in range(facts.num_stages) if not facts.live.serving(stage)]
     if not empty:
         return None
     which = ("stage " if len(empty) == 1 else "stages ") + ", ".join(empty)
-    return Item("stage-empty", f"nobody serves {which}", "problem", "more peers have to join; training waits for them")
+    return HealthNote("stage-empty", f"nobody serves {which}", "problem", "more peers have to join; training waits for them")
 
 
-def _no_trainer(facts: Facts) -> Item | None:
+def _no_trainer(facts: Facts) -> HealthNote | None:
     if any(record.trains or (record.summary is not None and record.summary.trainers) for record in facts.live.records):
         return None
-    return Item("no-trainer", "no peer has the run's data", "problem", "start a peer that has the data, with --data PATH")
+    return HealthNote("no-trainer", "no peer has the run's data", "problem", "start a peer that has the data, with --data PATH")
 
 
-def _stalled(facts: Facts) -> Item | None:
+def _stalled(facts: Facts) -> HealthNote | None:
     """No microbatch added and no step finished anywhere for long; not while a stage is empty, which says why."""
     patience_s = max(STALLED_AFTER_S, STALLED_AFTER_STEPS * facts.step_s)
     if facts.complete or facts.still_s < patience_s or _empty_stages(facts) is not None:
         return None
     title = f"no progress for {facts.still_s:.0f} s: {_what_lacks(facts)}; this peer: {facts.decision}"
-    return Item("stalled", title, "problem", "it recovers by itself where it can; else `peerd peers` shows which stage needs a peer")
+    return HealthNote("stalled", title, "problem", "it recovers by itself where it can; else `peerd peers` shows which stage needs a peer")
 
 
 def _what_lacks(facts: Facts) -> str:
@@ -103,16 +103,16 @@ def _what_lacks(facts: Facts) -> str:
     return f"stage {waiting[0]} has not averaged step {step}"
 
 
-def _inexact(facts: Facts) -> Item | None:
+def _inexact(facts: Facts) -> HealthNote | None:
     given_up = facts.mine.lineage.inexact
-    return Item("inexact", f"{given_up} steps of this stage were given up", "warning", "see the log") if given_up else None
+    return HealthNote("inexact", f"{given_up} steps of this stage were given up", "warning", "see the log") if given_up else None
 
 
-def _joining(facts: Facts) -> Item | None:
+def _joining(facts: Facts) -> HealthNote | None:
     if facts.mine.phase is not Phase.JOINING:
         return None
     newest = stage_step(facts.live, facts.mine.stage)
     if newest is not None and 0 < facts.mine.step < newest:
         title = f"at step {facts.mine.step}, its stage at {newest}: {facts.decision}"
-        return Item("behind", title, "warning", "nothing to do; it catches up")
-    return Item("joining", facts.decision, "info", "nothing to do; it serves when the download is done")
+        return HealthNote("behind", title, "warning", "nothing to do; it catches up")
+    return HealthNote("joining", facts.decision, "info", "nothing to do; it serves when the download is done")

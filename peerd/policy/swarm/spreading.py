@@ -152,7 +152,7 @@ def whom_to_ask(speaks: bool, mine: Sequence[Who], far_speakers: Sequence[Who], 
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class NewsItem:
     """A record that rose here, as it travels, the tag that names this version of it, and when."""
 
     record: PeerRecord
@@ -180,7 +180,7 @@ class News:
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
         self._said_s = float("-inf")
-        self._items: dict[PeerId, Item] = {}
+        self._items: dict[PeerId, NewsItem] = {}
         self._told_s: dict[PeerId, tuple[float, tuple[object, ...]]] = {}
         """When each record was last news, and what it said then."""
 
@@ -195,7 +195,7 @@ class News:
             self._said_s = now_s
         self._told_s[record.peer] = (now_s, said)
         self._items.pop(record.peer, None)
-        self._items[record.peer] = Item(record, raw, tag_of(record), now_s)
+        self._items[record.peer] = NewsItem(record, raw, tag_of(record), now_s)
 
     def forget(self, peer: PeerId) -> None:
         """It is gone for good."""
