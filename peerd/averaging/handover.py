@@ -12,7 +12,6 @@ from peerd.stage.results import HeldAverage, TiedGradients
 from peerd.stage.state import StageState
 from peerd.table.record import NO_AVERAGE
 from peerd.wire.chunks import digest_of
-from peerd.wire.clients import ReceivedAverage
 from peerd.wire.messages import Average
 from peerd.wire.tensors import decode_flat, encode_flat
 
@@ -24,18 +23,19 @@ def packed(held: HeldAverage) -> tuple[Average, bytes, Sequence[bytes]]:
     return Average(held.roster, held.lineage, num_bytes, held.tied.id if held.tied else NO_AVERAGE), digest_of(chunks), chunks
 
 
-def unpacked(received: ReceivedAverage, state: StageState, step: int) -> HeldAverage:
+def unpacked(received: tuple[Average, bytes, Sequence[bytes]], state: StageState, step: int) -> HeldAverage:
     """BadMessageError where it is no average of my stage's step."""
+    average, checksum, chunks = received
     dtype, length = state.accumulator.flat.dtype, state.average_length(step)
-    num_tied = state.accumulator.num_tied if received.tied_sum else 0
-    if sum(len(chunk) for chunk in received.chunks) != (length + num_tied) * dtype.itemsize:
+    num_tied = state.accumulator.num_tied if average.tied_sum else 0
+    if sum(len(chunk) for chunk in chunks) != (length + num_tied) * dtype.itemsize:
         raise BadMessageError("the average has another length than the stage's parameters")
-    if digest_of(received.chunks) != received.blake3:
+    if digest_of(chunks) != checksum:
         raise BadMessageError("the average does not match its hash")
-    whole = decode_flat(received.chunks, dtype)
-    state.check_average(received.roster, whole[:length], step)
-    tied = TiedGradients(received.tied_sum, finite(whole[length:])) if num_tied else None
-    return HeldAverage(received.roster, received.lineage, whole[:length], tied)
+    whole = decode_flat(chunks, dtype)
+    state.check_average(average.roster, whole[:length], step)
+    tied = TiedGradients(average.tied_sum, finite(whole[length:])) if num_tied else None
+    return HeldAverage(average.roster, average.lineage, whole[:length], tied)
 
 
 def finite(values: Tensor) -> Tensor:

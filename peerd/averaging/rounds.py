@@ -34,7 +34,7 @@ from peerd.stage.results import HeldAverage
 from peerd.stage.state import StageState
 from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord
 from peerd.timeline.spans import SpanKind, SpanRing
-from peerd.wire.clients import AveragingClient, PartHeader
+from peerd.wire.clients import AveragingClient
 from peerd.wire.messages import Average, Part
 from peerd.wire.services import Receive
 from peerd.wire.tensors import decode_flat
@@ -233,7 +233,7 @@ class Rounds:
         encoded = self.compression.allowed.is_lossy  # else it goes out as it lies in memory
         part = await self._arithmetic.run(Priority.CONTROL, encode) if encoded else encode()
         size = sum(len(chunk) for chunk in part)
-        header = PartHeader(current.roster.average_id, number, current.roster.entries[current.mine].done, size)
+        header = Part(current.roster.average_id, number, current.roster.entries[current.mine].done, size)
         began_s = time.monotonic()
         try:
             chunks = await self._client.reduce(peer, header, part, 2 * self._averaging_s)
@@ -350,7 +350,7 @@ class Rounds:
         WrongStateError when it is not one for me.
         """
         received = await self._client.get_average(peer, self._state.record.stage, step, 2 * self._averaging_s)
-        reason = why_not_adopt(self._state.record, step, received.lineage)
+        reason = why_not_adopt(self._state.record, step, received[0].lineage)
         if reason is not None:
             raise WrongStateError(reason)
         return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked(received, self._state, step))

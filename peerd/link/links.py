@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError, RemoteError, WrongStateError
 from peerd.link.traffic import Traffic, Way
 from peerd.link.tunnel import Tunnel
 from peerd.table.record import PeerId
@@ -25,11 +26,13 @@ CHANNEL_OPTIONS = (
     ("grpc.http2.lookahead_bytes", 4 * CHUNK_BYTES),
     ("grpc.use_local_subchannel_pool", 1),
 )
-_FAULTS: dict[grpc.StatusCode, type[RemoteError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: BadMessageError,
-    grpc.StatusCode.FAILED_PRECONDITION: WrongStateError,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: BusyError,
+STATUS: dict[type[PeerdError], grpc.StatusCode] = {
+    BadMessageError: grpc.StatusCode.INVALID_ARGUMENT,
+    WrongStateError: grpc.StatusCode.FAILED_PRECONDITION,
+    BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    PeerGoneError: grpc.StatusCode.UNAVAILABLE,
 }
+"""How an error travels: a callee refuses with the status, and its caller raises the error again."""
 RETRY_AFTER_MS = "retry-after-ms"
 MOST_RETRY_MS = 60_000
 _CUT_SHORT = "Internal error from Core"
@@ -108,11 +111,12 @@ def as_remote_error(error: grpc.aio.AioRpcError) -> RemoteError:
     """The error class that tells what the caller can do."""
     if was_cut_short(error):
         return BusyError("the callee refused the call before it had all of it")
-    kind = _FAULTS.get(error.code(), PeerGoneError)
-    told = kind(error.details() or error.code().name.lower())
+    kind = next((kind for kind, status in STATUS.items() if status is error.code()), PeerGoneError)
+    told: Any = kind(error.details() or error.code().name.lower())
     if isinstance(told, BusyError):
         told.retry_after_s = _retry_after_s(error)
-    return told
+    remote: RemoteError = told
+    return remote
 
 
 def _retry_after_s(error: grpc.aio.AioRpcError) -> float:
@@ -125,11 +129,24 @@ def _retry_after_s(error: grpc.aio.AioRpcError) -> float:
 
 async def read_within(call: AsyncIterator[Message], patience_s: float) -> Message | None:
     """The next message of a stream, None at its end. PeerGoneError when it takes too long; RemoteError as the peer says."""
+    with remote_errors():
+        return await next_within(call, patience_s)
+
+
+async def next_within(messages: AsyncIterator[Message], patience_s: float) -> Message | None:
+    """The next message of a stream, None at its end. PeerGoneError when it takes too long."""
     try:
         async with asyncio.timeout(patience_s):
-            return await anext(call, None)
+            return await anext(messages, None)
     except TimeoutError:
         raise PeerGoneError(f"no word for {patience_s:.1f} s") from None
+
+
+@contextlib.contextmanager
+def remote_errors() -> Iterator[None]:
+    """Raises what ends a call inside as a RemoteError: as the peer says, or when the connection closes."""
+    try:
+        yield
     except grpc.aio.AioRpcError as error:
         raise as_remote_error(error) from None
     except asyncio.CancelledError:
@@ -149,10 +166,5 @@ def raise_if_ours() -> None:
 
 async def answer_of(rpc: Any) -> Any:
     """What a call with one answer brings. RemoteError as the peer says, or when the connection closes."""
-    try:
+    with remote_errors():
         return await rpc
-    except grpc.aio.AioRpcError as error:
-        raise as_remote_error(error) from None
-    except asyncio.CancelledError:
-        raise_if_ours()
-        raise PeerGoneError("the connection was closed") from None

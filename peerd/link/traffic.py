@@ -75,6 +75,11 @@ class Traffic:
         self.sent_bytes += num_bytes
         self.sent(what, role, num_bytes)
 
+    def took(self, what: str, role: PeerRole, num_bytes: int) -> None:
+        """Part of a download to here."""
+        self.received_bytes += num_bytes
+        self.received(what, role, num_bytes)
+
     def answered(self, request: ProtoMessage, reply: Reply) -> Reply:
         """Counts both, and gives the reply."""
         self.received_bytes += request.ByteSize()

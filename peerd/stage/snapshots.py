@@ -25,7 +25,7 @@ from peerd.swarm.membership import Membership
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from peerd.wire.chunks import chunks_of
-from peerd.wire.clients import SnapshotHeader, StateClient, StateRequest
+from peerd.wire.clients import StateClient, StateRequest
 from peerd.wire.messages import Snapshot
 from peerd.wire.tensors import file_of
 
@@ -146,7 +146,7 @@ class Downloader:
                 if partial.complete:  # whole, and not readable: nothing of it is worth keeping
                     partial.start_over()
 
-    async def _download_from(self, donor: PeerId, partial: _Partial) -> SnapshotHeader:
+    async def _download_from(self, donor: PeerId, partial: _Partial) -> Snapshot:
         """The rest of the snapshot that was begun elsewhere, or another one from its beginning."""
         header, stream = await self._client.get_state(donor, partial.request, self._patience_s)
         if partial.header is not None and header.chunk_hashes != partial.header.chunk_hashes:
@@ -180,7 +180,7 @@ class _Partial:
     most_bytes: int
     parameters_only: bool
     tied_only: bool = False
-    header: SnapshotHeader | None = None
+    header: Snapshot | None = None
     chunks: list[bytes] = field(default_factory=list)
 
     @property
@@ -219,7 +219,7 @@ def _as_snapshot(state: Downloaded) -> Made:
     return Snapshot(step=state.step, lineage=state.lineage, num_bytes=num_bytes, chunk_hashes=hashes, metadata=metadata), pieces
 
 
-def _deserialise(header: SnapshotHeader, chunks: Sequence[bytes]) -> Downloaded:
+def _deserialise(header: Snapshot, chunks: Sequence[bytes]) -> Downloaded:
     """safetensors is a data-only format: nothing in it is executed."""
     try:
         tensors = load(b"".join(chunks))

@@ -8,12 +8,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import grpc
-
-from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, WrongStateError
 from peerd.generated import checkup_pb2, checkup_pb2_grpc
 from peerd.link.dialling import answers_as
-from peerd.link.links import Links, as_remote_error, raise_if_ours
+from peerd.link.links import Links, answer_of, remote_errors
 from peerd.policy.owner.rate_limit import Ration
 from peerd.table.circuit import host_in
 from peerd.table.record import PeerId, RunId
@@ -39,40 +37,29 @@ class CheckupServicer(checkup_pb2_grpc.CheckupServicer):
         """So long a connection is being measured, at most: two at once would measure one another."""
 
     async def DialBack(self, request: checkup_pb2.DialBackRequest, context: Any) -> checkup_pb2.DialBackReply:
-        caller = await self._door.caller(context)
-        try:
-            self._door.check_run(request.run)
+        async with self._door.answering(context, request.run) as caller:
             if not 0 < request.port < 65536:
                 raise BadMessageError("a port is between 1 and 65535")
             _take(self._dials, caller)
-        except PeerdError as error:
-            await self._door.refuse(context, caller, error)
         host = host_in(self._seen_at(context.peer()))
         reached = bool(host) and await answers_as(caller, host, request.port, DIAL_BACK_TIMEOUT_S, direct=request.direct)
         return checkup_pb2.DialBackReply(observed=host, reached=reached, direct=request.direct)
 
     async def Sink(self, messages: AsyncIterator[checkup_pb2.Chunk], context: Any) -> checkup_pb2.SinkReply:
-        caller = await self._door.caller(context)
-        try:
+        async with self._door.answering(context) as caller:
             with self._measuring(caller):
                 speed = await _measure(self._pieces_from(messages))
-        except PeerdError as error:
-            await self._door.refuse(context, caller, error)
         self._door.traffic.received_bytes += speed.num_bytes
         return checkup_pb2.SinkReply(num_bytes=speed.num_bytes, took_s=speed.took_s)
 
     async def Source(self, request: checkup_pb2.SourceRequest, context: Any) -> AsyncIterator[checkup_pb2.Chunk]:
-        caller = await self._door.caller(context)
-        try:
-            self._door.check_run(request.run)
+        async with self._door.answering(context, request.run) as caller:
             if request.num_bytes > MAX_PROBE_BYTES:
                 raise BadMessageError(f"at most {MAX_PROBE_BYTES} bytes are sent to measure a connection")
             with self._measuring(caller):
                 for piece in _pieces(request.num_bytes):
                     yield piece
                     self._door.traffic.sent_bytes += len(piece.data)
-        except PeerdError as error:
-            await self._door.refuse(context, caller, error)
 
     @contextlib.contextmanager
     def _measuring(self, caller: PeerId) -> Any:
@@ -109,7 +96,7 @@ class CheckupClient:
         """
         stub: Any = checkup_pb2_grpc.CheckupStub(await self._links.channel(peer))
         request = checkup_pb2.DialBackRequest(run=self._run, port=port, direct=direct)
-        reply = await _answer(stub.DialBack(request, timeout=DIAL_BACK_TIMEOUT_S + ANSWER_TIMEOUT_S))
+        reply = await answer_of(stub.DialBack(request, timeout=DIAL_BACK_TIMEOUT_S + ANSWER_TIMEOUT_S))
         if reply.direct != direct:
             raise WrongStateError("it does not know of direct connections")
         return DialBack(reply.observed[:64], reply.reached)
@@ -117,7 +104,7 @@ class CheckupClient:
     async def upload(self, peer: PeerId, num_bytes: int) -> Speed:
         """As the peer measured it. RemoteError where it does not."""
         stub: Any = checkup_pb2_grpc.CheckupStub(await self._links.channel(peer))
-        reply = await _answer(stub.Sink(_stream(num_bytes), timeout=PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S))
+        reply = await answer_of(stub.Sink(_pieces(num_bytes), timeout=PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S))
         return Speed(int(reply.num_bytes), float(reply.took_s))
 
     async def download(self, peer: PeerId, num_bytes: int) -> Speed:
@@ -126,12 +113,8 @@ class CheckupClient:
         request = checkup_pb2.SourceRequest(run=self._run, num_bytes=num_bytes)
         rpc = stub.Source(request, timeout=PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S)
         try:
-            return await _measure(_lengths(rpc))
-        except grpc.aio.AioRpcError as error:
-            raise as_remote_error(error) from None
-        except asyncio.CancelledError:
-            raise_if_ours()
-            raise PeerGoneError("the connection was closed") from None
+            with remote_errors():
+                return await _measure(len(message.data) async for message in rpc)
         finally:
             rpc.cancel()
 
@@ -158,23 +141,3 @@ def _pieces(num_bytes: int) -> list[checkup_pb2.Chunk]:
     whole, rest = divmod(num_bytes, _PIECE_BYTES)
     piece = checkup_pb2.Chunk(data=bytes(_PIECE_BYTES))
     return [piece] * whole + ([checkup_pb2.Chunk(data=bytes(rest))] if rest else [])
-
-
-async def _stream(num_bytes: int) -> AsyncIterator[checkup_pb2.Chunk]:
-    for piece in _pieces(num_bytes):
-        yield piece
-
-
-async def _lengths(rpc: AsyncIterator[checkup_pb2.Chunk]) -> AsyncIterator[int]:
-    async for message in rpc:
-        yield len(message.data)
-
-
-async def _answer(rpc: Any) -> Any:
-    try:
-        return await rpc
-    except grpc.aio.AioRpcError as error:
-        raise as_remote_error(error) from None
-    except asyncio.CancelledError:
-        raise_if_ours()
-        raise PeerGoneError("the connection was closed") from None

@@ -7,13 +7,13 @@ the copying of many kilobytes, so the pieces of a chunk may lie apart, and a hea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from blake3 import blake3
 
-from peerd.errors import BadMessageError
+from peerd.errors import BadMessageError, PeerdError
 from peerd.generated import averaging_pb2, stage_pb2
 from peerd.link.links import CHUNK_BYTES, Bytes
 
@@ -125,6 +125,27 @@ def digest_of(chunks: Iterable[Bytes]) -> bytes:
     for chunk in chunks:
         hasher.update(chunk)
     return hasher.digest()
+
+
+async def collected(
+    read: Callable[[], Awaitable[Any]], num_bytes: int, begun: Bytes = b"", ended: type[PeerdError] = BadMessageError
+) -> tuple[Any, ...]:
+    """Exactly `num_bytes` of chunks, those that came before included; `ended` where the stream ends too early."""
+    chunks: list[Any] = []
+    missing = num_bytes
+    while missing > 0:
+        if begun:
+            chunk, begun = begun, b""
+        else:
+            message = await read()
+            if message is None:
+                raise ended(f"chunks that do not add up to what the header says: the stream ended {missing} bytes early")
+            chunk = message.chunk
+        missing -= len(chunk)
+        if missing < 0 or not chunk:
+            raise BadMessageError("chunks that do not add up to what the header says")
+        chunks.append(chunk)
+    return tuple(chunks)
 
 
 def chunks_of(pieces: Iterable[Bytes], first: int = 0) -> Iterator[bytes]:

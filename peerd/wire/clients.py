@@ -23,17 +23,13 @@ from peerd.link.lanes import Lanes
 from peerd.link.links import Links, answer_of, read_within
 from peerd.link.traffic import PeerRole
 from peerd.policy.step.roster import Roster
-from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, RawRecord, RunId
+from peerd.table.record import AverageId, PeerId, RawRecord, RunId
 from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire import convert
-from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk, Headed, Pieces, digest_of
-from peerd.wire.messages import Call, CallResult
+from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk, Headed, Pieces, collected, digest_of
+from peerd.wire.messages import Average, Call, CallResult, Part, Snapshot
 
 BACKPROPAGATE, REDUCE = "/peerd.Stage/Backpropagate", "/peerd.Averaging/Reduce"
-MAX_CHUNKS = 1 << 20
-MAX_STEP = 1 << 62
-MAX_LINEAGE_BYTES = 32
-"""What fits a record: a joiner that took on more could not announce itself."""
 
 
 class StageClient:
@@ -115,16 +111,13 @@ class AveragingClient:
         reply = await answer_of(stub.Propose(request, timeout=timeout_s))
         return reply.joined, reply.reason[:200], (reply.record.body, reply.record.signature)
 
-    async def reduce(self, peer: PeerId, part: PartHeader, chunks: Sequence[memoryview], patience_s: float) -> tuple[memoryview, ...]:
+    async def reduce(self, peer: PeerId, part: Part, chunks: Sequence[memoryview], patience_s: float) -> tuple[memoryview, ...]:
         """Send my part of the slice `peer` reduces; the reduced slice, as chunks, comes back."""
         channel = await self._links.channel_for_tensors(peer)
         call = channel.stream_stream(REDUCE, request_serializer=PARTS.serialize, response_deserializer=SLICES.deserialize)
 
         async def messages() -> AsyncIterator[Headed | memoryview]:
-            header = averaging_pb2.PartHeader(
-                average_id=part.average_id, slice=part.slice_index, ledger=convert.bitmap_to(part.ledger), num_bytes=part.num_bytes
-            )
-            yield Headed(averaging_pb2.PartMessage(header=header), chunks[0] if chunks else b"")
+            yield Headed(averaging_pb2.PartMessage(header=convert.part_to(part)), chunks[0] if chunks else b"")
             for chunk in chunks[1:]:
                 yield chunk
 
@@ -141,68 +134,34 @@ class AveragingClient:
         stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
         await answer_of(stub.Abort(averaging_pb2.AbortRequest(average_id=average_id), timeout=timeout_s))
 
-    async def get_average(self, peer: PeerId, stage: int, step: int, patience_s: float) -> ReceivedAverage:
-        """A finished average, not checked yet: the caller does that off the loop."""
+    async def get_average(self, peer: PeerId, stage: int, step: int, patience_s: float) -> tuple[Average, bytes, tuple[bytes, ...]]:
+        """A finished average, its hash and its chunks, not checked yet: the caller does that off the loop."""
         stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
         rpc = stub.GetAverage(averaging_pb2.AverageRequest(run=self._run, stage=stage, step=step))
         try:
-            first = await read_within(rpc.__aiter__(), patience_s)
-            if first is None or first.WhichOneof("kind") != "header":
-                raise BadMessageError("an average without a header")
-            chunks = await _read_chunks(rpc, first.header.num_bytes, patience_s)
+            header = await _header_of(rpc, patience_s, "an average without a header")
+            chunks = await _read_chunks(rpc, header.num_bytes, patience_s)
         finally:
             rpc.cancel()
-        self._links.traffic.received_bytes += first.header.num_bytes
-        self._links.traffic.received("averages", PeerRole.STAGE_PEER, first.header.num_bytes)
-        header = first.header
-        lineage, tied_sum = Lineage(header.inexact, header.lineage), AverageId(header.tied_sum[:MAX_LINEAGE_BYTES])
-        return ReceivedAverage(convert.roster_from(header.roster), lineage, header.blake3, chunks, tied_sum)
+        self._links.traffic.took("averages", PeerRole.STAGE_PEER, header.num_bytes)
+        return convert.average_from(header), header.blake3, chunks
 
     async def get_tied(self, peer: PeerId, step: int, wanted: AverageId, num_bytes: int, patience_s: float) -> tuple[bytes, ...]:
         """A tied weight's gradients as chunks of exactly so many bytes, their hash checked."""
         stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
         rpc = stub.GetTied(averaging_pb2.TiedRequest(run=self._run, step=step, id=wanted))
         try:
-            first = await read_within(rpc.__aiter__(), patience_s)
-            if first is None or first.WhichOneof("kind") != "header" or first.header.num_bytes != num_bytes:
-                raise BadMessageError(f"a tied weight's gradients without a header that says {num_bytes} bytes")
+            untold = f"a tied weight's gradients without a header that says {num_bytes} bytes"
+            header = await _header_of(rpc, patience_s, untold)
+            if header.num_bytes != num_bytes:
+                raise BadMessageError(untold)
             chunks = await _read_chunks(rpc, num_bytes, patience_s)
         finally:
             rpc.cancel()
-        self._links.traffic.received_bytes += num_bytes
-        self._links.traffic.received("averages", PeerRole.STAGE_PEER, num_bytes)
-        if await asyncio.to_thread(digest_of, chunks) != first.header.blake3:
+        self._links.traffic.took("averages", PeerRole.STAGE_PEER, num_bytes)
+        if await asyncio.to_thread(digest_of, chunks) != header.blake3:
             raise BadMessageError("a tied weight's gradients do not match their hash")
         return chunks
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedAverage:
-    roster: Roster
-    lineage: Lineage
-    blake3: bytes
-    chunks: tuple[bytes, ...]
-    tied_sum: AverageId = NO_AVERAGE
-    """Of the tied weight's gradients that come after the average."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartHeader:
-    average_id: AverageId
-    slice_index: int
-    ledger: int
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotHeader:
-    """What a donor says of the snapshot whose chunks follow."""
-
-    step: int
-    lineage: Lineage
-    num_bytes: int
-    chunk_hashes: tuple[bytes, ...]
-    metadata: str
 
 
 class StateClient:
@@ -210,7 +169,7 @@ class StateClient:
         self._links = links
         self._run = run
 
-    async def get_state(self, peer: PeerId, request: StateRequest, patience_s: float) -> tuple[SnapshotHeader, AsyncGenerator[bytes]]:
+    async def get_state(self, peer: PeerId, request: StateRequest, patience_s: float) -> tuple[Snapshot, AsyncGenerator[bytes]]:
         """The header of a donor's snapshot and its chunks from `first_chunk` on, not checked yet."""
         stub: Any = state_pb2_grpc.StateStub(await self._links.channel_for_tensors(peer))
         message = state_pb2.StateRequest(
@@ -222,21 +181,8 @@ class StateClient:
             tied_only=request.tied_only,
         )
         rpc = stub.GetState(message)
-        first = await read_within(rpc.__aiter__(), patience_s)
-        if first is None or first.WhichOneof("kind") != "header":
-            raise BadMessageError("a state without a header")
-        h = first.header
-        damaged = len(h.chunk_blake3) > MAX_CHUNKS or any(len(each) != 32 for each in h.chunk_blake3) or len(h.metadata) > 1 << 22
-        if damaged or h.step >= MAX_STEP or len(h.lineage) > MAX_LINEAGE_BYTES:
-            raise BadMessageError("a state with a damaged header")
-        header = SnapshotHeader(
-            step=h.step,
-            lineage=Lineage(h.inexact, h.lineage),
-            num_bytes=h.num_bytes,
-            chunk_hashes=tuple(h.chunk_blake3),
-            metadata=h.metadata,
-        )
-        return header, _chunks_of_stream(rpc, "state", self._links, patience_s)
+        header = await _header_of(rpc, patience_s, "a state without a header")
+        return convert.snapshot_from(header), _chunks_of_stream(rpc, "state", self._links, patience_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,20 +211,25 @@ class DataClient:
         """The header of a donor's file and its bytes from a chunk on, not checked yet."""
         stub: Any = data_pb2_grpc.DataStub(await self._links.channel_for_tensors(peer))
         rpc = stub.GetData(data_pb2.DataRequest(run=self._run, blake3=digest, first_chunk=first_chunk))
-        first = await read_within(rpc.__aiter__(), patience_s)
-        if first is None or first.WhichOneof("kind") != "header":
-            raise BadMessageError("data without a header")
-        h = first.header
-        if len(h.chunk_blake3) > MAX_CHUNKS or any(len(each) != 32 for each in h.chunk_blake3) or h.num_bytes > 1 << 50:
+        header = await _header_of(rpc, patience_s, "data without a header")
+        hashes = tuple(header.chunk_blake3)
+        if not convert.are_hashes(hashes) or header.num_bytes > 1 << 50:
             raise BadMessageError("data with a damaged header")
-        return DataHeader(h.num_bytes, tuple(h.chunk_blake3)), _chunks_of_stream(rpc, "data", self._links, patience_s)
+        return DataHeader(header.num_bytes, hashes), _chunks_of_stream(rpc, "data", self._links, patience_s)
+
+
+async def _header_of(rpc: Any, patience_s: float, untold: str) -> Any:
+    """The header with which a stream begins. BadMessageError with these words where it begins otherwise."""
+    first = await read_within(rpc.__aiter__(), patience_s)
+    if first is None or first.WhichOneof("kind") != "header":
+        raise BadMessageError(untold)
+    return first.header
 
 
 async def _chunks_of_stream(rpc: Any, what: str, links: Links, patience_s: float) -> AsyncGenerator[bytes]:
     try:
         while (message := await read_within(rpc.__aiter__(), patience_s)) is not None:
-            links.traffic.received_bytes += len(message.chunk)
-            links.traffic.received(what, PeerRole.DONOR, len(message.chunk))
+            links.traffic.took(what, PeerRole.DONOR, len(message.chunk))
             yield message.chunk
     finally:
         rpc.cancel()
@@ -304,17 +255,5 @@ async def _wait_for_done(rpc: Any, patience_s: float, on_forwarded: Callable[[in
 
 
 async def _read_chunks(rpc: Any, num_bytes: int, patience_s: float) -> tuple[Any, ...]:
-    """Exactly `num_bytes` of chunks."""
-    chunks: list[Any] = []
-    missing = num_bytes
     stream = rpc.__aiter__()
-    while missing > 0:
-        message = await read_within(stream, patience_s)
-        if message is None:
-            raise PeerGoneError(f"the stream ended {missing} bytes early")
-        chunk = message.chunk
-        missing -= len(chunk)
-        if missing < 0 or not chunk:
-            raise BadMessageError("chunks that do not add up to what the header says")
-        chunks.append(chunk)
-    return tuple(chunks)
+    return await collected(lambda: read_within(stream, patience_s), num_bytes, ended=PeerGoneError)

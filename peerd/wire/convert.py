@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from peerd.config.codec import NONE, Codec, parse_codec
 from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BadMessageError
-from peerd.generated import averaging_pb2, stage_pb2, swarm_pb2
+from peerd.generated import averaging_pb2, stage_pb2, state_pb2, swarm_pb2
 from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.policy.step.contributions import StageTally, Tally
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.policy.swarm.spreading import MOST_TAGS, TAG_BYTES
-from peerd.table.record import PeerId, RawRecord
+from peerd.table.record import AverageId, Lineage, PeerId, RawRecord
 from peerd.wire.chunks import Headed, Pieces
-from peerd.wire.messages import ITEM_BYTES, Call, CallResult, TensorBytes
+from peerd.wire.messages import ITEM_BYTES, Average, Call, CallResult, Description, Part, RawManifest, Snapshot, TensorBytes
 
 MAX_RECORDS = 64
 MAX_STAGES = 4096
@@ -22,6 +22,9 @@ MAX_ROSTER = 1024
 MAX_TALLIES = 20_000
 MAX_COUNT = 1 << 62
 MAX_PEER_CHARS = 64
+MAX_CHUNKS = 1 << 20
+MAX_LINEAGE_BYTES = 32
+"""What fits a record: a joiner that took on more could not announce itself."""
 ID_BYTES = 16
 TRACE_BYTES = 24
 MOST_WITH_HEADER = 16 * 1024
@@ -188,6 +191,66 @@ def roster_from(message: averaging_pb2.Roster) -> Roster:
     entries = tuple(RosterEntry(PeerId(e.peer), e.incarnation, e.ledger_no, bitmap_from(e.done)) for e in message.entries)
     codec = _known_codec(message.codec)
     return Roster(message.stage, message.step, message.attempt, PeerId(message.leader), entries, str(codec) if codec else "")
+
+
+def part_to(part: Part) -> averaging_pb2.PartHeader:
+    return averaging_pb2.PartHeader(
+        average_id=part.average_id, slice=part.slice_index, ledger=bitmap_to(part.ledger), num_bytes=part.num_bytes
+    )
+
+
+def part_from(header: averaging_pb2.PartHeader) -> Part:
+    return Part(AverageId(header.average_id), header.slice, bitmap_from(header.ledger), header.num_bytes)
+
+
+def average_to(average: Average, checksum: bytes) -> averaging_pb2.AverageHeader:
+    return averaging_pb2.AverageHeader(
+        roster=roster_to(average.roster),
+        num_bytes=average.num_bytes,
+        blake3=checksum,
+        inexact=average.lineage.inexact,
+        lineage=average.lineage.chain,
+        tied_sum=average.tied_sum,
+    )
+
+
+def average_from(header: averaging_pb2.AverageHeader) -> Average:
+    lineage, tied_sum = Lineage(header.inexact, header.lineage), AverageId(header.tied_sum[:MAX_LINEAGE_BYTES])
+    return Average(roster_from(header.roster), lineage, header.num_bytes, tied_sum)
+
+
+def snapshot_to(snapshot: Snapshot) -> state_pb2.StateHeader:
+    return state_pb2.StateHeader(
+        step=snapshot.step,
+        inexact=snapshot.lineage.inexact,
+        lineage=snapshot.lineage.chain,
+        num_bytes=snapshot.num_bytes,
+        chunk_blake3=snapshot.chunk_hashes,
+        metadata=snapshot.metadata,
+    )
+
+
+def snapshot_from(header: state_pb2.StateHeader) -> Snapshot:
+    hashes = tuple(header.chunk_blake3)
+    if not are_hashes(hashes) or len(header.metadata) > 1 << 22 or header.step >= MAX_COUNT or len(header.lineage) > MAX_LINEAGE_BYTES:
+        raise BadMessageError("a state with a damaged header")
+    lineage = Lineage(header.inexact, header.lineage)
+    return Snapshot(step=header.step, lineage=lineage, num_bytes=header.num_bytes, chunk_hashes=hashes, metadata=header.metadata)
+
+
+def are_hashes(hashes: Sequence[bytes]) -> bool:
+    """True if these may be the hashes of a file's chunks."""
+    return len(hashes) <= MAX_CHUNKS and all(len(each) == 32 for each in hashes)
+
+
+def description_to(description: Description) -> swarm_pb2.DescribeReply:
+    manifests = [swarm_pb2.SignedManifest(body=m.body, organiser_key=m.organiser_key, signature=m.signature) for m in description.manifests]
+    return swarm_pb2.DescribeReply(manifests=manifests, software=description.software, clock_s=description.clock_s)
+
+
+def description_from(reply: swarm_pb2.DescribeReply) -> Description:
+    manifests = tuple(RawManifest(m.body, m.organiser_key, m.signature) for m in reply.manifests)
+    return Description(manifests, reply.software, reply.clock_s)
 
 
 def bitmap_to(bitmap: int) -> bytes:

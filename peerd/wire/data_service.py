@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Protocol
 
-from peerd.errors import PeerdError
 from peerd.generated import data_pb2, data_pb2_grpc
 from peerd.link.traffic import PeerRole
 from peerd.wire.services import Door
@@ -24,12 +23,8 @@ class DataServicer(data_pb2_grpc.DataServicer):
         self._handler = handler
 
     async def GetData(self, request: data_pb2.DataRequest, context: Any) -> AsyncIterator[data_pb2.DataMessage]:
-        caller = await self._door.caller(context)
-        try:
-            self._door.check_run(request.run)
+        async with self._door.answering(context, request.run):
             num_bytes, hashes, chunks = await self._handler.give(request.blake3.hex(), request.first_chunk)
-        except PeerdError as error:
-            await self._door.refuse(context, caller, error)
         yield data_pb2.DataMessage(header=data_pb2.DataHeader(num_bytes=num_bytes, chunk_blake3=hashes))
         async with contextlib.aclosing(chunks):
             async for chunk in chunks:

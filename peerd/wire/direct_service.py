@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from peerd.errors import BadMessageError
 from peerd.generated import direct_pb2, direct_pb2_grpc
 from peerd.link.direct import Pins, Showing
 from peerd.link.local import Neighbours
@@ -19,12 +18,9 @@ class DirectServicer(direct_pb2_grpc.DirectServicer):
         self._neighbours = neighbours
 
     async def Show(self, request: direct_pb2.ShowRequest, context: Any) -> direct_pb2.ShowReply:
-        caller = await self._door.caller(context)
-        try:
+        async with self._door.answering(context) as caller:
             if not self._showing.port or not self._pins.show(caller, request.certificate):
                 return direct_pb2.ShowReply()
-        except BadMessageError as error:
-            await self._door.refuse(context, caller, error)
         reply = direct_pb2.ShowReply(port=self._showing.port, certificate=self._showing.certificate.der)
         if self._neighbours is not None and self._showing.socket and (token := self._neighbours.token_for(caller, request.neighbour)):
             reply.socket, reply.token = self._showing.socket, token

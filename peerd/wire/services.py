@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 import structlog
 
-from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError, WrongStateError
+from peerd.errors import BadMessageError, PeerdError, WrongStateError
 from peerd.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
@@ -29,7 +29,7 @@ from peerd.generated import (
     swarm_pb2_grpc,
 )
 from peerd.link.lanes import Lanes, Turn
-from peerd.link.links import RETRY_AFTER_MS, Bytes
+from peerd.link.links import RETRY_AFTER_MS, STATUS, Bytes, next_within
 from peerd.link.traffic import Link, PeerRole, Traffic, Way
 from peerd.link.tunnel import caller_of
 from peerd.policy.step.contributions import StageTally
@@ -37,17 +37,11 @@ from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
 from peerd.timeline.spans import MAX_SPANS, SpanKind, SpanRing
 from peerd.wire import convert, timelines
-from peerd.wire.chunks import Chunk, Headed, chunks_of, opening
+from peerd.wire.chunks import Chunk, Headed, chunks_of, collected, opening
 from peerd.wire.messages import Average, Call, CallResult, Description, Part, Snapshot
 from peerd.wire.open_conversations import Held
 
 LOG = structlog.get_logger()
-_STATUS: dict[type[PeerdError], grpc.StatusCode] = {
-    BadMessageError: grpc.StatusCode.INVALID_ARGUMENT,
-    WrongStateError: grpc.StatusCode.FAILED_PRECONDITION,
-    BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    PeerGoneError: grpc.StatusCode.UNAVAILABLE,
-}
 Receive = Callable[[], Awaitable[Sequence[Bytes]]]
 Progress = Callable[[int, PeerId], None]
 
@@ -136,36 +130,32 @@ class Door:
             self.refused += 1
             self.banned_until_s[caller] = time.monotonic() + self.patience_s
             LOG.warning("message refused", sender=caller, reason=error.message)
-        await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.message)
+        await context.abort(STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.message)
         raise AssertionError("abort returns never")
+
+    @contextlib.asynccontextmanager
+    async def answering(self, context: Any, run: str | None = None) -> AsyncIterator[PeerId]:
+        """Yields the caller of a call about this run; a PeerdError raised inside refuses the call."""
+        caller = await self.caller(context)
+        try:
+            if run is not None:
+                self.check_run(run)
+            yield caller
+        except PeerdError as error:
+            await self.refuse(context, caller, error)
 
     def check_run(self, run: str) -> None:
         if run != self.run:
             raise WrongStateError(f"I serve run {self.run}")
 
     async def read(self, messages: AsyncIterator[Any]) -> Any:
-        try:
-            async with asyncio.timeout(self.patience_s):
-                return await anext(messages, None)
-        except TimeoutError:
-            raise PeerGoneError(f"no word for {self.patience_s:.1f} s") from None
+        return await next_within(messages, self.patience_s)
 
     async def read_chunks(self, messages: AsyncIterator[Any], num_bytes: int, begun: Bytes = b"") -> tuple[Any, ...]:
         """Exactly `num_bytes` of chunks, of whichever kind these messages hold; BadMessageError otherwise. `begun` came before."""
-        chunks: list[Any] = []
-        missing = num_bytes
-        while missing > 0:
-            if begun:
-                chunk, begun = begun, b""
-            else:
-                message = await self.read(messages)
-                chunk = message.chunk if message is not None else b""
-            missing -= len(chunk)
-            if missing < 0 or not chunk:
-                raise BadMessageError("chunks that do not add up to what the header says")
-            chunks.append(chunk)
+        chunks = await collected(lambda: self.read(messages), num_bytes, begun)
         self.traffic.received_bytes += num_bytes
-        return tuple(chunks)
+        return chunks
 
 
 class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
@@ -176,7 +166,7 @@ class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
         self._held = Held()
 
     async def Gossip(self, request: swarm_pb2.GossipRequest, context: Any) -> swarm_pb2.GossipReply:
-        return await self._answer(await self._door.caller(context), request, context)
+        return await self._answer(request, context)
 
     async def Converse(self, requests: AsyncIterator[swarm_pb2.GossipRequest], context: Any) -> AsyncIterator[swarm_pb2.GossipReply]:
         caller = await self._door.caller(context)
@@ -184,49 +174,33 @@ class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
             while (request := await conversation.question()) is not None:
                 if request.want_all or request.want_news:
                     await self._door.refuse(context, caller, BadMessageError("a conversation is for what is pushed"))
-                yield await self._answer(await self._door.caller(context), request, context)
+                yield await self._answer(request, context)
 
-    async def _answer(self, caller: PeerId, request: swarm_pb2.GossipRequest, context: Any) -> swarm_pb2.GossipReply:
-        try:
-            self._door.check_run(request.run)
+    async def _answer(self, request: swarm_pb2.GossipRequest, context: Any) -> swarm_pb2.GossipReply:
+        async with self._door.answering(context, request.run) as caller:
             if request.want_news:
                 answer = self._handler.news(caller, convert.tags_from(request.known))
             else:
                 answer = self._handler.gossip(caller, convert.records_from(request.records), request.want_all)
-        except PeerdError as error:
-            await self._door.refuse(context, caller, error)
         return self._door.traffic.answered(request, swarm_pb2.GossipReply(records=convert.records_to(answer)))
 
     async def Describe(self, request: swarm_pb2.DescribeRequest, context: Any) -> swarm_pb2.DescribeReply:
         await self._door.caller(context)
-        description = self._described.describe()
-        manifests = [
-            swarm_pb2.SignedManifest(body=m.body, organiser_key=m.organiser_key, signature=m.signature) for m in description.manifests
-        ]
-        return swarm_pb2.DescribeReply(manifests=manifests, software=description.software, clock_s=description.clock_s)
+        return convert.description_to(self._described.describe())
 
     async def Contributions(self, request: swarm_pb2.ContributionsRequest, context: Any) -> swarm_pb2.ContributionsReply:
-        caller = await self._door.caller(context)
-        try:
-            self._door.check_run(request.run)
+        async with self._door.answering(context, request.run):
             tallies = await self._described.tallies()
-        except PeerdError as error:
-            await self._door.refuse(context, caller, error)
         reply = swarm_pb2.ContributionsReply(stages=convert.tallies_to(tallies))
         self._door.traffic.sent_bytes += reply.ByteSize()
         return reply
 
     async def Timeline(self, request: swarm_pb2.TimelineRequest, context: Any) -> swarm_pb2.TimelineReply:
-        caller = await self._door.caller(context)
-        try:
-            self._door.check_run(request.run)
-        except PeerdError as error:
-            await self._door.refuse(context, caller, error)
-
         def told() -> swarm_pb2.TimelineReply:
             return timelines.spans_to(*self._door.spans.of_steps(request.first_step, request.last_step, min(request.most, MAX_SPANS)))
 
-        reply = await asyncio.to_thread(told) if request.most else swarm_pb2.TimelineReply()
+        async with self._door.answering(context, request.run):
+            reply = await asyncio.to_thread(told) if request.most else swarm_pb2.TimelineReply()
         reply.clock_s = time.monotonic()
         self._door.traffic.sent_bytes += reply.ByteSize()
         return reply
@@ -316,23 +290,16 @@ class AveragingServicer(averaging_pb2_grpc.AveragingServicer):
         self._handler = handler
 
     async def Propose(self, request: averaging_pb2.Proposal, context: Any) -> averaging_pb2.ProposalReply:
-        caller = await self._door.caller(context)
-        try:
-            self._door.check_run(request.run)
+        async with self._door.answering(context, request.run) as caller:
             joined, reason, (body, signature) = await self._handler.propose(caller, convert.roster_from(request.roster))
-        except PeerdError as error:
-            await self._door.refuse(context, caller, error)
         return averaging_pb2.ProposalReply(joined=joined, reason=reason, record=swarm_pb2.SignedRecord(body=body, signature=signature))
 
     async def Reduce(self, messages: AsyncIterator[averaging_pb2.PartMessage | Headed | Chunk], context: Any) -> AsyncIterator[Any]:
         """Yields chunks as they lie in memory (`ChunkCoder`)."""
-        caller = await self._door.caller(context)
-        try:
+        async with self._door.answering(context) as caller:
             header, begun = opening(await self._door.read(messages), averaging_pb2.PartMessage, "a part without a header")
-            part = Part(AverageId(header.average_id), header.slice, convert.bitmap_from(header.ledger), header.num_bytes)
+            part = convert.part_from(header)
             chunks = await self._handler.reduce(caller, part, lambda: self._door.read_chunks(messages, part.num_bytes, begun))
-        except PeerdError as error:
-            await self._door.refuse(context, caller, error)
         for chunk in chunks:
             yield chunk
         self._door.traffic.sent_bytes += part.num_bytes
@@ -342,26 +309,16 @@ class AveragingServicer(averaging_pb2_grpc.AveragingServicer):
         return averaging_pb2.AbortReply()
 
     async def GetAverage(self, request: averaging_pb2.AverageRequest, context: Any) -> AsyncIterator[averaging_pb2.AverageMessage]:
-        caller = await self._door.caller(context)
-        try:
-            self._door.check_run(request.run)
+        async with self._door.answering(context, request.run):
             average, checksum, chunks = await self._handler.get_average(request.stage, request.step)
-        except PeerdError as error:
-            await self._door.refuse(context, caller, error)
-        header = averaging_pb2.AverageHeader(roster=convert.roster_to(average.roster), num_bytes=average.num_bytes, blake3=checksum)
-        header.inexact, header.lineage, header.tied_sum = average.lineage.inexact, average.lineage.chain, average.tied_sum
-        yield averaging_pb2.AverageMessage(header=header)
+        yield averaging_pb2.AverageMessage(header=convert.average_to(average, checksum))
         for chunk in chunks:
             yield averaging_pb2.AverageMessage(chunk=chunk)
         self._door.traffic.gave("averages", PeerRole.STAGE_PEER, average.num_bytes)
 
     async def GetTied(self, request: averaging_pb2.TiedRequest, context: Any) -> AsyncIterator[averaging_pb2.TiedMessage]:
-        caller = await self._door.caller(context)
-        try:
-            self._door.check_run(request.run)
+        async with self._door.answering(context, request.run):
             checksum, chunks = await self._handler.get_tied(request.step, AverageId(request.id))
-        except PeerdError as error:
-            await self._door.refuse(context, caller, error)
         num_bytes = sum(map(len, chunks))
         yield averaging_pb2.TiedMessage(header=averaging_pb2.TiedHeader(num_bytes=num_bytes, blake3=checksum))
         for chunk in chunks:
@@ -375,22 +332,10 @@ class StateServicer(state_pb2_grpc.StateServicer):
         self._handler = handler
 
     async def GetState(self, request: state_pb2.StateRequest, context: Any) -> AsyncIterator[state_pb2.StateMessage]:
-        caller = await self._door.caller(context)
-        try:
-            self._door.check_run(request.run)
+        async with self._door.answering(context, request.run):
             wanted = (request.snapshot, request.parameters_only, request.tied_only)
             snapshot, pieces = await self._handler.snapshot(request.stage, *wanted)
-        except PeerdError as error:
-            await self._door.refuse(context, caller, error)
-        header = state_pb2.StateHeader(
-            step=snapshot.step,
-            inexact=snapshot.lineage.inexact,
-            lineage=snapshot.lineage.chain,
-            num_bytes=snapshot.num_bytes,
-            chunk_blake3=snapshot.chunk_hashes,
-            metadata=snapshot.metadata,
-        )
-        yield state_pb2.StateMessage(header=header)
+        yield state_pb2.StateMessage(header=convert.snapshot_to(snapshot))
         for chunk in chunks_of(pieces, request.first_chunk):
             yield state_pb2.StateMessage(chunk=chunk)
             self._door.traffic.gave("state", PeerRole.RECIPIENT, len(chunk))

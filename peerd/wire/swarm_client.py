@@ -17,7 +17,7 @@ from peerd.table.record import PeerId, RawRecord, RunId
 from peerd.timeline.spans import Span
 from peerd.wire import convert, timelines
 from peerd.wire.conversations import Conversations
-from peerd.wire.messages import Description, RawManifest
+from peerd.wire.messages import Description
 
 CONVERSE = "/peerd.Swarm/Converse"
 
@@ -55,8 +55,7 @@ class SwarmClient:
     async def describe(self, peer: PeerId, timeout_s: float) -> Description:
         stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
         reply = await answer_of(stub.Describe(swarm_pb2.DescribeRequest(), timeout=timeout_s, wait_for_ready=True))
-        manifests = tuple(RawManifest(m.body, m.organiser_key, m.signature) for m in reply.manifests)
-        return Description(manifests, reply.software, reply.clock_s)
+        return convert.description_from(reply)
 
     async def contributions(self, peer: PeerId, timeout_s: float) -> tuple[StageTally, ...]:
         stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))

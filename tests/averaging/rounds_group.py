@@ -19,8 +19,8 @@ from peerd.policy.step.roster import Roster, entry_of
 from peerd.stage.executor import Executor
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, RawRecord
-from peerd.wire.clients import AveragingClient, PartHeader, ReceivedAverage
-from peerd.wire.messages import Part
+from peerd.wire.clients import AveragingClient
+from peerd.wire.messages import Average, Part
 from tests.paper_host import PaperHost
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
@@ -95,7 +95,7 @@ class Client:
         except TypeError as error:  # what the wire makes of a bug at the callee
             raise PeerGoneError(repr(error)) from None
 
-    async def reduce(self, peer: PeerId, part: PartHeader, chunks: Sequence[memoryview], _patience_s: float) -> tuple[memoryview, ...]:
+    async def reduce(self, peer: PeerId, part: Part, chunks: Sequence[memoryview], _patience_s: float) -> tuple[memoryview, ...]:
         await self._deliver("reduce", peer)
 
         async def receive() -> tuple[memoryview, ...]:
@@ -108,10 +108,9 @@ class Client:
         await self._deliver("abort", peer)
         self.group.members[peer].rounds.abort(self.me, average_id)
 
-    async def get_average(self, peer: PeerId, stage: int, step: int, _patience_s: float) -> ReceivedAverage:
+    async def get_average(self, peer: PeerId, stage: int, step: int, _patience_s: float) -> tuple[Average, bytes, Sequence[bytes]]:
         await self._deliver("get_average", peer)
-        average, checksum, chunks = await self.group.members[peer].rounds.get_average(stage, step)
-        return ReceivedAverage(average.roster, average.lineage, checksum, tuple(chunks))
+        return await self.group.members[peer].rounds.get_average(stage, step)
 
     async def _deliver(self, kind: str, peer: PeerId) -> None:
         await self.group.fault(kind, self.me, peer)

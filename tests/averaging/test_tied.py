@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -19,7 +19,8 @@ from peerd.policy.step.tied import sum_id
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId, PeerRecord
-from peerd.wire.clients import AveragingClient, ReceivedAverage
+from peerd.wire.clients import AveragingClient
+from peerd.wire.messages import Average
 from tests.averaging.rounds_group import AVERAGING_S, MICROBATCHES, fill
 from tests.paper_host import PaperHost
 from tests.strategies import view_of
@@ -52,9 +53,8 @@ class End:
         assert sum(map(len, chunks)) == num_bytes
         return tuple(chunks)
 
-    async def get_average(self, _peer: PeerId, stage: int, step: int, _patience_s: float) -> ReceivedAverage:
-        average, checksum, chunks = await self.rounds.get_average(stage, step)  # as a mate of its own stage would ask it
-        return ReceivedAverage(average.roster, average.lineage, checksum, tuple(chunks), average.tied_sum)
+    async def get_average(self, _peer: PeerId, stage: int, step: int, _patience_s: float) -> tuple[Average, bytes, Sequence[bytes]]:
+        return await self.rounds.get_average(stage, step)  # as a mate of its own stage would ask it
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership, clock_s
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase, RunId
 from peerd.wire.chunks import chunks_of
-from peerd.wire.clients import SnapshotHeader, StateClient, StateRequest
+from peerd.wire.clients import StateClient, StateRequest
+from peerd.wire.messages import Snapshot
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
@@ -45,9 +46,9 @@ class Donor:
     asked: list[StateRequest] = field(default_factory=list)
 
     @property
-    def header(self) -> SnapshotHeader:
+    def header(self) -> Snapshot:
         hashes = tuple(blake3(chunk).digest() for chunk in chunks_of([self.data]))
-        sound = SnapshotHeader(
+        sound = Snapshot(
             step=self.step, lineage=Lineage(0, b"x"), num_bytes=len(self.data), chunk_hashes=hashes, metadata=json.dumps([[0, 5.5, 100]])
         )
         return replace(sound, **self.header_changes)
@@ -66,7 +67,7 @@ class Donors:
     def __init__(self, **donors: Donor) -> None:
         self.by_peer = {NEAR: donors["near"], **({FAR: donors["far"]} if "far" in donors else {})}
 
-    async def get_state(self, peer: PeerId, request: StateRequest, _patience_s: float) -> tuple[SnapshotHeader, AsyncIterator[bytes]]:
+    async def get_state(self, peer: PeerId, request: StateRequest, _patience_s: float) -> tuple[Snapshot, AsyncIterator[bytes]]:
         donor = self.by_peer[peer]
         donor.asked.append(request)
         return donor.header, donor.chunks(request.first_chunk)

@@ -37,8 +37,8 @@ from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, Ra
 from peerd.table.view import LiveView
 from peerd.train.corpus import Corpus
 from peerd.wire.chunks import chunks_of
-from peerd.wire.clients import AveragingClient, PartHeader, ReceivedAverage, SnapshotHeader, StateClient, StateRequest
-from peerd.wire.messages import Part
+from peerd.wire.clients import AveragingClient, StateClient, StateRequest
+from peerd.wire.messages import Average, Part, Snapshot
 from tests.paper_host import PaperHost
 from tests.tiny_run import corpus_of, tiny_manifest
 
@@ -172,7 +172,7 @@ class Peer:
     async def propose(self, peer: PeerId, roster: Roster, _timeout_s: float) -> tuple[bool, str, RawRecord]:
         return await self._at(peer).rounds.propose(self.me, roster)
 
-    async def reduce(self, peer: PeerId, part: PartHeader, chunks: Sequence[memoryview], _patience_s: float) -> tuple[memoryview, ...]:
+    async def reduce(self, peer: PeerId, part: Part, chunks: Sequence[memoryview], _patience_s: float) -> tuple[memoryview, ...]:
         async def receive() -> tuple[memoryview, ...]:
             return tuple(chunks)
 
@@ -182,17 +182,16 @@ class Peer:
     async def abort(self, peer: PeerId, average_id: AverageId, _timeout_s: float) -> None:
         self._at(peer).rounds.abort(self.me, average_id)
 
-    async def get_average(self, peer: PeerId, stage: int, step: int, _patience_s: float) -> ReceivedAverage:
-        average, checksum, chunks = await self._at(peer).rounds.get_average(stage, step)
-        return ReceivedAverage(average.roster, average.lineage, checksum, tuple(chunks), average.tied_sum)
+    async def get_average(self, peer: PeerId, stage: int, step: int, _patience_s: float) -> tuple[Average, bytes, Sequence[bytes]]:
+        return await self._at(peer).rounds.get_average(stage, step)
 
     async def get_tied(self, peer: PeerId, step: int, wanted: AverageId, _num_bytes: int, _patience_s: float) -> tuple[bytes, ...]:
         return tuple((await self._at(peer).rounds.get_tied(step, wanted))[1])
 
-    async def get_state(self, peer: PeerId, request: StateRequest, _patience_s: float) -> tuple[SnapshotHeader, AsyncIterator[bytes]]:
+    async def get_state(self, peer: PeerId, request: StateRequest, _patience_s: float) -> tuple[Snapshot, AsyncIterator[bytes]]:
         asked = (request.stage, request.snapshot, request.parameters_only, request.tied_only)
         found, pieces = await self._at(peer).snapshots.snapshot(*asked)
-        header = SnapshotHeader(
+        header = Snapshot(
             step=found.step, lineage=found.lineage, num_bytes=found.num_bytes, chunk_hashes=found.chunk_hashes, metadata=found.metadata
         )
 

@@ -20,8 +20,8 @@ from peerd.daemon.network import Network, ask_for_run, open_network
 from peerd.link.p2pd import watch
 from peerd.swarm.identity import Identity
 from peerd.table.record import PeerId, RunId
-from peerd.wire.clients import SnapshotHeader, StageClient, StateClient, StateRequest
-from peerd.wire.messages import Call, CallResult
+from peerd.wire.clients import StageClient, StateClient, StateRequest
+from peerd.wire.messages import Call, CallResult, Snapshot
 from peerd.wire.tensors import encode
 
 PATIENCE_S = 10.0
@@ -33,7 +33,7 @@ class Visitor:
     run: RunId
     manifest: Manifest
 
-    async def snapshot(self, peer: PeerId, stage: int) -> tuple[SnapshotHeader, bytes]:
+    async def snapshot(self, peer: PeerId, stage: int) -> tuple[Snapshot, bytes]:
         """What the peer gives a joiner."""
         header, chunks = await StateClient(self.network.links, self.run).get_state(peer, StateRequest(stage=stage), PATIENCE_S)
         return header, b"".join([chunk async for chunk in chunks])

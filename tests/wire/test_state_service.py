@@ -17,7 +17,8 @@ from peerd.generated import (
     swarm_pb2_grpc,
 )
 from peerd.table.record import AverageId, RunId
-from peerd.wire.clients import AveragingClient, PartHeader, StateClient, StateRequest
+from peerd.wire.clients import AveragingClient, StateClient, StateRequest
+from peerd.wire.messages import Part
 from peerd.wire.swarm_client import SwarmClient
 from tests.wire.callee import PATIENCE_S, RUN, STATE, Callee, assert_refused, drain
 
@@ -53,7 +54,7 @@ async def test_the_clients_turn_each_status_into_its_error(callee: Callee) -> No
     """So that a caller can tell what it may do about it."""
     with pytest.raises(WrongStateError):
         await SwarmClient(callee.links(), RunId("b" * 32)).gossip(callee.caller.peer, [], PATIENCE_S)
-    header = PartHeader(AverageId(bytes(16)), 0, 0, 8)
+    header = Part(AverageId(bytes(16)), 0, 0, 8)
     with pytest.raises(WrongStateError):
         await AveragingClient(callee.links(), RUN).reduce(callee.caller.peer, header, [memoryview(bytes(8))], PATIENCE_S)
     with pytest.raises(BadMessageError):
