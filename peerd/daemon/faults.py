@@ -1,7 +1,7 @@
 """Faults on demand, for tests and the demo's chaos: nothing of this runs unless Settings.allow_faults says so.
 
-A daemon can be told (control verb `fault`) to be slow for a while, to send broken messages for a while, or to end or
-stop itself at a named point of its work. All of it is laid around public methods of other rooms here, in `install`, so
+A daemon can be told (control verb `fault`) to be slow for a while, to send broken messages for a while, or to end, stop or
+fail at a named point of its work. All of it is laid around public methods of other rooms here, in `install`, so
 that no other file knows of it. What comes of each fault stands in docs/faults.md.
 """
 
@@ -99,7 +99,8 @@ class Faults:
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
         self._back_to_usual: asyncio.TimerHandle | None = None
-        self._armed: tuple[Point, signal.Signals] | None = None
+        self._armed: tuple[Point, signal.Signals | None] | None = None
+        """None in place of a signal: an error that nothing expects."""
         self._corrupt_until_s = 0.0
         self._random = random.Random(0)
 
@@ -122,10 +123,10 @@ class Faults:
             case "corrupt":
                 self._random = random.Random(request.get("seed", 0))
                 self._corrupt_until_s = time.monotonic() + _number(request, "for_s")
-            case "kill" | "stop" as kind if request.get("at") in list(Point):
-                self._armed = (Point(request["at"]), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+            case "kill" | "stop" | "bug" as kind if request.get("at") in list(Point):
+                self._armed = (Point(request["at"]), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}.get(kind))
             case _:
-                raise UsageError(f"a fault is slow, corrupt, or kill or stop at one of {', '.join(Point)}")
+                raise UsageError(f"a fault is slow, corrupt, or kill, stop or bug at one of {', '.join(Point)}")
         LOG.warning("a fault was ordered", **{name: value for name, value in request.items() if name != "verb"})
         return {"schema": SCHEMA}
 
@@ -133,6 +134,8 @@ class Faults:
         """Work has come to this point; from any thread."""
         if self._armed is not None and self._armed[0] is point:
             number, self._armed = self._armed[1], None
+            if number is None:
+                raise TypeError(f"a bug at {point}, as ordered")
             os.kill(os.getpid(), number)
 
     @property

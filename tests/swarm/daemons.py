@@ -258,8 +258,8 @@ class Swarm:
         return sum(int(dict(daemon.counters)[name]) for daemon in self.living)  # type: ignore[call-overload]
 
     def assert_exact(self) -> None:
-        """Nothing was counted twice, left out, or given up."""
-        for name in ("duplicate_microbatches", "lost_microbatches", "inexact_steps"):
+        """Nothing was counted twice, left out, or given up, and no bug showed."""
+        for name in ("duplicate_microbatches", "lost_microbatches", "inexact_steps", "internal_errors"):
             assert {name: self.total(name)} == {name: 0}
 
     def export(self, daemon: Daemon) -> Path:

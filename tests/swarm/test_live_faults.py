@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from peerd.daemon.faults import Point
+from peerd.errors import ExitCode
 from peerd.policy.hashing import turn_of
 from peerd.swarm.identity import Identity
 from peerd.table.record import PeerId
@@ -75,7 +76,7 @@ def assert_it_goes_on(swarm: Swarm, steps: int = 2) -> None:
     goal = max(daemon.status["peer"]["step"] for daemon in survivors(swarm)) + steps
     for daemon in survivors(swarm):
         daemon.wait_for_step(goal)
-    for name in ("duplicate_microbatches", "lost_microbatches", "inexact_steps"):
+    for name in ("duplicate_microbatches", "lost_microbatches", "inexact_steps", "internal_errors"):
         assert {name: total(swarm, name)} == {name: 0}
 
 
@@ -199,6 +200,33 @@ def test_who_stops_and_wakes_up_finds_its_way_back(swarm: Swarm, point: Point) -
     time.sleep(max(0.0, GONE_FOR_S - (time.monotonic() - began_s)))
     victim.signal(signal.SIGCONT)
     victim.wait_for_step(survivors(swarm)[0].status["peer"]["step"])
+    assert_it_goes_on(swarm)
+
+
+@slow
+@pytest.mark.parametrize("point", [Point.FORWARD, Point.WAITING, Point.REPLY, Point.SENDER, Point.REDUCER, Point.AVERAGED])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_bug_shows_at_once_and_the_run_goes_on_with_the_peer_that_has_it(swarm: Swarm, point: Point, stage: int) -> None:
+    if (point, stage) == (Point.WAITING, 1):
+        pytest.skip("the last stage sends nothing on")
+    victim = victim_of(swarm, stage)
+    order(victim, "bug", at=point)
+    until(lambda: victim.counters["internal_errors"])
+    assert "internal-errors" in {item["code"] for item in victim.status["health"]}
+    assert f"TypeError: a bug at {point}, as ordered" in victim.log
+    assert "Traceback" in victim.log
+    assert_it_goes_on(swarm)
+    victim.wait_for_step(survivors(swarm)[0].status["peer"]["step"])
+    assert victim.counters["internal_errors"] == 1
+
+
+@slow
+@pytest.mark.parametrize("point", [Point.COMMIT, Point.COMMITTED])
+def test_a_bug_in_an_update_ends_the_daemon_and_the_run_goes_on(swarm: Swarm, point: Point) -> None:
+    victim = victim_of(swarm, 1)
+    order(victim, "bug", at=point)
+    assert victim.exit_code(60) == ExitCode.FAILURE
+    assert f"TypeError: a bug at {point}, as ordered" in victim.log
     assert_it_goes_on(swarm)
 
 
