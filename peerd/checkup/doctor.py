@@ -13,7 +13,6 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,9 +20,9 @@ from typing import Any
 
 from peerd.checkup import here as here
 from peerd.checkup.here import Order
+from peerd.child import answer, parse_request
 from peerd.config.paths import Home
 from peerd.control.client import ControlClient
-from peerd.control.protocol import SCHEMA
 from peerd.errors import PeerdError
 from peerd.policy.owner.governor import Limits
 from peerd.policy.swarm.checkup import (
@@ -122,8 +121,9 @@ async def _examine_network(
     order: Order, limits: Limits, contacts: list[Any], status: Mapping[str, Any] | None, remembered: bool
 ) -> list[Finding]:
     from peerd.checkup import there as there
+    from peerd.daemon.network import visitor
 
-    async with there.visitor(order, contacts) as (network, identity, book):
+    async with visitor(contacts, order.host, order.port, map_port=True) as (network, identity, book):
         findings = [ok("p2pd", "p2pd starts")]
         if not contacts:
             return [
@@ -180,11 +180,13 @@ def _answers_in(told: Mapping[str, Any]) -> list[Dialled]:
     return [Dialled(PeerId(each["peer"]), each["observed"], each["reached"]) for each in told["answers"]]
 
 
+def checkup(text: str) -> dict[str, Any]:
+    findings = examine(parse_request(Order, text))
+    return {"worst": worst(findings), "checks": [asdict(finding) for finding in findings]}
+
+
 def main(arguments: list[str]) -> int:
-    fields = json.loads(arguments[0])
-    findings = examine(Order(**{**fields, "addresses": tuple(fields["addresses"])}))
-    print(json.dumps({"schema": SCHEMA, "worst": worst(findings), "checks": [asdict(finding) for finding in findings]}))
-    return 0
+    return answer(checkup, arguments)
 
 
 if __name__ == "__main__":

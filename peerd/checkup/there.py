@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from peerd import __version__
 from peerd.checkup.here import Order
-from peerd.config.paths import Home
-from peerd.config.settings import Settings
 from peerd.daemon.address import Address
-from peerd.daemon.enter import first_look
-from peerd.daemon.network import Network, choose_run, open_network, visit_peer
+from peerd.daemon.enter import first_look, membership_for
+from peerd.daemon.network import Network, choose_run, visit_peer
 from peerd.errors import PeerdError, RemoteError, UnreachableError
 from peerd.link.certificate import make_certificate
 from peerd.link.direct import Pins, Showing
@@ -48,7 +43,6 @@ from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedManifest
 from peerd.table.circuit import direct
 from peerd.table.record import PeerId, RunId
-from peerd.table.view import TTL_PERIODS
 from peerd.wire.checkup import MAX_PROBE_BYTES, CheckupClient
 from peerd.wire.dial_back import MAX_DIALLERS, dial_backs
 from peerd.wire.grpc_server import DirectEndpoint
@@ -83,25 +77,6 @@ class Contact:
         return [estimate_stage_memory_bytes(manifest, stage, manifest.slots) for stage in range(manifest.train.num_stages)]
 
 
-@contextlib.asynccontextmanager
-async def visitor(order: Order, contacts: Sequence[Address]) -> AsyncIterator[tuple[Network, Identity, dict[PeerId, tuple[str, ...]]]]:
-    """On the network under a new identity, listening where a daemon would. PeerdError where p2pd does not start."""
-    home = Home(Path(tempfile.mkdtemp(prefix="peerd-doctor-")))
-    identity = Identity.load_or_create(home.identity)
-    is_local = all(each.is_loopback for each in contacts)
-    host = order.host or ("127.0.0.1" if is_local else "0.0.0.0")  # noqa: S104 - the answers may come in anywhere
-    book: dict[PeerId, tuple[str, ...]] = {each.peer: (each.multiaddr,) for each in contacts}
-    settings = Settings(home=str(home.folder), host=host, port=order.port, ephemeral=True)
-    try:
-        network = await open_network(settings, home, (), lambda peer: book.get(peer, ()))
-        try:
-            yield network, identity, book
-        finally:
-            await network.close()
-    finally:
-        shutil.rmtree(home.folder, ignore_errors=True)
-
-
 async def reach(network: Network, identity: Identity, contacts: Sequence[Address]) -> tuple[Contact | None, list[Finding]]:
     """The first of the contacts that answers, and what is to be said about all that were asked."""
     findings: list[Finding] = []
@@ -117,8 +92,8 @@ async def reach(network: Network, identity: Identity, contacts: Sequence[Address
         findings.append(of_clock(visited.clock_offset_s, visited.round_trip_s))
         try:
             signed = choose_run(visited.description, address)
-            membership = Membership(identity, signed.run, TTL_PERIODS * signed.manifest.swarm.announce_period_s)
-            await first_look(network, membership, signed, address.peer)
+            membership = membership_for(identity, signed, {})
+            await first_look(network, membership, address.peer)
         except PeerdError as error:
             findings.append(problem("run", error.message, error.remedy))
             return None, findings
@@ -164,7 +139,7 @@ async def _rate(client: CheckupClient, peer: PeerId, *, upwards: bool) -> float 
 
 
 async def _relays_refusals(network: Network, contact: Contact) -> list[str]:
-    """Of each volunteer that was asked for a place, why not; empty where it has one, which is given up again."""
+    """For each volunteer that was asked for a place, the reason of its refusal; empty if it gave one, which is given up again."""
     network.serves(contact.signed.run)
     refusals = []
     for record in relays_to_ask(contact.membership.live(), (), ())[:MAX_RELAYS]:

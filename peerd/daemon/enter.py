@@ -31,7 +31,7 @@ from peerd.swarm.identity import Identity, LocalState
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedManifest, pack_manifest, unpack_manifest
 from peerd.table.circuit import direct, is_circuit
-from peerd.table.record import HIDDEN, PeerId, RunId
+from peerd.table.record import PeerId, RunId
 from peerd.table.view import TTL_PERIODS
 from peerd.wire.swarm_client import SwarmClient
 
@@ -39,10 +39,11 @@ FIRST_LOOK_TIMEOUT_S = 10.0
 MAX_BOOTSTRAP_PEERS = 4
 LOG = structlog.get_logger()
 Result = TypeVar("Result")
+AddressBook = dict[PeerId, tuple[str, ...]]
 
 
 async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack, governor: Governor) -> Peer:
-    """A peer that is in the DHT and serves no stage yet. What it opened is closed by `stack`."""
+    """Enter the DHT; the peer returned serves no stage yet. `stack` closes what was opened."""
     identity, local = Identity.load_or_create(home.identity), LocalState(home)
     device = choose_device(settings.device)
     contacts = tuple(parse_address(each) for each in settings.join.split())
@@ -62,20 +63,18 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     stack.push_async_callback(network.close)
     if settings.direct:
         allow_direct(network, identity, settings, addresses_of, governor.throttles)
-    if contacts:
+    if run is None:
         contact, signed, membership = await _first_to_answer(network, identity, contacts, met, book, row)
         if local.pin(signed.run, signed.organiser_key):
             LOG.info("organiser pinned", run=signed.run, organiser=signed.organiser_key.hex())
         manifest = signed.manifest
         run = Run(signed, await _with_progress(lambda report: text_for(manifest, settings, report)))
-        await _look_again(network, membership, signed, contact)
-        reached = (contact.multiaddr, *_addresses_in(membership))
+        await _look_again(network, membership, contact)
+        reached = (contact.multiaddr, *membership.bootstrap(MAX_BOOTSTRAP_PEERS))
     else:
-        assert run is not None
         signed = run.signed
-        membership = _membership(identity, signed, book, row)
-        reached = await _reach(network, book)
-        await _look_around(network, membership, signed, reached)
+        membership = membership_for(identity, signed, book, row)
+        reached = await _look_around(network, membership, book)
     directory = await Directory.join(network.p2pd.p2p, signed, direct(reached), must_answer=bool(contacts) and bool(direct(reached)))
     stack.push_async_callback(directory.close)
     directory.store_manifest_soon(signed)
@@ -87,14 +86,13 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
 
 
 async def come_back(peer: Peer) -> None:
-    """After a rest: the table as it is now, from peers met before."""
+    """Read the table anew after a rest, from peers met before."""
     peer.membership.clear_liveness()
-    reached = await _reach(peer.network, _address_book(peer.local, peer.place.signed, ()))
-    await _look_around(peer.network, peer.membership, peer.place.signed, reached)
+    await _look_around(peer.network, peer.membership, _address_book(peer.local, peer.place.signed, ()))
 
 
 async def _with_progress(work: Callable[[Report], Result]) -> Result:
-    """Work that may take long, in a thread: shown on a terminal, now and then in the log elsewhere; cancelling interrupts it."""
+    """Run `work` in a thread and show its progress, on a terminal or now and then in the log. Cancelling interrupts it."""
     stop, bar = threading.Event(), TerminalBar() if sys.stderr.isatty() else None
     show = bar or ProgressLog(lambda text: LOG.info("preparing the data", progress=text))
 
@@ -121,24 +119,25 @@ def _known_run(settings: Settings, local: LocalState, report: Report) -> Run:
     return Run(signed, text_for(signed.manifest, settings, report), start_for(signed.manifest, local.start))
 
 
-def _membership(identity: Identity, signed: SignedManifest, book: dict[PeerId, tuple[str, ...]], row: Row) -> Membership:
+def membership_for(identity: Identity, signed: SignedManifest, book: AddressBook, row: Row | None = None) -> Membership:
+    """An empty table of the run."""
     membership = Membership(identity, signed.run, TTL_PERIODS * signed.manifest.swarm.announce_period_s, row)
     membership.book = book
     return membership
 
 
 async def _first_to_answer(
-    network: Network, identity: Identity, contacts: Sequence[Address], met: Sequence[Address], book: dict[PeerId, tuple[str, ...]], row: Row
+    network: Network, identity: Identity, contacts: Sequence[Address], met: Sequence[Address], book: AddressBook, row: Row
 ) -> tuple[Address, SignedManifest, Membership]:
-    """Who told the run and its table: one of the contacts, else of those `met` before. Raises as the first contact failed where none does.
+    """Ask the contacts, then the peers `met` before, for the run and its table. If all fail, the first contact's error is raised.
 
-    A contact that vanishes between the two answers is one that does not answer.
+    A contact that vanishes between the two answers counts as one that does not answer.
     """
 
     async def ask(contact: Address) -> tuple[Address, SignedManifest, Membership]:
         signed = await ask_for_run(network, contact)
-        membership = _membership(identity, signed, book, row)
-        await first_look(network, membership, signed, contact.peer)
+        membership = membership_for(identity, signed, book, row)
+        await first_look(network, membership, contact.peer)
         return contact, signed, membership
 
     failures: list[PeerdError] = []
@@ -157,7 +156,7 @@ async def _first_to_answer(
 
 
 def _met_before(local: LocalState, contacts: Sequence[Address]) -> tuple[Address, ...]:
-    """Those this home met when it was last in the run that the contacts are of."""
+    """Addresses of peers that this home met in its last run, if the contacts are of that run."""
     if not contacts or not local.run:
         return ()
     remembered = [replace(parse_address(each), run=RunId(local.run)) for each in local.peers]
@@ -168,7 +167,7 @@ def _met_before(local: LocalState, contacts: Sequence[Address]) -> tuple[Address
 
 
 async def _answering(network: Network, addresses: Sequence[Address]) -> list[Address]:
-    """Those that can be connected to now, and then those behind relays, which only asking tells of."""
+    """The addresses that can be dialled now, then those behind relays, which only a call can test."""
 
     async def answers(address: Address) -> bool:
         try:
@@ -183,42 +182,36 @@ async def _answering(network: Network, addresses: Sequence[Address]) -> list[Add
     return [each for each, there in zip(plain, found, strict=True) if there] + relayed
 
 
-async def _look_again(network: Network, membership: Membership, signed: SignedManifest, contact: Address) -> None:
-    """Getting the text may have taken minutes: the table as it is now, from the contact or whoever else was there."""
+async def _look_again(network: Network, membership: Membership, contact: Address) -> None:
+    """Read the table anew from the contact, or from another peer if it is gone: getting the text may have taken minutes."""
     others = [peer for peer in membership.view.sightings if peer not in (membership.me, contact.peer)]
     for peer in (contact.peer, *others[:MAX_BOOTSTRAP_PEERS]):
         try:
-            return await first_look(network, membership, signed, peer)
+            return await first_look(network, membership, peer)
         except UnreachableError as error:
             last = error
     raise last
 
 
-def _addresses_in(membership: Membership) -> tuple[str, ...]:
-    """A few peers' addresses beside the contact's, which may be gone the next moment."""
-    others = [direct(r.addresses) for r in membership.live().records if r.peer != membership.me and r.reach not in HIDDEN]
-    return tuple(addresses[0] for addresses in others if addresses)[:MAX_BOOTSTRAP_PEERS]
-
-
-def _address_book(local: LocalState, signed: SignedManifest | None, contacts: Sequence[Address]) -> dict[PeerId, tuple[str, ...]]:
-    """Peers to try: those at the addresses, else those this home met when it was last in the run."""
+def _address_book(local: LocalState, signed: SignedManifest | None, contacts: Sequence[Address]) -> AddressBook:
+    """The peers to try: those at the addresses, else those that this home met when it was last in the run."""
     if not contacts and (signed is None or local.run != signed.run):
         return {}
-    book: dict[PeerId, tuple[str, ...]] = {}
+    book: AddressBook = {}
     for each in contacts or map(parse_address, local.peers):
         book[each.peer] = (*book.get(each.peer, ()), each.multiaddr)
     return book
 
 
-def _host(settings: Settings, contacts: Sequence[Address], book: dict[PeerId, tuple[str, ...]]) -> str:
-    """Loopback when starting or where the others are on it too; otherwise everywhere, for volunteers serve others."""
+def _host(settings: Settings, contacts: Sequence[Address], book: AddressBook) -> str:
+    """Loopback for an organiser, or if the other peers use it too; otherwise all interfaces, because volunteers serve others."""
     others = [each.multiaddr for each in contacts] or [each for addresses in book.values() for each in addresses]
     open_to_all = bool(others) and not all(each.startswith("/ip4/127.") for each in others)
     return "0.0.0.0" if open_to_all and not settings.run_file else "127.0.0.1"  # noqa: S104
 
 
 def _free_port(settings: Settings, local: LocalState) -> int:
-    """The port of last time, so that addresses others remember stay right; any where it is taken."""
+    """The port of last time, so that the addresses others remember stay right; 0 (any) if it is taken."""
     try:
         check_port_free(settings.host or "127.0.0.1", local.port)
     except PortTakenError:
@@ -226,32 +219,18 @@ def _free_port(settings: Settings, local: LocalState) -> int:
     return local.port
 
 
-async def _reach(network: Network, book: dict[PeerId, tuple[str, ...]]) -> tuple[str, ...]:
-    """The addresses of the book that answer now; those behind relays, which may, come last."""
-
-    async def answers(peer: PeerId, addresses: tuple[str, ...]) -> bool:
-        try:
-            await network.p2pd.connect(peer, addresses)
-        except UnreachableError:
-            return False
-        return True
-
-    plain = {peer: direct(addresses) for peer, addresses in book.items() if direct(addresses)}
-    found = await asyncio.gather(*(answers(peer, addresses) for peer, addresses in plain.items()))
-    there = [addresses[0] for addresses, there in zip(plain.values(), found, strict=True) if there]
-    return (*there, *(addresses[0] for peer, addresses in book.items() if peer not in plain))
-
-
-async def _look_around(network: Network, membership: Membership, signed: SignedManifest, reached: tuple[str, ...]) -> None:
-    """What the peers of the address book know; those still starting up will be heard later."""
-    for address in reached:
+async def _look_around(network: Network, membership: Membership, book: AddressBook) -> tuple[str, ...]:
+    """Ask the peers of the address book for the table. Returns the addresses that answer; peers still starting up are heard later."""
+    answering = await _answering(network, [Address(each, peer, None) for peer, addresses in book.items() for each in addresses])
+    for peer in dict.fromkeys(each.peer for each in answering):
         with contextlib.suppress(UnreachableError):
-            await first_look(network, membership, signed, PeerId(address.rpartition("/")[2]))
+            await first_look(network, membership, peer)
+    return tuple(each.multiaddr for each in answering)
 
 
-async def first_look(network: Network, membership: Membership, signed: SignedManifest, peer: PeerId) -> None:
-    """The whole table, from the peer at the address."""
-    request = SwarmClient(network.links, signed.run).gossip(peer, [], FIRST_LOOK_TIMEOUT_S, want_all=True)
+async def first_look(network: Network, membership: Membership, peer: PeerId) -> None:
+    """Read the whole table from a peer."""
+    request = SwarmClient(network.links, membership.run).gossip(peer, [], FIRST_LOOK_TIMEOUT_S, want_all=True)
     try:
         await membership.absorb_quietly(await request)
     except RemoteError as error:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ from peerd.table.circuit import direct, is_circuit
 from peerd.table.record import PeerId, RunId
 from peerd.wire.direct_service import DirectServicer
 from peerd.wire.grpc_server import DirectEndpoint, start_server
-from peerd.wire.messages import Description
+from peerd.wire.messages import Description, RawManifest
 from peerd.wire.services import Door
 from peerd.wire.swarm_client import SwarmClient
 
@@ -92,7 +94,7 @@ class Network:
         return port_in(self.addresses[:1]) if self.addresses and is_public(self.addresses[0]) else self.port
 
     async def look_at_addresses(self) -> bool:
-        """Whether they are other ones now: a router may forward a port seconds after the start, or no longer."""
+        """True if the addresses have changed: a router may forward a port seconds after the start, or no longer."""
         before = self.addresses
         try:
             self.addresses = await self.p2pd.addresses()
@@ -108,7 +110,7 @@ class Network:
             await self.direct.endpoint.open(servicers)
 
     def serves(self, run: RunId) -> None:
-        """From now on: what it is that this peer relays for, and asks relays for."""
+        """Set the run that this peer relays for and asks relays for."""
         self.circuits.run = self.relay.run = run
 
     def path_to(self, peer: PeerId) -> str:
@@ -118,7 +120,7 @@ class Network:
         return "relay" if self.circuits.leads_to(peer) else "tunnel"
 
     async def forget(self, peer: PeerId) -> None:
-        """It is gone for good."""
+        """Drop what leads to a peer that is gone for good."""
         await self.links.drop(peer)
         if self.direct is not None:
             self.direct.pins.release(peer)
@@ -166,7 +168,7 @@ async def open_network(
         prune=(home.folder.parent,) if settings.ephemeral else (),
     )
     await asyncio.to_thread(run_folder.sweep)
-    folder = await asyncio.to_thread(run_folder.claim, home.run_folder, home.control_socket)  # that one outlives a move to another stage
+    folder = await asyncio.to_thread(run_folder.claim, home.run_folder)
     try:
         p2pd = await start_p2pd(config)
     except BaseException:
@@ -195,8 +197,28 @@ def allow_direct(network: Network, identity: Identity, settings: Settings, addre
     network.direct, network.links.direct = Direct(paths, endpoint, showing, pins, neighbours), paths
 
 
+@contextlib.asynccontextmanager
+async def visitor(
+    contacts: Sequence[Address], host: str = "", port: int = 0, *, map_port: bool = False
+) -> AsyncIterator[tuple[Network, Identity, dict[PeerId, tuple[str, ...]]]]:
+    """The network under a new identity that is thrown away, and the address book of the peers it can call."""
+    home = Home(Path(tempfile.mkdtemp(prefix="peerd-visit-")))
+    identity = Identity.load_or_create(home.identity)
+    host = host or ("127.0.0.1" if all(each.is_loopback for each in contacts) else "0.0.0.0")  # noqa: S104 - answers may come in anywhere
+    book: dict[PeerId, tuple[str, ...]] = {each.peer: (each.multiaddr,) for each in contacts}
+    settings = Settings(home=str(home.folder), host=host, port=port, port_mapping=map_port, ephemeral=True)
+    try:
+        network = await open_network(settings, home, (), lambda peer: book.get(peer, ()))
+        try:
+            yield network, identity, book
+        finally:
+            await network.close()
+    finally:
+        shutil.rmtree(home.folder, ignore_errors=True)
+
+
 def port_in(addresses: Sequence[str]) -> int:
-    """That of the last, which is not one that a router forwards."""
+    """The port of the last address, which no router forwards; 0 without addresses."""
     return int(addresses[-1].split("/")[4]) if addresses else 0
 
 
@@ -225,7 +247,7 @@ async def ask_for_run(network: Network, address: Address) -> SignedManifest:
 
 
 async def visit_peer(network: Network, address: Address) -> Visited:
-    """UnreachableError where nobody answers under that name."""
+    """Ask the peer what it is. UnreachableError if nothing answers under its id."""
     try:
         if not is_circuit(address.multiaddr):
             await network.p2pd.connect(address.peer, [address.multiaddr])
@@ -254,7 +276,5 @@ def choose_run(description: Description, address: Address) -> SignedManifest:
 
 
 def describe_self(manifests: Sequence[SignedManifest]) -> Description:
-    from peerd.wire.messages import RawManifest
-
     raws = tuple(RawManifest(m.body, m.organiser_key, m.signature) for m in manifests)
     return Description(raws, __version__, time.time())

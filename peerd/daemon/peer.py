@@ -28,8 +28,6 @@ from peerd.stage.malloc import give_back_free_memory
 from peerd.swarm.gossip import Gossip
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import clock_s
-from peerd.table.circuit import direct
-from peerd.table.record import HIDDEN
 from peerd.timeline.spans import SpanRing
 from peerd.train.sharing import DataFetcher, DataGiver
 from peerd.wire.call_tracing import CallTracing, Untraced
@@ -158,8 +156,7 @@ class Peer:
 
     def bootstrap(self) -> tuple[str, ...]:
         """Addresses of a few peers that can be dialled, one each."""
-        others = [direct(r.addresses) for r in self.membership.live().records if r.peer != self.membership.me and r.reach not in HIDDEN]
-        return tuple(addresses[0] for addresses in others if addresses)[:MAX_BOOTSTRAP]
+        return self.membership.bootstrap(MAX_BOOTSTRAP)
 
     # Housekeeping
 

@@ -39,8 +39,8 @@ class RunFolder:
             self._descriptor = -1
 
 
-def claim(folder: Path, keep: Path) -> RunFolder:
-    """A folder that only this user can enter, with at most `keep` in it. DiskError where somebody else made it.
+def claim(folder: Path) -> RunFolder:
+    """An empty folder that only this user can enter. DiskError if somebody else made it.
 
     The home's lock is held, so what else lies in it was left by a daemon that could not clean up.
     """
@@ -52,8 +52,7 @@ def claim(folder: Path, keep: Path) -> RunFolder:
             time.sleep(_LOOK_AGAIN_S)  # it is being swept
         try:
             for leftover in folder.iterdir():
-                if leftover != keep:
-                    leftover.unlink()
+                leftover.unlink()
         except BaseException:
             os.close(descriptor)
             raise

@@ -17,7 +17,8 @@ from peerd.policy.swarm.spreading import News, periods, summarise
 from peerd.policy.swarm.suspicion import Patience
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedRecord, peek_record, read_record, sign_record
-from peerd.table.record import PeerId, PeerRecord, RawRecord, RunId, Suspicion, Vitals
+from peerd.table.circuit import direct
+from peerd.table.record import HIDDEN, PeerId, PeerRecord, RawRecord, RunId, Suspicion, Vitals
 from peerd.table.view import TTL_PERIODS, LiveView, SwarmView
 
 MAX_SUSPECTS = 32
@@ -129,6 +130,11 @@ class Membership:
     def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
         record = self.find(peer)
         return record.addresses if record else self.book.get(peer, ())
+
+    def bootstrap(self, most: int) -> tuple[str, ...]:
+        """Addresses of a few other live peers that can be dialled, one of each."""
+        others = [direct(r.addresses) for r in self.live().records if r.peer != self.me and r.reach not in HIDDEN]
+        return tuple(addresses[0] for addresses in others if addresses)[:most]
 
     def publish(self) -> SignedRecord | None:
         """A new version of my row, signed and merged; the caller spreads it."""

@@ -100,7 +100,7 @@ class PaperDaemon:
 
 def serve(daemon: PaperDaemon) -> None:
     home = Home(Path(daemon.settings.home))
-    daemon.folder = claim(home.run_folder, home.control_socket)
+    daemon.folder = claim(home.run_folder)
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:

@@ -22,7 +22,7 @@ def line(message: object) -> bytes:
 @contextlib.contextmanager
 def run_folder_of(home: Home) -> Iterator[None]:
     """The folder of the sockets, created and removed as a daemon and its keeper do."""
-    claimed = claim(home.run_folder, home.control_socket)
+    claimed = claim(home.run_folder)
     try:
         yield
     finally:

@@ -25,7 +25,7 @@ import socket, sys, time
 from pathlib import Path
 from peerd.link.run_folder import claim
 folder = Path(sys.argv[1])
-claimed = claim(folder, folder / "control.sock")
+claimed = claim(folder)
 listeners = []
 for name in sys.argv[2:]:
     listeners.append(socket.socket(socket.AF_UNIX))
@@ -114,7 +114,7 @@ def test_another_users_folder_is_left_and_not_claimed(folder: Path) -> None:
     os.chown(folder, 12345, 12345)
     assert run_folder.sweep() == []
     with pytest.raises(DiskError, match="another user"):
-        run_folder.claim(folder, folder / "control.sock")
+        run_folder.claim(folder)
 
 
 def test_a_folder_with_something_else_in_it_stays(folder: Path) -> None:
@@ -124,16 +124,16 @@ def test_a_folder_with_something_else_in_it_stays(folder: Path) -> None:
     assert (folder / "inner").exists()
 
 
-def test_a_claimed_folder_holds_nothing_old_but_what_is_kept(folder: Path) -> None:
+def test_a_claimed_folder_holds_nothing_old(folder: Path) -> None:
     folder.mkdir(mode=0o755)
     for name in ("control.sock", "p2pd.sock"):
         leave_socket(folder / name)
-    claimed = run_folder.claim(folder, folder / "control.sock")
-    assert [entry.name for entry in folder.iterdir()] == ["control.sock"]
+    claimed = run_folder.claim(folder)
+    assert list(folder.iterdir()) == []
     assert folder.stat().st_mode & 0o777 == 0o700
     claimed.release()
     claimed.release()
-    run_folder.claim(folder, folder / "control.sock").release()
+    run_folder.claim(folder).release()
 
 
 def test_who_starts_while_the_folder_is_being_swept_gets_a_fresh_one(folder: Path) -> None:
@@ -145,7 +145,7 @@ def test_who_starts_while_the_folder_is_being_swept_gets_a_fresh_one(folder: Pat
     )
     with subprocess.Popen([sys.executable, "-c", code, str(folder)]) as sweeper:
         while sweeper.poll() is None:
-            claimed = run_folder.claim(folder, folder / "control.sock")
+            claimed = run_folder.claim(folder)
             (folder / "new").touch()
             claimed.release()
         assert sweeper.returncode == 0
@@ -154,4 +154,4 @@ def test_who_starts_while_the_folder_is_being_swept_gets_a_fresh_one(folder: Pat
 def test_a_folder_that_cannot_be_made_is_told(parent: Path) -> None:
     (parent / "file").touch()
     with pytest.raises(DiskError, match="--home"):
-        run_folder.claim(parent / "file" / "run", parent / "x")
+        run_folder.claim(parent / "file" / "run")
