@@ -113,7 +113,7 @@ async def _mapped(network: Network) -> bool:
 
 
 async def speeds(links: Links, run: RunId, peers: Sequence[PeerId], limits: Limits) -> list[Finding]:
-    """Up and down, against the first peer that takes part."""
+    """Measure upload and download with the first peer that takes part."""
     client = CheckupClient(links, run)
     up = down = None
     for peer in peers[:MAX_DIALLERS]:

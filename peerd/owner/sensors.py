@@ -69,7 +69,7 @@ class Sensors:
         )
 
     def _others_share(self) -> float | None:
-        """Of all cores since the last look, smoothed: what neither this daemon nor its children took."""
+        """The smoothed share of all cores that other programs took since the last look."""
         times = psutil.cpu_times()
         busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         # Programs that gave way on purpose (nice) are nobody at work.
@@ -84,7 +84,7 @@ class Sensors:
         return self._others
 
     def _own_cpu_s(self) -> float:
-        """Of this daemon and its children, who are looked for anew where one is gone, and now and then: that reads of every process."""
+        """CPU seconds of this daemon and its children. The list of children is renewed if one is gone, and now and then."""
         known = self._children and all(child.is_running() for child in self._children)
         if not known or time.monotonic() - self._looked_s >= SLOW_PERIOD_S:
             self._looked_s, self._children = time.monotonic(), psutil.Process().children(recursive=True)
@@ -96,7 +96,7 @@ class Sensors:
         return total
 
     def _gpu_shared(self) -> bool | None:
-        """By NVML, which the extra `gpu` brings."""
+        """True if other programs use the GPU. NVML tells, which the extra `gpu` brings."""
         if self.device.type != "cuda":
             return None
         with contextlib.suppress(Exception):  # no driver, no library, no permission: then it does not tell
@@ -115,7 +115,7 @@ class Sensors:
         return None
 
     def _temperature(self) -> float | None:
-        """Of the hottest sensor, the GPU's among them."""
+        """The temperature of the hottest sensor, including the GPU's."""
         return max((found for found in (_temperature(), gpu_temperature(self.device)) if found), default=None)
 
     def _power_draw(self) -> float | None:
@@ -140,7 +140,7 @@ def _on_battery() -> bool | None:
 
 
 def taken_by_all(samples: Iterable[tuple[int, float]]) -> float:
-    """Of the GPU, in percent: each process by the mean of its samples."""
+    """The percentage of the GPU that all processes take together. Each counts with the mean of its samples."""
     shares: dict[int, list[float]] = {}
     for process, share in samples:
         shares.setdefault(process, []).append(share)
@@ -163,7 +163,7 @@ def gpu_temperature(device: torch.device) -> float | None:
 
 
 def _told_by_gpu(device: torch.device, ask: Callable[[], float]) -> float | None:
-    """By NVML, which the extra `gpu` brings, or by AMD's library."""
+    """Ask NVML, which the extra `gpu` brings, or AMD's library. None if there is no answer."""
     if device.type == "cuda":
         with contextlib.suppress(Exception):  # no driver, no library, no permission: then it does not tell
             return float(ask())

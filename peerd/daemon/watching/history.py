@@ -28,7 +28,7 @@ ASKED_PER_STAGE = 3
 MAX_ASKED = 48
 ASK_TIMEOUT_S = 3.0
 TOLD_AGAIN_WITHIN_S = 2.0
-"""Whoever asks within this time gets what the last one got."""
+"""Requests within this time get the same answer."""
 
 
 class Past:
@@ -136,7 +136,7 @@ def _row(row: Contribution, tokens: int) -> ContributionInfo:
 
 
 def _whom_to_ask(live: LiveView, num_stages: int) -> list[PeerId]:
-    """Of each stage those who have been there for longest, as far as that can be told: who computed most."""
+    """The peers of each stage that computed the most tokens: these have probably been there for longest."""
     chosen: list[PeerId] = []
     for stage in range(num_stages):
         others = [record for record in live.serving(stage) if record.peer != live.me]

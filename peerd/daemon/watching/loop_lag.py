@@ -50,11 +50,11 @@ class LoopLag:
         self._lags_s.append((now_s, lag_s))
 
     def worst_s(self, last_s: float, now_s: float) -> float:
-        """Of the last so many seconds."""
+        """The largest lag in the last `last_s` seconds."""
         return max(self._since(now_s - last_s), default=0.0)
 
     def quantiles(self, now_s: float) -> dict[str | tuple[str, ...], float]:
-        """Of the last five minutes, by the share of calls that were no later."""
+        """The lags of the last five minutes by quantile: that share of the calls was no later."""
         ordered = sorted(self._since(now_s - KEPT_S))
         return {f"{share:g}": quantile(ordered, share) for share in QUANTILES}
 

@@ -135,7 +135,7 @@ class Observer:
             self.archive.note_evaluation(evaluation)
 
     def _note_loss(self, step: int, loss: float) -> None:
-        """Of the last stage's own word; a step that is finished here already gets its loss now."""
+        """Keep a loss that the last stage announced. A step that is finished here already gets its loss now."""
         self._losses[step] = loss
         if len(self._losses) > MAX_LOSSES:
             del self._losses[min(self._losses)]
