@@ -148,6 +148,9 @@ def remote_errors() -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # gRPC tells so at times that this task was cancelled, which must end it
+            raise asyncio.CancelledError from None
         raise as_remote_error(error) from None
     except asyncio.CancelledError:
         raise_if_ours()
