@@ -14,9 +14,11 @@ import inspect
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import structlog
@@ -26,8 +28,8 @@ from peerd.control.protocol import SCHEMA
 from peerd.control.server import Say
 from peerd.daemon.peer import Peer
 from peerd.errors import UsageError
+from peerd.stage import jobs
 from peerd.stage.calls import StageService
-from peerd.stage.jobs import StageJobs
 from peerd.stage.snapshots import SnapshotServer
 from peerd.stage.state import StageState
 from peerd.wire.clients import AveragingClient, StageClient
@@ -72,18 +74,18 @@ class Point(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FaultSite:
-    """A method, and the points that lie before and after it."""
+    """A function of a class or module, and the points that lie before and after it."""
 
-    owner: type
+    owner: type | ModuleType
     method: str
     before: tuple[Point, ...] = ()
     after: tuple[Point, ...] = ()
 
 
 FAULT_SITES = (
-    FaultSite(StageJobs, "forward", before=(Point.FORWARD,)),
-    FaultSite(StageJobs, "backward", before=(Point.BACKWARD,), after=(Point.REPLY,)),
-    FaultSite(StageJobs, "last_stage", before=(Point.FORWARD, Point.BACKWARD), after=(Point.REPLY,)),
+    FaultSite(jobs, "forward", before=(Point.FORWARD,)),
+    FaultSite(jobs, "backward", before=(Point.BACKWARD,), after=(Point.REPLY,)),
+    FaultSite(jobs, "forward_backward", before=(Point.FORWARD, Point.BACKWARD), after=(Point.REPLY,)),
     FaultSite(StageState, "take_average", after=(Point.AVERAGED,)),
     FaultSite(StageState, "commit", before=(Point.COMMIT,), after=(Point.COMMITTED,)),
     FaultSite(StageState, "load", before=(Point.JOINER,)),
@@ -136,6 +138,8 @@ class Faults:
             number, self._armed = self._armed[1], None
             if number is None:
                 raise TypeError(f"a bug at {point}, as ordered")
+            if threading.current_thread() is not threading.main_thread():
+                time.sleep(AFTER_SENDING_S)  # the event loop sends meanwhile what was said before this point
             os.kill(os.getpid(), number)
 
     @property
@@ -174,7 +178,7 @@ class Faults:
 Method = Callable[..., Any]
 
 
-def _wrap(owner: type, name: str, around: Callable[[Method, bool], Method]) -> None:
+def _wrap(owner: type | ModuleType, name: str, around: Callable[[Method, bool], Method]) -> None:
     """Lay `around` about a method for the rest of this process."""
     method = getattr(owner, name)
     setattr(owner, name, functools.wraps(method)(around(method, inspect.iscoroutinefunction(method))))
