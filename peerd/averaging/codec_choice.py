@@ -13,7 +13,7 @@ AVERAGING_SHARE = 0.1
 """Of the rest of a step."""
 
 
-class Terms:
+class RoundCodec:
     """One stage's. Every member takes part in every round and measures the same, so it does not matter who leads next."""
 
     def __init__(self, allowed: Allowed) -> None:

@@ -18,7 +18,7 @@ from functools import partial
 import structlog
 from torch import Tensor
 
-from peerd.averaging.codec_choice import Terms
+from peerd.averaging.codec_choice import RoundCodec
 from peerd.averaging.compression import Compression
 from peerd.averaging.exchange import Round, elements_of, own_part, part_for, reduce, whole_of
 from peerd.averaging.handover import finite, unpacked
@@ -69,7 +69,7 @@ class Rounds:
         self._averaging_s = averaging_s
         self._clock = clock
         self.compression = Compression(state.weight_codecs, state.accumulator.flat.dtype, state.accumulator.shapes)
-        self._terms = Terms(state.weight_codecs)
+        self._round_codec = RoundCodec(state.weight_codecs)
         self._work: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
         self._dead: deque[AverageId] = deque(maxlen=MAX_DEAD_ROUNDS)
@@ -93,7 +93,7 @@ class Rounds:
         """
         if len(self._own_errors) >= MOST_OWN_ERRORS:
             raise self._own_errors[-1]
-        roster = replace(roster, codec=self._terms.codec(self._state.accumulator.flat.numel()))
+        roster = replace(roster, codec=self._round_codec.codec(self._state.accumulator.flat.numel()))
         others = [peer for peer in roster.peers if peer != self._state.record.peer]
         proposals = [start(self._propose_to(peer, roster)) for peer in others]
         try:
@@ -192,7 +192,7 @@ class Rounds:
         began_s = self._clock()
         await self._fetch_slices(current)
         if len(current.roster.entries) > 1:
-            self._terms.exchanged(current.slices_of[0].codec, self._clock() - began_s)
+            self._round_codec.exchanged(current.slices_of[0].codec, self._clock() - began_s)
         if self.open is not current:
             return
         self.open = None
@@ -375,7 +375,7 @@ class Rounds:
         self.missed.clear()
         self._own_errors.clear()
         self.num_applied += 1
-        self._terms.applied(self._clock())
+        self._round_codec.applied(self._clock())
         if self.compression.allowed.is_lossy:  # on its own thread, before any sum of the next round
             self._tasks.start(self._arithmetic.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id, length)))
         self._host.applied(held.roster)

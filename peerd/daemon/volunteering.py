@@ -10,7 +10,7 @@ import structlog
 from peerd.control.protocol import RelayInfo
 from peerd.daemon.peer import Peer
 from peerd.link.relay import Relay
-from peerd.policy.swarm.relaying import Standing, why_not_relay
+from peerd.policy.swarm.relaying import VolunteerState, why_not_relay
 
 LOOK_PERIOD_S = 1.0
 LOG = structlog.get_logger()
@@ -33,7 +33,7 @@ class Volunteering:
     async def look(self) -> None:
         """Judge anew, and tell everybody where it is news."""
         peer, relay = self._peer, self._peer.network.relay
-        standing = Standing(
+        standing = VolunteerState(
             limits=peer.governor.limits,
             pause=peer.governor.pause,
             leaving=peer.seat.leaving,

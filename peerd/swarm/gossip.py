@@ -20,7 +20,7 @@ from peerd.policy.swarm.spreading import (
     ANNOUNCED_TO,
     TELLS_ALL,
     TURNS_PER_PERIOD,
-    Reading,
+    DirectoryReading,
     is_to_announce,
     is_to_store,
     partners,
@@ -161,7 +161,7 @@ class Gossip:
 
     async def _read_directory(self) -> None:
         """Peers that gossip has not brought yet; the DHT may take seconds to answer. Seldom where nobody comes or goes."""
-        reading = Reading(self._membership.live())
+        reading = DirectoryReading(self._membership.live())
         while True:
             reading = reading.after(self._membership.live(), len(self._stages))
             if reading.is_now:

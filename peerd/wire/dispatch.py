@@ -32,7 +32,7 @@ CANCEL_TIMEOUT_S = 2.0
 LOG = structlog.get_logger()
 
 
-class Table(Protocol):
+class LiveTable(Protocol):
     """What sending needs of the membership."""
 
     def live(self) -> LiveView: ...
@@ -67,7 +67,7 @@ class Dispatcher:
     def __init__(
         self,
         client: StageClient,
-        table: Table,
+        table: LiveTable,
         failures: FailureReports,
         adapter: CallAdapter,
         num_stages: int,

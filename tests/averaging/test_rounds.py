@@ -105,9 +105,9 @@ async def test_an_abort_that_comes_while_a_round_opens_closes_it(make_group: Mak
 async def test_a_leaders_codec_is_part_of_the_round_and_one_that_the_run_does_not_allow_is_refused(make_group: MakeGroup) -> None:
     group = make_group(3, replace(MANIFEST, wire=WireConfig(weight_gradients="auto")))
     leader = group.leader(group.roster())
-    leader.rounds._terms.exchanged(parse_codec("none"), 1.0)
+    leader.rounds._round_codec.exchanged(parse_codec("none"), 1.0)
     for now_s in (0.0, 2.0):  # a round took half of the last step
-        leader.rounds._terms.applied(now_s)
+        leader.rounds._round_codec.applied(now_s)
     assert await leader.rounds.lead(group.roster()) == ""
     await group.settled(Phase.AVERAGED)
     roster = leader.state.average.roster if leader.state.average else group.roster()

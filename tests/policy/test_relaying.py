@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from peerd.policy.owner.governor import Limits, Pause
 from peerd.policy.swarm.checkup import Dialled
 from peerd.policy.swarm.reaching import can_be_dialled, whom_to_ask
-from peerd.policy.swarm.relaying import Bounds, Standing, relays_to_ask, why_not_connect, why_not_relay, why_not_reserve
+from peerd.policy.swarm.relaying import Bounds, VolunteerState, relays_to_ask, why_not_connect, why_not_relay, why_not_reserve
 from peerd.table.circuit import circuit_address, direct, is_circuit, relay_in
 from peerd.table.record import PeerId, Reach
 from tests.strategies import member, view_of
@@ -37,8 +37,10 @@ def test_circuits_are_bounded_in_all_and_for_each_peer(asking: list[tuple[PeerId
     assert all(sum(peer in ends for ends in circuits) <= BOUNDS.circuits_each for peer in "abcde")
 
 
-def standing(limits: Limits | None = None, pause: Pause | None = None, reach: Reach = Reach.DIRECT, relayed_today: int = 0) -> Standing:
-    return Standing(limits=limits or Limits(), pause=pause, leaving=False, reach=reach, relayed_today=relayed_today)
+def standing(
+    limits: Limits | None = None, pause: Pause | None = None, reach: Reach = Reach.DIRECT, relayed_today: int = 0
+) -> VolunteerState:
+    return VolunteerState(limits=limits or Limits(), pause=pause, leaving=False, reach=reach, relayed_today=relayed_today)
 
 
 def test_a_volunteer_relays_unless_its_owner_or_its_place_speaks_against_it() -> None:

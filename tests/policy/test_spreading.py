@@ -26,8 +26,8 @@ from peerd.policy.swarm.spreading import (
     SUMMARISED,
     TELLS_ALL,
     TURNS_PER_PERIOD,
+    DirectoryReading,
     News,
-    Reading,
     concerns,
     is_to_announce,
     is_to_store,
@@ -274,7 +274,7 @@ def test_nobody_moves_to_a_stage_that_is_strong_by_what_its_speaker_tells() -> N
 
 def reads(lives: Sequence[LiveView], num_stages: int) -> list[int]:
     """The periods, from 0, in which who sees these views one after another reads the directory."""
-    reading, found = Reading(lives[0]), []
+    reading, found = DirectoryReading(lives[0]), []
     for period, live in enumerate(lives):
         reading = reading.after(live, num_stages)
         found += [period] if reading.is_now else []

@@ -11,7 +11,7 @@ from peerd.policy.step.acts import Act, Commit, CopyTied, FetchAverage, FetchTie
 from peerd.policy.step.roster import lineage_after, lineage_skipped
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide, looks_lost
-from peerd.policy.step.tied import Source, better_copy, history_after, lineage_replaced, other_end, sum_id, sum_of_step
+from peerd.policy.step.tied import TiedSource, better_copy, history_after, lineage_replaced, other_end, sum_id, sum_of_step
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, TiedSum
 from tests.strategies import FULL, NUM_MICROBATCHES, average_ids, member, view_of
 
@@ -64,7 +64,7 @@ def test_both_stages_want_the_same_sum_before_anybody_has_finished(one: AverageI
     assert wanted[0] is not None
     assert wanted[1] is not None
     assert wanted[0].id == wanted[1].id == sum_id(one, other)
-    assert (wanted[0].sources, wanted[1].sources) == ((Source(last.peer, other),), (Source(first.peer, one),))
+    assert (wanted[0].sources, wanted[1].sources) == ((TiedSource(last.peer, other),), (TiedSource(first.peer, one),))
 
 
 def test_of_two_averages_of_the_other_stage_the_one_with_the_smaller_id_counts() -> None:
@@ -88,7 +88,7 @@ def test_a_mate_who_holds_the_sum_gives_it_too_and_a_joiner_gives_nothing() -> N
     joiner = finished("p5", 2, SUM, phase=Phase.JOINING)
     wanted = sum_of_step(mine, view_of(mine, mate, averaged("p2", 2), joiner), 3)
     assert wanted is not None
-    assert set(wanted.sources) == {Source(PeerId("p3"), SUM), Source(PeerId("p2"), LAST)}
+    assert set(wanted.sources) == {TiedSource(PeerId("p3"), SUM), TiedSource(PeerId("p2"), LAST)}
 
 
 def test_where_the_other_stage_has_forgotten_what_it_applied_a_sum_that_we_hold_is_taken() -> None:
@@ -97,7 +97,7 @@ def test_where_the_other_stage_has_forgotten_what_it_applied_a_sum_that_we_hold_
     mate = averaged("p3", 0, tied_sum=SUM)
     wanted = sum_of_step(mine, view_of(mine, mate, ahead), 3)
     assert wanted is not None
-    assert wanted.sources == (Source(PeerId("p3"), SUM),)
+    assert wanted.sources == (TiedSource(PeerId("p3"), SUM),)
 
 
 def test_peers_of_a_large_stage_do_not_all_ask_the_same_one() -> None:

@@ -20,7 +20,7 @@ from peerd.table.view import LiveView
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TiedSource:
     """A peer that has the sum `id`, or the other stage's average `id` that it is made from."""
 
     peer: PeerId
@@ -32,7 +32,7 @@ class WantedSum:
     """The sum that my step is to be finished with, and who can help me to it."""
 
     id: AverageId
-    sources: tuple[Source, ...]
+    sources: tuple[TiedSource, ...]
 
 
 def other_end(stage: int, num_stages: int) -> int | None:
@@ -72,14 +72,14 @@ def sum_of_step(mine: PeerRecord, live: LiveView, num_stages: int) -> WantedSum 
         return _wanted(min(held), mine, live, ()) if held else None
     theirs = min((m.lineage, m.average_id) for m in averaged)[1]
     pair = (mine.average_id, theirs) if mine.stage == 0 else (theirs, mine.average_id)
-    return _wanted(sum_id(*pair), mine, live, tuple(Source(m.peer, theirs) for m in averaged if m.average_id == theirs))
+    return _wanted(sum_id(*pair), mine, live, tuple(TiedSource(m.peer, theirs) for m in averaged if m.average_id == theirs))
 
 
-def _wanted(wanted: AverageId, mine: PeerRecord, live: LiveView, halves: Sequence[Source]) -> WantedSum:
+def _wanted(wanted: AverageId, mine: PeerRecord, live: LiveView, halves: Sequence[TiedSource]) -> WantedSum:
     """Whoever has the sum of the very step is a source, and each peer asks them in another order."""
     others = [r for r in live.records if r.peer != mine.peer and r.phase is not Phase.JOINING]
     whole = [r.peer for r in others if sum_told(r, mine.step) == wanted or (r.step, r.tied_sum) == (mine.step, wanted)]
-    sources = {source.peer: source for source in halves} | {peer: Source(peer, wanted) for peer in whole}
+    sources = {source.peer: source for source in halves} | {peer: TiedSource(peer, wanted) for peer in whole}
     return WantedSum(wanted, tuple(sorted(sources.values(), key=lambda source: digest("source", mine.peer, source.peer, mine.step))))
 
 

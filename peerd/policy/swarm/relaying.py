@@ -47,7 +47,7 @@ def why_not_connect(bounds: Bounds, circuits: Sequence[tuple[PeerId, PeerId]], c
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class VolunteerState:
     """What decides whether a peer that volunteers relays just now."""
 
     limits: Limits
@@ -58,7 +58,7 @@ class Standing:
     """Bytes."""
 
 
-def why_not_relay(standing: Standing, bounds: Bounds) -> str:
+def why_not_relay(standing: VolunteerState, bounds: Bounds) -> str:
     """The first reason that holds; empty where it relays."""
     limits = standing.limits
     if standing.pause is not None:

@@ -69,7 +69,7 @@ def is_to_store(mine: PeerRecord, live: LiveView, since: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class DirectoryReading:
     """When the directory is read, told period by period.
 
     Gossip brings what is new to those who have heard of one another; the directory is for those who have not. So it is read
@@ -87,15 +87,15 @@ class Reading:
     def is_now(self) -> bool:
         return not self.waited
 
-    def after(self, live: LiveView, num_stages: int) -> Reading:
+    def after(self, live: LiveView, num_stages: int) -> DirectoryReading:
         """A period later, or at the start."""
         if any(not live.num_serving(stage) for stage in range(num_stages)):
-            return Reading(live)
+            return DirectoryReading(live)
         if {record.peer for record in self.before.records} != {record.peer for record in live.records}:
             pause = min(MOST_PAUSE, max(1, len(live.records) // READS_PER_PERIOD))
-            return Reading(live, pause) if self.waited + 1 >= pause else replace(self, waited=self.waited + 1)
+            return DirectoryReading(live, pause) if self.waited + 1 >= pause else replace(self, waited=self.waited + 1)
         if self.waited + 1 >= self.pause:
-            return Reading(live, min(2 * self.pause, MOST_PAUSE))
+            return DirectoryReading(live, min(2 * self.pause, MOST_PAUSE))
         return replace(self, waited=self.waited + 1)
 
 
