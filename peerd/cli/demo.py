@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peerd.cli.options import OUTPUT_FOLDER, SEED, STAGES, STAND_IN_MS, STEPS, create_folder, home_option, json_option
+from peerd.cli.options import OUTPUT_FOLDER, SEED, STAGES, STAND_IN_MS, STEPS, create_folder, is_printed, reply_options
 from peerd.errors import PeerdError, TimedOutError
 
 if TYPE_CHECKING:
@@ -38,8 +37,7 @@ LAST_LOSSES_WITHIN_S = 10.0
 @click.option("--chaos", metavar="KIND:every=4s,...", help="Strike peers again and again; see below.")
 @click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", help="Sleep so long per microbatch.")
 @click.option("--out", type=OUTPUT_FOLDER, metavar="DIR", help="Write the trained model, optimizer and history there.")
-@home_option
-@json_option
+@reply_options
 def demo(out: Path | None, as_json: bool, **flags: Any) -> None:
     """Train a small model on this machine with real daemons.
 
@@ -85,9 +83,7 @@ def demo(out: Path | None, as_json: bool, **flags: Any) -> None:
                 swarm.export(out)
                 view.say(f"wrote {out}")
         summary = summary_of(plan, seen)
-        if as_json:
-            click.echo(json.dumps(summary))
-        else:
+        if not is_printed(summary, as_json):
             print_summary(summary)
 
 

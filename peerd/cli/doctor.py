@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peerd.cli.options import chosen_home, home_option, json_option
+from peerd.cli.options import chosen_home, daemon_command, is_printed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,9 +25,7 @@ _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 @click.option("--host", default="", help="IPv4 address that a daemon would listen on.  [default: all]")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port of a daemon; 0: that of last time.")
 @click.option("--direct-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Its port for direct connections; 0: any.")
-@home_option
-@json_option
-@click.pass_context
+@daemon_command
 def doctor(context: click.Context, /, addresses: tuple[str, ...], as_json: bool, **checked: Any) -> int:
     """Check everything that can keep this machine out of a run, and say what to do about it.
 
@@ -47,9 +45,7 @@ def doctor(context: click.Context, /, addresses: tuple[str, ...], as_json: bool,
     order = {"home": str(chosen_home(context).folder), "addresses": addresses, **checked, "host": ipv4(checked["host"])}
     with _patience():
         reply = run_child("peerd.checkup.doctor", json.dumps(order), timeout_s=DOCTOR_TIMEOUT_S, what="the checkup")
-    if as_json:
-        click.echo(json.dumps(reply))
-    else:
+    if not is_printed(reply, as_json):
         print_checkup(reply)
     return 1 if reply["worst"] == "problem" else 0
 

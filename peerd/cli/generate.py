@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from peerd.cli.options import SEED, FiniteRange, home_option, json_option
+from peerd.cli.options import SEED, FiniteRange, is_printed, reply_options
 
 
 @click.command()
@@ -16,8 +16,7 @@ from peerd.cli.options import SEED, FiniteRange, home_option, json_option
 @click.option("--tokens", "max_tokens", type=click.IntRange(1, 100_000), default=100, show_default=True, help="How many to add.")
 @click.option("--temperature", type=FiniteRange(0, 100), default=0.0, show_default=True, help="0: always the likeliest token.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the draws at a temperature above 0.")
-@home_option
-@json_option
+@reply_options
 def generate(folders: tuple[str, ...], prompt: str, max_tokens: int, temperature: float, seed: int, as_json: bool) -> None:
     """Let a model go on from a prompt.
 
@@ -38,4 +37,5 @@ def generate(folders: tuple[str, ...], prompt: str, max_tokens: int, temperature
         "seed": seed,
     }
     reply = run_child("peerd.generate", json.dumps(request), timeout_s=None, what="generating text")
-    click.echo(json.dumps(reply) if as_json else f"{prompt}{reply['text']}")
+    if not is_printed(reply, as_json):
+        click.echo(f"{prompt}{reply['text']}")

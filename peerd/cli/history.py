@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from typing import cast
-
 import click
 
-from peerd.cli.options import daemon_of, home_option, json_option
+from peerd.cli.options import ask, daemon_command, is_printed
 
 SHOWN_STEPS = 20
 ASK_SILENCE_S = 30.0
@@ -16,9 +13,7 @@ ASK_SILENCE_S = 30.0
 @click.command()
 @click.option("--since", type=click.IntRange(0, 10**9), metavar="STEP", help=f"From this step on.  [default: the last {SHOWN_STEPS}]")
 @click.option("--events", is_flag=True, help="Also who came and went, what moved, what was wrong.")
-@home_option
-@json_option
-@click.pass_context
+@daemon_command
 def history(context: click.Context, since: int | None, events: bool, as_json: bool) -> None:
     """Show finished steps, and with --events what happened in the swarm.
 
@@ -29,21 +24,17 @@ def history(context: click.Context, since: int | None, events: bool, as_json: bo
       peerd history --events
       peerd history --since 100 --json | jq .steps[].loss
     """
-    reply = daemon_of(context).request("history", since=since or 0, events=events)
-    if as_json:
-        click.echo(json.dumps(reply))
+    reply = ask(context, "history", since=since or 0, events=events)
+    if is_printed(reply, as_json):
         return
     from peerd.cli.render_history import print_history
-    from peerd.control.protocol import HistoryReply
 
-    print_history(cast("HistoryReply", reply), most_steps=SHOWN_STEPS if since is None else None, with_events=events)
+    print_history(reply, most_steps=SHOWN_STEPS if since is None else None, with_events=events)
 
 
 @click.command()
 @click.option("--share", is_flag=True, help="Print a few lines to paste elsewhere (Markdown).")
-@home_option
-@json_option
-@click.pass_context
+@daemon_command
 def contributions(context: click.Context, share: bool, as_json: bool) -> None:
     """Show who computed what: steps and tokens of each peer.
 
@@ -55,15 +46,12 @@ def contributions(context: click.Context, share: bool, as_json: bool) -> None:
       peerd contributions
       peerd contributions --share
     """
-    reply = daemon_of(context).request("contributions", silence_s=ASK_SILENCE_S)
-    if as_json:
-        click.echo(json.dumps(reply))
+    reply = ask(context, "contributions", silence_s=ASK_SILENCE_S)
+    if is_printed(reply, as_json):
         return
     from peerd.cli.render_history import print_contributions, shared_text
-    from peerd.control.protocol import ContributionsReply
 
-    told = cast("ContributionsReply", reply)
     if share:
-        click.echo(shared_text(told))
+        click.echo(shared_text(reply))
     else:
-        print_contributions(told)
+        print_contributions(reply)

@@ -19,8 +19,8 @@ from peerd.cli.options import (
     STAGES,
     FiniteRange,
     create_folder,
-    home_option,
-    json_option,
+    daemon_command,
+    is_printed,
 )
 from peerd.errors import DiskError, UsageError
 
@@ -76,9 +76,7 @@ _POSITIVE = click.IntRange(1, 1_000_000)
 @click.option("--from", "sources", multiple=True, metavar="FOLDER", help="Go on from an earlier run's state; see below.")
 @click.option("--device-memory", type=MEMORY, metavar="SIZE", help="Cut so that each stage fits a device with so much, e.g. 8GB.")
 @click.option("--force", is_flag=True, help="Overwrite an existing run.toml (never the key).")
-@home_option
-@json_option
-@click.pass_context
+@daemon_command
 def new(
     context: click.Context, /, folder: str, sources: tuple[str, ...], device_memory: int | None, force: bool, as_json: bool, **fields: Any
 ) -> None:
@@ -146,10 +144,8 @@ def _write(folder: Path, manifest: Manifest, stages: list[StageEstimate], as_jso
     except OSError as error:
         raise DiskError(f"cannot write {run_file}: {error.strerror}") from None
     run = run_id(public_bytes(key), manifest.name)
-    if as_json:
-        reply = {"schema": SCHEMA, "run": run, "run_file": str(run_file), "key_file": str(key_file), "step": manifest.start.step}
-        reply["stages"] = [estimate_fields(stage) for stage in stages]
-        click.echo(json.dumps(reply))
+    reply = {"schema": SCHEMA, "run": run, "run_file": str(run_file), "key_file": str(key_file), "step": manifest.start.step}
+    if is_printed({**reply, "stages": [estimate_fields(stage) for stage in stages]}, as_json):
         return
     click.echo(f"wrote {run_file} (edit it as you like) and {key_file} (keep it secret)")
     if manifest.start.state:

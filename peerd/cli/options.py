@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -170,6 +171,23 @@ def json_option(command: Decorated) -> Decorated:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(command)
 
 
+def reply_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --home and --json to a verb."""
+    return home_option(json_option(command))
+
+
+def daemon_command(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --home and --json to a verb, and pass it the context, which knows the home."""
+    return reply_options(click.pass_context(command))
+
+
+def is_printed(reply: Mapping[str, Any], as_json: bool) -> bool:
+    """Print the reply if it is wanted as JSON. Returns False if it remains to be printed as text."""
+    if as_json:
+        click.echo(json.dumps(reply))
+    return as_json
+
+
 def _remember_home(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
     if value is not None:
         if not value or "\0" in value:
@@ -192,6 +210,11 @@ def daemon_of(context: click.Context) -> ControlClient:
     from peerd.control.client import ControlClient
 
     return ControlClient(chosen_home(context))
+
+
+def ask(context: click.Context, verb: str, **arguments: Any) -> Any:
+    """The reply of the chosen home's daemon."""
+    return daemon_of(context).request(verb, **arguments)
 
 
 def existing_source(value: str, flag: str) -> str:

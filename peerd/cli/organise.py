@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +13,15 @@ from peerd import SCHEMA
 from peerd.cli.options import (
     OUTPUT_FOLDER,
     STEPS,
+    ask,
     chosen_home,
     create_folder,
-    daemon_of,
+    daemon_command,
     daemon_options,
     existing_source,
-    home_option,
-    json_option,
+    is_printed,
     relay_settings,
+    reply_options,
     told_settings,
 )
 from peerd.errors import ManifestError, UsageError
@@ -67,8 +69,7 @@ def start(context: click.Context, /, run_file: str, detach: bool, as_json: bool,
 @click.command()
 @click.argument("run_file", metavar="RUN.toml")
 @click.option("--data", metavar="SOURCE", help="The text, where it lies elsewhere: a file, a folder or an address.")
-@home_option
-@json_option
+@reply_options
 def data(run_file: str, data: str | None, as_json: bool) -> None:
     """Turn a run's text into tokens, and say what they are.
 
@@ -80,8 +81,7 @@ def data(run_file: str, data: str | None, as_json: bool) -> None:
       peerd data my-run
     """
     reply = _prepare(run_file_path(run_file), existing_source(data, "--data") if data else "")
-    if as_json:
-        click.echo(json.dumps(reply))
+    if is_printed(reply, as_json):
         return
     ends = f", documents end with {reply['end_of_text']}" if reply["end_of_text"] else ""
     click.echo(f"text:       {reply['source']}")
@@ -182,10 +182,7 @@ def launch(context: click.Context, settings: Settings, *, detach: bool, as_json:
         run_in_foreground(settings, as_json=as_json)
     home = chosen_home(context)
     ready = run_detached(settings, home)
-    if as_json:
-        import dataclasses
-
-        click.echo(json.dumps({"schema": SCHEMA, **dataclasses.asdict(ready)}))
+    if is_printed({"schema": SCHEMA, **dataclasses.asdict(ready)}, as_json):
         return
     click.echo(f"peerd join {ready.join}")
     click.echo(f"the daemon goes on in the background (process {ready.pid}); its log: {home.log}", err=True)
@@ -195,9 +192,7 @@ def launch(context: click.Context, settings: Settings, *, detach: bool, as_json:
 @click.command()
 @click.argument("folder", metavar="DIR", type=OUTPUT_FOLDER)
 @click.option("--format", "file_format", type=click.Choice(["peerd", "hf"]), default="peerd", show_default=True, help="See below.")
-@home_option
-@json_option
-@click.pass_context
+@daemon_command
 def export(context: click.Context, folder: Path, file_format: str, as_json: bool) -> None:
     """Write the whole model, of one consistent step, into DIR.
 
@@ -212,17 +207,16 @@ def export(context: click.Context, folder: Path, file_format: str, as_json: bool
     other = folder / ("run.toml" if file_format == "hf" else "config.json")
     if other.exists():
         raise UsageError(f"{folder} holds an export of the other format", "name another folder")
-    client = daemon_of(context)
     create_folder(folder)
-    reply = client.request(
+    reply = ask(
+        context,
         "export",
         folder=str(folder),
         format=file_format,
         silence_s=EXPORT_SILENCE_S,
         on_progress=lambda text: click.echo(f"peerd: {text}", err=True),
     )
-    if as_json:
-        click.echo(json.dumps(reply))
+    if is_printed(reply, as_json):
         return
     click.echo(f"step {reply['step']}: {reply['num_parameters']:,} parameters in {reply['folder']}: {', '.join(reply['files'])}")
 
@@ -232,8 +226,7 @@ def export(context: click.Context, folder: Path, file_format: str, as_json: bool
 @click.option("--steps", type=STEPS, required=True, help="Steps to train.")
 @click.option("--out", type=OUTPUT_FOLDER, required=True, metavar="DIR", help="Folder for the result.")
 @click.option("--data", metavar="SOURCE", help="The text, where it lies elsewhere: a file, a folder or an address.")
-@home_option
-@json_option
+@reply_options
 def reference(run_file: str, steps: int, out: Path, data: str | None, as_json: bool) -> None:
     """Train the same run in one process: what the swarm must equal.
 
@@ -251,8 +244,7 @@ def reference(run_file: str, steps: int, out: Path, data: str | None, as_json: b
     create_folder(out)
     request = json.dumps({"run_file": str(path), "steps": steps, "out": str(out), "data": source})
     reply = run_child("peerd.reference", request, timeout_s=None, what="the reference run")
-    if as_json:
-        click.echo(json.dumps(reply))
+    if is_printed(reply, as_json):
         return
     click.echo(
         f"{reply['steps']} steps in one process: loss {reply['loss_first']:.4f} -> {reply['loss_last']:.4f},"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peerd.cli.options import chosen_home, home_option, json_option
+from peerd.cli.options import chosen_home, daemon_command, is_printed
 from peerd.errors import NoDaemonError, UsageError
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ _RUN_OR_PAUSE = click.Choice(["run", "pause"])
 @click.option(
     "--for", "for_text", metavar="TIME", default="", help="Go on by itself after so long, like 90m or 2h.  [default: until `peerd resume`]"
 )
-@home_option
-@json_option
-@click.pass_context
+@daemon_command
 def pause(context: click.Context, for_text: str, as_json: bool) -> None:
     """Let this home's daemon pause: it hands on what it holds, leaves its stage and gives the memory back.
 
@@ -37,18 +35,17 @@ def pause(context: click.Context, for_text: str, as_json: bool) -> None:
       peerd pause --for 2h
     """
     reply = _tell(chosen_home(context), "pause", PAUSE_SILENCE_S, for_s=_seconds(for_text))
-    _say(reply, as_json, f"paused; it goes on {reply['until']}" if reply["resting"] else "the next daemon of this home starts paused")
+    if not is_printed(reply, as_json):
+        click.echo(f"paused; it goes on {reply['until']}" if reply["resting"] else "the next daemon of this home starts paused")
 
 
 @click.command()
-@home_option
-@json_option
-@click.pass_context
+@daemon_command
 def resume(context: click.Context, as_json: bool) -> None:
     """Take `peerd pause` back. Limits that speak against working go on to count."""
     reply = _tell(chosen_home(context), "resume", SILENCE_S)
-    still = f"still paused: {reply['paused']}; it goes on {reply['until']}"
-    _say(reply, as_json, still if reply["paused"] else "it goes on")
+    if not is_printed(reply, as_json):
+        click.echo(f"still paused: {reply['paused']}; it goes on {reply['until']}" if reply["paused"] else "it goes on")
 
 
 @click.command()
@@ -64,10 +61,8 @@ def resume(context: click.Context, as_json: bool) -> None:
 @click.option("--max-temperature", metavar="DEGREES", help="Pause while the hottest sensor is above, in degrees Celsius.")
 @click.option("--while-used", type=_RUN_OR_PAUSE, help="While somebody works at this machine, or other programs keep it or its GPU busy.")
 @click.option("--on-battery", type=_RUN_OR_PAUSE, help="Without mains power.")
-@click.option("--metered", type=_RUN_OR_PAUSE, help="On a network connection that is paid by use.")
-@home_option
-@json_option
-@click.pass_context
+@click.option("--metered", "on_metered", type=_RUN_OR_PAUSE, help="On a network connection that is paid by use.")
+@daemon_command
 def limits(context: click.Context, /, as_json: bool, **given: str | None) -> None:
     """Show or set what this machine gives, at any time; kept across restarts.
 
@@ -81,9 +76,7 @@ def limits(context: click.Context, /, as_json: bool, **given: str | None) -> Non
       peerd limits --upload none
     """
     reply = _tell(chosen_home(context), "limits", SILENCE_S, change=_change(given))
-    if as_json:
-        _say(reply, as_json, "")
-    else:
+    if not is_printed(reply, as_json):
         from peerd.cli.render import print_limits
 
         print_limits(reply)
@@ -105,39 +98,26 @@ def _tell(home: Home, verb: str, silence_s: float, **arguments: Any) -> Mapping[
         return {"schema": SCHEMA, **owner_info(wanted.limits, wanted.pause)}
 
 
-def _say(reply: Mapping[str, Any], as_json: bool, line: str) -> None:
-    import json
-
-    click.echo(json.dumps(reply) if as_json else line)
-
-
 def _change(given: Mapping[str, str | None]) -> dict[str, Any]:
     """The limits named on the command line, as plain values."""
     from peerd.config.limits import hours_text, parse_hours, parse_power, parse_rate, parse_share, parse_size
 
-    readers: dict[str, tuple[str, Callable[[str], Any]]] = {
-        "upload": ("upload", parse_rate),
-        "download": ("download", parse_rate),
-        "daily": ("daily", parse_size),
-        "monthly": ("monthly", parse_size),
-        "memory": ("memory", parse_size),
-        "disk": ("disk", parse_size),
-        "duty": ("duty", parse_share),
-        "power": ("power", parse_power),
-        "hours": ("hours", lambda text: hours_text(parse_hours(text))),
-        "max_temperature": ("max_temperature", _degrees),
-        "while_used": ("while_used", lambda text: text == "run"),
-        "on_battery": ("on_battery", lambda text: text == "run"),
-        "metered": ("on_metered", lambda text: text == "run"),
+    readers: dict[str, Callable[[str], Any]] = {
+        **dict.fromkeys(("upload", "download"), parse_rate),
+        **dict.fromkeys(("daily", "monthly", "memory", "disk"), parse_size),
+        "duty": parse_share,
+        "power": parse_power,
+        "hours": lambda text: hours_text(parse_hours(text)),
+        "max_temperature": _degrees,
+        **dict.fromkeys(("while_used", "on_battery", "on_metered"), lambda text: text == "run"),
     }
     change: dict[str, Any] = {}
-    for flag, text in given.items():
+    for name, text in given.items():
         if text is not None:
-            name, read = readers[flag]
             try:
-                change[name] = read(text)
+                change[name] = readers[name](text)
             except ValueError as error:
-                raise UsageError(f"--{flag.replace('_', '-')}: {error}") from None
+                raise UsageError(f"--{name.replace('_', '-')}: {error}") from None
     return change
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from peerd import SCHEMA
-from peerd.cli.options import chosen_home, daemon_of, home_option, json_option
+from peerd.cli.options import ask, chosen_home, home_option, is_printed, reply_options
 from peerd.errors import DiskError, IdentityInUseError, PeerdError, TimedOutError, UsageError
 
 if TYPE_CHECKING:
@@ -108,8 +107,7 @@ def uninstall() -> None:
 
 
 @service.command()
-@home_option
-@json_option
+@reply_options
 def status(as_json: bool) -> None:
     """Say whether the service is installed and whether it runs. What the daemon does, `peerd status` says."""
     manager = _manager()
@@ -118,8 +116,7 @@ def status(as_json: bool) -> None:
     reply |= {"runs": False, "state": "not installed", "pid": 0, "last_exit_code": None}
     if reply["installed"]:
         reply |= _launchd_state() if manager == "launchd" else _systemd_state(path.name)
-    if as_json:
-        click.echo(json.dumps(reply))
+    if is_printed(reply, as_json):
         return
     told = f", process {reply['pid']}" if reply["pid"] else ""
     last = reply["last_exit_code"]
@@ -198,7 +195,7 @@ def _domain() -> str:
 def _check_home_is_free(context: click.Context, manager: str) -> None:
     """Refuse to start the service while a daemon that was started by hand uses the home."""
     try:
-        process = daemon_of(context).request("status")["pid"]
+        process = ask(context, "status")["pid"]
     except PeerdError:
         return
     if manager == "systemd" and _path(manager).exists() and _systemd_state(_path(manager).name)["pid"] == process:

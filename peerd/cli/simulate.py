@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from peerd import SCHEMA
-from peerd.cli.options import SEED, FiniteRange, home_option, json_option
+from peerd.cli.options import SEED, FiniteRange, is_printed, reply_options
 
 if TYPE_CHECKING:
     from peerd.sim.comparison import ComparisonRow
@@ -50,8 +49,7 @@ def simulate() -> None:
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of everything that is chance.")
 @click.option("--runs", "num_runs", type=click.IntRange(1, 100), default=1, show_default=True, help="Take the mean over so many seeds.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw throughput over time as .png or .svg.")
-@home_option
-@json_option
+@reply_options
 def rebalance(trace: Path | None, stages: tuple[tuple[int, ...], ...], plot: Path | None, as_json: bool, **fields: Any) -> None:
     """Compare rules that move peers between stages while peers come and go.
 
@@ -78,8 +76,7 @@ def rebalance(trace: Path | None, stages: tuple[tuple[int, ...], ...], plot: Pat
         rows.append(row)
         if not as_json:
             click.echo(_told(row))
-    if as_json:
-        click.echo(json.dumps({"schema": SCHEMA, "rows": [_fields(row) for row in rows]}))
+    is_printed({"schema": SCHEMA, "rows": [_fields(row) for row in rows]}, as_json)
     if plot is not None:
         picture.draw(rows, plot)
         click.echo(f"drew {plot}", err=True)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 import click
 
-from peerd.cli.options import STEPS, TIMEOUT_S, daemon_of, home_option, json_option
+from peerd.cli.options import STEPS, TIMEOUT_S, ask, daemon_command, is_printed
 from peerd.errors import DiskError, UsageError
-
-if TYPE_CHECKING:
-    from peerd.control.protocol import TraceReply
 
 MAX_STEPS = 1000
 GRACE_S = 30.0
@@ -23,9 +19,7 @@ GRACE_S = 30.0
 @click.option("--steps", type=STEPS, default=1, show_default=True, metavar="N", help="The step under way and those after it, N in all.")
 @click.option("--out", "-o", metavar="FILE", help="Write the timeline there, for ui.perfetto.dev or chrome://tracing.")
 @click.option("--timeout", "timeout_s", type=TIMEOUT_S, default=600.0, show_default=True, metavar="S", help="Seconds to wait at most.")
-@home_option
-@json_option
-@click.pass_context
+@daemon_command
 def trace(context: click.Context, steps: int, out: str | None, timeout_s: float, as_json: bool) -> None:
     """Show what the peers did in the next steps: compute, wait, wire, step end.
 
@@ -41,15 +35,13 @@ def trace(context: click.Context, steps: int, out: str | None, timeout_s: float,
     if steps > MAX_STEPS:
         raise UsageError(f"--steps {steps}: a trace takes at most {MAX_STEPS}", "ask for fewer")
     file = _writable(out) if out else None
-    reply = cast(
-        "TraceReply",
-        daemon_of(context).request(
-            "trace",
-            steps=steps,
-            timeout_s=timeout_s,
-            silence_s=min(timeout_s, 30.0) + GRACE_S,
-            on_progress=lambda text: click.echo(f"peerd: {text}", err=True),
-        ),
+    reply = ask(
+        context,
+        "trace",
+        steps=steps,
+        timeout_s=timeout_s,
+        silence_s=min(timeout_s, 30.0) + GRACE_S,
+        on_progress=lambda text: click.echo(f"peerd: {text}", err=True),
     )
     from peerd.cli.render_trace import print_trace, summary, timeline_file
 
@@ -58,8 +50,7 @@ def trace(context: click.Context, steps: int, out: str | None, timeout_s: float,
             file.write_text(json.dumps(timeline_file(reply), separators=(",", ":")), encoding="utf-8")
         except OSError as error:
             raise DiskError(f"cannot write {file}: {error.strerror}", "name a file you can write to") from None
-    if as_json:
-        click.echo(json.dumps(summary(reply)))
+    if is_printed(summary(reply), as_json):
         return
     print_trace(reply)
     if file is not None:

@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peerd.cli.options import (
-    chosen_home,
-    daemon_options,
-    home_option,
-    json_option,
-)
+from peerd.cli.options import ask, chosen_home, daemon_command, daemon_options, is_printed
 from peerd.cli.organise import launch, settings_of
 
 if TYPE_CHECKING:
@@ -68,22 +63,13 @@ def check_was_in_a_run(home: Home) -> None:
 
 @click.command()
 @click.option("--now", is_flag=True, help="Do not finish what is queued.")
-@home_option
-@json_option
-@click.pass_context
+@daemon_command
 def leave(context: click.Context, now: bool, as_json: bool) -> None:
     """Let this home's daemon leave the swarm and end.
 
     It finishes what it holds and hands on its share of the step first; with --now it goes at once, and the others do
     its share again.
     """
-    import json
-
-    from peerd.control.client import ControlClient
-
-    home = chosen_home(context)
-    reply = ControlClient(home).request("leave", now=now, silence_s=LEAVE_SILENCE_S)
-    if as_json:
-        click.echo(json.dumps(reply))
-    else:
-        click.echo(f"the daemon of {home.folder} left the swarm")
+    reply = ask(context, "leave", now=now, silence_s=LEAVE_SILENCE_S)
+    if not is_printed(reply, as_json):
+        click.echo(f"the daemon of {chosen_home(context).folder} left the swarm")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import click
 
-from peerd.cli.options import STEPS, TIMEOUT_S, daemon_of, home_option, json_option
+from peerd.cli.options import STEPS, TIMEOUT_S, ask, daemon_command, daemon_of, home_option, is_printed
 from peerd.errors import NoDaemonError, UsageError
 
 VISIT_TIMEOUT_S = 90.0
@@ -20,9 +19,7 @@ _RETRY_S = 0.2
 
 
 @click.command()
-@home_option
-@json_option
-@click.pass_context
+@daemon_command
 def status(context: click.Context, as_json: bool) -> None:
     """Show what this home's daemon does.
 
@@ -31,21 +28,17 @@ def status(context: click.Context, as_json: bool) -> None:
       peerd status
       peerd status --json | jq .peer.step
     """
-    reply = daemon_of(context).request("status")
-    if as_json:
-        click.echo(json.dumps(reply))
+    reply = ask(context, "status")
+    if is_printed(reply, as_json):
         return
     from peerd.cli.render import print_status
-    from peerd.control.protocol import StatusReply
 
-    print_status(cast("StatusReply", reply))
+    print_status(reply)
 
 
 @click.command()
 @click.argument("address", required=False)
-@home_option
-@json_option
-@click.pass_context
+@daemon_command
 def peers(context: click.Context, address: str | None, as_json: bool) -> None:
     """Show the whole swarm: stages, peers, queues, steps, throughput, and how this daemon sends each peer tensors (path).
 
@@ -57,18 +50,16 @@ def peers(context: click.Context, address: str | None, as_json: bool) -> None:
       peerd peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
     if address is None:
-        reply = daemon_of(context).request("peers")
+        reply = ask(context, "peers")
     else:
         from peerd.cli.launch import run_child
 
         reply = run_child("peerd.daemon.visit", address, timeout_s=VISIT_TIMEOUT_S, what="asking that peer")
-    if as_json:
-        click.echo(json.dumps(reply))
+    if is_printed(reply, as_json):
         return
     from peerd.cli.render import print_peers
-    from peerd.control.protocol import PeersReply
 
-    print_peers(cast("PeersReply", reply))
+    print_peers(reply)
 
 
 @click.command()
@@ -97,9 +88,7 @@ def top(context: click.Context) -> int:
 
 @click.command()
 @click.option("--open/--no-open", "opens", default=None, help="Open it in the browser, or not.  [default: from a desktop's terminal]")
-@home_option
-@json_option
-@click.pass_context
+@daemon_command
 def dashboard(context: click.Context, opens: bool | None, as_json: bool) -> None:
     """Open this daemon's dashboard, a page to watch the swarm in, and print its address.
 
@@ -111,8 +100,9 @@ def dashboard(context: click.Context, opens: bool | None, as_json: bool) -> None
       ssh -L 8642:127.0.0.1:8642 HOST    (with --dashboard-port 8642 there)
     """
     wanted = sys.stdout.isatty() and not as_json and is_on_a_desktop(sys.platform, os.environ) if opens is None else opens
-    reply = daemon_of(context).request("dashboard", open=wanted)
-    click.echo(json.dumps(reply) if as_json else reply["address"])
+    reply = ask(context, "dashboard", open=wanted)
+    if not is_printed(reply, as_json):
+        click.echo(reply["address"])
     if wanted:
         import webbrowser
 
@@ -132,9 +122,7 @@ def is_on_a_desktop(platform: str, environment: Mapping[str, str]) -> bool:
 @click.option("--serving", is_flag=True, help="Until this daemon serves a stage.")
 @click.option("--step", type=STEPS, help="Until this daemon has reached step N.", metavar="N")
 @click.option("--timeout", "timeout_s", type=TIMEOUT_S, default=60.0, show_default=True, metavar="S", help="Seconds to wait at most.")
-@home_option
-@json_option
-@click.pass_context
+@daemon_command
 def wait(context: click.Context, serving: bool, step: int | None, timeout_s: float, as_json: bool) -> None:
     """Wait until the daemon serves, or has reached a step. For scripts.
 
@@ -146,11 +134,8 @@ def wait(context: click.Context, serving: bool, step: int | None, timeout_s: flo
     """
     if serving == (step is not None):
         raise UsageError("wait needs exactly one of --serving and --step N", "see `peerd wait --help`")
-    arguments: dict[str, Any] = {"serving": True} if serving else {"step": step}
-    reply = _wait(context, arguments, timeout_s)
-    if as_json:
-        click.echo(json.dumps(reply))
-    else:
+    reply = _wait(context, {"serving": True} if serving else {"step": step}, timeout_s)
+    if not is_printed(reply, as_json):
         click.echo(f"step {reply['step']}, {'serving' if reply['serving'] else 'not serving'}")
 
 
