@@ -5,12 +5,13 @@ from __future__ import annotations
 import enum
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from peerd.errors import UsageError
 
 MIN_FAULTS = 10
 """Chaos ends when all steps are done and this many faults have happened."""
+_NUMBERS = {"every": "every_s", "for": "for_s", "factor": "factor"}
 SHAPE = "KIND:every=4s[,respawn=yes][,for=3s][,factor=4]"
 
 
@@ -72,16 +73,12 @@ def parse_chaos(text: str) -> Chaos:
     """Parse text such as `kill:every=4s,respawn=yes`. UsageError if it is invalid."""
     kind, _, rest = text.partition(":")
     fields = dict(field.partition("=")[::2] for field in rest.split(",") if field)
-    if kind not in list(FaultKind) or "every" not in fields or set(fields) - {"every", "respawn", "for", "factor"}:
+    if kind not in list(FaultKind) or "every" not in fields or set(fields) - {"respawn", *_NUMBERS}:
         raise UsageError(f"--chaos {text}: not {SHAPE}", f"KIND is {', '.join(FaultKind)}; for example kill:every=4s,respawn=yes")
     if fields.get("respawn", "no") not in ("yes", "no"):
         raise UsageError(f"--chaos {text}: respawn is yes or no")
-    chaos = Chaos(kind=FaultKind(kind), every_s=_number(text, fields, "every"), respawn=fields.get("respawn") == "yes")
-    if "for" in fields:
-        chaos = replace(chaos, for_s=_number(text, fields, "for"))
-    if "factor" in fields:
-        chaos = replace(chaos, factor=_number(text, fields, "factor"))
-    return chaos
+    numbers = {field: _number(text, fields, name) for name, field in _NUMBERS.items() if name in fields}
+    return Chaos(kind=FaultKind(kind), respawn=fields.get("respawn") == "yes", **numbers)
 
 
 def _number(text: str, fields: dict[str, str], name: str) -> float:

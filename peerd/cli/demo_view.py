@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Protocol
+import contextlib
+from collections.abc import Iterator
+from typing import IO, Any, Protocol
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -19,35 +19,30 @@ from peerd.cli.render import amount, console, exactness, plain, print_rows, spar
 class DemoView(Protocol):
     """A view of the demo's progress."""
 
-    def __enter__(self) -> DemoView: ...
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
     def say(self, text: str) -> None: ...
     def show(self, swarm: DemoSwarm) -> None: ...
 
 
-def view_of(*, as_json: bool) -> DemoView:
+@contextlib.contextmanager
+def view_of(*, as_json: bool) -> Iterator[DemoView]:
     """The view for the stream of progress: standard error with --json, else standard output."""
     out = console(to_stderr=as_json)
-    return TerminalView(out) if out.is_terminal else LineView(out.file.write, out.file.flush)
+    if out.is_terminal:
+        with Live(console=out, auto_refresh=False, transient=True) as live:
+            yield TerminalView(live)
+    else:
+        yield LineView(out.file)
 
 
 class LineView:
     """One line per step and event, for logs."""
 
-    def __init__(self, write: Callable[[str], object], flush: Callable[[], object]) -> None:
-        self._write = write
-        self._flush = flush
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
         self._shown = 0
 
-    def __enter__(self) -> LineView:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        return None
-
     def say(self, text: str) -> None:
-        self._write(plain(text, 400) + "\n")
-        self._flush()
+        print(plain(text, 400), file=self._out, flush=True)
 
     def show(self, swarm: DemoSwarm) -> None:
         steps = swarm.steps
@@ -61,15 +56,8 @@ class LineView:
 class TerminalView:
     """The table of the swarm, redrawn in place."""
 
-    def __init__(self, out: Console) -> None:
-        self._live = Live(console=out, auto_refresh=False, transient=True)
-
-    def __enter__(self) -> TerminalView:
-        self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._live.stop()
+    def __init__(self, live: Live) -> None:
+        self._live = live
 
     def say(self, text: str) -> None:
         self._live.console.print(plain(text, 400), markup=False)

@@ -142,13 +142,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], timeout_s: float) -> Read
 def _parse_ready(line: bytes) -> Ready:
     try:
         fields = json.loads(line)
-        return Ready(
-            join=str(fields["join"]),
-            peer=str(fields["peer"]),
-            run=str(fields["run"]),
-            pid=int(fields["pid"]),
-            organiser=str(fields["organiser"]),
-        )
+        return Ready(pid=int(fields["pid"]), **{name: str(fields[name]) for name in ("join", "peer", "run", "organiser")})
     except (ValueError, KeyError, TypeError):
         raise PeerdError("the daemon's first line cannot be understood", "client and daemon may differ in version") from None
 

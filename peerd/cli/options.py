@@ -116,7 +116,7 @@ def daemon_options(*, data: str, host: str, host_help: str, detach: str) -> Call
         click.option("--relay-rate", metavar="RATE", default="none", help="Relay at most that much, like 20Mbit."),
         click.option("--relay-daily", metavar="SIZE", default="none", help="Relay at most that much a day, like 50GB."),
         click.option("--detach", is_flag=True, help=detach),
-        click.option("--compute-stand-in", "stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", hidden=True),
+        click.option("--compute-stand-in", "compute_stand_in_ms", type=STAND_IN_MS, default=0.0, metavar="MS", hidden=True),
         click.option("--slow", "slow_factor", type=FiniteRange(1, 1000), default=1.0, metavar="FACTOR", hidden=True),
         click.option("--dashboard-port", type=port, default=0, show_default=True, help="Port of the dashboard; 0: any free one."),
         click.option("--dashboard-host", default="127.0.0.1", show_default=True, help="IP address it listens on."),

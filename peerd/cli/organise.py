@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from peerd.config.settings import Settings
 
 EXPORT_SILENCE_S = 600.0
+_SAME_SETTINGS = ("port", "direct_port", "device", "compute_stand_in_ms", "slow_factor", "dashboard_port", "dashboard_public")
+"""Flags whose values are the settings of the same name."""
 
 
 @click.command()
@@ -114,28 +116,20 @@ def settings_of(context: click.Context, flags: dict[str, Any], *, run_file: str 
 
     if not _is_device(flags["device"]):
         raise UsageError(f"--device {flags['device']}: unknown", "name auto, cpu, cuda, cuda:N or mps")
+    same = {name: flags[name] for name in _SAME_SETTINGS}
+    same |= {name: not flags[f"no_{name}"] for name in ("port_mapping", "direct", "local", "dashboard")}
     try:
         return Settings(
             home=str(chosen_home(context).folder),
             run_file=run_file,
             join=join,
             host=ipv4(flags["host"]),
-            port=flags["port"],
-            port_mapping=not flags["no_port_mapping"],
-            direct=not flags["no_direct"],
-            local=not flags["no_local"],
-            direct_port=flags["direct_port"],
+            **same,
             **relay_settings(flags),
             stage=-1 if flags["stage"] is None else flags["stage"],
             stay=flags["stage"] is not None,
-            device=flags["device"],
             data=_source_of(flags["data"], joins=not run_file),
-            compute_stand_in_ms=flags["stand_in_ms"],
-            slow_factor=flags["slow_factor"],
-            dashboard=not flags["no_dashboard"],
-            dashboard_host=_address(flags["dashboard_host"]),
-            dashboard_port=flags["dashboard_port"],
-            dashboard_public=flags["dashboard_public"],
+            dashboard_host=_address("--dashboard-host", flags["dashboard_host"], "IP"),
             **told_settings(flags),
         )
     except ValueError as error:
@@ -155,23 +149,17 @@ def _is_device(name: str) -> bool:
 
 def ipv4(host: str) -> str:
     """The value of --host for the daemon. UsageError if it is not an IPv4 address."""
+    return _address("--host", host, "IPv4") if host else ""
+
+
+def _address(flag: str, host: str, kind: Literal["IPv4", "IP"]) -> str:
     import ipaddress
 
-    if not host:
-        return ""
+    parse = ipaddress.IPv4Address if kind == "IPv4" else ipaddress.ip_address
     try:
-        return str(ipaddress.IPv4Address("127.0.0.1" if host == "localhost" else host))
+        return str(parse("127.0.0.1" if host == "localhost" else host))
     except ValueError:
-        raise UsageError(f"--host {host}: not an IPv4 address", "name one of this machine's, or 0.0.0.0 for all") from None
-
-
-def _address(host: str) -> str:
-    import ipaddress
-
-    try:
-        return str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
-    except ValueError:
-        raise UsageError(f"--dashboard-host {host}: not an IP address", "name one of this machine's, or 0.0.0.0 for all") from None
+        raise UsageError(f"{flag} {host}: not an {kind} address", "name one of this machine's, or 0.0.0.0 for all") from None
 
 
 def launch(context: click.Context, settings: Settings, *, detach: bool, as_json: bool) -> None:

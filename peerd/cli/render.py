@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -259,20 +259,18 @@ def swarm_line(reply: PeersReply) -> str:
 def swarm_table(reply: PeersReply, labels: Mapping[str, str] | None = None) -> Table:
     """A table of stages and their peers. `labels` are short names of peers, by id."""
     shows_path = any("path" in peer for stage in reply["stages"] for peer in stage["peers"])  # a visitor sends no tensors, so it has none
-    table = Table(box=SIMPLE_HEAD, padding=(0, 0 if shows_path else 1, 0, 0), pad_edge=False, show_edge=False)
-    for heading in ("stage", "missing"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("peer", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True, min_width=5)
-    table.add_column("phase", no_wrap=True, min_width=12)
-    for heading in ("holds", "queue", "samples/s"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("device", no_wrap=True)
-    if shows_path:
-        table.add_column("path", no_wrap=True)
+    table = empty_table(0 if shows_path else 1)
+    for heading in ("stage", "missing", "peer", "step", "phase", "holds", "queue", "samples/s", "device", *["path"] * shows_path):
+        justify: Literal["left", "right"] = "left" if heading in ("peer", "phase", "device", "path") else "right"
+        table.add_column(heading, justify=justify, no_wrap=True, min_width={"step": 5, "phase": 12}.get(heading))
     for stage in reply["stages"]:
         _add_stage(table, stage, labels or {})
     return table
+
+
+def empty_table(gap: int) -> Table:
+    """A table without rows, with `gap` columns of space between cells."""
+    return Table(box=SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False, show_edge=False)
 
 
 def _mark(peer: PeerInfo) -> str:

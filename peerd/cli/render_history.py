@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from peerd.cli.render import amount, console, plain, short_id, sparkline
+from peerd.cli.render import amount, console, empty_table, plain, short_id, sparkline
 from peerd.control.protocol import ContributionsReply, EvaluationInfo, EventInfo, HistoryReply, StepInfo
 
 DAY_S = 86400.0
@@ -184,7 +183,7 @@ def shared_text(reply: ContributionsReply) -> str:
 
 
 def _table(headings: tuple[str, ...], right: int, first_right: int = 0) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table = empty_table(1)
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if first_right <= number < right else "left", no_wrap=number < len(headings) - 1)
     return table

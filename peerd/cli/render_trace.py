@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from peerd.cli.render import console, plain, short_id
+from peerd.cli.render import console, empty_table, plain, short_id
 from peerd.control.protocol import PeerTraceInfo, TraceReply
 from peerd.timeline.chrome import chrome_trace
 from peerd.timeline.critical import critical_shares
@@ -81,7 +80,7 @@ def print_trace(reply: TraceReply) -> None:
 
 
 def _table(stages: list[StageShares], critical: Shares) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
+    table = empty_table(2)
     table.add_column("stage", no_wrap=True)
     for heading in ("peers", "compute", "wait", "wire", "step end"):
         table.add_column(heading, justify="right", no_wrap=True)

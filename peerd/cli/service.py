@@ -7,17 +7,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from peerd import SCHEMA
 from peerd.cli.options import ask, chosen_home, home_option, is_printed, reply_options
+from peerd.cli.service_files import LABEL, MARK, UNIT, Service, launchd_agent, systemd_unit
 from peerd.errors import DiskError, IdentityInUseError, PeerdError, TimedOutError, UsageError
-
-if TYPE_CHECKING:
-    from peerd.cli.service_files import Service
 
 COMMAND_TIMEOUT_S = 120.0
 """Long enough for a restart, which drains the daemon first."""
@@ -54,8 +52,6 @@ def install(context: click.Context, arguments: tuple[str, ...], only_print: bool
       peerd service install ADDRESS --port 31337
       peerd service install --print
     """
-    from peerd.cli.service_files import MARK, launchd_agent, systemd_unit
-
     wanted = _service(context, arguments)
     manager = _manager()
     content = launchd_agent(wanted) if manager == "launchd" else systemd_unit(wanted).encode()
@@ -73,7 +69,7 @@ def install(context: click.Context, arguments: tuple[str, ...], only_print: bool
     except OSError as error:
         raise DiskError(f"cannot write {path}: {error.strerror}", "free some space, or check its folder's permissions") from None
     if manager == "launchd":
-        _run(["launchctl", "bootout", f"{_domain()}/{_label()}"], may_fail=True)
+        _run(["launchctl", "bootout", f"{_domain()}/{LABEL}"], may_fail=True)
         _run(["launchctl", "bootstrap", _domain(), str(path)])
         click.echo(f"installed {path}; its log: {wanted.log}")
         return
@@ -94,7 +90,7 @@ def uninstall() -> None:
     if not path.exists():
         raise UsageError("the service is not installed", "nothing to do")
     if manager == "launchd":
-        _run(["launchctl", "bootout", f"{_domain()}/{_label()}"], may_fail=True)
+        _run(["launchctl", "bootout", f"{_domain()}/{LABEL}"], may_fail=True)
     else:
         _run(["systemctl", "--user", "disable", "--now", path.name])
     try:
@@ -127,7 +123,6 @@ def status(as_json: bool) -> None:
 def _service(context: click.Context, arguments: tuple[str, ...]) -> Service:
     """The service that runs `peerd join ARGUMENTS`, with absolute paths and checked values."""
     from peerd.cli.organise import settings_of
-    from peerd.cli.service_files import Service
     from peerd.cli.volunteer import check_was_in_a_run, join
 
     joining = join.make_context("join", list(arguments), parent=context)
@@ -174,18 +169,10 @@ def _manager() -> str:
 
 
 def _path(manager: str) -> Path:
-    from peerd.cli.service_files import UNIT
-
     if manager == "launchd":
-        return Path.home() / "Library" / "LaunchAgents" / f"{_label()}.plist"
+        return Path.home() / "Library" / "LaunchAgents" / f"{LABEL}.plist"
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(base) / "systemd" / "user" / UNIT
-
-
-def _label() -> str:
-    from peerd.cli.service_files import LABEL
-
-    return LABEL
 
 
 def _domain() -> str:
@@ -218,7 +205,7 @@ def _systemd_state(unit: str) -> dict[str, Any]:
 
 
 def _launchd_state() -> dict[str, Any]:
-    output = _run(["launchctl", "print", f"{_domain()}/{_label()}"], may_fail=True)
+    output = _run(["launchctl", "print", f"{_domain()}/{LABEL}"], may_fail=True)
     found = {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in output.splitlines()) if value}
     pid, last = found.get("pid", ""), found.get("last exit code", "")
     return {

@@ -5,7 +5,6 @@ Exit codes, timeouts and priorities are those of deploy/systemd/peerd.service; a
 
 from __future__ import annotations
 
-import plistlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +70,8 @@ WantedBy=default.target
 
 def launchd_agent(service: Service) -> bytes:
     """A property list for this user's launchd."""
+    import plistlib
+
     agent = {
         "Comment": MARK,
         "Label": LABEL,

@@ -147,7 +147,7 @@ class TopApp(App[None]):
 
     def action_pause(self) -> None:
         verb = "resume" if self._picture.paused else "pause"
-        self._feed.pause(verb == "pause", lambda trouble: self.post_message(Refused(verb, trouble)))
+        self._feed.pause(verb == "pause", lambda trouble: trouble and self.post_message(Refused(verb, trouble)))
 
     def action_leave(self) -> None:
         def answered(yes: bool | None) -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from peerd.cli.top.picture import Picture, picture_of
 from peerd.cli.top.recall import KEPT_STEPS, Poll, Recall
@@ -63,26 +63,22 @@ class Feed:
     def leave(self, tell: Callable[[Trouble | None], object]) -> None:
         """Ask the daemon to drain and end. A thread calls `tell` with None when it has ended, or with the reason why not."""
 
+        self._order("leave", tell, now=False, silence_s=LEAVE_SILENCE_S)
+
+    def pause(self, yes: bool, tell: Callable[[Trouble | None], object]) -> None:
+        """Ask the daemon to pause or to resume; the next picture shows the effect. A thread calls `tell` as `leave` does."""
+        self._order("pause" if yes else "resume", tell, silence_s=SILENCE_S, wait=False)
+
+    def _order(self, verb: str, tell: Callable[[Trouble | None], object], **arguments: Any) -> None:
         def request() -> None:
             try:
-                self._client.request("leave", now=False, silence_s=LEAVE_SILENCE_S)
+                self._client.request(verb, **arguments)
             except PeerdError as error:
                 tell(Trouble(error.message))
             else:
                 tell(None)
 
-        threading.Thread(target=request, name="top-leave", daemon=True).start()
-
-    def pause(self, yes: bool, tell: Callable[[Trouble], object]) -> None:
-        """Ask the daemon to pause or to resume; the next picture shows the effect. A thread calls `tell` if the daemon refuses."""
-
-        def request() -> None:
-            try:
-                self._client.request("pause" if yes else "resume", silence_s=SILENCE_S, wait=False)
-            except PeerdError as error:
-                tell(Trouble(error.message))
-
-        threading.Thread(target=request, name="top-pause", daemon=True).start()
+        threading.Thread(target=request, name=f"top-{verb}", daemon=True).start()
 
     def _run(self, tell: Callable[[Picture | Trouble], object]) -> None:
         pause_s = PERIOD_S

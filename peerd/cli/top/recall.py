@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 from peerd.cli.render import plain, short_id
 from peerd.control.protocol import EventInfo, PeersReply, StatusReply, StepInfo
@@ -55,10 +54,6 @@ class EventLine:
     text: str
 
 
-def _nothing() -> Mapping[int, float]:
-    return MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recall:
     """Everything remembered; `after` returns the next one."""
@@ -66,9 +61,9 @@ class Recall:
     pid: int = 0
     steps: tuple[StepInfo, ...] = ()
     """Steps of the daemon's history, in order: all of them in the last stage, which knows the losses, few in other stages."""
-    losses: Mapping[int, float] = field(default_factory=_nothing)
+    losses: Mapping[int, float] = field(default_factory=dict)
     """Loss by step, in order: from the history, else from the polls during the following step."""
-    speeds: Mapping[int, float] = field(default_factory=_nothing)
+    speeds: Mapping[int, float] = field(default_factory=dict)
     """Tokens per second by step, from the same sources."""
     traffic: tuple[ByteCount, ...] = ()
     began_s: float = 0.0
@@ -121,7 +116,7 @@ class Recall:
 
 def _course(values: Mapping[int, float]) -> Mapping[int, float]:
     """The finite values of the last steps, in order."""
-    return MappingProxyType({step: values[step] for step in sorted(values)[-KEPT_STEPS:] if math.isfinite(values[step])})
+    return {step: values[step] for step in sorted(values)[-KEPT_STEPS:] if math.isfinite(values[step])}
 
 
 def speeds_of(steps: tuple[StepInfo, ...]) -> Iterator[tuple[int, float]]:
