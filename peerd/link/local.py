@@ -88,17 +88,12 @@ class NeighbourChannel:
         self._channel = channel
         self._headers = ((TOKEN, checked_token(token)),)
 
-    def unary_unary(self, method: str, **coders: Any) -> Any:
-        return partial(self._channel.unary_unary(method, **coders), metadata=self._headers)
+    def __getattr__(self, kind: str) -> Any:
+        """The channel's method for this kind of call: `unary_unary`, `unary_stream`, `stream_unary` or `stream_stream`."""
+        return partial(self._headed, getattr(self._channel, kind))
 
-    def unary_stream(self, method: str, **coders: Any) -> Any:
-        return partial(self._channel.unary_stream(method, **coders), metadata=self._headers)
-
-    def stream_unary(self, method: str, **coders: Any) -> Any:
-        return partial(self._channel.stream_unary(method, **coders), metadata=self._headers)
-
-    def stream_stream(self, method: str, **coders: Any) -> Any:
-        return partial(self._channel.stream_stream(method, **coders), metadata=self._headers)
+    def _headed(self, call: Any, method: str, **coders: Any) -> Any:
+        return partial(call(method, **coders), metadata=self._headers)
 
 
 def checked_token(token: str) -> str:

@@ -6,6 +6,7 @@ What HTTP/2 and TLS add is not counted; it is less than 1 % of a tensor.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -25,24 +26,13 @@ class CountedChannel:
         self._channel = channel
         self._throttles = throttles
 
-    def unary_unary(self, method: str, **coders: Any) -> Any:
-        return self._channel.unary_unary(method, **self._counting(**coders))
+    def __getattr__(self, kind: str) -> Any:
+        """The channel's method for this kind of call: `unary_unary`, `unary_stream`, `stream_unary` or `stream_stream`."""
+        return partial(self._counted, getattr(self._channel, kind))
 
-    def unary_stream(self, method: str, **coders: Any) -> Any:
-        return self._channel.unary_stream(method, **self._counting(**coders))
-
-    def stream_unary(self, method: str, **coders: Any) -> Any:
-        return self._channel.stream_unary(method, **self._counting(**coders))
-
-    def stream_stream(self, method: str, **coders: Any) -> Any:
-        return self._channel.stream_stream(method, **self._counting(**coders))
-
-    def _counting(self, request_serializer: Serializer, response_deserializer: Deserializer, **more: Any) -> dict[str, Any]:
-        return {
-            "request_serializer": sending(request_serializer, self._throttles.upload),
-            "response_deserializer": receiving(response_deserializer, self._throttles.download),
-            **more,
-        }
+    def _counted(self, call: Any, method: str, request_serializer: Serializer, response_deserializer: Deserializer, **more: Any) -> Any:
+        coders = sending(request_serializer, self._throttles.upload), receiving(response_deserializer, self._throttles.download)
+        return call(method, *coders, **more)
 
 
 def counted(handler: Any, throttles: Throttles) -> Any:

@@ -34,6 +34,15 @@ from peerd.wire.services import AveragingServicer, StageServicer, StateServicer,
 MAX_CONCURRENT_CALLS = 1024
 CLOSING_S = 5.0
 LOG = structlog.get_logger()
+_ADDED_BY: dict[type, Any] = {
+    SwarmServicer: swarm_pb2_grpc.add_SwarmServicer_to_server,
+    StageServicer: stage_pb2_grpc.add_StageServicer_to_server,
+    AveragingServicer: averaging_pb2_grpc.add_AveragingServicer_to_server,
+    CheckupServicer: checkup_pb2_grpc.add_CheckupServicer_to_server,
+    DataServicer: data_pb2_grpc.add_DataServicer_to_server,
+    StateServicer: state_pb2_grpc.add_StateServicer_to_server,
+    DirectServicer: direct_pb2_grpc.add_DirectServicer_to_server,
+}
 
 
 async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.Server:
@@ -192,20 +201,8 @@ async def _reported(name: str, context: Any) -> AsyncIterator[None]:
 def _methods_of(servicers: Sequence[Any]) -> _Methods:
     methods: Any = _Methods()
     for servicer in servicers:
-        match servicer:
-            case SwarmServicer():
-                swarm_pb2_grpc.add_SwarmServicer_to_server(servicer, methods)
-            case StageServicer():
-                stage_pb2_grpc.add_StageServicer_to_server(servicer, methods)
-            case AveragingServicer():
-                averaging_pb2_grpc.add_AveragingServicer_to_server(servicer, methods)
-            case CheckupServicer():
-                checkup_pb2_grpc.add_CheckupServicer_to_server(servicer, methods)
-            case DataServicer():
-                data_pb2_grpc.add_DataServicer_to_server(servicer, methods)
-            case StateServicer():
-                state_pb2_grpc.add_StateServicer_to_server(servicer, methods)
-            case DirectServicer():
-                direct_pb2_grpc.add_DirectServicer_to_server(servicer, methods)
+        for kind, add in _ADDED_BY.items():
+            if isinstance(servicer, kind):
+                add(servicer, methods)
     found: _Methods = methods
     return found
