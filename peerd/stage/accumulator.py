@@ -1,7 +1,7 @@
 """The gradient accumulator of one stage: one flat vector, seen per parameter, with the loss sum as its last element.
 
-Being one vector, it is what the all-reduce exchanges; the loss rides along so that every peer of the last stage knows
-the step's exact mean loss. So does, before it and in runs in float16, the number of microbatches that overflowed.
+The all-reduce exchanges this one vector; the loss is part of it so that every peer of the last stage knows
+the step's exact mean loss. In float16 runs the number of microbatches that overflowed comes before the loss.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Accumulator:
         tied: Sequence[str] = (),
         counts_tied: bool = True,
     ) -> None:
-        """With `overflows` gradients that are not finite are counted in place of being added.
+        """With `overflows`, gradients that are not finite are counted and not added.
 
-        `tied` parameters are another stage's, too; they count in the norm of one of the two.
+        `tied` parameters belong to another stage as well; only one of the two stages counts them in its norm.
         """
         self._shapes = dict(shapes)
         self._tied = {name: self._shapes[name] for name in tied}
@@ -41,7 +41,7 @@ class Accumulator:
         self._views = views_of(self.flat, self._shapes)
 
     def add(self, gradients: Sequence[Tensor], loss: float | None) -> None:
-        """Add one microbatch's gradients, in the parameters' order, and its loss where this is the last stage."""
+        """Add one microbatch's gradients, in the parameters' order, and at the last stage its loss."""
         if self._overflows and not all_finite(gradients):
             self.flat[-2] += 1
         else:
@@ -55,7 +55,7 @@ class Accumulator:
 
     @property
     def shapes(self) -> tuple[torch.Size, ...]:
-        """Of the parameters, in the order in which they lie."""
+        """The parameters' shapes, in memory order."""
         return tuple(self._shapes.values())
 
     @property
@@ -64,7 +64,7 @@ class Accumulator:
 
     @property
     def norm_needs_tied(self) -> bool:
-        """Whether the norm is known only with what another stage adds."""
+        """Whether the norm needs the gradients that another stage adds."""
         return bool(self._tied) and self._counts_tied
 
     def tied_of(self, flat_sum: Tensor) -> Tensor:
@@ -73,9 +73,9 @@ class Accumulator:
         return torch.cat([views[name].flatten() for name in self._tied])
 
     def means(self, flat_sum: Tensor, num_microbatches: int, tied: Tensor | None = None, here: bool = False) -> dict[str, Tensor]:
-        """The mean gradient per parameter of a summed vector, with what both stages have of the tied ones.
+        """The mean gradient per parameter of a summed vector; `tied` is both stages' sum for the tied parameters.
 
-        `here`: they take the place of the gradients summed here, which are done with.
+        `here`: the means overwrite this accumulator, whose sums are no longer needed.
         """
         if here:
             torch.div(flat_sum, num_microbatches, out=self.flat)
@@ -85,7 +85,7 @@ class Accumulator:
         return views if tied is None else views | views_of(tied / num_microbatches, self._tied)
 
     def norm(self, flat_sum: Tensor, num_microbatches: int, tied: Tensor | None = None) -> float:
-        """Of the mean gradient of a summed vector; infinite where a microbatch overflowed."""
+        """The norm of the mean gradient of a summed vector; infinite if a microbatch overflowed."""
         if self._overflows and bool(flat_sum[-2] > 0):
             return math.inf
         sums = self._named(flat_sum, tied)
@@ -98,7 +98,7 @@ class Accumulator:
 
 
 def accumulators_of(manifest: Manifest, module: StageModule, device: torch.device) -> list[Accumulator]:
-    """One for this step and, where steps overlap, another for the next."""
+    """An accumulator for this step and, where steps overlap, another for the next."""
     dtype = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
     holds_doubles = dtype is torch.float32 or device.type != "mps"  # Apple's GPUs have no double precision
     place = device if holds_doubles else torch.device("cpu")
@@ -108,7 +108,7 @@ def accumulators_of(manifest: Manifest, module: StageModule, device: torch.devic
 
 
 def gradient_norm(gradients: Iterable[Tensor]) -> float:
-    """The Euclidean norm of all together, summed in double precision; infinite where it is not finite."""
+    """The Euclidean norm of all gradients together, summed in double precision; infinite if it is not finite."""
     precision = torch.float64
     total = sum(float(torch.linalg.vector_norm(gradient, dtype=precision)) ** 2 for gradient in gradients)
     return math.sqrt(total) if math.isfinite(total) else math.inf
@@ -134,5 +134,5 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """A sum is finite only where all its terms are, and takes one pass without a copy; where it overflows, each is looked at."""
+    """Whether all elements are finite. A finite sum proves it in one pass without a copy; otherwise each element is checked."""
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())

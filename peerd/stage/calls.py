@@ -37,14 +37,14 @@ from peerd.wire.services import Progress, Receive
 
 _RAW = Allowed((NONE,))
 MEASURED_MICROBATCHES = 15
-"""Throughput goes by the median of the last so many."""
+"""Throughput is the median over this many of the last microbatches."""
 FEWEST_MEASURED = 3
-"""Below that it is not known: the first takes seconds, for each kernel is used for the first time."""
+"""With fewer, throughput is unknown: the first microbatch takes seconds, because each kernel runs for the first time."""
 EARLY_TICK_S = 0.1
 MOST_EARLY_S = 2.0
-"""For so long a microbatch waits here for its step to begin; for longer where it is just being begun."""
+"""How long a microbatch waits here for its step to begin; it waits longer while this peer commits."""
 MAX_BROKEN_GRADIENTS = 3
-"""From so many peers of the next stage; then the microbatch itself must be at fault."""
+"""After broken gradients from this many peers of the next stage, the microbatch itself must be at fault."""
 LOG = structlog.get_logger()
 
 
@@ -54,7 +54,7 @@ class NextHop(Protocol):
     async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult: ...
 
     def distrust(self, call: Call, peer: PeerId) -> None:
-        """What came back from this peer is broken."""
+        """Note that this peer returned a broken result."""
         ...
 
 
@@ -62,27 +62,27 @@ class NextHop(Protocol):
 class StageCounters:
     accumulated: int = 0
     suppressed: int = 0
-    """Recognised as already held, or too late, and not added again."""
+    """Microbatches that were already held or came too late, and were not added again."""
     tokens: int = 0
     throughput: float = 0.0
-    """Samples per second of the time that this peer computes, so that waiting does not make it look slow. 0: not known yet."""
+    """Samples per second of computing time, so that waiting does not make this peer look slow. 0: not known yet."""
 
 
 class CallHost(Protocol):
-    """The peer that serves the stage: what calls tell it, and ask of it."""
+    """The peer that serves the stage, as calls see it."""
 
     @property
     def is_committing(self) -> bool:
         """Whether this step is over and the next one about to begin, however long the optimizer takes."""
 
     async def until_committed(self, timeout_s: float) -> None:
-        """Returns once this peer is at another step, or so many seconds later."""
+        """Wait until this peer is at another step, or for `timeout_s` seconds."""
 
     def own_records(self) -> Sequence[RawRecord]:
-        """This peer's record, freshly published: it rides on a reply."""
+        """Publish this peer's record and return it: a reply carries it."""
 
     def absorb(self, records: Sequence[RawRecord]) -> None:
-        """Records came with a call. BadMessageError where one is broken."""
+        """Take records that came with a call. Raises BadMessageError if one is broken."""
 
     def ledger_grew(self) -> None: ...
 
@@ -112,10 +112,10 @@ class StageService:
         self.slots = manifest.slots
         """Microbatches held at once."""
         self._computed_s: deque[float] = deque(maxlen=MEASURED_MICROBATCHES)
-        """What the last microbatches took, forward and backward."""
+        """Computing times of the last microbatches, forward and backward."""
         self.leaving = False
         self.handing_back = False
-        """What has not begun goes back to its callers, who send it to others: the owner wants the machine."""
+        """The owner wants the machine: microbatches that have not begun go back to their callers, which send them to other peers."""
         self.counters = StageCounters()
 
     @property
@@ -157,12 +157,12 @@ class StageService:
             del self._held[key]
 
     def _mark(self, step: int) -> tuple[int, int]:
-        """Of the ledger that a microbatch accepted now is for: it is not added to another."""
+        """Names the ledger that a microbatch accepted now belongs to; it is never added to another ledger."""
         record = self._state.record
         return record.incarnation, number_of(record, step)
 
     async def _wait_for_step(self, ticket: Ticket) -> None:
-        """What came while I hold the average that leads to its step waits for the commit: its ledger is there only then."""
+        """A microbatch of the next step waits for the commit, because the commit makes its ledger."""
         early_s = time.monotonic()
         while ledger_of(record := self._state.record) < ticket.step:
             waited_s = time.monotonic() - early_s
@@ -174,10 +174,10 @@ class StageService:
         self._state.spans.add(SpanKind.QUEUED, early_s, ticket.step, ticket.index)
 
     def _check(self, call: Call) -> None:
-        """Refuse before any tensor is received."""
+        """Refuse a bad call before any tensor is received."""
         record, train = self._state.record, self._manifest.train
         if self.leaving or self.handing_back:
-            raise WrongStateError("I am leaving")  # not gone: the caller has done nothing in vain and need not re-dial
+            raise WrongStateError("I am leaving")  # not PeerGoneError: the caller lost no work and need not dial again
         if call.evaluation:
             reason = why_refuse_evaluation(record, stage=call.stage, step=call.step, kept=self._state.evaluated.step)
         else:
@@ -195,7 +195,7 @@ class StageService:
         call.labels.check("int32", labels_shape(self._manifest, length), _RAW)
         if call.gradient_codec is not None and not self._jobs.gradients.permits(call.gradient_codec):
             raise BadMessageError(f"a gradient asked for as {call.gradient_codec} where {self._jobs.gradients} is due")
-        if self._jobs.finished(call) is None:  # else it takes no memory for long
+        if self._jobs.finished(call) is None:  # a finished one needs memory only briefly
             self._check_slots(call, len(self._held))
 
     def _check_slots(self, call: Call, others: int) -> None:
@@ -231,19 +231,19 @@ class StageService:
             below = await self._next_hop.send(onward, note)
             downstream_s = time.monotonic() - started_s
             self._state.spans.add(SpanKind.BELOW, started_s, call.step, call.index, hops[-1])
-            if below.gradient is None or not call.needs_backward:  # only stages after this one lack the microbatch
+            if below.gradient is None or not call.needs_backward:  # only stages after this one still need the microbatch
                 return self._result(ticket, BackwardResult(None, "not asked to"), None, downstream_s, below)
             try:
                 job = partial(self._jobs.backward, call, batch, below.gradient, self.pace)
                 outcome, gradient = await self._run(Priority.BACKWARD, ticket, job)
             except BadMessageError:
-                self._next_hop.distrust(onward, hops[-1])  # its fault, and none of my caller's business
+                self._next_hop.distrust(onward, hops[-1])  # the fault is that peer's; the caller need not know
                 continue
             return self._result(ticket, outcome, gradient, downstream_s, below)
         raise PeerGoneError("the next stage's gradients are not finite")
 
     async def _evaluate(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], progress: Progress) -> CallResult:
-        """Forward here, on to the next stage, and the last stage's loss back; nothing is kept or counted."""
+        """Run forward here, call the next stage, and return the last stage's loss; nothing is kept or counted."""
         job = partial(self._jobs.forward_only, call, ticket, chunks, self.pace)
         output, labels = await self._run(Priority.FORWARD, ticket, job, self._state.record.step)
         if isinstance(output, float):
@@ -256,7 +256,7 @@ class StageService:
         return CallResult(gradient=None, downstream_s=downstream_s, queued_s=ticket.queued_s, records=records, loss=below.loss)
 
     async def _run(self, priority: Priority, ticket: Ticket, work: Callable[[], Result], step: int | None = None) -> Result:
-        """A job of the executor, whose wait for its turn and whose own time are noted; an evaluation goes with the step under way."""
+        """Run a job on the executor and note how long it waited and worked; an evaluation counts as the current step's."""
         asked_s = time.monotonic()
 
         def timed() -> Result:
@@ -297,5 +297,5 @@ class StageService:
 
 
 def _onward(call: Call, inputs: TensorBytes, labels: TensorBytes) -> Call:
-    """For the next stage. What its gradient comes back as is that link's affair."""
+    """The call for the next stage. The link to that stage chooses the codec of the gradient."""
     return replace(call, stage=call.stage + 1, inputs=inputs, labels=labels, gradient_codec=None)

@@ -1,8 +1,8 @@
-"""Gradients that went back to callers, kept for whoever has to do an earlier stage's part of a microbatch again.
+"""Gradients that went back to callers, kept for peers that repeat an earlier stage's part of a microbatch.
 
-What a peer had added to a step dies with it, and other peers of its stage compute that anew. Later stages hold their part still,
-and need not, where the activations are the same to the bit: then the gradient is that of what they have added. Peers whose
-processors round otherwise send others, which are computed with.
+When a peer dies, its part of a step is lost and other peers of its stage compute it again. Later stages still hold their part
+and need not repeat it if the activations are the same to the bit: then the gradient that they sent is right. Peers whose
+processors round differently send other activations, which are computed as usual.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from peerd.config.codec import Codec
 from peerd.wire.messages import Call, TensorBytes
 
 MOST_BYTES = 1 << 28
-"""Of main memory, for the gradients of the steps under way; where they are more, the oldest are not kept."""
+"""Main memory for the gradients of current steps; above it the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     gradient: TensorBytes
     inputs: bytes
-    """Digest of what it was computed from."""
+    """Digest of the inputs that it was computed from."""
     generation: int
-    """Of the parameters that it was computed with."""
+    """Generation of the parameters that it was computed with."""
 
 
 class FinishedGradients:
-    """Those of the last steps by (step, index), as they were sent. Only the executor's thread puts them in; looking takes no lock."""
+    """Sent gradients of the last steps by (step, index). Only the executor's thread adds them; readers need no lock."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -34,7 +34,7 @@ class FinishedGradients:
         self.num_bytes = 0
 
     def put(self, step: int, index: int, finished: Finished, oldest_step: int) -> None:
-        """Of a microbatch done here. What is of steps before `oldest_step` or of other parameters goes."""
+        """Keep the gradient of a microbatch. Gradients from before `oldest_step` or of other parameters are dropped."""
         for key, each in list(self._kept.items()):
             if key[0] < oldest_step or each.generation != finished.generation or key == (step, index):
                 self._drop(key)
@@ -44,7 +44,7 @@ class FinishedGradients:
             self._drop(next(iter(self._kept)))
 
     def find(self, call: Call, codec: Codec, generation: int) -> Finished | None:
-        """What the call asks for, if its inputs are the same, where nothing else need be done for it; or None."""
+        """The gradient that the call asks for, if its inputs are the same and nothing else must be done for it; else None."""
         found = self._kept.get((call.step, call.index)) if call.asks_gradient_only and not call.evaluation else None
         if found is None or found.generation != generation or found.gradient.codec != codec:
             return None

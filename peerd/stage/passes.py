@@ -1,4 +1,4 @@
-"""A stage's forward and backward passes as the run wants them: in its precision, with its dropout, with a loss scale if need be."""
+"""A stage's forward and backward passes in the run's precision, with its dropout and, if needed, a loss scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from peerd.stage.precision import LossScale, loss_scale_from, run_module
 
 
 class Passes:
-    """Two passes of one microbatch are equal, whenever they are made. What it remembers (the loss scale) travels with the state."""
+    """Two passes of one microbatch are equal, whenever they run. The loss scale, which this class remembers, travels with the state."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -23,21 +23,21 @@ class Passes:
 
     @property
     def may_overflow(self) -> bool:
-        """Gradients that are not finite are what float16 does at times, and nobody's fault."""
+        """Whether gradients may overflow without a fault: float16 does this at times."""
         return self._scale is not None
 
     @property
     def loss_scale(self) -> float | None:
-        """Of this step's gradients; None where they need none."""
+        """The scale of this step's gradients; None where they need none."""
         return self._scale.value if self._scale else None
 
     def forward(self, module: StageModule, step: int, index: int, inputs: Tensor, labels: Tensor | None) -> Tensor:
-        """Of microbatch (step, index). Labels are for the last stage only."""
+        """The forward pass of microbatch (step, index). Only the last stage takes labels."""
         with dropout_of(module, self._manifest, step, index):
             return run_module(self._manifest.train, module, inputs, labels if module.is_last else None)
 
     def backward(self, output: Tensor, wanted: Sequence[Tensor], gradient: Tensor | None, late: bool) -> list[Tensor]:
-        """Gradients of what is wanted, from the output's; from 1 where that is None. `late`: of the step before this one."""
+        """Gradients of the `wanted` tensors from the output's `gradient` (None: 1). `late`: of the step before this one."""
         if self._scale is None:
             return list(torch.autograd.grad(output, wanted, gradient))
         scale = self._scale.previous if late else self._scale.value
@@ -45,7 +45,7 @@ class Passes:
         return [found / scale for found in torch.autograd.grad(output, wanted, scaled)]
 
     def finish_step(self, norm: float | None) -> None:
-        """`norm` as it was applied; None for a step that was given up."""
+        """Adapt the loss scale to a step's `norm` as it was applied; None for a step that was given up."""
         if self._scale is not None:
             self._scale = (
                 replace(self._scale, previous=self._scale.value) if norm is None else self._scale.after(norm, self._manifest.train)
@@ -55,6 +55,6 @@ class Passes:
         return self._scale.tensors() if self._scale else {}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """ValueError, with nothing changed, where these cannot be."""
+        """Take over the loss scale of a state. Raises ValueError, with nothing changed, if it is impossible."""
         if self._scale is not None:
             self._scale = loss_scale_from(tensors, self._manifest.train)

@@ -1,4 +1,4 @@
-"""One peer's part in the step protocol: its record with the ledger, the accumulated gradients, the average, and its holdings.
+"""One peer's state in the step protocol: its record with the ledger, the accumulated gradients, the average, and its holdings.
 
 Every method is a job for the executor's thread, which makes it the critical section of the step protocol. The record's
 step fields (phase, done, ledger number, average id, lineage) change here and nowhere else; other threads read the
@@ -39,9 +39,9 @@ _PHASES = {Phase.ACCUMULATING: SpanKind.ACCUMULATING, Phase.AVERAGING: SpanKind.
 
 
 class StageState:
-    """See the module's promise. `live` gives the swarm view of the moment and is safe from any thread.
+    """See the module's promise. `live` returns the current view of the swarm and is safe from any thread.
 
-    With `keep_graph` a microbatch's graph is kept from forward to backward; without, it is computed again.
+    With `keep_graph` a microbatch's graph is kept from forward to backward; without it the forward pass is repeated.
     """
 
     def __init__(
@@ -58,19 +58,19 @@ class StageState:
         self.record = with_overlap(record) if manifest.train.overlaps_steps else record
         self.holdings = Holdings(manifest, record.stage, device)
         self._accumulators = accumulators_of(manifest, self.holdings.module, device)
-        """This step's and, where steps overlap, the next step's."""
+        """This step's accumulator and, where steps overlap, the next step's."""
         self.average: HeldAverage | None = None
         """The finished average of this step."""
         self.history: list[HistoryEntry] = []
         self.gradient_norms: dict[int, float] = {}
-        """By step, where the run shares norms: of those I finished and those that came with a state."""
+        """Gradient norms by step, where the run shares norms: of steps finished here and those that came with a state."""
         self.weight_codecs = parse_averaged(manifest.wire.weight_gradients)
-        """What mates of this stage send each other's gradients as."""
+        """The codec in which peers of this stage send each other gradients."""
         self.keep_graph = manifest.compute.recompute == "never" if keep_graph is None else keep_graph
         self.evaluated = EvaluatedStep(manifest)
         self.spans = spans or SpanRing(0)
         self._phase_since: tuple[float, int] = (time.monotonic(), record.step)
-        """When this phase began, and of which step it is."""
+        """When this phase began, and the step that it belongs to."""
 
     @property
     def accumulator(self) -> Accumulator:
@@ -80,7 +80,7 @@ class StageState:
     # Microbatches
 
     def accumulate(self, ticket: Ticket, gradients: Sequence[Tensor], loss: float | None) -> str:
-        """Rule W3 (accumulate): add, then set the bit (hole 9). Returns why not, or an empty string."""
+        """Rule W3 (accumulate): add, then set the bit (hole 9). Returns the reason for a refusal, or an empty string."""
         if not ticket.accumulate:
             return "not asked to"
         if ticket.cancelled:
@@ -102,13 +102,13 @@ class StageState:
     # Evaluation
 
     def evaluate(self, step: int, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Forward only, with the parameters of an evaluated step: activations, or from the last stage the loss."""
+        """Run forward only, with the parameters of an evaluated step. Returns activations; the last stage returns the loss."""
         return self.evaluated.forward(step, (self.record.step, self.holdings.module), inputs, labels)
 
     # The life of a step
 
     def open_round(self, roster: Roster) -> tuple[str, Tensor | None]:
-        """Freeze the ledger and hand out a CPU copy of the accumulator; or the reason why not."""
+        """Freeze the ledger and return a CPU copy of the accumulator, or the reason for a refusal."""
         reason = why_refuse(self.record, roster, self._manifest.train.microbatches_per_step)
         if reason is not None:
             return reason, None
@@ -119,7 +119,7 @@ class StageState:
         ) else share
 
     def average_length(self, step: int) -> int:
-        """Elements of an average of my stage: the accumulator's, and at some steps the parameters after them."""
+        """Number of elements in an average of this stage: the accumulator, at some steps followed by the parameters."""
         length = self.accumulator.flat.numel()
         return (
             length + sum(parameter.numel() for parameter in self.holdings.module.parameters())
@@ -142,9 +142,9 @@ class StageState:
             self.record = replace(self.record, voids=(*self.record.voids, void))
 
     def take_average(self, roster: Roster, flat_sum: Tensor, tied: TiedGradients | None = None) -> None:
-        """An average of this step, my own round's or a mate's, who has `tied` with it where it has finished the step.
+        """Take an average of this step from this peer's own round or from a mate; a mate that finished the step adds `tied`.
 
-        Ignored when this peer has moved on meanwhile.
+        It is ignored if this peer has moved on meanwhile.
         """
         mine = self.record
         stale = mine.phase is Phase.JOINING or (roster.stage, roster.step) != (mine.stage, mine.step)
@@ -154,9 +154,9 @@ class StageState:
         self._move(Phase.AVERAGED, roster.average_id, *self._known_of(self.average))
 
     def take_tied(self, average_id: AverageId, wanted: AverageId, given: AverageId, values: Tensor) -> None:
-        """What my average lacked: the sum `wanted` itself, or the other stage's share, which is then added to mine.
+        """Take what the average lacks: the sum `wanted` itself, or the other stage's share, which is then added to this stage's.
 
-        The first stage's share comes first in the sum, so both stages have the same bits. Ignored when this peer has moved on.
+        The first stage's share comes first in the sum, so both stages have the same bits. It is ignored if this peer has moved on.
         """
         held = self.average
         if held is None or held.roster.average_id != average_id:
@@ -169,7 +169,7 @@ class StageState:
         self.record = replace(self.record, gradient_norm=norm, tied_sum=tied_sum)
 
     def _known_of(self, held: HeldAverage) -> tuple[float | None, AverageId]:
-        """My stage's norm, once it can be known, and which sum of a tied weight's gradients I hold."""
+        """This stage's norm, once it can be known, and the id of the sum of a tied weight's gradients held here."""
         train, tied = self._manifest.train, held.tied
         tied_sum = tied.id if tied else NO_AVERAGE
         if not train.shares_norms or (tied is None and self.accumulator.norm_needs_tied):
@@ -178,7 +178,7 @@ class StageState:
         return self.accumulator.norm(gradients, train.microbatches_per_step, tied.values if tied else None), tied_sum
 
     def check_average(self, roster: Roster, flat_sum: Tensor, step: int) -> None:
-        """BadMessageError unless this is an exact average of my stage's `step`."""
+        """Raise BadMessageError unless this is an exact average of this stage's `step`."""
         reason = why_inexact(roster.entries, self._manifest.train.microbatches_per_step)
         if (roster.stage, roster.step) != (self.record.stage, step):
             reason = "it is of another stage or step"
@@ -190,10 +190,10 @@ class StageState:
             raise BadMessageError(f"the average is refused: {reason}")
 
     def commit(self, norm: float | None = None, tied_sum: AverageId | None = None) -> HeldAverage:
-        """Optimizer step, and on to t+1. Returns what goes into the log.
+        """Run the optimizer and move on to step t+1. Returns what goes into the log.
 
         `norm` is the whole model's gradient norm of the step, given exactly where the run shares norms; `tied_sum` says which
-        sum is applied to a tied weight. WrongStateError, with nothing changed, where I hold another by now.
+        sum is applied to a tied weight. Raises WrongStateError, with nothing changed, if this peer holds another sum by now.
         """
         held = self.average
         if held is None or tied_sum != (held.tied.id if held.tied else None):
@@ -206,7 +206,7 @@ class StageState:
         return held
 
     def catch_up(self, roster: Roster, flat_sum: Tensor, norm: float | None = None, tied: TiedGradients | None = None) -> HeldAverage:
-        """A joiner applies a mate's logged average to what it downloaded, with the norm and the tied sum that the mate applied."""
+        """As a joiner, apply a mate's logged average to the downloaded state, with the norm and tied sum that the mate applied."""
         assert self.record.phase is Phase.JOINING
         held = HeldAverage(roster, self.record.lineage, flat_sum, tied)
         self._apply(held, norm)
@@ -245,7 +245,7 @@ class StageState:
         self.spans.add(SpanKind.OPTIMIZER, began_s, roster.step)
 
     def skip_step(self) -> None:
-        """Rule 11 (skip): the step is given up as inexact; the parameters stay as they are."""
+        """Rule 11 (skip): give the step up as inexact; the parameters do not change."""
         self.evaluated.set_aside(self.record.step, self.holdings.module)
         lineage = lineage_skipped(self.record.lineage, self.record.step)
         tied = lineage_skipped(self.record.tied, self.record.step) if self.holdings.tied_names else self.record.tied
@@ -255,13 +255,13 @@ class StageState:
         self._move(Phase.ACCUMULATING)
 
     def forget_sum(self, step: int) -> None:
-        """I cannot give it any more."""
+        """Note that this peer can no longer give the tied sum of `step`."""
         self.record = replace(self.record, tied_sums=tuple(known for known in self.record.tied_sums if known.step != step))
 
     def copy_tied(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """The other stage's copy of a tied weight in place of mine, whose history is worse; the step begins anew with it.
+        """Replace this stage's copy of a tied weight by the other stage's, whose history is better; the step begins anew.
 
-        WrongStateError, with nothing changed, where it is of another step or no better history; BadMessageError where it does not fit.
+        Raises WrongStateError if it is of another step or has no better history, BadMessageError if it does not fit. Then nothing changed.
         """
         mine, history = self.record, history_of(tensors)
         if mine.phase is not Phase.ACCUMULATING or mine.step != step or not history < mine.tied:
@@ -272,30 +272,30 @@ class StageState:
         self._drop_ledgers()
 
     def reset_ledger(self) -> None:
-        """Rule 6 (reset): what the accumulator held is missing again."""
+        """Rule 6 (reset): empty the ledger; all microbatches that the accumulator held are missing again."""
         self.accumulator.zero()
         self.record = this_dropped(self.record)
 
     def _drop_ledgers(self) -> None:
-        """Of this step and, where steps overlap, of the next."""
+        """Empty the ledger of this step and, where steps overlap, of the next."""
         for accumulator in self._accumulators:
             accumulator.zero()
         self.record = both_dropped(self.record)
 
     def fence(self, incarnation: int) -> None:
-        """T3 (fence): a new incarnation. A finished average is a fact and stays; the ledger is a claim and goes."""
+        """T3 (fence): begin a new incarnation. A finished average is a fact and stays; the ledger is a claim and goes."""
         self.close_round()
         self.record = replace(self.record, incarnation=incarnation)
         self._drop_ledgers()
 
     def begin_joining(self) -> None:
-        """Out of the step until the state is downloaded."""
+        """Take no part in the step until the state is downloaded."""
         if self.record.phase is not Phase.JOINING:
             self._drop_ledgers()
             self._move(Phase.JOINING)
 
     def offer_checkpoints(self, steps: Sequence[int]) -> None:
-        """Tell the swarm, while joining, which steps of this stage are on my disk."""
+        """Tell the swarm, while joining, which steps of this stage are on this peer's disk."""
         self.record = replace(self.record, checkpoints=tuple(steps))
 
     def serve(self) -> None:
@@ -304,13 +304,13 @@ class StageState:
         self._move(Phase.ACCUMULATING)
 
     def _begin_after(self, held: HeldAverage, norm: float | None) -> None:
-        """At the step after the one that this average has finished."""
+        """Begin the step after the one that this average finished."""
         mine, tied_sum = self.record, held.tied.id if held.tied else None
         lineage = lineage_after(mine.lineage, held.roster.average_id, norm, tied_sum)
         self._begin_next(lineage, history_after(mine.tied, tied_sum, norm) if tied_sum is not None else mine.tied)
 
     def _begin_next(self, lineage: Lineage, tied: Lineage) -> None:
-        """At the next step, with what is computed of it already."""
+        """Begin the next step, with the part of it that is already computed."""
         self.accumulator.zero()
         self._accumulators.append(self._accumulators.pop(0))
         self.record = replace(at_next_step(self.record), lineage=lineage, tied=tied, voids=())
@@ -325,14 +325,14 @@ class StageState:
         self.record = replace(self.record, phase=phase, average_id=average_id, gradient_norm=gradient_norm, tied_sum=tied_sum)
 
     def _note_phase(self) -> None:
-        """The phase that ends now, but for joining, which is no part of a step."""
+        """Note how long the phase that ends now took. Joining is left out: it is no part of a step."""
         (since_s, step), self._phase_since = self._phase_since, (time.monotonic(), self.record.step)
         kind = _PHASES.get(self.record.phase)
         if kind is not None:
             self.spans.add(kind, since_s, step)
 
     def release(self) -> None:
-        """Let go of all tensors; the record and the history stay. The last job of this stage."""
+        """Free all tensors; the record and the history stay. This is the last job of the stage."""
         self.holdings.release()
         self._accumulators.clear()
         self.average = None
@@ -340,7 +340,7 @@ class StageState:
     # Snapshots
 
     def load(self, tensors: Mapping[str, Tensor], step: int, lineage: Lineage, history: Sequence[HistoryEntry]) -> None:
-        """Take over a downloaded state; BadMessageError, with nothing changed, when it does not fit this stage."""
+        """Take over a downloaded state. Raises BadMessageError, with nothing changed, if it does not fit this stage."""
         norms, tied = self.holdings.take_over(tensors)
         self.history = list(history)
         self.record = replace(self.record, norms=norms, tied_sums=())
