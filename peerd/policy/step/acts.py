@@ -1,4 +1,4 @@
-"""What a peer can do next in the life of a step: one small class for each act, with what it takes to do it."""
+"""The acts that a peer can choose from in the life of a step: one small class for each act, with the data that it needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from peerd.table.record import AverageId, PeerId
 
 @dataclass(frozen=True, slots=True)
 class _Reasoned:
-    """Every act says why it is done."""
+    """The base of every act: it states its reason."""
 
     verb: ClassVar[str]
     reason: str
@@ -38,9 +38,9 @@ class Propose(_Reasoned):
 
 @dataclass(frozen=True, slots=True)
 class Commit(_Reasoned):
-    """Apply my average and go on to the next step.
+    """Apply this peer's average and go on to the next step.
 
-    `norm` is the whole model's gradient norm of the step, where the run shares norms; `tied_sum` is the sum that a tied weight gets.
+    `norm` is the whole model's gradient norm of the step, if the run shares norms; `tied_sum` is the sum that a tied weight gets.
     """
 
     verb = "commit"
@@ -53,7 +53,7 @@ class Commit(_Reasoned):
 
 @dataclass(frozen=True, slots=True)
 class FetchAverage(_Reasoned):
-    """Get a mate's average of `step`. A joiner applies it at once, with the norm and the tied sum that the mate applied."""
+    """Fetch a mate's average of `step`. A joiner applies it at once, with the norm and the tied sum that the mate applied."""
 
     verb = "fetch the average"
     peer: PeerId
@@ -64,7 +64,7 @@ class FetchAverage(_Reasoned):
 
 @dataclass(frozen=True, slots=True)
 class FetchTied(_Reasoned):
-    """Get what my average of `step` lacks of the sum `wanted`: `peer` has `given`, which is that sum or the other stage's share of it."""
+    """Fetch from `peer` what is missing to the sum `wanted` of `step`: `given` is that sum, or the other stage's share of it."""
 
     verb = "fetch the tied weight's gradients"
     peer: PeerId
@@ -75,7 +75,7 @@ class FetchTied(_Reasoned):
 
 @dataclass(frozen=True, slots=True)
 class CopyTied(_Reasoned):
-    """Replace my copy of a tied weight by that of a peer of the other stage."""
+    """Replace this peer's copy of a tied weight with the copy of a peer of the other stage."""
 
     verb = "copy the tied weight"
     peer: PeerId
@@ -84,7 +84,7 @@ class CopyTied(_Reasoned):
 
 @dataclass(frozen=True, slots=True)
 class Reload(_Reasoned):
-    """Drop my ledgers and download the stage's state, from this mate first."""
+    """Drop both ledgers and download the stage's state; this mate is asked first."""
 
     verb = "download the state"
     peer: PeerId

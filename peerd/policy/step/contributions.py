@@ -1,7 +1,7 @@
-"""Who computed what: tallies taken from rosters of applied averages, and what several peers' tallies amount to.
+"""Contributions: tallies of what each peer computed, taken from the rosters of applied averages, and the merge of several reports.
 
-A roster is agreed on by all its members before anything is averaged, so a tally is what others recorded, not what a peer
-says of itself. Where a peer's own row is told by others too, who counted about as many steps, theirs counts.
+All members agree on a roster before anything is averaged, so a tally holds what others recorded, not what a peer
+claims for itself. If another reporter counted about as many steps, its row for a peer replaces the peer's own.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ ABOUT_AS_LONG = 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What one peer gave to one stage: averages it took part in, and its microbatches in them."""
+    """One peer's work for one stage: the number of averages that it took part in, and its microbatches in them."""
 
     peer: str
     steps: int
     microbatches: int
     tokens: int = 0
-    """In those; 0: not counted."""
+    """The tokens of these microbatches; 0: not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTally:
-    """The tallies of one stage's averages that were counted: `steps` of those from `first_step` to `last_step`."""
+    """The tallies of one stage. They count `steps` averages between `first_step` and `last_step`."""
 
     stage: int
     first_step: int
@@ -36,7 +36,7 @@ class StageTally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One reporter's word about one stage."""
+    """The tallies of one stage as one reporter gives them."""
 
     reporter: str
     tally: StageTally
@@ -44,7 +44,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """One peer's share of one stage, by the word of `reporter`."""
+    """One peer's share of one stage, as `reporter` counted it."""
 
     peer: str
     stage: int
@@ -56,7 +56,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContributions:
-    """What is known of one stage: the widest range counted by anybody, and a row per peer."""
+    """The merged reports of one stage: the range of the reporter that counted most steps, and one row per peer."""
 
     stage: int
     first_step: int
@@ -66,7 +66,7 @@ class StageContributions:
 
 
 def why_impossible(tally: StageTally, num_stages: int, microbatches_per_step: int, tokens_at: Callable[[int], int]) -> str | None:
-    """None where a report may be true, else what is wrong with it. `tokens_at` gives a microbatch's tokens at a step, which never fall."""
+    """What is wrong with a report; None if it may be true. `tokens_at` gives a microbatch's tokens at a step; they never decrease."""
     if not 0 <= tally.stage < num_stages:
         return "there is no such stage"
     if not 0 < tally.steps <= tally.last_step - tally.first_step + 1 or tally.first_step < 0:
@@ -84,7 +84,7 @@ def why_impossible(tally: StageTally, num_stages: int, microbatches_per_step: in
 
 
 def merge(reports: Sequence[Report]) -> list[StageContributions]:
-    """By stage. Each row is from the reporter who counted most steps; not the peer itself where another counted about as long."""
+    """Merge reports by stage. A row comes from the reporter that counted most steps; not from the peer itself if another comes close."""
     merged = []
     for stage in sorted({report.tally.stage for report in reports}):
         told = sorted((r for r in reports if r.tally.stage == stage), key=lambda r: (-r.tally.steps, r.reporter))

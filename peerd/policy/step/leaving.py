@@ -7,14 +7,14 @@ from peerd.table.view import LiveView
 
 
 def has_successors(mine: PeerRecord, live: LiveView) -> bool:
-    """Whether somebody else serves my stage, stays, and is near enough to go on with what I have."""
+    """Whether another peer serves this stage, stays, and is at most one step behind, so that it can carry on."""
     return any(r.peer != mine.peer and not r.leaving and r.step >= mine.step - 1 for r in live.serving(mine.stage))
 
 
 def owes_nothing(mine: PeerRecord, live: LiveView) -> bool:
-    """My ledgers are empty and my mates have the average that emptied it; or nobody is there to average it with.
+    """Whether this peer's ledgers are empty and its mates have the last average; also true if there is no mate to average with.
 
-    A mate one step behind has yet to get my slice of the last average: gone with me, all of that step would have to be done again.
+    A mate that is one step behind still needs this peer's slice of the last average. Without it that whole step would be computed again.
     """
     if not has_successors(mine, live):
         return True

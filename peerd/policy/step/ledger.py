@@ -1,9 +1,9 @@
-"""The ledger: which microbatches a stage holds, which are missing, and when one may be added.
+"""The ledger: which microbatches a stage holds, which are missing, and when a gradient may be added.
 
 `missing(s, t)` is the work queue of the swarm: rule W1 (launch) in docs/protocol.md.
 
-Where updates are delayed, a peer at step t has a second ledger, of step t+1: those microbatches are computed with parameters
-that lack the update of step t, and so need not wait for it. A commit makes the next step's ledger this step's.
+If updates are delayed, a peer at step t has a second ledger, for step t+1: its microbatches are computed with parameters
+that lack the update of step t, so they need not wait for it. At a commit the second ledger becomes the first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from peerd.table.view import LiveView
 
 
 def full(num_microbatches: int) -> int:
-    """The bitmap of the whole step, M_t."""
+    """The bitmap in which every microbatch of the step is set, M_t."""
     return (1 << num_microbatches) - 1
 
 
@@ -29,11 +29,11 @@ def indices(bitmap: int) -> Iterator[int]:
 
 
 def held(live: LiveView, stage: int, step: int) -> int:
-    """Union of the members' ledgers, and of what those one step behind hold of this step, as far as I know them or am told.
+    """The union of the members' ledgers, and of the ledgers for this step of peers that are one step behind.
 
-    One that still accumulates the last step while the stage is past it has missed its average and maybe cannot get it:
-    nobody waits for what it holds. Those who speak for a stage far from mine tell what its peers hold. Only what to launch
-    hangs on that, never whether a gradient may be added or averaged: that is for the stage's own peers.
+    A peer that still accumulates the last step while the stage is past it has missed the average and may never get it:
+    nobody waits for what it holds. For a distant stage the summaries of its speakers count as well. They decide only what
+    is launched; whether a gradient may be added or averaged is decided by the stage's own peers.
     """
     bitmap = _held_by(live, stage, step)
     speakers = live.speakers(stage)
@@ -60,7 +60,7 @@ def _held_by(live: LiveView, stage: int, step: int, but: PeerId | None = None) -
 
 
 def holders(candidates: Iterable[PeerRecord], step: int, index: int) -> frozenset[PeerId]:
-    """Whose ledger has this microbatch, and who may therefore know its gradient still."""
+    """The peers whose ledger has this microbatch, and which may therefore still have its gradient."""
     found = (
         record.peer
         for record in candidates
@@ -74,21 +74,21 @@ def missing(live: LiveView, stage: int, step: int, num_microbatches: int) -> int
 
 
 def stage_step(live: LiveView, stage: int) -> int | None:
-    """The newest step of a stage's live peers that have its parameters; None where nobody serves it."""
+    """The newest step of the live peers that serve a stage; None if nobody serves it."""
     return max((record.step for record in live.serving(stage)), default=None)
 
 
 def work_step(live: LiveView, num_stages: int) -> int | None:
-    """The step the swarm works on: the least of the stages' newest steps. None while a stage has nobody."""
+    """The step that the swarm works on: the minimum of the stages' newest steps. None while nobody serves some stage."""
     steps = [stage_step(live, stage) for stage in range(num_stages)]
     known = [step for step in steps if step is not None]
     return min(known) if len(known) == num_stages else None
 
 
 def why_not_averaged(live: LiveView, stage: int, step: int) -> str:
-    """Why a stage has yet to average this step, all its members; empty when it has, or is past it: rule 10 (commit), holes 4 and 5."""
+    """Why some member of a stage lacks the average of this step; empty if all have it or are past it: rule 10 (commit), holes 4 and 5."""
     members, mine = live.members(stage, step), live.mine
-    holders = (*members, *([mine] if mine is not None and (mine.stage, mine.step) == (stage, step) else ()))  # though others leave me out
+    holders = (*members, *([mine] if mine is not None and (mine.stage, mine.step) == (stage, step) else ()))  # even if voided
     if not any(m.phase is Phase.AVERAGED for m in holders) and (stage_step(live, stage) or 0) <= step:
         return f"stage {stage} has not averaged yet"
     waiting = [m for m in members if m.phase is not Phase.AVERAGED and not m.leaving]
@@ -96,15 +96,15 @@ def why_not_averaged(live: LiveView, stage: int, step: int) -> str:
 
 
 def is_averaged(live: LiveView, num_stages: int, step: int) -> bool:
-    """Whether every stage has averaged this step: whoever has yet to commit it, commits once it has heard as much."""
+    """Whether every stage has averaged this step. A peer that has not committed it will commit once it hears that."""
     return not any(why_not_averaged(live, stage, step) for stage in range(num_stages))
 
 
 def stages_missing(live: LiveView, num_stages: int, step: int, num_microbatches: int, early: bool = False) -> dict[int, int]:
-    """For each stage that still accumulates `step`: its missing bitmap.
+    """The bitmap of missing microbatches of each stage that still accumulates `step`.
 
-    A stage that is past the step, or has a member with the average already, needs nothing more. `early`: one that is a step
-    behind needs this one, too, for steps overlap or it is about to commit.
+    A stage that is past the step, or that has a member with the average, needs nothing more. With `early`, a stage that is
+    one step behind is included, because steps overlap or because it is about to commit.
     """
     wanted: dict[int, int] = {}
     for stage in range(num_stages):
@@ -125,20 +125,20 @@ def accumulate_set(wanted: dict[int, int], index: int) -> frozenset[int]:
 
 
 def ledger_of(record: PeerRecord) -> int:
-    """The newest step that this peer has a ledger for."""
+    """The newest step for which this peer has a ledger."""
     return record.step + (record.next_ledger_no > 0)
 
 
 def number_of(mine: PeerRecord, step: int) -> int:
-    """Of the ledger that a microbatch of `step` would be added to; one of a step that is over is added to none."""
+    """The number of the ledger that takes microbatches of `step`. A step that is over has no ledger; the caller checks that."""
     return mine.next_ledger_no if step == mine.step + 1 else mine.ledger_no
 
 
 def may_accumulate(mine: PeerRecord, live: LiveView, *, step: int, index: int, accept_mark: tuple[int, int]) -> str | None:
-    """None when the gradient of (step, index) may be added now, else the reason why not.
+    """Why the gradient of (step, index) may not be added now; None if it may.
 
-    `mine` is my exact present state; `accept_mark` is (incarnation, number of the step's ledger) when the call was accepted.
-    Must be asked in the same critical section that adds the gradient and sets the bit: rule W3 (accumulate), holes 7, 8 and 9.
+    `mine` is this peer's exact present state; `accept_mark` is (incarnation, number of the step's ledger) when the call was accepted.
+    Call this in the critical section that adds the gradient and sets the bit: rule W3 (accumulate), holes 7, 8 and 9.
     """
     early = step == mine.step + 1 and mine.next_ledger_no > 0
     if step != mine.step and not early:
@@ -158,19 +158,19 @@ def may_accumulate(mine: PeerRecord, live: LiveView, *, step: int, index: int, a
 
 
 def with_overlap(mine: PeerRecord) -> PeerRecord:
-    """From the beginning of a run whose steps overlap."""
+    """Add an empty ledger for the next step, as a run whose steps overlap has from its beginning."""
     return replace(mine, next_ledger_no=mine.ledger_no + 1)
 
 
 def marked(mine: PeerRecord, step: int, index: int) -> PeerRecord:
-    """The gradient of (step, index) is in the accumulator of its step."""
+    """Set the bit of (step, index), once its gradient is in the accumulator."""
     if step == mine.step + 1:
         return replace(mine, next_done=mine.next_done | 1 << index)
     return replace(mine, done=mine.done | 1 << index)
 
 
 def this_dropped(mine: PeerRecord) -> PeerRecord:
-    """What my accumulator of this step held is missing again; that of the next step stays."""
+    """Drop this step's ledger, so that its microbatches are missing again; the next step's ledger stays."""
     return replace(mine, done=0, ledger_no=_unused(mine))
 
 
@@ -180,7 +180,7 @@ def both_dropped(mine: PeerRecord) -> PeerRecord:
 
 
 def at_next_step(mine: PeerRecord) -> PeerRecord:
-    """The next step's ledger is this step's now, and calls accepted for it still count; an empty one where there is none."""
+    """Move to the next step. Its ledger, if any, becomes this step's and keeps its number, so calls accepted for it still count."""
     if not mine.next_ledger_no:
         return replace(this_dropped(mine), step=mine.step + 1)
     return replace(mine, step=mine.step + 1, done=mine.next_done, ledger_no=mine.next_ledger_no, next_done=0, next_ledger_no=_unused(mine))

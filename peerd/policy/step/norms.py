@@ -1,9 +1,9 @@
-"""Rule N1 (norm): the gradient norm of a whole step, which every stage applies alike: gradients are clipped by it, or the step is left out.
+"""Rule N1 (norm): the gradient norm of a whole step. Every stage clips its gradients by the same norm, or leaves the step out.
 
-A stage's own norm is a function of its average and stands in its AVERAGED peers' records. Whoever finishes the step tells
-the whole model's norm for the next few steps: what was applied is then a fact, and those behind apply the very same.
-Nobody waits for a norm who does not wait for that stage's average already, for both appear in one record at one moment; but
-for the first stage's where a weight is tied (tied.py): it counts there, so that norm is known with both stages' gradients of it.
+A stage's own norm is a function of its average and stands in its AVERAGED peers' records. A peer that has finished the step
+publishes the whole model's norm for the next few steps, so that peers that are behind apply the same value.
+A norm costs no extra wait, because it appears in the same record as the average. The exception is a tied weight (tied.py):
+it counts in the first stage's norm, which is known only with both stages' gradients of the weight.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from peerd.table.record import PeerRecord, Phase
 from peerd.table.view import LiveView
 
 KEPT_NORMS = 4
-"""Finished steps whose norm a peer tells: as many as it keeps averages of."""
+"""Number of finished steps whose norm a peer publishes: as many as it keeps averages of."""
 MIN_DISTANCE = 1e-6
 """Added to a norm before it divides, as torch.nn.utils.clip_grad_norm_ does."""
 
 
 def combine(norms: Sequence[float]) -> float:
-    """The norm of the whole from its stages' in order, rounded to float32; infinite where one of them is or the sum overflows."""
+    """The whole model's norm from its stages' norms in order, rounded to float32; infinite if one of them is or the sum overflows."""
     total = math.hypot(*norms)
     try:
         return float(struct.unpack("<f", struct.pack("<f", total))[0])
@@ -31,20 +31,20 @@ def combine(norms: Sequence[float]) -> float:
 
 
 def clip_factor(norm: float, max_norm: float) -> float:
-    """What every gradient of the step is multiplied by; 1 without clipping (max_norm 0)."""
+    """The factor by which every gradient of the step is multiplied; 1 without clipping (max_norm 0)."""
     return min(1.0, max_norm / (norm + MIN_DISTANCE)) if max_norm else 1.0
 
 
 def told_by(record: PeerRecord, step: int) -> float | None:
-    """The step's norm, where this peer has finished it and still says so."""
+    """The step's norm as this record publishes it; None if it does not."""
     return next((known.norm for known in record.norms if known.step == step), None)
 
 
 def norm_of_step(mine: PeerRecord, live: LiveView, num_stages: int) -> float | None:
-    """The whole model's norm of my step; None while it cannot be known.
+    """The whole model's norm of this peer's step; None while it cannot be known.
 
-    My stage's mates who have finished the step come first: my parameters must become theirs. Then anybody who has
-    finished it. Only where nobody has, it is made from every stage's average, of two the one with the smaller id: rule 9 (adopt).
+    Stage mates that have finished the step come first, because this peer's parameters must become theirs; then any peer that
+    has finished it. If none has, the norm is computed from every stage's average, of two the one with the smaller id: rule 9 (adopt).
     """
     ahead = [record for record in live.records if record.phase is not Phase.JOINING and record.step > mine.step]
     for group in ([r for r in ahead if r.stage == mine.stage], ahead):

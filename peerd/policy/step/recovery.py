@@ -1,7 +1,7 @@
 """Rule J3 (resume): what a joiner does when nobody serves its stage: begin the run, load a checkpoint, or wait.
 
-After a blackout every peer says in its record which steps of its stage it holds on disk. The run resumes at the newest
-step that every stage can provide: from a checkpoint, or from peers that still serve (who hold their parameters of this
+After a blackout the record of every peer lists the steps of its stage that it holds on disk. The run resumes at the newest
+step that every stage can provide, from a checkpoint or from peers that still serve (they hold the parameters of this
 step and of the one before).
 """
 
@@ -17,20 +17,20 @@ from peerd.table.view import LiveView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """What the run begins from, and who may begin it."""
+    """What the run begins from, and whether this peer may begin it."""
 
     step: int = 0
-    """Steps that lie behind the run's start."""
+    """The step at which the run starts."""
     needs_state: bool = False
-    """It begins from a state that some peers give (`gives_start`) and that I do not hold yet; not from first weights."""
+    """The run begins from a state that some peers give (`gives_start`) and that this peer lacks; not from first weights."""
     founder: bool = True
-    """I may begin the run; anyone else follows somebody who serves its first step. That only joiners are in sight may mean a blackout."""
+    """This peer may begin the run. Any other waits for a peer that serves, because a view with only joiners may mean a blackout."""
     reached: int = 0
-    """The step that the run had come to, as far as this home knows."""
+    """The newest step that the run had reached, as far as this peer's home folder shows."""
 
     @property
     def loses_steps(self) -> bool:
-        """Whether a run that begins here had come further: what was computed is lost, which is worth a warning."""
+        """Whether the run had been further than this start. The steps after it are lost, which deserves a warning."""
         return self.reached > self.step
 
     def act(self, reason: str) -> Serve | LoadStart:
@@ -41,9 +41,9 @@ class Beginning:
 def plan(
     mine: PeerRecord, live: LiveView, num_stages: int, *, beginning: Beginning = Beginning(), newest_seen: int = 0
 ) -> Wait | Serve | LoadStart | LoadCheckpoint:
-    """For a joiner whose stage nobody serves. `mine.checkpoints` are the steps of its stage on its disk.
+    """The act of a joiner whose stage nobody serves. `mine.checkpoints` are the steps of its stage on its disk.
 
-    `newest_seen` is the highest step ever seen of anybody, alive or not.
+    `newest_seen` is the highest step seen in any record, of live peers or not.
     """
     offers = [_offers(mine, live, stage, beginning.step) for stage in range(num_stages)]
     begun = any(step > beginning.step for steps in offers for step in steps)
@@ -71,7 +71,7 @@ def plan(
 
 
 def _offers(mine: PeerRecord, live: LiveView, stage: int, first_step: int) -> frozenset[int]:
-    """Steps whose parameters of this stage somebody alive can provide."""
+    """The steps at which some live peer can provide this stage's parameters."""
     newest = stage_step(live, stage)
     if newest is not None:
         return frozenset({newest, max(first_step, newest - 1)})
