@@ -1,6 +1,6 @@
 """Background tasks, and the one place where an unexpected error is logged and counted.
 
-Whoever starts a task and does not await it starts it here: an error that nobody expects is a bug, and a bug must show.
+Every task that is not awaited is started here: an unexpected error is a bug, and a bug must show.
 """
 
 from __future__ import annotations

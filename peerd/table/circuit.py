@@ -26,7 +26,7 @@ def relay_in(address: str) -> tuple[str, str]:
 
 
 def direct(addresses: Iterable[str]) -> tuple[str, ...]:
-    """Those that need no relay."""
+    """Return the addresses that need no relay."""
     return tuple(address for address in addresses if not is_circuit(address))
 
 

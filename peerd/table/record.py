@@ -10,7 +10,7 @@ from peerd.table.forms import FLAG, LEDGER, NORM, REAL, count, many, one_of, opt
 
 MAX_PEERS = 1 << 20
 MAX_PERIODS = 256
-"""A bound: no peer counts as live for longer than three times so many announce periods after its last record."""
+"""No peer counts as live for longer than three times so many announce periods after its last record."""
 MAX_KEPT_STEPS = 8
 """Number of finished steps whose norm or tied sum is read from a record."""
 
@@ -42,17 +42,17 @@ class Phase(enum.IntEnum):
 
 
 class Reach(enum.IntEnum):
-    """How others reach a peer, as those found whom it asked."""
+    """How others reach a peer, by the answers of those that it asked."""
 
     UNKNOWN = 0
     DIRECT = 1
     RELAYED = 2
     CLIENT = 3
-    """Not at all: only over connections that it has opened itself."""
+    """Others reach it only over connections that it has opened itself."""
 
 
 HIDDEN = (Reach.RELAYED, Reach.CLIENT)
-"""Nobody can dial them."""
+"""Peers that nobody can dial."""
 
 
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
@@ -143,10 +143,10 @@ EVALUATION = row(Evaluation, count(), REAL)
 
 @dataclass(frozen=True, slots=True)
 class StageSummary:
-    """A whole stage in a few numbers, by one of its own peers, for those in a large swarm who know no more of it."""
+    """A whole stage in a few numbers, told by one of its peers to peers of a large swarm that do not know the stage."""
 
     peers: int
-    """Those that serve."""
+    """Number of peers that serve the stage."""
     trainers: int
     queue: int
     throughput: float
@@ -154,7 +154,7 @@ class StageSummary:
     held: int
     """Union of the members' ledgers at the step of the record that says so."""
     next_held: int = 0
-    """Of those of the step after it, where steps overlap."""
+    """The same for the next step, where steps overlap."""
 
 
 SUMMARY = row(StageSummary, count(MAX_PEERS), count(MAX_PEERS), count(1 << 40), REAL, LEDGER, LEDGER)
@@ -237,7 +237,7 @@ class PeerRecord(Vitals):
 
     @property
     def worth(self) -> tuple[int, Lineage, bytes]:
-        """Of two states of a stage at one step the smaller is everybody's; in a run that ties nothing it goes by lineage alone."""
+        """The order of two states of a stage at one step: the smaller one wins. Without tied weights it is the order of the lineages."""
         return (self.lineage.inexact, self.tied, self.lineage.chain)
 
     @property

@@ -15,7 +15,7 @@ from peerd.table.record import PeerId, PeerRecord, Phase, StageSummary
 
 TTL_PERIODS = 3
 NEAR_STAGES = 1
-"""In a large swarm a peer knows all peers of the stages up to so far from its own."""
+"""In a large swarm a peer knows all peers of the stages at most this far from its own."""
 MAX_TOMBSTONES = 20_000
 _EMPTY: Mapping[PeerId, Sighting] = MappingProxyType({})
 
@@ -34,7 +34,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveView:
-    """The records that count at one moment; what every decision is a function of."""
+    """The records that count at one moment; every decision is a function of them."""
 
     me: PeerId
     records: tuple[PeerRecord, ...]
@@ -44,7 +44,7 @@ class LiveView:
     _by_stage: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _serving: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _members: dict[tuple[int, int], tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Filled by the first question, for there are many about one view."""
+    """These four are filled on first use: many questions are asked about one view."""
 
     def find(self, peer: PeerId) -> PeerRecord | None:
         if not self._by_peer:
@@ -82,7 +82,7 @@ class LiveView:
 
     @property
     def is_summarised(self) -> bool:
-        """Whether the swarm is so large that nobody knows all of it."""
+        """True if the swarm is so large that no peer knows all of it."""
         return any(record.summary is not None for record in self.records)
 
     def speakers(self, stage: int) -> tuple[PeerRecord, ...]:
@@ -92,7 +92,7 @@ class LiveView:
         return () if mine is not None and abs(stage - mine.stage) <= NEAR_STAGES else told
 
     def summary(self, stage: int) -> StageSummary | None:
-        """What speakers say of a stage that I do not know myself: of each number the median, for one of them may be wrong."""
+        """The summary of a stage that this peer does not know itself: the median over its speakers, because one of them may be wrong."""
         told = [r.summary for r in self.speakers(stage) if r.summary is not None]
         if not told:
             return None
@@ -105,12 +105,12 @@ class LiveView:
         )
 
     def num_serving(self, stage: int) -> int:
-        """Peers that serve a stage, those included of whom I have only been told."""
+        """Number of peers that serve a stage, those included that only its speakers tell of."""
         told = self.summary(stage)
         return max(len(self.serving(stage)), told.peers if told is not None else 0)
 
     def queue(self, stage: int) -> int:
-        """Microbatches that those peers hold."""
+        """Number of microbatches that these peers hold."""
         told = self.summary(stage)
         return told.queue if told is not None else sum(record.queue for record in self.serving(stage))
 
@@ -136,7 +136,7 @@ class SwarmView:
         return replace(self, sightings=MappingProxyType(sightings))
 
     def only_renews(self, record: PeerRecord, now_s: float) -> bool:
-        """Whether a record says nothing but that its peer, who counts already, goes on: it changes no decision."""
+        """True if the record only renews the lease of a live peer: then it changes no decision."""
         known = self.sightings.get(record.peer)
         if known is None or not known.is_fresh(now_s, self.ttl_s) or not _say_the_same(record, known.record):
             return False
@@ -161,19 +161,19 @@ class SwarmView:
         return LiveView(me=self.me, records=tuple(sorted(counted, key=lambda r: r.peer)))
 
     def holds_until_s(self, now_s: float) -> float:
-        """Until when `live` stays what it is now, as long as nothing is merged: the next record's death."""
+        """The time at which the next record expires; until then `live` stays the same if nothing is merged."""
         fresh = [s for s in self.sightings.values() if s.is_fresh(now_s, self.ttl_s) and s.record.peer != self.me]
         return min((s.risen_at_s + self.ttl_s * s.record.periods for s in fresh), default=float("inf"))
 
     def suspects(self, now_s: float) -> frozenset[PeerId]:
-        """Peers whose record is fresh but does not count because somebody suspects them."""
+        """Peers with a fresh record that does not count because a live peer suspects them."""
         counted = {r.peer for r in self.live(now_s).records}
         fresh = {s.record.peer for s in self.sightings.values() if s.is_fresh(now_s, self.ttl_s)}
         return frozenset(fresh - counted)
 
 
 def _say_the_same(record: PeerRecord, known: PeerRecord) -> bool:
-    """But for the version. What changes most is looked at first: to make a record costs more than that."""
+    """True if two records differ in the version alone. The fields that change most are compared first, which is cheaper."""
     if (record.done, record.phase, record.step, record.next_done) != (known.done, known.phase, known.step, known.next_done):
         return False
     return replace(record, version=known.version) == known

@@ -1,1 +1,1 @@
-"""What the owner's limits permit, and how often peers are helped."""
+"""Decisions about the owner's limits, and about how often this peer helps others."""

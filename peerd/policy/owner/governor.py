@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 MINUTES_A_DAY = 24 * 60
 BUSY_SHARE = 0.25
-"""Of all cores: what other programs take before the machine counts as in use."""
+"""Share of all cores that other programs may take before the machine counts as in use."""
 QUIET_SHARE = 0.6
 """A paused peer goes on only below this share of the threshold that paused it, so that it does not come and go."""
 COOL_DOWN_C = 8.0
 POWER_GAIN = 0.1
-"""How much of what is asked for, on a logarithmic scale, one look changes: readings are averages and lag behind."""
+"""Share of the wanted change, on a logarithmic scale, that one reading makes: readings are averages and lag behind."""
 LEAST_DUTY = 0.01
 QUIET_S = 60.0
-"""For how long nothing may speak against it before a paused peer goes on."""
+"""How long every sensor must be quiet before a paused peer goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Limits:
     """Watts that the GPU may draw on average; it computes a smaller share of the time where it would draw more."""
     hours: Hours | None = None
     max_temperature: float = 0.0
-    """Of the hottest sensor, degrees Celsius."""
+    """Degrees Celsius of the hottest sensor."""
     while_used: bool = True
     """Go on while somebody works at the machine or other programs keep it busy."""
     on_battery: bool = True
@@ -75,12 +75,12 @@ class Readings:
     """What was measured; None where this machine does not tell."""
 
     minute: int
-    """Of the day, local time."""
+    """Minute of the day, local time."""
     today: int = 0
     """Bytes moved since midnight."""
     this_month: int = 0
     others_share: float | None = None
-    """Of all cores, taken by other programs."""
+    """Share of all cores that other programs take."""
     gpu_shared: bool | None = None
     """Another program computes on the device."""
     input_idle: bool | None = None
@@ -99,7 +99,7 @@ class Pause:
     reason: str
     until: str
     sensed: bool = False
-    """By a sensor that may change its mind: going on waits until it has been quiet for a while."""
+    """True if a sensor caused it, whose value may change again: the peer waits until it has been quiet for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class PauseVerdict:
 
 
 def judge(before: PauseVerdict, found: Pause | None, now_s: float) -> PauseVerdict:
-    """`found` counts at once; going on after what a sensor saw takes a quiet minute."""
+    """A pause takes effect at once. After a pause that a sensor caused, the peer goes on when a minute was quiet."""
     if found is not None or before.pause is None or not before.pause.sensed:
         return PauseVerdict(found)
     since_s = now_s if before.quiet_since_s is None else before.quiet_since_s
@@ -119,7 +119,7 @@ def judge(before: PauseVerdict, found: Pause | None, now_s: float) -> PauseVerdi
 
 
 def why_pause(limits: Limits, readings: Readings, paused: bool = False) -> Pause | None:
-    """The first limit that speaks against working now. One that is `paused` needs a clearer case to go on."""
+    """The first limit that forbids working now. For a `paused` peer the thresholds are lower."""
     if limits.hours is not None and not limits.hours.holds(readings.minute):
         return Pause("it is outside the hours allowed", f"at {clock(limits.hours.start)}")
     if limits.monthly and readings.this_month >= limits.monthly:
@@ -136,7 +136,7 @@ def why_pause(limits: Limits, readings: Readings, paused: bool = False) -> Pause
 def duty_within(limits: Limits, duty: float, power: float | None) -> float:
     """The share of the time to compute from now on, after `power` watts were drawn with a share of `duty`.
 
-    What the GPU draws at rest is not known, so this is no more than a step in the right direction; looks that follow take the others.
+    The GPU's power at rest is not known, so this is one step in the right direction; later readings take the next.
     """
     if not limits.power or not power:
         return limits.duty

@@ -1,4 +1,4 @@
-"""How often a peer does favours to others that bring the run nothing: dialling back, measuring a connection. Pure: the clock comes in."""
+"""Limits how often a peer does work for others that brings the run nothing: dialling back, measuring a connection. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Ration:
     each: int
     total: int
     _granted: deque[tuple[float, PeerId]] = field(default_factory=deque)
-    """When and to whom, oldest first; never more than `total`."""
+    """Time and caller of each favour, oldest first; never more than `total`."""
 
     def take(self, caller: PeerId, now_s: float) -> str:
-        """Why not; empty where the favour is granted, and from then on counted. `now_s` never goes back."""
+        """The reason to refuse; empty if the favour is granted and counted. `now_s` never goes back."""
         while self._granted and self._granted[0][0] <= now_s - WINDOW_S:
             self._granted.popleft()
         if sum(peer == caller for _, peer in self._granted) >= self.each:

@@ -56,27 +56,26 @@ def why_refuse_call(mine: PeerRecord, *, stage: int, step: int, holds_previous: 
 
 
 def newest_taken(record: PeerRecord) -> int:
-    """The newest step of which this peer takes microbatches: one more than it has a ledger for, while it holds an average.
+    """The newest step whose microbatches this peer takes: one more than it has a ledger for, while it holds an average.
 
-    Those wait at it for the commit, which needs nothing more but news of the other stages. Whoever launches one has these news.
-    So the microbatches of a step are on their way while its parameters are being made, and not only once everybody has heard
-    that they are.
+    Those microbatches wait for the commit, which needs only news of the other stages, and the trainer that launched them has that
+    news. So the microbatches of a step travel while its parameters are being made.
     """
     return ledger_of(record) + (record.phase is Phase.AVERAGED)
 
 
 def slots_for(steps_ahead: int, slots: int) -> int:
-    """How many of my slots may be taken when a microbatch of a step so many ahead of mine comes in.
+    """Number of slots that may be taken when a microbatch arrives whose step is `steps_ahead` of this peer's.
 
-    One more than I have is for the step before, which others have still to end, and one is kept from the next: else what is
-    launched ahead would keep out what the step under way lacks. An evaluation may be of any step, and has what there is.
+    The step before gets one slot more, because others have yet to finish it. Later steps get one fewer: otherwise microbatches
+    launched ahead would keep out what the step under way lacks. An evaluation may be of any step and gets the plain number.
     """
     return {-1: slots + 1, 1: max(1, slots - 1), 2: max(1, slots - 1)}.get(steps_ahead, slots)
 
 
 def able_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
-    """Who takes this step: peers of the stage that can add it to a ledger, now or in a moment; else those just past it (hole 4), or
-    about to leave."""
+    """Return the peers of a stage to send this step to: those that can add it to a ledger, now or after a commit; otherwise those just
+    past it (hole 4) or about to leave."""
     adding = [r for r in live.serving(stage) if r.step <= step <= newest_taken(r)]
     staying = [r for r in adding if not r.leaving]
     past = [r for r in live.serving(stage) if r.step == step + 1]
@@ -89,7 +88,7 @@ def why_refuse_evaluation(mine: PeerRecord, *, stage: int, step: int, kept: int 
 
 
 def _why_not_here(mine: PeerRecord, stage: int) -> str | None:
-    """What keeps me from computing anything for others, whatever the step."""
+    """The reason why this peer computes nothing for others, whatever the step; None if there is none."""
     if stage != mine.stage:
         return f"I serve stage {mine.stage}"
     if mine.phase is Phase.JOINING:
@@ -100,15 +99,15 @@ def _why_not_here(mine: PeerRecord, stage: int) -> str | None:
 def donors(live: LiveView, stage: int, tried: frozenset[PeerId]) -> list[PeerRecord]:
     """Peers to download a stage's state from: newest step first, those that stay, best lineage; those tried already last.
 
-    Of equals each joiner asks another first, so that many at once do not meet at one. A leaving peer still gives: it may be the
-    only one left with the newest step.
+    Each joiner orders equal donors differently, so that many joiners do not meet at one donor. A leaving peer still gives: it may
+    be the only one left with the newest step.
     """
     able = [r for r in live.serving(stage) if r.peer != live.me]
     return sorted(able, key=lambda r: (r.peer in tried, -r.step, r.leaving, r.lineage, turn_of(live.me, r.peer)))
 
 
 def givers_of_data(live: LiveView) -> list[PeerRecord]:
-    """Peers to fetch the run's data from: all that train and stay, in an order that differs from one who asks to the next."""
+    """Peers to fetch the run's data from: all that train and stay. Each asking peer has an order of its own."""
     able = [r for r in live.records if r.trains and not r.leaving and r.peer != live.me]
     return sorted(able, key=lambda r: digest("data", live.me, r.peer, size=8))
 

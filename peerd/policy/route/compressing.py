@@ -18,20 +18,20 @@ MOST_LOAD = 0.95
 """A link with more is the bottleneck, or about to be."""
 TARGET_LOAD = 0.85
 RELAXED_LOAD = 0.8
-"""What fewer losses must bring, before they are chosen again: between this and `MOST_LOAD` nothing changes to and fro."""
+"""A more exact codec is chosen again only if the load stays below this. The gap to `MOST_LOAD` prevents oscillation."""
 MEMORY_S = 5.0
 """Time of being busy after which a measurement counts 1/e."""
 LEAST_FORGOTTEN = 0.1
-"""By each new measurement, however short: a link that has become fast is to be known for it soon."""
+"""Each new measurement, however short, reduces the old ones by at least this share, so that a faster link is noticed soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which of the codecs allowed, by its place among them, and why."""
+    """The codec chosen, by its index among those allowed, and the reason."""
 
     rung: int
     load: float | None
-    """Of the link with it."""
+    """The link's load with this codec."""
     reason: str
 
 
@@ -63,9 +63,9 @@ def _reason(loads: Sequence[float], useful: Sequence[int], rung: int) -> str:
 
 
 def pace_s(live: LiveView, num_stages: int, caller: PeerId, callee: PeerId, samples: int) -> float | None:
-    """Seconds between two microbatches of so many samples over one link, were the network free; None where that is not known.
+    """Seconds between two microbatches of `samples` samples over one link if the network were free; None if that is not known.
 
-    The slowest stage sets the run's pace, and of its microbatches each peer of a stage takes its share by throughput.
+    The slowest stage sets the run's pace, and each peer of a stage takes microbatches in proportion to its throughput.
     """
     one, other = live.find(caller), live.find(callee)
     if one is None or other is None:
@@ -79,15 +79,15 @@ def pace_s(live: LiveView, num_stages: int, caller: PeerId, callee: PeerId, samp
 
 @dataclass(slots=True)
 class RateMeter:
-    """How fast bytes come over one link while some are on their way. Holds numbers only: the caller tells what happens when.
+    """Measures the rate of one link while transfers are under way. It holds numbers only; the caller reports the events.
 
-    Transfers overlap, so not each is timed by itself: what counts is all bytes by all time in which any was under way.
+    Transfers overlap, so the rate is all bytes divided by all time in which any transfer was under way.
     """
 
     _under_way: int = 0
     _since_s: float = 0.0
     _arrived: int = 0
-    """Bytes since then."""
+    """Bytes that have arrived since `_since_s`."""
     _bytes: float = 0.0
     _busy_s: float = 0.0
 
@@ -97,13 +97,13 @@ class RateMeter:
         return self._bytes / self._busy_s if self._busy_s > 0 else None
 
     def begin(self, now_s: float) -> None:
-        """The first word of a transfer is here."""
+        """A transfer has begun to arrive."""
         if not self._under_way:
             self._since_s, self._arrived = now_s, 0
         self._under_way += 1
 
     def end(self, num_bytes: int, now_s: float) -> None:
-        """A transfer is over, with so many bytes."""
+        """A transfer of `num_bytes` is over."""
         self._under_way -= 1
         self._arrived += num_bytes
         took_s = now_s - self._since_s

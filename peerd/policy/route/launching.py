@@ -39,25 +39,25 @@ def owners(trainers: tuple[PeerId, ...], step: int, index: int) -> tuple[PeerId,
 
 
 def first_owned(live: LiveView, step: int, num_microbatches: int) -> list[int]:
-    """The microbatches of a step that are mine to launch before anybody takes them over, as it looks now."""
+    """The microbatches of a step that this peer owns first: it may launch them before any other trainer takes them over."""
     trainers = tuple(trainers_of(live, step))
     return [index for index in range(num_microbatches) if trainers and owners(trainers, step, index)[0] == live.me]
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What there is to do, and what of it is one trainer's."""
+    """The microbatches that are missing, and which of them this trainer launches."""
 
     launches: tuple[Launch, ...] = ()
     """Mine, in the order to launch them."""
     absent: frozenset[tuple[int, int]] = frozenset()
     """Every (step, index) that is missing and that others may take over."""
     missing: int = 0
-    """How many of these and of the next step's there are, to launch now."""
+    """Number of missing microbatches that some trainer may launch now, those of the next step included."""
 
 
 def those_who_train(live: LiveView) -> list[PeerRecord]:
-    """All trainers; in a swarm too large for anybody to know them all, those of the first stage that has any: they know each other."""
+    """Return all trainers. In a swarm too large to know them all, return those of the first stage that has any: they know each other."""
     trainers = [record for record in live.records if record.trains]
     if not live.is_summarised:
         return trainers
@@ -67,19 +67,19 @@ def those_who_train(live: LiveView) -> list[PeerRecord]:
 
 
 def trainers_of(live: LiveView, step: int) -> list[PeerId]:
-    """Who owns microbatches of `step`: trainers that were there when it began, or all where none of those is left.
+    """Return the owners of the microbatches of `step`: the trainers that were there when it began, or all if none of those is left.
 
-    A leaving one, too, until it says that it trains no more: what it has in flight must not be launched twice.
+    A leaving trainer counts until its record says that it no longer trains: what it has in flight must not be launched twice.
     """
     trainers = those_who_train(live)
     return [record.peer for record in trainers if record.trains_from <= step] or [record.peer for record in trainers]
 
 
 def first_step_owned(live: LiveView, num_stages: int, overlaps: bool) -> int:
-    """From which step on a new trainer owns microbatches: one by whose beginning all others have heard of it; 0 where nobody else trains.
+    """The first step at which a new trainer owns microbatches: all others have heard of it by then. 0 if nobody else trains.
 
-    Those who have not heard launch the newcomer's share, too, and two peers of a stage add one microbatch: one of them starts its
-    step anew. The next step is too soon: it may begin before the newcomer's first row is everywhere.
+    A trainer that has not heard of the newcomer launches its share, too. Then two peers of a stage add one microbatch, and one of
+    them starts its step anew. The next step is too soon: it may begin before the newcomer's first record is everywhere.
     """
     if not any(record.trains and record.peer != live.me for record in live.records):
         return 0
@@ -124,9 +124,9 @@ def launchable(
 
 
 def what_launches_hang_on(record: PeerRecord) -> tuple[object, ...]:
-    """Where none of this changes in any record and nothing in flight ends, time alone brings me more to launch.
+    """The parts of a record that can give a trainer more to launch. While none of them changes, only time and finished microbatches do.
 
-    A ledger that grows takes work away; what gives it back is a peer's death, its leaving out, or a ledger with another number.
+    A ledger that grows takes work away. A peer's death, a void or a ledger with another number gives it back.
     """
     ledgers = (record.incarnation, record.ledger_no, record.next_ledger_no, record.voids, record.summary)
     return record.peer, record.stage, record.step, record.phase, record.leaving, record.trains, record.trains_from, ledgers
@@ -151,16 +151,16 @@ def _of_step(
 
 @dataclass(slots=True)
 class WayTime:
-    """How long microbatches are on their way, between peers: the least of late, for more than that they wait for one another.
+    """The recent minimum of the time that a microbatch spends between peers; anything above it is queueing.
 
-    A step begins with empty links, so the least of this step and the last is what a link's length and a tensor's size make it.
+    A step begins with empty links, so the minimum over this step and the last depends only on link latency and tensor size.
     """
 
     _last_s: float = math.inf
     _this_s: float = math.inf
 
     def note(self, way_s: float) -> None:
-        """Of one microbatch, all its hops together, there and back."""
+        """Add the transit time of one microbatch: all its hops together, in both directions."""
         if way_s >= 0:
             self._this_s = min(self._this_s, way_s)
 
@@ -169,7 +169,7 @@ class WayTime:
 
     @property
     def least_s(self) -> float:
-        """0 before anything was noted."""
+        """The minimum; 0 before anything was noted."""
         least_s = min(self._last_s, self._this_s)
         return least_s if math.isfinite(least_s) else 0.0
 
@@ -202,11 +202,11 @@ def window(live: LiveView, num_stages: int, slots: int, underway: int = 0, most_
 
 
 def at_first(live: LiveView, step: int, underway: int, total: int) -> int:
-    """How many of a window's microbatches of `step` go out while no peer of the first stage is known to be at it.
+    """Number of a window's microbatches of `step` to launch while no peer of the first stage is known to be at `step`.
 
-    They find these peers while they commit the step before. What does not keep them busy right afterwards only takes their time
-    meanwhile: with a whole window of 12, two stages of two peers on two cores took 50 ms from the last gradient to the next forward
-    pass, and so 44. `underway` more fill long links.
+    They arrive while these peers commit the step before. More than keeps a peer busy right afterwards only slows its commit: with a
+    whole window of 12, two stages of two peers on two cores took 50 ms from the last gradient to the next forward pass, and so 44.
+    `underway` more fill long links.
     """
     if any(record.step >= step for record in live.serving(0)):
         return total
@@ -214,8 +214,8 @@ def at_first(live: LiveView, step: int, underway: int, total: int) -> int:
 
 
 def share(total: int, work: Work) -> int:
-    """My part of the window: as large as my part of what is missing, so that all trainers come to the end of a step together.
+    """This trainer's share of the window: its share of what is missing, so that all trainers finish a step together.
 
-    With equal parts, one that owns more than others ends the step alone, and the pipeline runs dry.
+    With equal shares a trainer that owns more than others would end the step alone, and the pipeline would run dry.
     """
     return max(1, round(total * len(work.launches) / max(1, work.missing)))

@@ -37,11 +37,11 @@ RECENT = 3
 UNKNOWN_RESPONSE_S = 1.0
 LEAST_RESPONSE_S = 1e-6
 STANDARD_ERRORS = 2.0
-"""By so much may like peers' estimates differ."""
+"""Estimates that differ by less than this many standard errors count as equal."""
 LEAST_NOISE = 0.2
-"""Of a response time, as a part of it, however alike the few were that have come."""
+"""The smallest noise assumed, as a share of the response time, even if the few measurements were alike."""
 REMEMBERED = 1 << 12
-"""Points, and peers of a stage."""
+"""Size of the caches of peers."""
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -53,7 +53,7 @@ class Measured:
     count: int = 0
     mean_s: float = 0.0
     variance: float = 0.0
-    """Of one median, s^2."""
+    """Variance of one median, s^2."""
 
     def add(self, response_s: float, smoothing: float) -> None:
         self.recent_s.append(response_s)
@@ -75,13 +75,13 @@ class Router:
     def __init__(self, smoothing: float = SMOOTHING) -> None:
         self._smoothing = smoothing
         self._measured: dict[PeerId, Measured] = {}
-        """The latest last."""
+        """Ordered by the last measurement, latest last."""
         self._banned_at: dict[PeerId, tuple[int, int]] = {}
 
     def choose(self, candidates: Sequence[PeerRecord], point: float, prefer: Collection[PeerId] = (), step: int = 0) -> PeerRecord | None:
         """The peer on whose part of the line the microbatch's `point` lies (`point_of`), or None when all are banned.
 
-        `prefer` wins where one of it may be chosen. The order of the parts is the step's.
+        Peers in `prefer` win if any of them may be chosen. The order of the peers on the line depends on the step.
         """
         allowed = [record for record in candidates if not self._is_banned(record)]
         if not allowed:
@@ -91,7 +91,7 @@ class Router:
         return pool[min(bisect_right(ends, point * ends[-1]), len(pool) - 1)]
 
     def observe(self, peer: PeerId, response_s: float) -> None:
-        """A request to `peer` took this long, forward plus backward and network, without its waits for others."""
+        """Add the response time of one request to `peer`: forward, backward and network, without the time in its queue."""
         measured = self._measured.pop(peer, None) or Measured()
         measured.add(response_s, self._smoothing)
         self._measured[peer] = measured
@@ -112,7 +112,7 @@ class Router:
         return min(known.mean_s, guess_s) if known is not None else guess_s
 
     def _responses_s(self, peers: Sequence[PeerId]) -> list[float]:
-        """What the peers' shares go by: their averages, moved towards the mean of all as far as they may differ by chance."""
+        """The response times that shares are computed from: averages, moved towards their mean as far as chance explains them."""
         found = [self.response_s(peer) for peer in peers]
         known = [self._measured[peer] for peer in peers if peer in self._measured and self._measured[peer].count > 1]
         if len(known) < 2:
@@ -144,13 +144,13 @@ def point_of(index: int, num_microbatches: int, attempt: int = 0) -> float:
 
 @lru_cache(maxsize=REMEMBERED)
 def _place(peer: PeerId, step: int) -> bytes:
-    """In the order in which the peers of a stage part the line at one step."""
+    """The sort key of a peer on the line at one step."""
     return digest("lane", peer, step, size=8)
 
 
 @lru_cache
 def _stride(num_microbatches: int) -> int:
-    """The golden section of so many, or the nearest to it that meets every place before any twice."""
+    """The stride nearest to the golden section that visits every place before any twice."""
     wanted = round(GOLDEN * num_microbatches)
     return min(
         (stride for stride in range(1, num_microbatches + 1) if math.gcd(stride, num_microbatches) == 1),

@@ -1,1 +1,1 @@
-"""Who belongs where: how news spreads, who is gone, who moves, who relays, what is wrong."""
+"""Decisions about the swarm as a whole: how news spreads, which peers are gone, which move, which relay, and what is wrong."""

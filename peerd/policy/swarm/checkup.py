@@ -1,4 +1,4 @@
-"""What a measurement means to a volunteer: ok, a warning or a problem, and what to do about it. Pure; measuring is the daemon's affair."""
+"""Turns measurements into findings for a volunteer: ok, warning or problem, and what to do about it. Pure: others measure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NO_DISK_BYTES, LITTLE_DISK_BYTES = 200 << 20, 5 << 30
 MIN_OPEN_FILES = 1024
 SLOW_UPLOAD_BITS_PER_S, SLOW_DOWNLOAD_BITS_PER_S = 5e6, 10e6
 CAPPED = "a cap is set, which the tunnel keeps"
-"""Why there are no direct connections."""
+"""The reason for having no direct connections."""
 FAIR_SHARE = 0.8
-"""Of a line, to whom it has to be shared with somebody."""
+"""Share of the measured rate that a cap should leave to peerd."""
 
 
 class Verdict(enum.StrEnum):
@@ -177,7 +177,7 @@ def of_dial_backs(answers: Sequence[Dialled], port: int) -> Finding:
 
 
 def of_direct(answers: Sequence[Dialled], port: int) -> Finding:
-    """Whether others get past the tunnel, to the port at which TLS is taken. Never a problem: the tunnel carries what they cannot."""
+    """Whether others reach the port for direct TLS connections. Never a problem: the tunnel carries the tensors otherwise."""
     said = [answer for answer in answers if answer.reached is not None]
     reached = sum(bool(answer.reached) for answer in said)
     if not said:
@@ -191,7 +191,7 @@ def of_direct(answers: Sequence[Dialled], port: int) -> Finding:
 
 
 def of_no_direct(why: str) -> Finding:
-    """Of a daemon that takes no direct connections. `why`: by its owner's wish; empty: no port was free."""
+    """The finding for a daemon without direct connections. `why` is the owner's reason; empty if no port was free."""
     if why:
         return ok("direct", f"no direct connections: {why}")
     return warning("direct", "no port was free for direct connections", "choose one with --direct-port")
@@ -211,7 +211,7 @@ def of_relay(dial_back: Finding, refusals: Sequence[str]) -> Finding:
 
 
 def of_daemons_relays(dial_back: Finding, is_relayed: bool, reason: str) -> Finding:
-    """The same of a running daemon, by its own word."""
+    """As `of_relay`, for a running daemon, which tells whether it is relayed."""
     if dial_back.verdict is Verdict.OK:
         return ok("relay", "no relay needed")
     if is_relayed:
@@ -221,7 +221,7 @@ def of_daemons_relays(dial_back: Finding, is_relayed: bool, reason: str) -> Find
 
 
 def with_relay(dial_back: Finding, relay: Finding) -> Finding:
-    """That nobody can dial a machine is no problem where a relay takes it."""
+    """A machine that nobody can dial is no problem if a relay has a place for it."""
     if dial_back.verdict is not Verdict.PROBLEM or relay.verdict is not Verdict.OK:
         return dial_back
     return warning(dial_back.code, dial_back.title, f"a relay carries it, which is slower; better: {dial_back.remedy}")

@@ -1,4 +1,4 @@
-"""Whether others reach this peer, as those found who were asked to dial back, and what that makes of it. Pure."""
+"""Whether others can reach this peer, by the answers of peers that dialled back, and what follows from it. Pure."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ _ORDER = (Reach.DIRECT, Reach.UNKNOWN, Reach.RELAYED, Reach.CLIENT)
 
 
 def can_be_dialled(answers: Sequence[Dialled]) -> bool | None:
-    """By most of those that could say; None where nobody could. One peer behind a strict firewall shall not count for all."""
+    """The majority of the peers that could tell; None if none could. One peer behind a strict firewall does not decide."""
     said = [answer.reached for answer in answers if answer.reached is not None]
     return None if not said else 2 * sum(said) > len(said)
 
 
 def is_out_of_reach(mine: PeerRecord | None, other: PeerRecord) -> bool:
-    """Whether there is no way from me to the other by design, so that its silence tells nothing."""
+    """True if this peer cannot reach the other by design, so that its silence tells nothing."""
     return other.reach is Reach.CLIENT and mine is not None and mine.reach in HIDDEN
 
 
 def whom_to_ask(live: LiveView, most: int) -> tuple[PeerId, ...]:
-    """Peers to ask to dial back, best first: those that others can call; one behind a relay may have dialled me, and then tells as well."""
+    """Peers to ask to dial back, best first: those that others can dial come before those behind a relay."""
     able = [record for record in live.records if record.peer != live.me and not record.leaving]
     return tuple(record.peer for record in sorted(able, key=lambda record: (_ORDER.index(record.reach), record.peer))[:most])
 
 
 def all_gone_silent(view: SwarmView, now_s: float, heard_after_s: float) -> tuple[PeerId, ...]:
-    """Those heard last, if it was for everybody longer ago than a record lives: then it may be me whom nobody reaches.
+    """The peers heard last, if every peer has expired: then this peer may be the one cut off.
 
-    () where somebody was heard since, nobody after `heard_after_s`, or where but one fell silent, who may have died.
+    Empty if some peer is still fresh, if none was heard after `heard_after_s`, or if only one fell silent: it may have died.
     """
     others = [seen for peer, seen in view.sightings.items() if peer != view.me and not seen.record.leaving]
     last_s = max((seen.risen_at_s for seen in others), default=heard_after_s)

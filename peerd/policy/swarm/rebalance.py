@@ -29,11 +29,11 @@ ROUNDING = 1e-9
 """Relative; differences below it are the arithmetic's."""
 PERIODS_PER_SEED = 10
 ERRORS = 2.0
-"""A difference must exceed so many standard deviations of its measuring error before anybody moves for it."""
+"""A peer moves only for a difference larger than this many standard deviations of the measuring error."""
 NEAR = 0.9
 """Candidates that bring at least this share of the best one's gain are equals, and the hash decides."""
 MOST_TIMES_TYPICAL = 100.0
-"""No peer is believed to outdo more than so many median peers: who claims more would else drain its stage."""
+"""A peer's speed is cut to this many times the median: a larger claim would otherwise drain its stage."""
 
 
 class Rule(enum.StrEnum):
@@ -56,7 +56,7 @@ class Rebalancing:
     download_s: float = 0.0
     """Measured: from the decision to move until the peer serves its new stage."""
     horizon_s: float = 3600.0
-    """For how long a gain is expected to last before churn would have undone or brought it anyway."""
+    """How long a gain is expected to last before churn undoes it or would have brought it anyway."""
     noise: float = 0.02
     """Relative error of one peer's measured throughput; a difference within it moves nobody (hysteresis)."""
     stage_work: tuple[float, ...] = ()
@@ -100,14 +100,14 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who moves, and why nobody else does."""
+    """The moves, and the reason for them or for their absence."""
 
     moves: tuple[Move, ...]
     reason: str
 
 
 def plan(live: LiveView, num_stages: int, seed: int | str, params: Rebalancing) -> Plan:
-    """At most one move. A function of the arguments alone; the order of the records and whose view it is do not matter.
+    """Plan at most one move. The plan is a function of the arguments alone; the order of the records and whose view it is do not matter.
 
     `seed` is what all planners of one period share (see `seed_at`).
     """
@@ -254,17 +254,17 @@ class _Improvement:
         return min((c for c in near if c.record.stage == source), key=lambda c: _rank(self._seed, c.record.peer))
 
     def _others_are_stronger(self, source: int) -> bool:
-        """Whether a move from `source` raises the whole: no third stage is as weak, within what may be measuring error."""
+        """True if a move from `source` raises the whole: every third stage is stronger than the weakest, measuring error aside."""
         others = (stage for stage in range(len(self._work)) if stage not in (source, self._weakest))
         return all(self._strengths[stage] > self._bar(stage) for stage in others)
 
     def _bar(self, stage: int) -> float:
-        """Above which a strength of `stage` is more than the weakest's by more than what may be measuring error."""
+        """The strength above which `stage` is stronger than the weakest by more than the measuring error."""
         error = self._params.noise * math.hypot(*self._rates[stage], *self._rates[self._weakest])
         return self._strengths[self._weakest] * (1 + ROUNDING) + ERRORS * error
 
     def _candidates(self, source: int, peers: list[tuple[PeerRecord, float]]) -> Iterator[_Candidate]:
-        """Those without whom their stage still stands above the weakest, by more than what may be measuring error."""
+        """Peers of `source` whose stage would stay stronger than the weakest without them, by more than the measuring error."""
         weakest, strength = self._weakest, self._strengths[source]
         floor, bar = self._strengths[weakest], self._bar(source)
         needed = self._params.needed_bytes[weakest] if self._params.needed_bytes else 0

@@ -1,4 +1,4 @@
-"""What a volunteering relay takes on, when it does not relay at all, and which relays a peer asks that nobody can dial. Pure."""
+"""What a volunteering relay accepts, when it does not relay, and which relays a peer asks if nobody can dial it. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from peerd.table.record import HIDDEN, PeerId, PeerRecord, Reach
 from peerd.table.view import LiveView
 
 NUM_RELAYS = 2
-"""How many a relayed peer holds reservations at, so that one may go at any moment."""
+"""Number of relays at which a relayed peer holds reservations, so that one may disappear at any moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Bounds:
     reservations: int = 64
     circuits: int = 256
     circuits_each: int = 32
-    """Of one peer, whichever end it is."""
+    """Circuits with one peer at either end."""
     rate: float = 0.0
     """Bytes per second of all circuits together, both directions; 0: no limit."""
     daily: int = 0
@@ -30,14 +30,14 @@ class Bounds:
 
 
 def why_not_reserve(bounds: Bounds, reserved: Collection[PeerId], peer: PeerId) -> str:
-    """Empty where the peer gets a place. Who has one may renew it."""
+    """The reason to refuse a reservation; empty if the peer gets one. A peer that has one may renew it."""
     if peer not in reserved and len(reserved) >= bounds.reservations:
         return f"all {bounds.reservations} places are taken"
     return ""
 
 
 def why_not_connect(bounds: Bounds, circuits: Sequence[tuple[PeerId, PeerId]], caller: PeerId, callee: PeerId) -> str:
-    """Empty where one more circuit between them may be opened. `circuits` are the two ends of those there are."""
+    """The reason to refuse one more circuit between two peers; empty if it may be opened. `circuits` are the ends of the open ones."""
     if len(circuits) >= bounds.circuits:
         return f"it carries {bounds.circuits} circuits already"
     for peer in (caller, callee):
@@ -77,6 +77,6 @@ def why_not_relay(standing: VolunteerState, bounds: Bounds) -> str:
 
 
 def relays_to_ask(live: LiveView, held: Collection[PeerId], refused: Collection[PeerId]) -> tuple[PeerRecord, ...]:
-    """Volunteers to ask for a place, in the order in which to; each peer has an order of its own, so that they spread."""
+    """Volunteers to ask for a reservation, in order. Each peer has an order of its own, so that the load spreads."""
     able = [r for r in live.records if r.relays and not r.leaving and direct(r.addresses) and r.peer not in (live.me, *held, *refused)]
     return tuple(sorted(able, key=lambda record: digest("relay", live.me, record.peer, size=8)))

@@ -1,10 +1,10 @@
 """How news of records spreads in a swarm too large for everybody to tell everybody, at a cost that does not grow with it.
 
-Up to `TELLS_ALL` peers each tells all. Beyond that peers ask one another, some times a period, what rose lately: the one who asks
-names what it has of that, the one asked answers with what is missing. Each asks few, news doubles its hearers with every
-turn, and a record travels once to each who wants it. From `SUMMARISED` peers a record concerns its own and the neighbouring
-stages alone. A few peers of each stage speak for it: their records, with the stage's numbers in them, go to everybody. And who
-knows many announces itself less often, and says so in its record, so that each reader knows how long it lives: rule T2 (alive).
+Up to `TELLS_ALL` peers, each tells all others. Beyond that, peers ask one another for news several times a period: the asking
+peer names the versions that it has, and the other answers with what is missing. News doubles its hearers with every turn, and a
+record travels to each peer once. From `SUMMARISED` peers on, a record goes to its own and the neighbouring stages alone. A few
+peers of each stage speak for it: their records contain the stage's numbers and go to everybody. A peer that knows many others
+announces itself less often and says so in its record, so that each reader knows how long it lives: rule T2 (alive).
 """
 
 from __future__ import annotations
@@ -19,52 +19,52 @@ from peerd.table.record import PeerId, PeerRecord, RawRecord, StageSummary
 from peerd.table.view import NEAR_STAGES, LiveView
 
 TELLS_ALL = 15
-"""Live peers, up to which each tells all."""
+"""Up to this number of live peers each tells all others."""
 SUMMARISED = 128
-"""Peers, from which nobody knows all."""
+"""From this number of peers on, no peer knows all."""
 KNOWN_PER_PERIOD = 32
-"""As many announcements a period should come in; who knows more peers announces itself less often, and so do they."""
+"""Number of announcements that a peer should receive in a period; peers that know more others announce themselves less often."""
 TURNS_PER_PERIOD, QUIET_TURNS = 5, 3
-"""So often a peer asks another for news, and where nothing but renewals came for a period."""
+"""Number of times a period that a peer asks for news, and the number after a period that brought only renewals."""
 KEPT_TURNS = 15
-"""So long news is new: twice the turns in which it reaches 10,000 peers."""
+"""Turns for which a record counts as news: twice as many as it takes to reach 10,000 peers."""
 MOST_NEWS = 48
-"""In one answer, the newest first; what finds no room goes with the next."""
+"""Number of records in one answer, newest first; the rest goes with the next."""
 MOST_TAGS = 256
 SPEAKERS = 3
 KEEPERS = 4
 """Peers of a stage whose records the directory keeps, when it is too large for all: enough to hear of the others from."""
 PARTNERS = 16
 MOST_PAUSE = 12
-"""Periods between two reads of the directory that are to bring nobody new."""
+"""The longest time between two reads of the directory while nobody comes or goes, in periods."""
 READS_PER_PERIOD = 8
-"""Of the directory, by all peers together, while peers come or go: what one finds the others hear of."""
+"""Reads of the directory by all peers together while peers come or go: the others hear of what one finds."""
 STORED_EVERY = 2
-"""Announcements; what the directory has of me lives for three, and some seconds."""
+"""The directory gets every second announcement; what it stores lives for three, and some seconds."""
 EARLY = 0.5
-"""In periods: what is due before the next look at the clock is due now."""
+"""In periods: what becomes due before the next look at the clock is due now."""
 ANNOUNCED_TO = 3
-"""Peers who are told at once of an announcement, so that it does not begin its way with one."""
+"""Number of peers that are told of an announcement at once, so that it starts from more than one."""
 TAG_BYTES = 7
 _WHO_BYTES = 4
 _VERSIONS = 1 << 16
 Who = TypeVar("Who")
 FAR_SHARE = 0.5
-"""A speaker asks speakers of far stages so often; others never do, lest all ask those few."""
+"""Share of a speaker's questions that go to speakers of far stages. Other peers ask none of them, to spare those few."""
 
 
 def periods(num_known: int) -> int:
-    """Announce periods between two announcements of one who knows so many peers: one more where they go from mouth to mouth."""
+    """Announce periods between two announcements of a peer that knows `num_known` others; one more where records travel by gossip."""
     return 1 + (num_known > TELLS_ALL) + num_known // KNOWN_PER_PERIOD
 
 
 def is_to_announce(every: int, since: float) -> bool:
-    """Whether one who announces itself at least once in `every` periods does so now, so many periods after it last did."""
+    """True if a peer that announces itself at least once in `every` periods does so now, `since` periods after the last time."""
     return every == 1 or since >= every - EARLY
 
 
 def is_to_store(mine: PeerRecord, live: LiveView, since: float) -> bool:
-    """Whether the directory gets my announcement, so many periods after the last one it got. It keeps a few of a large swarm's stage."""
+    """True if the directory gets this announcement, `since` periods after the last. It keeps only a few peers of a large swarm's stage."""
     return since >= STORED_EVERY * mine.periods - EARLY and (len(live.records) <= TELLS_ALL or is_among_first(mine, live, KEEPERS))
 
 
@@ -100,7 +100,7 @@ class DirectoryReading:
 
 
 def num_peers(live: LiveView) -> int:
-    """Of the whole swarm, as far as I know or am told."""
+    """The size of the whole swarm, as far as this peer knows or speakers tell."""
     stages = {record.stage for record in live.records}
     return sum(max(len(live.of_stage(stage)), live.num_serving(stage)) for stage in stages)
 
@@ -110,13 +110,13 @@ def _rank(record: PeerRecord) -> bytes:
 
 
 def is_among_first(mine: PeerRecord, live: LiveView, how_many: int) -> bool:
-    """Whether I am one of so many peers of my stage that all its peers agree on by a hash."""
+    """True if this peer is one of the first `how_many` of its stage, in an order by hash that all its peers share."""
     able = [r for r in live.serving(mine.stage) if not r.leaving]
     return mine.peer in {r.peer for r in sorted(able, key=_rank)[:how_many]}
 
 
 def summarise(mine: PeerRecord, live: LiveView) -> StageSummary | None:
-    """What I say of my stage; None where I do not speak for it, or the swarm is small enough for all to know all."""
+    """This peer's summary of its stage; None if it does not speak for the stage, or every peer knows all others."""
     if num_peers(live) < SUMMARISED or not is_among_first(mine, live, SPEAKERS):
         return None
     serving, everybody = live.serving(mine.stage), live.of_stage(mine.stage)
@@ -132,19 +132,19 @@ def summarise(mine: PeerRecord, live: LiveView) -> StageSummary | None:
 
 
 def concerns(record: PeerRecord, stage: int) -> bool:
-    """Whether a peer of `stage` has to know this record in a summarised swarm."""
+    """True if a peer of `stage` needs this record in a summarised swarm."""
     return record.summary is not None or abs(record.stage - stage) <= NEAR_STAGES
 
 
 def partners(me: PeerId, near: Sequence[PeerId]) -> list[PeerId]:
-    """The few with whom I exchange news, by a hash of my own: always the same ones, for each is a connection to be kept."""
+    """The few peers to exchange news with, chosen by a hash: always the same ones, because each is a connection to keep."""
     return sorted(near, key=lambda peer: digest("partner", me, peer, size=8))[:PARTNERS]
 
 
 def whom_to_ask(speaks: bool, mine: Sequence[Who], far_speakers: Sequence[Who], draws: tuple[float, float]) -> Who | None:
-    """Which of my partners I ask for news this time, or which speaker of a far stage; None where nobody is there.
+    """The peer to ask for news this time: one of the partners, or a speaker of a far stage; None if there is neither.
 
-    `draws` are two numbers of chance in [0, 1).
+    `draws` are two random numbers in [0, 1).
     """
     is_far = bool(far_speakers) and (not mine or (speaks and draws[0] < FAR_SHARE))
     able = far_speakers if is_far else mine
@@ -162,7 +162,7 @@ class NewsItem:
 
 
 def tag_of(record: PeerRecord) -> bytes:
-    """Whose record and which version, in few bytes: versions that are less than 32,768 apart can be told to be older or newer."""
+    """Name a record's peer and version in few bytes. The order of two versions is known if they are less than 32,768 apart."""
     who = digest("tag", record.peer, size=_WHO_BYTES)
     return who + (record.incarnation & 0xFF).to_bytes(1, "big") + (record.version % _VERSIONS).to_bytes(2, "big")
 
@@ -175,17 +175,17 @@ def _is_newer(tag: bytes, than: bytes | None) -> bool:
 
 
 class News:
-    """What rose lately, the newest last. Times are seconds of the caller's clock."""
+    """The records that rose lately, newest last. Times are seconds on the caller's clock."""
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
         self._said_s = float("-inf")
         self._items: dict[PeerId, NewsItem] = {}
         self._told_s: dict[PeerId, tuple[float, tuple[object, ...]]] = {}
-        """When each record was last news, and what it said then."""
+        """For each peer: when its record was last news, and what it said then."""
 
     def note(self, record: PeerRecord, raw: RawRecord, now_s: float) -> None:
-        """It rose. A version that says nothing new and comes long before it is due is no news."""
+        """Note a record that rose. A version that says nothing new and comes long before it is due is no news."""
         applied = (record.average_id, record.gradient_norm, record.tied_sum, record.tied)
         said = (record.incarnation, record.step, record.phase, record.leaving, record.reach, applied)
         last_s, before = self._told_s.get(record.peer, (float("-inf"), None))
@@ -198,22 +198,22 @@ class News:
         self._items[record.peer] = NewsItem(record, raw, tag_of(record), now_s)
 
     def forget(self, peer: PeerId) -> None:
-        """It is gone for good."""
+        """Forget a peer that is gone for good."""
         self._told_s.pop(peer, None)
 
     def turn_s(self, now_s: float) -> float:
-        """How long until the next turn to ask."""
+        """Seconds until the next turn to ask."""
         is_quiet = now_s - self._said_s > self._period_s
         return self._period_s / (QUIET_TURNS if is_quiet else TURNS_PER_PERIOD)
 
     def tags(self, now_s: float) -> list[bytes]:
-        """What I need not be told, the newest first."""
+        """The tags of the versions that this peer has, newest first."""
         self._forget(now_s)
         newest = list(self._items.values())[-MOST_TAGS:]
         return [item.tag for item in reversed(newest)]
 
     def unknown_to(self, tags: Collection[bytes], stage: int | None, now_s: float) -> list[RawRecord]:
-        """What is new to one of `stage`, whom only some records concern; None: all do."""
+        """The records that are new to a peer of `stage` and concern it; with stage None, all that are new."""
         self._forget(now_s)
         known = {tag[:_WHO_BYTES]: tag for tag in tags}
         found: list[RawRecord] = []

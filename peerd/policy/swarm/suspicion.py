@@ -1,7 +1,7 @@
-"""How long somebody gets to answer before it counts as gone: longer for one who was wrong lately.
+"""How long a peer waits for an answer before it suspects another: longer if its suspicions were wrong lately.
 
-Local health, as in Lifeguard (Dadgar, Phillips, Currey, 2018): who is short of processor time or whose link is full sees
-others fail that are well. So each suspicion that proves wrong makes me more patient for a while; one that was right does not.
+This is local health as in Lifeguard (Dadgar, Phillips, Currey, 2018). A peer that is short of processor time, or whose link is
+full, sees healthy peers fail. So each suspicion that proves wrong makes it more patient for a while.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MOST_PATIENT = 8
-"""Times the usual wait."""
+"""The largest factor by which the usual wait is multiplied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Of one who judges others. Times are seconds of the caller's clock."""
+    """How patient this peer is with others. Times are seconds on the caller's clock."""
 
     forgiven_s: float
-    """After so long a mistake counts half."""
+    """The time after which a mistake counts half."""
     wrong: float = 0.0
     """Mistakes, at `at_s`."""
     at_s: float = 0.0
 
     def factor(self, now_s: float) -> float:
-        """By how much to wait longer than usual: 1 for who was not wrong lately."""
+        """The factor by which to wait longer than usual; 1 without recent mistakes."""
         return min(MOST_PATIENT, 1 + self._left(now_s))
 
     def after_mistake(self, now_s: float) -> Patience:
