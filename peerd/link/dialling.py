@@ -1,4 +1,4 @@
-"""Who answers at an IP address and port, found out without libp2p's own daemon, which would use the connection it has.
+"""Finds out which peer answers at an IP address and port, without libp2p's own daemon, which would use the connection it has.
 
 A libp2p peer that speaks TLS shows a certificate that proves its peer id, and so does a peer that takes direct connections. Looking at
 that tells who answers; nothing else is sent.

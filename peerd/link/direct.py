@@ -180,7 +180,7 @@ class DirectPaths:
         return path is not None and path.channel is not None and (path.is_local or not self._throttles.capped)
 
     def is_local(self, peer: PeerId) -> bool:
-        """Of a path that leads there: whether it is a local socket."""
+        """Whether the path to the peer leads there and is a local socket."""
         return self.leads_to(peer) and self._paths[peer].is_local
 
     @property

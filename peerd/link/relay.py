@@ -52,7 +52,7 @@ class Relay:
 
     @property
     def reserved(self) -> tuple[PeerId, ...]:
-        """Who holds a place."""
+        """The peers that hold a reservation."""
         return tuple(self._reserved)
 
     async def attach(self, p2pd: P2pd) -> None:

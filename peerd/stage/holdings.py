@@ -94,7 +94,7 @@ class Holdings:
         return {name: value.detach().to("cpu", copy=True) for name, value in found.items()}
 
     def tied_tensors(self, record: PeerRecord) -> dict[str, Tensor]:
-        """Of these my copy of a tied weight, with all that an update changes of it, and its history."""
+        """This peer's copy of a tied weight, with all that an update changes of it, and its history."""
         parameters = {f"{kind}/{name}" for kind in ("parameters", "previous", "ahead") for name in self.tied_names}
         beginnings = ("tied/", *(f"optimizer/{name}." for name in self.tied_names))
         return {name: value for name, value in self.tensors(record).items() if name in parameters or name.startswith(beginnings)}
@@ -175,7 +175,7 @@ def history_from(tensors: Mapping[str, Tensor]) -> Lineage:
 
 
 def history_of(tensors: Mapping[str, Tensor]) -> Lineage:
-    """Of the copy of a tied weight in a state; BadMessageError where it has none."""
+    """The history of the copy of a tied weight in a state. Raises BadMessageError if the state has none."""
     found = {name.removeprefix("tied/"): value for name, value in tensors.items() if name.startswith("tied/")}
     try:
         if not found:

@@ -326,7 +326,7 @@ class Stepper:
 
 
 def rules_of(manifest: Manifest, ttl_s: float, averaging_s: float) -> StepRules:
-    """Of a run, as its manifest sets them."""
+    """The rules' numbers of a run, as its manifest sets them."""
     train = manifest.train
     return StepRules(
         num_stages=train.num_stages,

@@ -195,7 +195,7 @@ class Gossip:
         await self._membership.absorb_quietly(table)
 
     async def _ask_for_news(self) -> None:
-        """Whoever does not answer is looked after like any other that failed."""
+        """Ask one peer for news. If it does not answer, liveness finds out whether it is there."""
         peer = self._whom_to_ask() if clock_s() >= self._quiet_until_s else None
         if peer is None:
             return
@@ -277,7 +277,7 @@ class Gossip:
         return chosen
 
     def _strangers(self) -> list[PeerId]:
-        """Whoever was ever met: somebody who sees nobody alive still has to make itself known."""
+        """A few of all peers ever met: a peer that sees no other peer alive still has to make itself known."""
         known = sorted({*self._membership.view.sightings, *self._membership.book} - {self._membership.me})
         return self._random.sample(known, min(len(known), OTHERS_FAN_OUT))
 

@@ -1,4 +1,4 @@
-"""Who this daemon is: its Ed25519 key, the lock that makes it the only one, and the little state that outlives it.
+"""This daemon's identity: its Ed25519 key, the lock that makes it the only one, and the little state that outlives it.
 
 The key file is what libp2p reads: a protobuf of key type Ed25519 and 64 bytes, private then public. A peer id is the
 identity multihash of the public key, so signatures verify against the id alone.

@@ -80,7 +80,7 @@ def read_record(body: bytes, signature: bytes, run: RunId) -> SignedRecord:
 
 
 def peek_record(body: bytes) -> tuple[PeerId, tuple[int, int]]:
-    """Whose record it claims to be, and its (incarnation, version), before its signature is checked."""
+    """The peer that the record claims to be of, and its (incarnation, version); its signature is not checked yet."""
     if len(body) > MAX_RECORD_BYTES:
         raise BadMessageError(f"record of {len(body)} bytes")
     try:

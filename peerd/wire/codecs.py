@@ -135,7 +135,7 @@ def _merges(bits: int) -> list[tuple[torch.dtype, int, int]]:
 
 
 def _keep_largest(codec: Codec, values: Tensor) -> Tensor:
-    """Of each chunk the values of largest magnitude in rising position: all values, then all positions."""
+    """The values of largest magnitude of each chunk, in rising position: all values, then all positions."""
     border = values.numel() // TOPK_CHUNK * TOPK_CHUNK
     rows = [values[:border].view(-1, TOPK_CHUNK), values[border:].view(1, -1)]
     places = [row.abs().topk(codec.kept(row.shape[1]), dim=1, sorted=False).indices.sort(dim=1).values for row in rows]

@@ -58,7 +58,7 @@ class Described(Protocol):
     def describe(self) -> Description: ...
 
     async def tallies(self) -> Sequence[StageTally]:
-        """Who computed what, as this peer counted it."""
+        """The microbatches that each peer computed, as this peer counted them."""
         ...
 
 

@@ -76,7 +76,7 @@ def entry_of(record: PeerRecord) -> RosterEntry:
 
 
 def leader_of(members: Sequence[PeerRecord]) -> PeerId | None:
-    """Who proposes: the lowest hash for this stage and step among the members that stay."""
+    """The member that proposes: the one with the lowest hash for this stage and step among the members that stay."""
     staying = [m for m in members if not m.leaving] or list(members)
     return min(staying, key=lambda m: peer_rank(m.peer, m.stage, m.step)).peer if staying else None
 

@@ -42,7 +42,7 @@ def other_end(stage: int, num_stages: int) -> int | None:
 
 
 def sum_id(first: AverageId, last: AverageId) -> AverageId:
-    """Of the first stage's average and the last stage's."""
+    """The id of the sum of the first stage's average and the last stage's."""
     return AverageId(digest("tied", first, last))
 
 
@@ -76,7 +76,7 @@ def sum_of_step(mine: PeerRecord, live: LiveView, num_stages: int) -> WantedSum 
 
 
 def _wanted(wanted: AverageId, mine: PeerRecord, live: LiveView, halves: Sequence[TiedSource]) -> WantedSum:
-    """Whoever has the sum of the very step is a source, and each peer asks them in another order."""
+    """Every peer that has the sum of this step is a source; each peer asks the sources in an order of its own."""
     others = [r for r in live.records if r.peer != mine.peer and r.phase is not Phase.JOINING]
     whole = [r.peer for r in others if sum_told(r, mine.step) == wanted or (r.step, r.tied_sum) == (mine.step, wanted)]
     sources = {source.peer: source for source in halves} | {peer: TiedSource(peer, wanted) for peer in whole}
@@ -98,5 +98,5 @@ def history_after(tied: Lineage, applied: AverageId, norm: float | None) -> Line
 
 
 def lineage_replaced(lineage: Lineage, tied: Lineage) -> Lineage:
-    """Of a stage whose copy was replaced by the other stage's."""
+    """The lineage of a stage after the other stage's copy has replaced its own."""
     return Lineage(lineage.inexact, digest("copy", lineage.chain, tied.inexact, tied.chain))
