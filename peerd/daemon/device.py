@@ -82,7 +82,7 @@ def utilisation(device: torch.device) -> float | None:
     if device.type == "cpu":
         return psutil.cpu_percent() / 100
     if device.type == "cuda":
-        with contextlib.suppress(ModuleNotFoundError, RuntimeError):
+        with contextlib.suppress(Exception):  # no driver, no library, or NVML's "not supported": then it does not tell
             return torch.cuda.utilization(device) / 100
     return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -15,6 +16,9 @@ from prometheus_client.registry import Collector
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Reading = float | Mapping[str | tuple[str, ...], float]
 """One value, or one for each combination of labels."""
+MetricSource = Reading | None | Callable[[], Reading | None]
+"""A value that is at hand, or a function that asks a sensor for it. None: it is not known, and the metric is left out."""
+LOG = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +100,32 @@ METRICS = (
 
 
 class _Readings(Collector):
-    def __init__(self, read: Callable[[], Mapping[str, Reading]]) -> None:
+    def __init__(self, read: Callable[[], Mapping[str, MetricSource]]) -> None:
         self._read = read
+        self._failed: set[str] = set()
+        """Metrics whose sensor has failed, each of which the log tells once."""
 
     def describe(self) -> Iterator[Metric]:
         """Return no metrics, so that registering this collector does not read the values."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        values = self._read()
+        sources = self._read()
         for metric in METRICS:
-            if metric.name in values:
-                yield _family(metric, values[metric.name])
+            value = self._value(metric.name, sources.get(metric.name))
+            if value is not None:
+                yield _family(metric, value)
+
+    def _value(self, name: str, source: MetricSource) -> Reading | None:
+        if not callable(source):
+            return source
+        try:
+            return source()
+        except Exception as error:  # the edge of what the platform tells: a broken sensor costs its own metric
+            if name not in self._failed:
+                self._failed.add(name)
+                LOG.warning("a sensor failed", metric=name, error=repr(error))
+            return None
 
 
 def _family(metric: MetricSpec, reading: Reading) -> Metric:
@@ -120,7 +138,7 @@ def _family(metric: MetricSpec, reading: Reading) -> Metric:
     return family
 
 
-def scraper(read: Callable[[], Mapping[str, Reading]]) -> Callable[[], bytes]:
+def scraper(read: Callable[[], Mapping[str, MetricSource]]) -> Callable[[], bytes]:
     """A function that returns the text of a scrape, from a registry of its own."""
     registry = CollectorRegistry()
     registry.register(_Readings(read))

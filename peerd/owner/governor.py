@@ -85,17 +85,11 @@ class Governor:
         self._usage.add(moved - self._counted)
         self._counted = moved
         limits, usage = self.limits, self._usage
-        try:
-            asked = (limits, usage.today, usage.this_month)
-            looks = self._sensors.has_to_look(limits)
-            readings = await asyncio.to_thread(self._sensors.read, *asked) if looks else self._sensors.read(*asked)
-            found = why_pause(limits, readings, paused=self.pause is not None)
-        except Exception as error:  # the edge of what the platform tells: a broken sensor pauses nobody
-            LOG.warning("a sensor failed", error=repr(error))
-            found = None
-        else:
-            self._keep_duty(duty_within(self.limits, self._duty, readings.power))
-        self._judge(self._asked() or found)
+        asked = (limits, usage.today, usage.this_month)
+        looks = self._sensors.has_to_look(limits)
+        readings = await asyncio.to_thread(self._sensors.read, *asked) if looks else self._sensors.read(*asked)
+        self._keep_duty(duty_within(self.limits, self._duty, readings.power))
+        self._judge(self._asked() or why_pause(limits, readings, paused=self.pause is not None))
 
     def _keep_duty(self, duty: float) -> None:
         if duty != self._duty:

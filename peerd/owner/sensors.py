@@ -11,9 +11,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 import psutil
+import structlog
 import torch
 
 from peerd.policy.owner.governor import Limits, Readings
@@ -30,6 +31,8 @@ SLOW_PERIOD_S = 30.0
 IDLE_AFTER_S = 300.0
 _METERED = ("1", "3")
 """NetworkManager's NM_METERED_YES and NM_METERED_GUESS_YES."""
+LOG = structlog.get_logger()
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -46,6 +49,8 @@ class Sensors:
     _slow: dict[str, tuple[float, bool | None]] = field(default_factory=dict)
     _children: list[psutil.Process] = field(default_factory=list)
     _looked_s: float = float("-inf")
+    _failed: set[str] = field(default_factory=set)
+    """Sensors that have failed, each of which the log tells once."""
 
     @staticmethod
     def has_to_look(limits: Limits) -> bool:
@@ -59,14 +64,24 @@ class Sensors:
             minute=60 * now.hour + now.minute,
             today=today,
             this_month=this_month,
-            others_share=self._others_share() if watches else None,
+            others_share=self._sensed("processor", self._others_share) if watches else None,
             gpu_shared=self._gpu_shared() if watches else None,
             input_idle=self._now_and_then("idle", _input_idle) if watches else None,
-            on_battery=None if limits.on_battery else _on_battery(),
+            on_battery=None if limits.on_battery else self._sensed("battery", _on_battery),
             on_metered=None if limits.on_metered else self._now_and_then("metered", _metered),
             temperature=self._temperature() if limits.max_temperature else None,
             power=self._power_draw() if limits.power else None,
         )
+
+    def _sensed(self, name: str, ask: Callable[[], T | None]) -> T | None:
+        """The answer of a sensor. One that fails tells nothing, and costs no other sensor and no other limit."""
+        try:
+            return ask()
+        except Exception as error:  # the edge of what the platform tells
+            if name not in self._failed:
+                self._failed.add(name)
+                LOG.warning("a sensor failed", sensor=name, error=repr(error))
+            return None
 
     def _others_share(self) -> float | None:
         """The smoothed share of all cores that other programs took since the last look."""
@@ -116,7 +131,8 @@ class Sensors:
 
     def _temperature(self) -> float | None:
         """The temperature of the hottest sensor, including the GPU's."""
-        return max((found for found in (_temperature(), gpu_temperature(self.device)) if found), default=None)
+        told = (self._sensed("temperature", _temperature), gpu_temperature(self.device))
+        return max((found for found in told if found), default=None)
 
     def _power_draw(self) -> float | None:
         now = gpu_power(self.device)
@@ -126,10 +142,10 @@ class Sensors:
             self._power += POWER_SMOOTHING * (now - self._power)
         return self._power
 
-    def _now_and_then(self, name: str, ask: Any) -> bool | None:
+    def _now_and_then(self, name: str, ask: Callable[[], bool | None]) -> bool | None:
         asked_s, told = self._slow.get(name, (float("-inf"), None))
         if time.monotonic() - asked_s >= SLOW_PERIOD_S:
-            told = ask()
+            told = self._sensed(name, ask)
             self._slow[name] = (time.monotonic(), told)
         return told
 

@@ -165,8 +165,8 @@ class Downloader:
                 number = len(partial.chunks)
                 if number >= len(header.chunk_hashes) or await asyncio.to_thread(_digest, chunk) != header.chunk_hashes[number]:
                     raise BadMessageError(f"chunk {number} of the state does not match its hash")
-                partial.chunks.append(chunk)
-                self.bytes_done = sum(map(len, partial.chunks))
+                partial.add(chunk)
+                self.bytes_done = partial.num_bytes
         if not partial.complete:
             raise BadMessageError("the state ended early")
         return header
@@ -182,6 +182,8 @@ class _Partial:
     tied_only: bool = False
     header: Snapshot | None = None
     chunks: list[bytes] = field(default_factory=list)
+    num_bytes: int = 0
+    """The size of all chunks together."""
 
     @property
     def request(self) -> StateRequest:
@@ -197,9 +199,14 @@ class _Partial:
     def complete(self) -> bool:
         return self.header is not None and len(self.chunks) == len(self.header.chunk_hashes)
 
+    def add(self, chunk: bytes) -> None:
+        self.chunks.append(chunk)
+        self.num_bytes += len(chunk)
+
     def start_over(self) -> None:
         self.header = None
         self.chunks.clear()
+        self.num_bytes = 0
 
 
 def identity_of(chunk_hashes: Sequence[bytes]) -> bytes:

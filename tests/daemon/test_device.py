@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import psutil
 import pytest
 import torch
@@ -26,6 +31,24 @@ def test_a_cpu_tells_how_busy_it_is() -> None:
 
 def test_a_device_that_does_not_tell_is_not_idle_but_unknown() -> None:
     assert utilisation(torch.device("mps")) is None
+
+
+SILENT_NVML = """
+class NVMLError(Exception): pass
+class NVMLError_DriverNotLoaded(NVMLError): pass
+def nvmlInit(): pass
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetUtilizationRates(handle): raise NVMLError("Not Supported")
+"""
+
+
+def test_a_gpu_whose_driver_says_not_supported_is_unknown_too(tmp_path: Path) -> None:
+    """With a library of NVIDIA's that answers as it does on a virtual GPU or an old one."""
+    (tmp_path / "pynvml.py").write_text(SILENT_NVML)
+    asks = "import torch; from peerd.daemon.device import utilisation; print(utilisation(torch.device('cuda', 0)))"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    told = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path})
+    assert (told.stdout, told.stderr) == ("None\n", "")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

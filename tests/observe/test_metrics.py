@@ -41,7 +41,21 @@ def test_a_scrape_gives_every_metric_under_its_name_with_its_labels() -> None:
 
 
 def test_what_is_not_known_yet_is_left_out() -> None:
-    assert b"peerd_loss" not in scraper(lambda: {"peerd_step": 3})()
+    text = scraper(lambda: {"peerd_step": 3, "peerd_loss": None})()
+    assert b"peerd_step" in text
+    assert b"peerd_loss" not in text
+
+
+def test_a_sensor_that_fails_costs_its_own_metric_and_no_other() -> None:
+    def utilisation() -> float:
+        raise OSError("not supported")
+
+    scrape = scraper(lambda: {"peerd_step": 3, "peerd_device_utilisation_ratio": utilisation, "peerd_memory_resident_bytes": lambda: 7.0})
+    for _ in range(2):
+        text = scrape()
+        assert b"peerd_step 3.0" in text
+        assert b"peerd_memory_resident_bytes 7.0" in text
+        assert b"peerd_device_utilisation_ratio" not in text
 
 
 def test_each_scrape_reads_anew() -> None:

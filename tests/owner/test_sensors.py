@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from peerd.owner.sensors import Sensors, taken_by_all
-from peerd.policy.owner.governor import Limits
+from peerd.policy.owner.governor import Limits, why_pause
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,21 @@ def test_children_are_looked_for_where_none_is_known_and_where_one_is_gone(monke
         child.kill()
     sensors._own_cpu_s()
     assert looked == 2
+
+
+def test_a_sensor_that_fails_tells_nothing_and_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine whose kernel shows a battery without its files."""
+
+    def broken() -> None:
+        raise FileNotFoundError("/sys/class/power_supply/BAT0/uevent")
+
+    monkeypatch.setattr(psutil, "sensors_battery", broken, raising=False)
+    monkeypatch.setattr(psutil, "sensors_temperatures", broken, raising=False)
+    limits = Limits(on_battery=False, max_temperature=80.0, while_used=False, daily=10**9)
+    sensors = Sensors(torch.device("cpu"))
+    sensors.read(limits, 10**9, 0)
+    sensors._shares = (0.0, 0.0, 0.0)  # the last look was long ago
+    readings = sensors.read(limits, 10**9, 0)
+    assert (readings.on_battery, readings.temperature, readings.today) == (None, None, 10**9)
+    assert readings.others_share is not None
+    assert why_pause(limits, readings) is not None

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+import sys
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import replace
+from itertools import accumulate
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -171,6 +175,63 @@ def test_who_holds_the_work_already_is_preferred_unless_banned() -> None:
     assert router.choose([holder, other], 0.1, prefer=[holder.peer]) == holder
     router.ban(holder)
     assert router.choose([holder, other], 0.1, prefer=[holder.peer]) == other
+
+
+def plainly(router: Router, pool: list[PeerRecord]) -> list[float]:
+    """The response times that shares are computed from, where each peer makes its own guess: the choice as it is defined."""
+    found = [router.response_s(peer.peer) for peer in pool]
+    known = [measured for peer in pool if (measured := router._measured.get(peer.peer)) is not None and measured.count > 1]
+    if len(known) < 2:
+        return found
+    about_s = fmean(each.mean_s for each in known)
+    spread2 = sum((each.mean_s - about_s) ** 2 for each in known) / (len(known) - 1)
+    noise2 = wiring.STANDARD_ERRORS**2 * fmean(each.error2(wiring.SMOOTHING) for each in known)
+    real = max(0.0, 1 - noise2 / spread2) if spread2 else 0.0
+    return [fmean(found) + real * (each_s - fmean(found)) for each_s in found]
+
+
+def guessed_s(router: Router, peer: PeerId) -> float:
+    """What a single peer's response time is guessed from: everybody's average, or the least of what few told."""
+    known, everybody = router._measured.get(peer), router._measured.values()
+    if known is not None and known.count > 1:
+        return known.mean_s
+    told = [each.mean_s for each in everybody if each.count > 1]
+    guess_s = fmean(told) if told else min((each.mean_s for each in everybody), default=wiring.UNKNOWN_RESPONSE_S)
+    return guess_s if known is None else min(known.mean_s, guess_s)
+
+
+@given(st.lists(st.tuples(st.integers(0, 11), st.floats(0.0, 30.0)), max_size=60), st.floats(0, 1, exclude_max=True), st.integers(0, 9))
+def test_one_guess_for_all_decides_as_a_guess_for_each(observed: list[tuple[int, float]], point: float, step: int) -> None:
+    router, peers = Router(), [member(f"p{number}") for number in range(12)]
+    for number, response_s in observed:
+        router.observe(peers[number].peer, response_s)
+    assert [router.response_s(peer.peer) for peer in peers] == [guessed_s(router, peer.peer) for peer in peers]
+    pool = sorted(peers, key=lambda peer: wiring._place(peer.peer, step))
+    ends = list(accumulate(1 / max(each_s, wiring.LEAST_RESPONSE_S) for each_s in plainly(router, pool)))
+    assert router.choose(peers, point, step=step) == pool[min(bisect_right(ends, point * ends[-1]), len(pool) - 1)]
+
+
+@pytest.mark.parametrize("answers", [0, 1, 2])
+def test_a_choice_among_more_peers_takes_no_more_than_so_many_times_the_work(answers: int) -> None:
+    """Whatever is known of them: nothing, one response each, or an average."""
+
+    def work(num_peers: int) -> int:
+        router, peers = measured({f"p{number}": 1.0 + number for number in range(num_peers)}, answers)
+        router.choose(peers, 0.5)  # the places are remembered
+        events = 0
+
+        def count(*_event: object) -> None:
+            nonlocal events
+            events += 1
+
+        sys.setprofile(count)
+        try:
+            router.choose(peers, 0.5)
+        finally:
+            sys.setprofile(None)
+        return events
+
+    assert work(300) < 3.5 * work(100)
 
 
 def test_nobody_to_choose_from_gives_nobody() -> None:

@@ -117,6 +117,32 @@ async def test_chunks_of_two_steps_are_never_put_together() -> None:
     assert (found.step, steps_in(found)) == (4, {4.0})
 
 
+class CountedChunk(bytes):
+    """A chunk that knows how often somebody asked for its length."""
+
+    asked = 0
+
+    def __len__(self) -> int:
+        self.asked += 1
+        return super().__len__()
+
+
+async def test_the_progress_of_a_download_costs_each_chunk_no_more_than_the_first() -> None:
+    chunks: list[CountedChunk] = []
+
+    class CountingDonor(Donor):
+        async def chunks(self, first: int) -> AsyncIterator[bytes]:
+            async for chunk in super().chunks(first):
+                chunks.append(CountedChunk(chunk))
+                yield chunks[-1]
+
+    whole = state_of(3, num_chunks=8)
+    fetch = downloader(Donors(near=CountingDonor(2, whole, breaks_at=3), far=CountingDonor(3, whole)))
+    await fetch.download(0, MOST_BYTES, prefer=NEAR)
+    assert fetch.bytes_done == fetch.bytes_total == len(whole)
+    assert {chunk.asked for chunk in chunks} == {1}
+
+
 async def test_a_donor_that_fails_before_its_first_chunk_costs_nothing() -> None:
     donors = Donors(near=Donor(3, state_of(3), breaks_at=0), far=Donor(4, state_of(4)))
     assert steps_in(await download(donors)) == {4.0}

@@ -12,7 +12,7 @@ from peerd.daemon.device import describe, memory_of, utilisation
 from peerd.daemon.peer import Peer
 from peerd.daemon.watching.observer import Observer
 from peerd.link.traffic import PeerRole
-from peerd.observe.metrics import Reading
+from peerd.observe.metrics import MetricSource, Reading
 from peerd.policy.step.ledger import missing, work_step
 from peerd.swarm.membership import clock_s
 from peerd.timeline.spans import PHASES
@@ -20,16 +20,19 @@ from peerd.timeline.spans import PHASES
 LAG_OVER_S = 60.0
 
 
-def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[str, Reading]:
+def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[str, MetricSource]:
     """By the metric's name, as METRICS lists them."""
-    counters, record, loss = answers.counters(), peer.seat.state.record, answers.table()["last_loss"]
-    memory, now_s = memory_of(peer.place.device), time.monotonic()
-    values: dict[str, Reading] = {
+    counters, record, device = answers.counters(), peer.seat.state.record, peer.place.device
+    evaluation, now_s = peer.seat.training.evaluation, time.monotonic()
+    return {
         **_of_table(peer),
-        "peerd_info": {(__version__, record.peer, peer.place.signed.run, peer.place.manifest.name, describe(peer.place.device)): 1.0},
+        "peerd_info": {(__version__, record.peer, peer.place.signed.run, peer.place.manifest.name, describe(device)): 1.0},
         "peerd_uptime_seconds": answers.uptime_s,
         "peerd_stage": record.stage,
         "peerd_step": record.step,
+        "peerd_loss": answers.table()["last_loss"],
+        "peerd_evaluation_loss": evaluation.loss if evaluation else None,
+        "peerd_evaluation_step": evaluation.step if evaluation else None,
         "peerd_swarm_tokens_per_second": answers.tokens_per_second(),
         "peerd_samples_per_second": peer.seat.service.counters.throughput,
         "peerd_contributed_tokens_total": peer.seat.service.counters.tokens,
@@ -58,24 +61,17 @@ def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_moves_total": peer.moves,
         "peerd_p2pd_restarts_total": peer.p2pd_restarts,
         "peerd_join_seconds": peer.seat.join_took_s,
-        "peerd_memory_resident_bytes": psutil.Process().memory_info().rss,
-        "peerd_memory_device_bytes": memory.held,
-        "peerd_device_memory_bytes": memory.total,
-        "peerd_device_memory_used_bytes": memory.used,
+        "peerd_memory_resident_bytes": lambda: psutil.Process().memory_info().rss,
+        "peerd_memory_device_bytes": lambda: memory_of(device).held,
+        "peerd_device_memory_bytes": lambda: memory_of(device).total,
+        "peerd_device_memory_used_bytes": lambda: memory_of(device).used,
+        "peerd_device_utilisation_ratio": lambda: utilisation(device),
         "peerd_memory_available_bytes": peer.seat.memory_bytes,
-        "peerd_cpu_seconds_total": sum(psutil.Process().cpu_times()[:2]),
+        "peerd_cpu_seconds_total": lambda: sum(psutil.Process().cpu_times()[:2]),
         "peerd_event_loop_lag_seconds": observer.lag.worst_s(LAG_OVER_S, now_s) if observer else 0.0,
         "peerd_event_loop_lag_quantile_seconds": observer.lag.quantiles(now_s) if observer else {},
         "peerd_health_items": _by_severity(answers),
     }
-    evaluation = peer.seat.training.evaluation
-    known = (
-        ("peerd_loss", loss),
-        ("peerd_evaluation_loss", evaluation.loss if evaluation else None),
-        ("peerd_evaluation_step", evaluation.step if evaluation else None),
-        ("peerd_device_utilisation_ratio", utilisation(peer.place.device)),
-    )
-    return values | {name: value for name, value in known if value is not None}
 
 
 def _of_table(peer: Peer) -> dict[str, Reading]:

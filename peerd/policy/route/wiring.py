@@ -104,16 +104,20 @@ class Router:
 
     def response_s(self, peer: PeerId) -> float:
         """Moving average of the peer's response time, s; a guess until its second response."""
-        known = self._measured.get(peer)
-        if known is not None and known.count > 1:
-            return known.mean_s
-        told = [each.mean_s for each in self._measured.values() if each.count > 1]
-        guess_s = fmean(told) if told else min((each.mean_s for each in self._measured.values()), default=UNKNOWN_RESPONSE_S)
-        return min(known.mean_s, guess_s) if known is not None else guess_s
+        return self._averages_s([peer])[0]
+
+    def _averages_s(self, peers: Sequence[PeerId]) -> list[float]:
+        """Each peer's average or guess, s. The guess is the same for all of them, so it is made once."""
+        found = [self._measured.get(peer) for peer in peers]
+        guess_s = 0.0
+        if not all(known is not None and known.count > 1 for known in found):
+            told = [each.mean_s for each in self._measured.values() if each.count > 1]
+            guess_s = fmean(told) if told else min((each.mean_s for each in self._measured.values()), default=UNKNOWN_RESPONSE_S)
+        return [guess_s if known is None else known.mean_s if known.count > 1 else min(known.mean_s, guess_s) for known in found]
 
     def _responses_s(self, peers: Sequence[PeerId]) -> list[float]:
         """The response times that shares are computed from: averages, moved towards their mean as far as chance explains them."""
-        found = [self.response_s(peer) for peer in peers]
+        found = self._averages_s(peers)
         known = [self._measured[peer] for peer in peers if peer in self._measured and self._measured[peer].count > 1]
         if len(known) < 2:
             return found
