@@ -38,6 +38,8 @@ MAX_THREADS = 256
 MOST_STARTING = max(2, os.cpu_count() or 1)
 """Number of daemons that start at the same time. Each needs a core for seconds until it can answer."""
 EXPORT_SILENCE_S = 600.0
+EXPORT_WAIT_S = 60.0
+"""For the stages to be at one step; the downloads take as long as they take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,7 +333,9 @@ class DemoSwarm:
         problem: PeerdError | None = None
         for daemon in self.living:
             try:
-                daemon.client.request("export", folder=str(folder), silence_s=EXPORT_SILENCE_S, on_progress=self.say)
+                daemon.client.request(
+                    "export", folder=str(folder), timeout_s=EXPORT_WAIT_S, silence_s=EXPORT_SILENCE_S, on_progress=self.say
+                )
             except PeerdError as error:
                 problem = error
             else:

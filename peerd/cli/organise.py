@@ -13,6 +13,7 @@ from peerd import SCHEMA
 from peerd.cli.options import (
     OUTPUT_FOLDER,
     STEPS,
+    TIMEOUT_S,
     ask,
     chosen_home,
     create_folder,
@@ -180,12 +181,14 @@ def launch(context: click.Context, settings: Settings, *, detach: bool, as_json:
 @click.command()
 @click.argument("folder", metavar="DIR", type=OUTPUT_FOLDER)
 @click.option("--format", "file_format", type=click.Choice(["peerd", "hf"]), default="peerd", show_default=True, help="See below.")
+@click.option("--timeout", "timeout_s", type=TIMEOUT_S, metavar="S", help="Seconds to wait for the stages at most.  [default: no limit]")
 @daemon_command
-def export(context: click.Context, folder: Path, file_format: str, as_json: bool) -> None:
+def export(context: click.Context, folder: Path, file_format: str, timeout_s: float | None, as_json: bool) -> None:
     """Write the whole model, of one consistent step, into DIR.
 
     Gathers every stage from the swarm and writes run.toml, model.safetensors, optimizer.safetensors and history.jsonl. With
     --format hf it writes what transformers' from_pretrained loads: shards, their index, config.json and a tokenizer's files.
+    While a stage has nobody who serves it, or the stages are not at one step, it waits and says for what; Ctrl-C ends it.
 
     \b
     Examples:
@@ -196,13 +199,15 @@ def export(context: click.Context, folder: Path, file_format: str, as_json: bool
     if other.exists():
         raise UsageError(f"{folder} holds an export of the other format", "name another folder")
     create_folder(folder)
+    limit = {} if timeout_s is None else {"timeout_s": timeout_s}
     reply = ask(
         context,
         "export",
         folder=str(folder),
         format=file_format,
-        silence_s=EXPORT_SILENCE_S,
         on_progress=lambda text: click.echo(f"peerd: {text}", err=True),
+        silence_s=EXPORT_SILENCE_S,
+        **limit,
     )
     if is_printed(reply, as_json):
         return

@@ -36,17 +36,20 @@ class ControlClient:
     ) -> Reply:
         """Send one request and return the content of the daemon's `ok`.
 
-        `silence_s` is the longest wait for the next line. Raises NoDaemonError, TimedOutError, the error that the daemon
+        `silence_s` is the longest wait for the next line. A line of progress that repeats the last one shows only that the daemon
+        is still at it, and is not passed on. Raises NoDaemonError, TimedOutError, the error that the daemon
         answered with, or PeerdError for a reply that breaks the protocol.
         """
+        said = None
         with self._connect(silence_s) as connection:
             try:
                 connection.sendall(json.dumps({"verb": verb, **arguments}).encode() + b"\n")
                 for line in _lines(connection, silence_s):
                     message = _decode(line)
                     if "progress" in message:
-                        if on_progress is not None:
+                        if on_progress is not None and message["progress"] != said:
                             on_progress(str(message["progress"]))
+                        said = message["progress"]
                         continue
                     return _outcome(message)
             except TimeoutError:

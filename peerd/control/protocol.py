@@ -15,7 +15,8 @@ resume    -                                    {"schema", OwnerInfo's fields}
 limits    change (some of the limits)          {"schema", OwnerInfo's fields}
 dashboard open (bool)                          {"schema", "address"}: the address with the token; `open` adds "open", an address that
                                                works once and for one minute
-export    folder (absolute path)               {"schema", "step", "folder", "files", "num_parameters"}; with progress lines
+export    folder (absolute path), format       {"schema", "step", "folder", "files", "num_parameters"}; with progress lines
+          ("peerd"), timeout_s (no limit)
 reach     -                                    {"schema", "port", "answers", "direct"}: an answer has "peer", "observed" and "reached"
                                                for each peer asked; `direct` is DirectInfo with its own "answers"
 fault     kind, then for_s, factor, at or seed {"schema"}; only with Settings.allow_faults: the daemon misbehaves as faults.py defines

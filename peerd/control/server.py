@@ -17,6 +17,7 @@ REQUEST_TIMEOUT_S = 10.0
 PIECE = 250
 """Number of list elements encoded without a break. It takes a millisecond; a long history in one piece would take fifty."""
 Say = Callable[[str], None]
+"""Sends a line of progress. It raises OSError where the client is gone, some time after it went."""
 Verb = Callable[[Mapping[str, Any], Say], Awaitable[Mapping[str, Any]]]
 
 
@@ -44,9 +45,14 @@ async def _serve(verbs: Mapping[str, Verb], reader: asyncio.StreamReader, writer
     def send(message: Mapping[str, Any]) -> None:
         writer.write(json.dumps(message).encode() + b"\n")
 
+    def say(text: str) -> None:
+        if writer.is_closing():
+            raise ConnectionResetError("the client is gone")
+        send({"progress": text})
+
     with contextlib.closing(writer), contextlib.suppress(OSError):
         try:
-            reply = await _answer(verbs, reader, lambda text: send({"progress": text}))
+            reply = await _answer(verbs, reader, say)
             writer.write(await _encoded({"ok": reply}))
         except PeerdError as error:
             send({"error": {"exit_code": int(error.exit_code), "message": error.message, "remedy": error.remedy}})

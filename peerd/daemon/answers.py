@@ -147,8 +147,8 @@ class Answers:
         if not isinstance(folder, str) or not Path(folder).is_absolute():
             raise UsageError("export needs an absolute folder")
         self._seat_served()
-        hugging_face = request.get("format") == "hf"
-        return {"schema": SCHEMA, **await export_run(self._peer, Path(folder), say, hugging_face)}
+        timeout_s = float(request.get("timeout_s", math.inf))
+        return {"schema": SCHEMA, **await export_run(self._peer, Path(folder), say, timeout_s, request.get("format") == "hf")}
 
     async def reach(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         """Several peers dial back."""

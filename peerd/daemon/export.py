@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -17,33 +19,57 @@ from peerd.control.server import Say
 from peerd.daemon.peer import Peer
 from peerd.daemon.run_data import SWARM
 from peerd.data.tokenizer import tokenizer_path
-from peerd.errors import DiskError, StageError
+from peerd.errors import DiskError, StageError, TimedOutError
 from peerd.models.published import check_publishable
 from peerd.models.stages import estimate_stage_memory_bytes
 from peerd.stage.export import EVALUATIONS_FILE, write_evaluations, write_export
 from peerd.stage.hf_export import write_hf_export
 from peerd.stage.snapshots import Downloaded
+from peerd.table.record import Phase
+from peerd.table.view import LiveView
 
-ATTEMPTS = 8
+LOOK_PERIOD_S = 1.0
 FILES = ("run.toml", "model.safetensors", "optimizer.safetensors", "history.jsonl")
+Result = TypeVar("Result")
 
 
-async def export_run(peer: Peer, folder: Path, say: Say, hugging_face: bool = False) -> Mapping[str, Any]:
+class Teller:
+    """Says what an export does: each news at once, and the last one again and again."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._text = ""
+
+    def __call__(self, text: str) -> None:
+        if text != self._text:
+            self._text = text
+            self._say(text)
+
+    async def through(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Await `work`. When nobody hears any more, `say` raises OSError, and the work is cancelled."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=LOOK_PERIOD_S))[0]:
+                self._say(self._text)
+            return task.result()
+        finally:
+            task.cancel()
+
+
+async def export_run(peer: Peer, folder: Path, say: Say, timeout_s: float = math.inf, hugging_face: bool = False) -> Mapping[str, Any]:
     """Write the newest step that every stage can give; with `hugging_face` as transformers loads it.
 
-    StageError when the stages cannot be caught at one step; UsageError where transformers has no such model.
+    Waits up to `timeout_s` until the stages can give one step, then TimedOutError. UsageError where transformers has no such model.
     """
     if hugging_face:
         check_publishable(peer.place.manifest)
-    num_stages = peer.place.manifest.train.num_stages
-    for _ in range(ATTEMPTS):
-        found = await asyncio.gather(*(_get(peer, stage, say) for stage in range(num_stages)))
-        step = min(part.step for part in found)
-        if all(part.step == step or (part.step == step + 1 and _holds(part, "previous/")) for part in found):
-            break
-        say("the stages were at different steps; trying again")
-    else:
-        raise StageError("the stages could not be caught at one step", "try again")
+    teller = Teller(say)
+    return await teller.through(_export(peer, folder, teller, timeout_s, hugging_face))
+
+
+async def _export(peer: Peer, folder: Path, say: Say, timeout_s: float, hugging_face: bool) -> Mapping[str, Any]:
+    found = await _of_one_step(peer, say, timeout_s)
+    step = min(part.step for part in found)
     parameters, optimizer = assemble(found, step)
     if optimizer is None and not hugging_face:
         say("the swarm trains on: parameters are of one step, the optimizer's state is left out")
@@ -77,11 +103,63 @@ def with_paths(manifest: Manifest, source: str, start: str) -> Manifest:
     return dataclasses.replace(manifest, start=dataclasses.replace(manifest.start, state=start)) if start else manifest
 
 
-async def _get(peer: Peer, stage: int, say: Say) -> Downloaded:
+async def _of_one_step(peer: Peer, say: Say, timeout_s: float) -> list[Downloaded]:
+    """All stages, of one step. The limit is of the waiting, however long the downloads take."""
+    left_s = timeout_s
+    while True:
+        train = peer.place.manifest.train
+        waits = "this peer is paused" if peer.is_resting else waits_for(peer.membership.live(), train.num_stages)
+        if not waits:
+            say(f"gathering {train.num_stages} stages")
+            found, waits = await _download(peer)
+            if found:
+                return found
+        if left_s <= 0:
+            raise TimedOutError(
+                f"the stages did not come to one step in time: {waits}", "wait longer with --timeout, or look at `peerd peers`"
+            )
+        say(f"waiting: {waits}")
+        began_s = time.monotonic()
+        await peer.membership.changed(min(left_s, LOOK_PERIOD_S))
+        left_s -= time.monotonic() - began_s
+
+
+def waits_for(live: LiveView, num_stages: int) -> str:
+    """Why an export has to wait, in words; empty if every stage can give its state."""
+    serving = [live.serving(stage) for stage in range(num_stages)]
+    if not all(serving):
+        return f"nobody serves {_named([stage for stage, peers in enumerate(serving) if not peers])}"
+    newest = [max(record.step for record in peers) for peers in serving]
+    late = [stage for stage, step in enumerate(newest) if step < max(newest) - 1]
+    return f"the others are steps ahead of {_named(late)}" if late else ""
+
+
+def _named(stages: Sequence[int]) -> str:
+    return f"stage{'s' if len(stages) > 1 else ''} {' and '.join(map(str, stages))}"
+
+
+async def _download(peer: Peer) -> tuple[list[Downloaded], str]:
+    """What every stage holds; nothing, and the reason, where they do not make up one step."""
+    failed = ""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_get(peer, stage)) for stage in range(peer.place.manifest.train.num_stages)]
+    except* StageError as errors:
+        failed = ", ".join(str(error.args[0]) for error in errors.exceptions)
+    if failed or any(task.cancelled() for task in tasks):  # the executor forgets the jobs of a stage that it leaves
+        return [], failed or "this peer has left its stage"
+    found = [task.result() for task in tasks]
+    step = min(part.step for part in found)
+    if all(part.step == step or (part.step == step + 1 and _holds(part, "previous/")) for part in found):
+        return found, ""
+    return [], "the stages were caught at different steps"
+
+
+async def _get(peer: Peer, stage: int) -> Downloaded:
     """One stage's state; my own stage's from this daemon."""
-    if stage == peer.seat.state.record.stage:
+    record = peer.seat.state.record
+    if stage == record.stage and record.phase is not Phase.JOINING:
         return await peer.seat.snapshots.own()
-    say(f"downloading stage {stage}")
     needed = await asyncio.to_thread(estimate_stage_memory_bytes, peer.place.manifest, stage, 0)
     return await peer.seat.downloader.download(stage, 2 * needed)
 

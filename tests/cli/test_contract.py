@@ -69,7 +69,7 @@ VERBS = {
         *("--field", "--tokenizer", "--evaluation-fraction", "--evaluate-every", "--evaluation-microbatches"),
     },
     "data": {"--data", "--home", "--json"},
-    "export": {"--format", "--home", "--json"},
+    "export": {"--format", "--timeout", "--home", "--json"},
     "generate": {"--prompt", "--tokens", "--temperature", "--seed", "--home", "--json"},
     "reference": {"--steps", "--out", "--data", "--home", "--json"},
     "help": {"--home"},

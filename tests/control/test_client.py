@@ -41,6 +41,14 @@ def test_progress_lines_are_handed_on_in_order_before_the_reply(home: Home) -> N
     assert told == ["one", "two"]
 
 
+def test_a_progress_line_that_repeats_the_last_one_is_not_handed_on(home: Home) -> None:
+    told: list[str] = []
+    lines = b"".join(line({"progress": text}) for text in ("one", "one", "two", "two", "one"))
+    with answering(home, lines + line({"ok": {"schema": 1}})):
+        ControlClient(home).request("export", on_progress=told.append)
+    assert told == ["one", "two", "one"]
+
+
 def test_an_error_reply_is_raised_as_the_error_it_names(home: Home) -> None:
     with (
         answering(home, line({"error": {"exit_code": 7, "message": "port 1 is taken", "remedy": "choose another"}})),
