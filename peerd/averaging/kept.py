@@ -42,7 +42,7 @@ class KeptAverages:
 
         given = await self._arithmetic.run(Priority.CONTROL, find) if stage == self._state.record.stage else None
         if given is None:
-            raise WrongStateError(f"I hold no average of stage {stage}, step {step}")
+            raise WrongStateError(f"this peer holds no average of stage {stage}, step {step}")
         return given
 
     async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[bytes]]:
@@ -54,7 +54,7 @@ class KeptAverages:
                     return encode_flat(held.tied.values)
                 if held.roster.average_id == wanted and self._state.holdings.tied_names:
                     return encode_flat(self._state.accumulator.tied_of(held.flat_sum))
-            raise WrongStateError(f"I hold no such gradients of a tied weight at step {step}")
+            raise WrongStateError(f"this peer holds no such gradients of a tied weight at step {step}")
 
         chunks = await self._arithmetic.run(Priority.CONTROL, find)
         return await asyncio.to_thread(digest_of, chunks), chunks

@@ -167,7 +167,7 @@ class StageService:
         while ledger_of(record := self._state.record) < ticket.step:
             waited_s = time.monotonic() - early_s
             if newest_taken(record) < ticket.step or (waited_s > MOST_EARLY_S and not self._host.is_committing):
-                raise WrongStateError(f"I am still at step {record.step}")
+                raise WrongStateError(f"this peer is still at step {record.step}")
             await self._host.until_committed(EARLY_TICK_S)
         ticket.accept_mark = self._mark(ticket.step)
         ticket.queued_s = time.monotonic() - early_s
@@ -177,7 +177,7 @@ class StageService:
         """Refuse a bad call before any tensor is received."""
         record, train = self._state.record, self._manifest.train
         if self.leaving or self.handing_back:
-            raise WrongStateError("I am leaving")  # not PeerGoneError: the caller lost no work and need not dial again
+            raise WrongStateError("this peer is leaving")  # not PeerGoneError: the caller lost no work and need not dial again
         if call.evaluation:
             reason = why_refuse_evaluation(record, stage=call.stage, step=call.step, kept=self._state.evaluated.step)
         else:
@@ -261,7 +261,7 @@ class StageService:
 
         def timed() -> Result:
             if self.handing_back and priority is Priority.FORWARD:
-                raise WrongStateError("I am leaving")
+                raise WrongStateError("this peer is leaving")
             began_s = time.monotonic()
             ticket.queued_s += began_s - asked_s
             self._state.spans.add(SpanKind.QUEUED, asked_s, ticket.step, ticket.index)

@@ -35,6 +35,6 @@ class EvaluatedStep:
         """Activations, or from the last stage the loss. `now` is the stage's step and module. WrongStateError where `step` is gone."""
         module = now[1] if step == now[0] else self._module if step == self.step else None
         if module is None:
-            raise WrongStateError(f"I do not hold the parameters of step {step}")
+            raise WrongStateError(f"this peer does not hold the parameters of step {step}")
         with torch.no_grad():
             return run_module(self._manifest.train, module, inputs, labels if module.is_last else None)

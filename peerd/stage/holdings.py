@@ -149,7 +149,7 @@ def _copy_all(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> None:
     """(mine, theirs): each of theirs into mine. BadMessageError, with nothing changed, where one is missing or of another shape."""
     fitting = [(mine, theirs) for mine, theirs in pairs if theirs is not None and (theirs.shape, theirs.dtype) == (mine.shape, mine.dtype)]
     if len(fitting) < len(pairs):
-        raise BadMessageError("the copy of the tied weight is not like mine")
+        raise BadMessageError("the copy of the tied weight lacks a tensor, or one has another shape or dtype")
     with torch.no_grad():
         for mine, theirs in fitting:
             mine.copy_(theirs)

@@ -30,7 +30,7 @@ def forward(state: StageState, batch: HeldMicrobatch) -> Tensor:
 def backward(state: StageState, batch: HeldMicrobatch, gradient: Tensor) -> BackwardResult:
     """Backward pass from the gradient of this stage's output; accumulates when the ledger allows."""
     if batch.generation != state.holdings.generation:  # never recompute with others than the next stage has computed with
-        raise WrongStateError("my parameters are others since the forward pass")
+        raise WrongStateError("the parameters have changed since the forward pass")
     output, module = batch.output, state.module_at(batch.ticket.step)
     batch.passes = ()
     if output is None or batch.module is not module:

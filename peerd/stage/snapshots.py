@@ -63,7 +63,7 @@ class SnapshotServer:
         record = self._state.record
         if record.stage != stage or record.phase is Phase.JOINING:
             if self._start is None:
-                raise WrongStateError(f"I cannot give the state of stage {stage}")
+                raise WrongStateError(f"this peer cannot give the state of stage {stage}")
             async with self._making:
                 found = await asyncio.to_thread(self._start, stage)
                 return await asyncio.to_thread(_as_snapshot, found)

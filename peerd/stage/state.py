@@ -96,7 +96,7 @@ class StageState:
         steps_ahead = step - self.record.step
         module = self.holdings.of_step(steps_ahead) if steps_ahead < len(self._accumulators) else None
         if module is None:
-            raise WrongStateError(f"I am at step {self.record.step}")
+            raise WrongStateError(f"this peer is at step {self.record.step}")
         return module
 
     # Evaluation
@@ -197,7 +197,7 @@ class StageState:
         """
         held = self.average
         if held is None or tied_sum != (held.tied.id if held.tied else None):
-            raise WrongStateError("I hold another average than the one to apply, or none")
+            raise WrongStateError("this peer does not hold the average that is to be applied")
         self._apply(held, norm)
         began_s = time.monotonic()
         self._begin_after(held, norm)
@@ -265,7 +265,7 @@ class StageState:
         """
         mine, history = self.record, history_of(tensors)
         if mine.phase is not Phase.ACCUMULATING or mine.step != step or not history < mine.tied:
-            raise WrongStateError("this copy is of another step than mine or of no better history")
+            raise WrongStateError("this copy is of another step, or its history is no better")
         self.holdings.take_over_copy(tensors)
         self.evaluated.forget()
         self.record = replace(mine, lineage=lineage_replaced(mine.lineage, history), tied=history, tied_sums=())

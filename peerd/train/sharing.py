@@ -54,7 +54,7 @@ class DataGiver:
         """The file's size, its chunks' hashes, and its bytes from `first_chunk` on. WrongStateError if this peer does not have it."""
         path = self._path_of(digest)
         if self._callers >= MAX_CALLERS:
-            raise BusyError(f"{MAX_CALLERS} peers fetch data from me already")
+            raise BusyError(f"{MAX_CALLERS} peers already fetch data from this peer")
         if digest not in self._hashes:
             self._hashes[digest] = asyncio.ensure_future(asyncio.to_thread(chunk_hashes, path))
         try:
@@ -69,7 +69,7 @@ class DataGiver:
         if digest and digest == self._data.tokenizer_blake3 and (path := kept_tokenizer(digest, self._cache)).is_file():
             return path
         if not digest or digest != self._data.blake3 or not self.has_tokens:
-            raise WrongStateError("I do not have that data")
+            raise WrongStateError("this peer does not have that data")
         return self._cache / f"{digest}.bin"
 
     async def _read(self, path: Path, start: int) -> AsyncGenerator[bytes]:

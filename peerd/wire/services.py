@@ -146,7 +146,7 @@ class Door:
 
     def check_run(self, run: str) -> None:
         if run != self.run:
-            raise WrongStateError(f"I serve run {self.run}")
+            raise WrongStateError(f"this peer serves run {self.run}")
 
     async def read(self, messages: AsyncIterator[Any]) -> Any:
         return await next_within(messages, self.patience_s)

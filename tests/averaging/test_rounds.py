@@ -205,7 +205,7 @@ async def test_a_member_whose_ledger_changed_refuses_and_the_leader_closes_the_r
     roster, other = group.roster(), group.members[PeerId("member1")]
     other.state.reset_ledger()
     reason = await group.leader(roster).rounds.lead(roster)
-    assert "my ledger is another by now" in reason
+    assert "the ledger of this peer has changed since" in reason
     await group.settled(Phase.ACCUMULATING)
     assert group.leader(roster).state.record.done != 0
 

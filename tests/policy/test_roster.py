@@ -107,7 +107,7 @@ def test_hole_20_an_average_made_by_parameters_of_another_lineage_is_not_adopted
     mine = member("p1", step=1, lineage=Lineage(0, b"a"))
     assert why_not_adopt(mine, 1, Lineage(0, b"a")) is None
     assert why_not_adopt(mine, 1, Lineage(0, b"b")) is not None
-    assert why_not_adopt(mine, 0, Lineage(0, b"a")) == "I am at step 1"
+    assert why_not_adopt(mine, 0, Lineage(0, b"a")) == "this peer is at step 1"
 
 
 def test_hole_19_of_two_that_cannot_reach_each_other_the_leader_leaves_out_one_after_two_rounds() -> None:

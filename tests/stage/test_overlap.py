@@ -108,7 +108,7 @@ def test_a_microbatch_begun_before_the_commit_ends_after_it_with_the_same_parame
 @pytest.mark.parametrize("steps_ahead", [2, 5])
 def test_no_step_further_than_the_next_is_computed(steps_ahead: int) -> None:
     stage = Stage()
-    with pytest.raises(WrongStateError, match="I am at step 0"):
+    with pytest.raises(WrongStateError, match="this peer is at step 0"):
         forward_backward(stage.state, stage.batch(0, step=steps_ahead))
 
 
@@ -154,5 +154,5 @@ def test_in_float16_a_step_waits_for_the_last_one_because_its_loss_scale_does(mo
     monkeypatch.setattr("tests.stage.test_state.MANIFEST", halves)
     stage = Stage()
     assert stage.state.record.next_ledger_no == 0
-    with pytest.raises(WrongStateError, match="I am at step 0"):
+    with pytest.raises(WrongStateError, match="this peer is at step 0"):
         forward_backward(stage.state, stage.batch(0, step=1))

@@ -147,7 +147,7 @@ def test_a_microbatch_of_the_last_step_is_computed_with_the_last_parameters_and_
 
 @pytest.mark.parametrize("step", [1, 5])
 def test_a_microbatch_of_a_step_whose_parameters_are_not_here_is_refused(step: int) -> None:
-    with pytest.raises(WrongStateError, match="I am at step 0"):
+    with pytest.raises(WrongStateError, match="this peer is at step 0"):
         Stage().add(0, step=step)
 
 
@@ -333,7 +333,7 @@ def test_the_parameters_of_an_evaluated_step_are_set_aside_until_the_next_one(mo
             assert losses[step] != losses[step - 1]
         stage.average()
         state.commit()
-    with pytest.raises(WrongStateError, match="I do not hold the parameters of step 0"):
+    with pytest.raises(WrongStateError, match="this peer does not hold the parameters of step 0"):
         state.evaluate(0, batch.inputs, batch.labels)
 
 

@@ -260,5 +260,5 @@ async def test_broken_calls_are_refused_and_counted_and_the_daemon_serves_on(swa
 async def test_a_stranger_may_look_but_not_for_another_run(swarm: Swarm, trains_on: None) -> None:
     async with visiting(swarm.address) as visitor:
         assert isinstance(visitor.network.links, Links)
-        with pytest.raises(WrongStateError, match="I serve run"):
+        with pytest.raises(WrongStateError, match="this peer serves run"):
             await replace(visitor, run=RunId("0" * 32)).snapshot(PeerId(swarm.daemons[0].ready.peer), 0)

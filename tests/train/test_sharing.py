@@ -137,7 +137,7 @@ async def test_data_larger_than_a_peer_fetches_is_refused_before_anything_is_wri
 
 async def test_only_the_runs_files_are_given_and_to_few_at_a_time(tmp_path: Path, data: DataConfig) -> None:
     giver = DataGiver(data, tmp_path / "there")
-    with pytest.raises(WrongStateError, match="I do not have that data"):
+    with pytest.raises(WrongStateError, match="this peer does not have that data"):
         await giver.give(data.blake3, 0)
     giver.has_tokens = True
     for digest in ("", "ab" * 32, "../" * 8):

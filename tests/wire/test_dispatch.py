@@ -132,7 +132,9 @@ async def test_a_banned_peer_is_tried_again_when_it_has_announced_itself_anew() 
     assert sending.client.asked == [A, B, A]
 
 
-@pytest.mark.parametrize("error", [BusyError("all slots are taken"), WrongStateError("I am leaving"), WrongStateError("I am at step 2")])
+@pytest.mark.parametrize(
+    "error", [BusyError("all slots are taken"), WrongStateError("this peer is leaving"), WrongStateError("this peer is at step 2")]
+)
 async def test_a_peer_that_only_cannot_just_now_is_neither_banned_nor_re_dialled(error: RemoteError) -> None:
     sending = Sending(Client({A: [error]}))
     await sending.send()
@@ -176,7 +178,7 @@ async def test_only_a_whole_microbatch_tells_how_fast_a_peer_is(lacking: set[int
     assert bool(sending.dispatcher._router(wanted)._measured) == measures
 
 
-@pytest.mark.parametrize("error", [PeerGoneError("gone"), BusyError("all slots are taken"), WrongStateError("I am leaving")])
+@pytest.mark.parametrize("error", [PeerGoneError("gone"), BusyError("all slots are taken"), WrongStateError("this peer is leaving")])
 async def test_a_holder_that_does_not_take_it_is_passed_by(error: RemoteError) -> None:
     """Anybody else can compute it."""
     asked_next = []
@@ -271,7 +273,7 @@ async def test_patience_ends_when_nobody_serves_the_stage() -> None:
 
 
 async def test_an_evaluation_asks_each_peer_that_may_hold_the_parameters_once_and_then_gives_up() -> None:
-    refusals: list[RemoteError] = [WrongStateError("I do not hold the parameters")] * 3
+    refusals: list[RemoteError] = [WrongStateError("this peer does not hold the parameters")] * 3
     records = (
         member(A, stage=1, step=4),
         member(B, stage=1, step=3),

@@ -74,9 +74,9 @@ async def backpropagate(callee: Callee, *messages: stage_pb2.CallMessage) -> Non
 @pytest.mark.parametrize(
     ("changes", "status", "words"),
     [
-        ({"stage": 0}, STATE, "I serve stage 1"),
-        ({"step": 1}, STATE, "I am at step 0"),
-        ({"step": 1 << 60}, STATE, "I am at step 0"),
+        ({"stage": 0}, STATE, "this peer serves stage 1"),
+        ({"step": 1}, STATE, "this peer is at step 0"),
+        ({"step": 1 << 60}, STATE, "this peer is at step 0"),
         ({"index": MANIFEST.train.microbatches_per_step}, BAD, "microbatch 3 of a step of 3"),
         ({"index": MAX_MICROBATCHES_PER_STEP}, BAD, "out of range"),
         ({"call_id": b""}, BAD, "16 bytes"),
@@ -174,7 +174,7 @@ async def test_a_microbatch_does_not_wait_for_a_step_that_does_not_begin(callee:
         await asyncio.sleep(0.01)
 
     callee.host.wait = changed
-    with pytest.raises(WrongStateError, match="I am still at step 0"):
+    with pytest.raises(WrongStateError, match="this peer is still at step 0"):
         await send(callee, callee.call(step=1))
     assert callee.service.queue == 0
 
@@ -200,7 +200,7 @@ async def test_a_microbatch_waits_for_a_step_that_is_being_made_however_long_tha
 
 
 async def test_a_call_of_another_run_is_refused(callee: Callee) -> None:
-    await assert_refused(callee, backpropagate(callee, header_of(callee.call(), run="b" * 32)), STATE, "I serve run")
+    await assert_refused(callee, backpropagate(callee, header_of(callee.call(), run="b" * 32)), STATE, "this peer serves run")
 
 
 async def test_a_call_without_a_header_is_refused(callee: Callee) -> None:
@@ -260,7 +260,7 @@ async def test_more_calls_than_slots_are_told_to_come_later(callee: Callee) -> N
 async def test_one_that_is_leaving_takes_nothing_new_and_is_not_taken_for_dead(callee: Callee) -> None:
     callee.service.leaving = True
     call = callee.call()
-    with pytest.raises((WrongStateError, BusyError), match=r"I am leaving|refused the call"):  # the reply may be cut short
+    with pytest.raises((WrongStateError, BusyError), match=r"this peer is leaving|refused the call"):  # the reply may be cut short
         await StageClient(callee.links(), RUN).backpropagate(callee.caller.peer, call, (), PATIENCE_S, lambda _stage, _peer: None)
 
 
@@ -282,7 +282,7 @@ async def test_one_that_pauses_gives_back_what_it_has_not_begun_and_finishes_wha
     assert (await second.read()).WhichOneof("kind") == "accepted"
     callee.service.handing_back = True
     go_on.set()
-    assert (await second.code(), await second.details()) == (STATE, "I am leaving")
+    assert (await second.code(), await second.details()) == (STATE, "this peer is leaving")
     await drain(first)
     assert callee.service.counters.accumulated == 1
     assert callee.service.queue == callee.door.refused == 0
@@ -382,9 +382,9 @@ async def test_an_evaluation_gives_the_loss_and_leaves_ledger_and_accumulator_al
 @pytest.mark.parametrize(
     ("changes", "status", "words"),
     [
-        ({"step": 1}, STATE, "I do not hold the parameters of step 1"),
+        ({"step": 1}, STATE, "this peer does not hold the parameters of step 1"),
         ({"index": MANIFEST.train.evaluation_microbatches}, BAD, "microbatch 16 of an evaluation of 16"),
-        ({"stage": 0}, STATE, "I serve stage 1"),
+        ({"stage": 0}, STATE, "this peer serves stage 1"),
     ],
 )
 async def test_an_evaluation_that_cannot_be_is_refused(

@@ -27,7 +27,7 @@ async def test_state_of_another_stage_and_averages_that_are_not_held_are_refused
     state = await callee.served.stub(state_pb2_grpc.StateStub, callee.caller.peer)
     await assert_refused(callee, state.GetState(state_pb2.StateRequest(run=RUN, stage=0)), STATE, "stage 0")
     averaging = await callee.served.stub(averaging_pb2_grpc.AveragingStub, callee.caller.peer)
-    with pytest.raises(grpc.aio.AioRpcError, match="I hold no average"):
+    with pytest.raises(grpc.aio.AioRpcError, match="this peer holds no average"):
         await drain(averaging.GetAverage(averaging_pb2.AverageRequest(run=RUN, stage=1, step=9)))
 
 

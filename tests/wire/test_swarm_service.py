@@ -75,7 +75,7 @@ async def test_too_many_records_at_once_are_refused(callee: Callee) -> None:
 
 
 async def test_gossip_of_another_run_is_refused(callee: Callee) -> None:
-    await assert_refused(callee, await gossip(callee, run="b" * 32), STATE, "I serve run")
+    await assert_refused(callee, await gossip(callee, run="b" * 32), STATE, "this peer serves run")
 
 
 async def test_contributions_travel_as_they_were_counted(callee: Callee) -> None:
@@ -85,5 +85,5 @@ async def test_contributions_travel_as_they_were_counted(callee: Callee) -> None
 
 
 async def test_contributions_of_another_run_are_not_told(callee: Callee) -> None:
-    with pytest.raises(WrongStateError, match="I serve run"):
+    with pytest.raises(WrongStateError, match="this peer serves run"):
         await SwarmClient(callee.links(), RunId("b" * 32)).contributions(callee.caller.peer, 5.0)

@@ -92,7 +92,7 @@ async def test_a_peer_tells_the_last_spans_of_some_steps_and_its_clock(callee: C
 
 
 async def test_of_another_run_nothing_is_told(callee: Callee) -> None:
-    with pytest.raises(WrongStateError, match="I serve run"):
+    with pytest.raises(WrongStateError, match="this peer serves run"):
         await SwarmClient(callee.links(), RunId("b" * 32)).timeline(callee.caller.peer, (0, 1), 5, 5.0)
 
 

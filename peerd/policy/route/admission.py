@@ -52,7 +52,7 @@ def why_refuse_call(mine: PeerRecord, *, stage: int, step: int, holds_previous: 
         return reason
     if mine.step <= step <= newest_taken(mine) or (step == mine.step - 1 and holds_previous):
         return None
-    return f"I am at step {mine.step}"
+    return f"this peer is at step {mine.step}"
 
 
 def newest_taken(record: PeerRecord) -> int:
@@ -84,16 +84,16 @@ def able_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
 
 def why_refuse_evaluation(mine: PeerRecord, *, stage: int, step: int, kept: int | None) -> str | None:
     """None when I can compute with the parameters of an evaluated step, else the reason. `kept`: the step I set them aside for."""
-    return _why_not_here(mine, stage) or (None if step in (mine.step, kept) else f"I do not hold the parameters of step {step}")
+    return _why_not_here(mine, stage) or (None if step in (mine.step, kept) else f"this peer does not hold the parameters of step {step}")
 
 
 def _why_not_here(mine: PeerRecord, stage: int) -> str | None:
     """The reason why this peer computes nothing for others, whatever the step; None if there is none."""
     if stage != mine.stage:
-        return f"I serve stage {mine.stage}"
+        return f"this peer serves stage {mine.stage}"
     if mine.phase is Phase.JOINING:
-        return "I am still joining"
-    return "I am leaving" if mine.leaving else None
+        return "this peer is still joining"
+    return "this peer is leaving" if mine.leaving else None
 
 
 def donors(live: LiveView, stage: int, tried: frozenset[PeerId]) -> list[PeerRecord]:

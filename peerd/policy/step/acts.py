@@ -100,7 +100,7 @@ class CloseRound(_Reasoned):
 
 @dataclass(frozen=True, slots=True)
 class ResetLedger(_Reasoned):
-    verb = "drop my ledger"
+    verb = "drop the ledger"
 
 
 @dataclass(frozen=True, slots=True)

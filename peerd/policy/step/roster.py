@@ -101,11 +101,11 @@ def compose(mine: PeerRecord, live: LiveView, num_microbatches: int, attempt: in
 def why_refuse(mine: PeerRecord, roster: Roster, num_microbatches: int) -> str | None:
     """Rule 8 (exchange): None when I join this round, else the reason."""
     if (roster.stage, roster.step) != (mine.stage, mine.step):
-        return f"I am at stage {mine.stage}, step {mine.step}"
+        return f"this peer is at stage {mine.stage}, step {mine.step}"
     if mine.phase is not Phase.ACCUMULATING:
-        return f"I am {mine.phase.name.lower()}"
+        return f"this peer is {mine.phase.name.lower()}"
     if roster.entry_of(mine.peer) != entry_of(mine):
-        return "my ledger is another by now"
+        return "the ledger of this peer has changed since"
     if roster.leader not in roster.peers:
         return "the proposer is not in its roster"
     return why_inexact(roster.entries, num_microbatches)
@@ -127,8 +127,8 @@ def whom_to_void(roster: Roster, missed: Mapping[PeerId, int]) -> Void | None:
 def why_not_adopt(mine: PeerRecord, step: int, lineage: Lineage) -> str | None:
     """Rule 5 (fetch): None when I may take an average of `step` made by parameters of `lineage`, else the reason."""
     if step != mine.step:
-        return f"I am at step {mine.step}"
-    return None if lineage == mine.lineage else "it was computed with parameters of another lineage than mine"
+        return f"this peer is at step {mine.step}"
+    return None if lineage == mine.lineage else "it was computed with parameters of another lineage than this peer holds"
 
 
 def lineage_after(lineage: Lineage, average_id: AverageId, norm: float | None = None, tied_sum: AverageId | None = None) -> Lineage:

@@ -46,10 +46,10 @@ def _join(now: Situation) -> Act:
     mine, rules = now.mine, now.rules
     newest = max((m.step for m in now.mates), default=None)
     if newest is None or newest < mine.step:
-        return acts.Serve("nobody of the stage is further than what I hold")
+        return acts.Serve("no peer of the stage is ahead of what this peer holds")
     best = min(now.mates, key=lambda m: (-m.step, turn_of(mine.peer, m.peer)))
     if not now.own.has_start:
-        return acts.Reload("the run began from a state that I do not hold", best.peer)
+        return acts.Reload("the run began from a state that this peer does not hold", best.peer)
     if newest == mine.step:
         better = [m for m in now.mates if m.step == newest and m.worth < mine.worth]
         if better:
@@ -148,7 +148,7 @@ def _reset_overlap(now: Situation) -> Act | None:
     for mate in now.live.members(mine.stage, mine.step):
         meets = mate.peer != mine.peer and mate.lineage == mine.lineage and mate.done & mine.done
         if meets and my_key < _overlap_key(mate):
-            return acts.ResetLedger(f"my ledger meets that of {mate.peer}")
+            return acts.ResetLedger(f"the ledger shares microbatches with that of {mate.peer}")
     return None
 
 
