@@ -194,7 +194,7 @@ def test_a_microbatch_is_given_up_when_another_state_was_loaded_since_its_forwar
     stage.state.begin_joining()
     stage.state.load(stage.state.holdings.tensors(stage.state.record), 0, Lineage(), ())
     stage.state.serve()
-    with pytest.raises(WrongStateError, match="others since the forward pass"):
+    with pytest.raises(WrongStateError, match="changed since the forward pass"):
         backward(stage.state, batch, gradient)
 
 

@@ -115,7 +115,7 @@ def test_a_step_is_not_finished_with_another_sum_than_was_decided(tmp_path: Path
     chain.average()
     state = chain.states[0]
     for odd in (None, b"other"):
-        with pytest.raises(WrongStateError, match="another average"):
+        with pytest.raises(WrongStateError, match="does not hold the average"):
             state.commit(None, odd)  # type: ignore[arg-type]
     assert (state.record.step, state.record.phase) == (0, Phase.AVERAGED)
     before = state.average
