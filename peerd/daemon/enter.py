@@ -68,7 +68,8 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         if local.pin(signed.run, signed.organiser_key):
             LOG.info("organiser pinned", run=signed.run, organiser=signed.organiser_key.hex())
         manifest = signed.manifest
-        run = Run(signed, await _with_progress(lambda report: text_for(manifest, settings, report)))
+        remembered = local.data if local.run == signed.run else ""
+        run = Run(signed, await _with_progress(lambda report: text_for(manifest, settings, remembered, report)))
         await _look_again(network, membership, contact)
         reached = (contact.multiaddr, *membership.bootstrap(MAX_BOOTSTRAP_PEERS))
     else:
@@ -78,7 +79,8 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     directory = await Directory.join(network.p2pd.p2p, signed, direct(reached), must_answer=bool(contacts) and bool(direct(reached)))
     stack.push_async_callback(directory.close)
     directory.store_manifest_soon(signed)
-    local.remember(signed.run, pack_manifest(signed), network.port, start=str(run.start.path) if run.start else "")
+    start = str(run.start.path) if run.start else ""
+    local.remember(signed.run, pack_manifest(signed), network.port, start=start, data=run.text.source)
     archive = Archive(home.history(signed.run))
     stack.push_async_callback(archive.close)
     place = Place(signed=signed, device=device, data_source=run.text.source, corpus=run.text.corpus, start=run.start)
@@ -116,7 +118,7 @@ def _known_run(settings: Settings, local: LocalState, report: Report) -> Run:
     if local.manifest is None:
         raise UsageError("this home has not been in a run yet", "give the address to join")
     signed = unpack_manifest(local.manifest)
-    return Run(signed, text_for(signed.manifest, settings, report), start_for(signed.manifest, local.start))
+    return Run(signed, text_for(signed.manifest, settings, local.data, report), start_for(signed.manifest, local.start))
 
 
 def membership_for(identity: Identity, signed: SignedManifest, book: AddressBook, row: Row | None = None) -> Membership:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import structlog
 
-from peerd.config.data_config import LOCAL
+from peerd.config.data_config import LOCAL, REMOTE
 from peerd.config.manifest import Manifest, load
 from peerd.config.organiser import KEY_FILE, load_key
 from peerd.config.paths import cache_folder
@@ -16,7 +16,7 @@ from peerd.data.progress import Report, silent
 from peerd.data.sources import STDLIB
 from peerd.data.tokenizer import BYTES, tokenizer_path
 from peerd.data.tokens import kept_tokens, prepare_tokens
-from peerd.errors import DiskError, ManifestError
+from peerd.errors import DiskError, ManifestError, PeerdError
 from peerd.models.stages import with_cut
 from peerd.stage.optimizer import check_no_decay
 from peerd.stage.start import StartState
@@ -93,14 +93,17 @@ def start_for(manifest: Manifest, path: str) -> StartState | None:
     return start
 
 
-def text_for(manifest: Manifest, settings: Settings, report: Report = silent) -> Text:
-    """The run's text if this machine has it; a peer without it serves a stage and launches nothing."""
+def text_for(manifest: Manifest, settings: Settings, remembered: str = "", report: Report = silent) -> Text:
+    """The run's text if this machine has it; a peer without it serves a stage and launches nothing.
+
+    `remembered` is where the text was when this home was last in the run. PeerdError only for a source that the settings name.
+    """
     if manifest.model.makes_samples:
         return Text(Samples(manifest), "")
-    if settings.data == SWARM:
+    source = settings.data or remembered or (STDLIB if manifest.data.source == STDLIB else "")
+    if source == SWARM:
         kept = kept_tokens(manifest.data, cache_folder())
         return Text(Corpus(kept, manifest) if kept else None, SWARM)
-    source = settings.data or (STDLIB if manifest.data.source == STDLIB else "")
     if not source:
         return Text(None, "")
     if not settings.data and manifest.data.tokenizer != BYTES and tokenizer_path(manifest.data, cache_folder()) is None:
@@ -109,9 +112,11 @@ def text_for(manifest: Manifest, settings: Settings, report: Report = silent) ->
     try:
         tokens = prepare_tokens(source, cache_folder(), manifest.data, report)
         agree_on_data(manifest, tokens)
-        return Text(Corpus(tokens, manifest), source)
-    except ManifestError as error:
+    except PeerdError as error:
         if settings.data:
             raise
-        LOG.info("this machine's text is not the run's, so it launches no microbatches", reason=error.message)
+        LOG.info("this machine's text is not the run's, so it launches no microbatches", source=source, reason=error.message)
         return Text(None, "")
+    return Text(
+        Corpus(tokens, manifest), source if source == STDLIB or source.startswith(REMOTE) else str(Path(source).expanduser().absolute())
+    )

@@ -28,7 +28,7 @@ from peerd.policy.swarm.rebalance import Move
 from peerd.stage.adapting import LinkCodecs
 from peerd.stage.calls import StageService
 from peerd.stage.checkpoints import CheckpointStore
-from peerd.stage.executor import Executor, Pace
+from peerd.stage.executor import Executor, Pace, Priority
 from peerd.stage.snapshots import MOST_STATE_BYTES, Downloaded, Downloader, SnapshotServer
 from peerd.stage.start import start_lineage
 from peerd.stage.state import StageState
@@ -162,6 +162,8 @@ class Seat:
         try:
             state = await self.snapshots.own()
             await asyncio.to_thread(self.store.save, self.stage, state)
+            steps = await asyncio.to_thread(self.store.steps, self.stage)
+            await self.executor.run(Priority.CONTROL, lambda: self.state.offer_checkpoints(steps))
         except PeerdError as error:
             LOG.warning("the checkpoint could not be kept", error=str(error))
 

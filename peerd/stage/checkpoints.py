@@ -57,8 +57,12 @@ class CheckpointStore:
         """Sound checkpoints of this many stages, oldest first; damaged ones are named in the log and left alone."""
         return [found for found in scan_folder(self._folder) if found.num_stages == self._num_stages]
 
+    def steps(self, stage: int) -> tuple[int, ...]:
+        """The steps of a stage on this disk, ascending, by the names of the files."""
+        return tuple(found.step for found in _names(self._folder) if (found.stage, found.num_stages) == (stage, self._num_stages))
+
     def save(self, stage: int, state: Downloaded) -> None:
-        """Write one step, which stays, and forget the oldest. A full disk costs the checkpoint, not the run."""
+        """Write one step, which stays; forget the oldest, and those that the run has given up. A full disk costs only the checkpoint."""
         metadata = {
             "inexact": str(state.lineage.inexact),
             "lineage": state.lineage.chain.hex(),
@@ -74,7 +78,7 @@ class CheckpointStore:
             LOG.warning("no checkpoint could be written", step=state.step, error=str(error))
             return
         others = [found for found in _names(self._folder) if found.path != written]
-        mine = [found for found in others if (found.stage, found.num_stages) == (stage, self._num_stages)]
+        mine = [found for found in others if (found.stage, found.num_stages) == (stage, self._num_stages) and found.step < state.step]
         sizes = [_size(found.path) for found in mine]
         stays = mine[len(mine) - num_kept(sizes, self.quota_bytes, _size(written)) :]
         for old in others:

@@ -294,12 +294,18 @@ class StageState:
             self._drop_ledgers()
             self._move(Phase.JOINING)
 
+    def give_up_state(self, first_step: int) -> None:
+        """Join again as a peer that holds nothing yet: the run resumes from an older step than this one."""
+        self.begin_joining()
+        self.record = replace(self.record, step=first_step, lineage=Lineage(), tied=Lineage(), norms=(), tied_sums=(), voids=())
+
     def offer_checkpoints(self, steps: Sequence[int]) -> None:
-        """Tell the swarm, while joining, which steps of this stage are on this peer's disk."""
+        """Tell the swarm which steps of this stage are on this peer's disk."""
         self.record = replace(self.record, checkpoints=tuple(steps))
 
     def serve(self) -> None:
-        self.offer_checkpoints(())
+        """Take part in the step. Later checkpoints on this peer's disk are of steps that the run has given up."""
+        self.offer_checkpoints([step for step in self.record.checkpoints if step <= self.record.step])
         self._drop_ledgers()
         self._move(Phase.ACCUMULATING)
 

@@ -14,7 +14,7 @@ from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
-from peerd.policy.step.recovery import Beginning, plan
+from peerd.policy.step.recovery import Beginning, plan, step_to_go_back_to
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide, looks_lost
@@ -35,6 +35,7 @@ _TOLD: dict[type[Act], str] = {
     acts.Reload: "downloading the stage's state",
     acts.ResetLedger: "ledger dropped",
     acts.SkipStep: "step given up: it is not exact",
+    acts.StepBack: "going back to a checkpoint",
 }
 """Acts that cost work or exactness, and what the log calls them."""
 
@@ -88,6 +89,8 @@ class Stepper:
         self._retired = asyncio.Event()
         self._resumable: tuple[int, float] = (-1, 0.0)
         """The checkpoint step to resume at, and since when it has been that."""
+        self._going_back: tuple[int, float] = (-1, 0.0)
+        """The step that rule 14 (step back) names, and since when it has named it."""
         self._beginning = beginning
         self._host = host
         self.decision: Act = acts.Wait("just begun")
@@ -123,7 +126,7 @@ class Stepper:
     @property
     def _is_pressed(self) -> bool:
         """Whether time alone may change the decision; whatever else does wakes me."""
-        if self._state.record.phase is not Phase.ACCUMULATING or self._lost_since_s is not None:
+        if self._state.record.phase is not Phase.ACCUMULATING or self._lost_since_s is not None or self._going_back[0] >= 0:
             return True
         return self._fetching.remembers or self._propose_after_s + TICK_S > clock_s()
 
@@ -166,10 +169,14 @@ class Stepper:
             self._lost_since_s = None
         elif self._lost_since_s is None:
             self._lost_since_s = now.now_s
+        back = step_to_go_back_to(own.record, live, self._rules.num_stages)
+        if (-1 if back is None else back) != self._going_back[0]:
+            self._going_back = (-1 if back is None else back, now.now_s)
         at_start = own.record.step <= self._beginning.step
         if own.record.phase is Phase.JOINING and at_start and not live.serving(own.record.stage):
             return self._recover(now)
-        return decide(replace(now, own=replace(own, lost_since_s=self._lost_since_s)))
+        back_since_s = self._going_back[1] if back is not None else None
+        return decide(replace(now, own=replace(own, lost_since_s=self._lost_since_s, back_since_s=back_since_s)))
 
     def _rules_in(self, live: LiveView) -> StepRules:
         """Where records live longer than three periods, what looks lost has to look so for longer."""
@@ -214,9 +221,17 @@ class Stepper:
             if found is not None:
                 await self._take_over(found)
                 self.resumed_at = step
+                return
         except BadMessageError as error:  # of a run that the organiser has changed since
             LOG.warning("the checkpoint does not fit the run", step=step, error=error.message)
-        await self._executor.run(Priority.CONTROL, lambda: self._state.offer_checkpoints(()))
+        left = [held for held in self._state.record.checkpoints if held != step]
+        await self._executor.run(Priority.CONTROL, lambda: self._state.offer_checkpoints(left))
+
+    async def _step_back(self) -> None:
+        """Serve no more; once no mate serves either, J3 (resume) says who loads the checkpoint."""
+        await self._close_open("going back to a checkpoint")
+        self._beginning = replace(self._beginning, founder=False)  # what is in memory is not what the run begins with
+        await self._executor.run(Priority.CONTROL, lambda: self._state.give_up_state(self._beginning.step))
 
     async def _apply_fence(self) -> None:
         incarnation, self._fence_to = self._fence_to, 0
@@ -260,6 +275,8 @@ class Stepper:
             case acts.SkipStep():
                 self._lost_since_s = None  # the next step is not lost before it has looked so for as long
                 await self._trials.update(self._state.skip_step)
+            case acts.StepBack():
+                await self._step_back()
             case acts.Serve():
                 await self._executor.run(Priority.CONTROL, self._state.serve)
             case acts.LoadCheckpoint(reason=reason, step=step):

@@ -117,6 +117,8 @@ class LocalState:
         self.port = 0
         self.peers: list[str] = []
         self.start = ""
+        self.data = ""
+        """Where the state that the run begins from and the run's text lie on this machine; empty where they do not."""
         try:
             document = json.loads(self._path.read_text())
             self._incarnation = _count(document["incarnation"])
@@ -125,7 +127,7 @@ class LocalState:
             self.run, self.port = str(last.get("run", "")), int(last.get("port", 0))
             self.manifest = bytes.fromhex(last["manifest"]) if "manifest" in last else None
             self.peers = [str(each) for each in last.get("peers", [])]
-            self.start = str(last.get("start", ""))
+            self.start, self.data = str(last.get("start", "")), str(last.get("data", ""))
         except (FileNotFoundError, NotADirectoryError):
             pass
         except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
@@ -152,11 +154,12 @@ class LocalState:
             raise SignatureError(f"run {run} is signed by another organiser than the one pinned", "ask the organiser for the right address")
         return False
 
-    def remember(self, run: RunId, manifest: bytes, port: int, start: str = "") -> None:
-        """The run this home is in, for coming back without an address, and the file that it begins from where that lies here."""
+    def remember(self, run: RunId, manifest: bytes, port: int, start: str = "", data: str = "") -> None:
+        """The run this home is in, for coming back without an address; where the file that it begins from and its text lie here."""
         if run != self.run:
-            self.peers, self.start = [], ""
-        self.run, self.manifest, self.port, self.start = run, manifest, port, start or self.start
+            self.peers, self.start, self.data = [], "", ""
+        self.run, self.manifest, self.port = run, manifest, port
+        self.start, self.data = start or self.start, data or self.data
         self._write()
 
     def remember_peers(self, addresses: Sequence[str]) -> None:
@@ -167,7 +170,7 @@ class LocalState:
             self._write()
 
     def _write(self) -> None:
-        last = {"run": self.run, "port": self.port, "peers": self.peers, "start": self.start}
+        last = {"run": self.run, "port": self.port, "peers": self.peers, "start": self.start, "data": self.data}
         if self.manifest is not None:
             last["manifest"] = self.manifest.hex()
         document = json.dumps({"incarnation": self._incarnation, "organisers": self._organisers, "last": last})

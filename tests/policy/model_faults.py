@@ -22,6 +22,8 @@ class Kind(enum.Enum):
     """Leaves its stage as a mover does, and joins another one with a new incarnation."""
     BLACKOUT = "blackout"
     """Everybody is killed; two thirds come back, in any order, with nothing but what is on their disks."""
+    STAGE_WIPED = "stage wiped"
+    """All peers of one stage are killed; two thirds come back, in any order, with nothing but what is on their disks."""
     SUSPECT = "suspect"
     """Somebody wrongly suspects somebody."""
     LOSS = "loss"

@@ -268,7 +268,8 @@ class ModelPeer:
         self.lost_since_s = (self.lost_since_s if self.lost_since_s is not None else self.now) if lost else None
         if lost and "wait before lost" in self.world.scenario.off:
             self.lost_since_s = float("-inf")
-        self.act(decide(replace(now, own=replace(now.own, lost_since_s=self.lost_since_s))))
+        back_since_s = self.recovery.back_since_s(now.live)
+        self.act(decide(replace(now, own=replace(now.own, lost_since_s=self.lost_since_s, back_since_s=back_since_s))))
         self.calls.launch(self.live())
         if self.record.leaving and owes_nothing(self.record, self.live()):
             self._go()
@@ -315,9 +316,11 @@ class ModelPeer:
                 self.world.counts["inexact"] += 1
                 self.tied.skip()
                 self._next_step(self.world.thetas.skipped(self.theta), lineage_skipped(self.record.lineage, self.record.step), None)
+            case acts.StepBack() if "step back" not in off:
+                self.recovery.step_back()
             case acts.Serve():
                 self.world.check_history(self)
-                self.change(phase=Phase.ACCUMULATING)
+                self.change(phase=Phase.ACCUMULATING, checkpoints=tuple(s for s in self.record.checkpoints if s <= self.record.step))
 
     def adopt(self, step: int, average_id: AverageId, average: Average, norm: float | None = None, tied: Sum | None = None) -> None:
         """A finished average of my present step, from my round or from a mate; a joiner applies it with the mate's `norm` and sum."""

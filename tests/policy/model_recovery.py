@@ -1,4 +1,4 @@
-"""A peer of the protocol model without state: it takes a mate's, or after a blackout what is on its disk."""
+"""A peer of the protocol model without state: it takes a mate's, or what is on its disk."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from peerd.policy.route.admission import donors
 from peerd.policy.step.acts import LoadCheckpoint, Wait
-from peerd.policy.step.recovery import Beginning, plan
-from peerd.table.record import PeerId, Phase
+from peerd.policy.step.recovery import Beginning, plan, step_to_bring, step_to_go_back_to
+from peerd.table.record import NO_AVERAGE, Lineage, PeerId, Phase
 
 if TYPE_CHECKING:
+    from peerd.table.view import LiveView
     from tests.policy.model_peer import ModelPeer
     from tests.policy.model_rounds import Snapshot
 
@@ -21,6 +22,7 @@ class Recovery:
         self._peer = peer
         self.going_on = False
         self._resumable: tuple[int, float] = (-1, 0.0)
+        self._going_back: tuple[int | None, float] = (None, 0.0)
 
     def begin(self, stage: int) -> None:
         peer = self._peer
@@ -31,25 +33,49 @@ class Recovery:
 
     def tick(self) -> None:
         peer = self._peer
-        live = peer.live()
+        live, num_stages = peer.live(), peer.world.scenario.num_stages
         if live.serving(peer.record.stage):
-            self.download(frozenset())
+            brought = step_to_bring(peer.record, live, num_stages) if "bring" not in peer.world.scenario.off else None
+            if brought is not None:
+                self._load(brought)
+            elif step_to_go_back_to(peer.record, live, num_stages) is None:
+                self.download(frozenset())
             return
         seen = [sighting.record.step for name, sighting in peer.view.sightings.items() if name != peer.name]
         beginning = Beginning(founder=False)
-        found = plan(peer.record, live, peer.world.scenario.num_stages, beginning=beginning, newest_seen=max(seen, default=0))
+        found = plan(peer.record, live, num_stages, beginning=beginning, newest_seen=max(seen, default=0))
         assert isinstance(found, Wait | LoadCheckpoint), "a run under way must not begin anew"
         step = found.step if isinstance(found, LoadCheckpoint) else -1
         if step != self._resumable[0]:
             self._resumable = (step, peer.now)
-        if step < 0 or peer.now - self._resumable[1] < peer.view.ttl_s:
-            return
+        if step >= 0 and peer.now - self._resumable[1] >= peer.view.ttl_s:
+            self._load(step)
+
+    def _load(self, step: int) -> None:
+        peer = self._peer
         kept = next(each for each in peer.world.checkpoints[peer.name] if (each.stage, each.step) == (peer.record.stage, step))
         self.going_on, peer.has_state = False, True
         peer.theta, peer.previous = kept.theta, kept.previous
         peer.world.counts["resumed"] += 1
-        peer.change(step=kept.step, lineage=kept.lineage, norms=kept.norms, checkpoints=())
+        peer.change(step=kept.step, lineage=kept.lineage, norms=kept.norms)
         peer.tied.take_over(kept.copy)
+
+    def back_since_s(self, live: LiveView) -> float | None:
+        """Since when rule 14 (step back) has named the same step; None while it names none."""
+        step = step_to_go_back_to(self._peer.record, live, self._peer.world.scenario.num_stages)
+        if step != self._going_back[0]:
+            self._going_back = (step, self._peer.now)
+        return self._going_back[1] if step is not None else None
+
+    def step_back(self) -> None:
+        """Rule 14 (step back): hold nothing any more, and offer what is on the disk."""
+        peer = self._peer
+        peer.world.counts["stepped back"] += 1
+        peer.drop_ledgers()
+        peer.rounds.drop()
+        peer.average, peer.has_state, self.going_on = None, False, True
+        peer.theta, peer.previous = peer.world.thetas.first(peer.record.stage), None
+        peer.change(phase=Phase.JOINING, step=0, average_id=NO_AVERAGE, lineage=Lineage(), norms=(), tied=Lineage(), tied_sums=(), voids=())
 
     def download(self, tried: frozenset[PeerId]) -> None:
         """A mate's state, from the first that gives it."""

@@ -32,7 +32,7 @@ from tests.policy.model_theta import Average, ThetaId, Thetas, why_wrong
 from tests.policy.model_tied import Share
 
 DIVERGENCE_S = 30.0
-CHECKPOINT_EVERY, CHECKPOINTS_KEPT = 2, 4
+CHECKPOINT_EVERY, CHECKPOINTS_KEPT = 3, 4
 MOST_RELOADS = 200
 """More in one run means that somebody asks again and again without waiting."""
 
@@ -40,7 +40,8 @@ RULES_OFF = (
     *("overlap reset", "ledger fence", "adopt", "repeats renew", "roster content", "snapshot", "bit after gradient", "norms told"),
     *("sums told", "wait before lost"),
 )
-"""What a scenario may switch off to be noticed within a few dozen random runs; "previous" (hole 4) and "copy" take a scripted one."""
+"""What a scenario may switch off to be noticed within a few dozen random runs; these take a scripted one: "previous" (hole 4), "copy",
+"bring" and "step back"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +268,8 @@ class World:
                 target.leave(to_stage=int(fault.other * self.scenario.num_stages))
             case Kind.BLACKOUT:
                 self._black_out(fault.lasts_s)
+            case Kind.STAGE_WIPED:
+                self._wipe(target.record.stage, fault.lasts_s)
             case Kind.SUSPECT:
                 if target is not other and self.now >= target.awake_at:
                     target.suspect(other.name)
@@ -291,9 +294,23 @@ class World:
     def checkpoint(self, peer: ModelPeer) -> None:
         record = peer.record
         if record.step % CHECKPOINT_EVERY == 0:
-            kept = [found for found in self.checkpoints.get(peer.name, []) if found.stage == record.stage]
+            kept = [found for found in self.checkpoints.get(peer.name, []) if found.stage == record.stage and found.step < record.step]
             kept.append(peer.rounds.state())
             self.checkpoints[peer.name] = kept[-CHECKPOINTS_KEPT:]
+            peer.change(tell=False, checkpoints=tuple(found.step for found in self.checkpoints[peer.name]))
+
+    def _wipe(self, stage: int, lasts_s: float) -> None:
+        """Left out while the disks of this stage and what the other stages hold have no step in common."""
+        of_stage = sorted(peer.name for peer in self.peers.values() if peer.alive and peer.record.stage == stage)
+        others = sorted(peer.name for peer in self.peers.values() if peer.alive and peer.record.stage != stage)
+        back = self.rng.sample(of_stage, -(-2 * len(of_stage) // 3))
+        if not self._can_resume([*back, *others]):
+            return
+        self.counts["stages wiped"] += 1
+        for name in of_stage:
+            self.peers[name].alive = False
+        for name in back:
+            self.at(lasts_s * self.rng.random(), None, lambda name=name: self.come_back(name, stage))  # type: ignore[misc]
 
     def _black_out(self, lasts_s: float) -> None:
         """Left out while no step is on the disks of every stage: such a run would be lost, as it says itself."""
@@ -309,7 +326,7 @@ class World:
             self.peers[name].alive = False
         for name in back:
             stage = self.checkpoints[name][-1].stage if self.checkpoints.get(name) else self.peers[name].record.stage
-            self.at(lasts_s * self.rng.random(), None, lambda name=name, stage=stage: self._come_back(name, stage))  # type: ignore[misc]
+            self.at(lasts_s * self.rng.random(), None, lambda name=name, stage=stage: self.come_back(name, stage))  # type: ignore[misc]
 
     def _can_resume(self, back: Sequence[PeerId]) -> bool:
         held: list[set[int]] = [set() for _ in range(self.scenario.num_stages)]
@@ -318,7 +335,8 @@ class World:
                 held[found.stage].add(found.step)
         return bool(set.intersection(*held)) and any(self.peers[name].record.trains for name in back)
 
-    def _come_back(self, name: PeerId, stage: int) -> None:
+    def come_back(self, name: PeerId, stage: int) -> None:
+        """Start a dead peer again with what is on its disk."""
         if not self.peers[name].alive:
             trains = self.peers[name].record.trains
             peer = self._add(name, stage)

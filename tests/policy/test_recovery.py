@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.policy.step.acts import Act, LoadCheckpoint, LoadStart, Serve, Wait
-from peerd.policy.step.recovery import Beginning, plan
+from peerd.policy.step.recovery import Beginning, plan, step_to_bring, step_to_go_back_to
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
@@ -17,8 +17,8 @@ def joiner(name: str, stage: int, *checkpoints: int) -> PeerRecord:
     return PeerRecord(peer=PeerId(name), stage=stage, checkpoints=checkpoints)
 
 
-def server(name: str, stage: int, step: int) -> PeerRecord:
-    return PeerRecord(peer=PeerId(name), stage=stage, step=step, phase=Phase.ACCUMULATING)
+def server(name: str, stage: int, step: int, *checkpoints: int) -> PeerRecord:
+    return PeerRecord(peer=PeerId(name), stage=stage, step=step, phase=Phase.ACCUMULATING, checkpoints=checkpoints)
 
 
 def view(*records: PeerRecord) -> LiveView:
@@ -117,3 +117,40 @@ def test_the_step_that_a_run_begins_at_does_not_mean_that_it_was_begun() -> None
     for other in (server("b", 1, 11), joiner("b", 1, 15)):
         assert isinstance(plan(mine, view(mine, other), 2, beginning=beginning), Wait)
     assert isinstance(plan(mine, view(mine, joiner("b", 1)), 2, beginning=beginning, newest_seen=11), Wait)
+
+
+def test_a_joiner_brings_a_checkpoint_only_where_its_stage_has_lost_steps_that_others_still_hold() -> None:
+    mine = joiner("a", 0, 12, 16, 19)
+
+    def brings(mate: int, *others: int) -> int | None:
+        return step_to_bring(mine, view(mine, server("b", 0, mate), *(server(f"c{step}", 1, step) for step in others)), 2)
+
+    assert brings(15, 19) == 19
+    assert brings(15, 18) == 19, "the other stage is about to commit step 18"
+    assert brings(15, 17) == 16, "19 is of a run that the others have given up"
+    assert brings(18, 19) is None, "the other stage still serves step 18"
+    assert brings(19, 19) is None
+    assert brings(15) is None, "nobody serves the other stage: J3 decides"
+
+
+def test_in_a_run_of_one_stage_the_newest_state_wins() -> None:
+    mine = joiner("a", 0, 16, 19)
+    assert step_to_bring(mine, view(mine, server("b", 0, 18)), 1) == 19
+    assert step_to_bring(mine, view(mine, server("b", 0, 19)), 1) is None
+
+
+def test_a_serving_stage_goes_back_only_where_another_is_dead_and_cannot_come_to_its_frontier() -> None:
+    mine = server("a", 0, 20, 10, 15)
+    assert step_to_go_back_to(mine, view(mine, joiner("b", 1, 10, 15)), 2) == 15
+    assert step_to_go_back_to(mine, view(mine, joiner("b", 1, 15, 19)), 2) is None
+    assert step_to_go_back_to(mine, view(mine, server("c", 1, 20), joiner("b", 1, 15)), 2) is None
+    assert step_to_go_back_to(mine, view(mine, joiner("b", 1, 7)), 2) is None, "no step in common"
+    assert step_to_go_back_to(mine, view(mine), 2) is None, "nobody has come back yet"
+
+
+def test_joiners_wait_until_the_serving_stages_have_gone_back() -> None:
+    mine = joiner("a", 1, 15)
+    found = plan(mine, view(mine, server("b", 0, 20, 15)), 2)
+    assert isinstance(found, Wait)
+    assert "stage 0 has to go back first" in found.reason
+    assert step_to_load(plan(mine, view(mine, joiner("b", 0, 15)), 2)) == 15

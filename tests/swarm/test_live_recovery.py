@@ -13,7 +13,7 @@ import pytest
 
 from peerd.config.manifest import Manifest
 from tests.swarm.daemons import Daemon, Swarm, until
-from tests.swarm.runs import assert_equals_reference, swarm_manifest
+from tests.swarm.runs import assert_equals_reference, exported_steps, swarm_manifest
 
 pytestmark = [pytest.mark.swarm, pytest.mark.slow]
 
@@ -37,6 +37,51 @@ def test_a_run_resumes_exactly_after_everybody_was_killed() -> None:
         swarm.assert_exact()
         assert_equals_reference(swarm.export(back[0]), swarm.manifest, STEPS, swarm.folder / "cache" / "peerd")
         shutil.rmtree(first.home.folder)
+
+
+def test_a_peer_that_comes_back_from_a_pause_brings_what_its_stage_has_lost_meanwhile() -> None:
+    """A mate slept; the other trained on, paused, and finds the mate awake with older parameters."""
+    with Swarm(_checkpointing(swarm_manifest(num_stages=2))) as swarm:
+        other = swarm.start(stage=1, compute_stand_in_ms=60)
+        sleeper, trains = (swarm.join(0, compute_stand_in_ms=60, ephemeral=False) for _ in range(2))
+        for daemon in swarm.daemons:
+            daemon.wait_until_serving()
+        sleeper.wait_until_mid_step(2)
+        sleeper.signal(signal.SIGSTOP)
+        slept_at = trains.status["peer"]["step"]
+        trains.wait_for_step(slept_at + 5)
+        trains.request("pause", silence_s=120.0)
+        reached = trains.status["peer"]["step"]
+        until(lambda: other.status["peer"]["step"] >= reached)
+        sleeper.signal(signal.SIGCONT)
+        until(lambda: any(row["phase"] != "joining" for row in other.table["stages"][0]["peers"]))
+        trains.request("resume")
+        swarm.wait_for_step(reached + 2)
+        assert "resuming from disk" in trains.log
+        assert_goes_on_exactly(swarm, other)
+        for daemon in (sleeper, trains):
+            daemon.kill()
+            shutil.rmtree(daemon.home.folder)
+
+
+def test_a_run_goes_back_when_all_peers_of_one_stage_died_and_came_back_with_an_older_step() -> None:
+    manifest = swarm_manifest(num_stages=2, steps=STEPS)
+    with Swarm(replace(manifest, swarm=replace(manifest.swarm, checkpoint_every_steps=3))) as swarm:
+        lives = swarm.start(stage=0, compute_stand_in_ms=60)
+        dies = swarm.join(1, compute_stand_in_ms=60, ephemeral=False)
+        dies.wait_until_mid_step(8)
+        dies.kill()
+        back = swarm.spawn(home=str(dies.home.folder), compute_stand_in_ms=60)
+        until(lambda: "going back to a checkpoint" in lives.log, timeout_s=90)
+        swarm.wait_for_step(STEPS)
+        swarm.assert_exact()
+        assert_equals_reference(swarm.export(back), swarm.manifest, STEPS, swarm.folder / "cache" / "peerd")
+
+
+def assert_goes_on_exactly(swarm: Swarm, daemon: Daemon) -> None:
+    swarm.assert_exact()
+    exported = swarm.export(daemon)
+    assert_equals_reference(exported, swarm.manifest, exported_steps(exported), swarm.folder / "cache" / "peerd")
 
 
 def test_a_founder_that_begins_anew_for_want_of_a_checkpoint_says_how_far_the_run_had_come() -> None:
@@ -99,6 +144,5 @@ def _checkpointing(manifest: Manifest) -> Manifest:
 
 
 def _again(swarm: Swarm, daemon: Daemon) -> Daemon:
-    """The same home once more, without an address; this time it is removed at the end."""
-    home, data = str(daemon.home.folder), swarm.manifest.data.source
-    return swarm.spawn(home=home, data=data, compute_stand_in_ms=60)
+    """The same home once more, without an address, and without saying where its text is; this time it is removed at the end."""
+    return swarm.spawn(home=str(daemon.home.folder), compute_stand_in_ms=60)

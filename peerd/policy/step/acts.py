@@ -108,6 +108,14 @@ class SkipStep(_Reasoned):
     verb = "give the step up as inexact"
 
 
+@dataclass(frozen=True, slots=True)
+class StepBack(_Reasoned):
+    """Serve no more, and join again with the checkpoint of `step`."""
+
+    verb = "go back to a checkpoint"
+    step: int
+
+
 # How a joiner begins to serve
 
 
@@ -138,6 +146,7 @@ Act = (
     | CloseRound
     | ResetLedger
     | SkipStep
+    | StepBack
     | Serve
     | LoadCheckpoint
     | LoadStart

@@ -43,6 +43,8 @@ class OwnState:
     attempt: int = 0
     lost_since_s: float | None = None
     """Since when the stage has looked lost at every tick, without a fence and without a gradient added meanwhile."""
+    back_since_s: float | None = None
+    """Since when rule 14 (step back) has named the same step at every look."""
     refused: frozenset[tuple[PeerId, int]] = frozenset()
     """(mate, step) that said it has no such average for me. The caller forgets these after a while."""
     unanswered: frozenset[tuple[PeerId, int]] = frozenset()

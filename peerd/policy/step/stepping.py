@@ -21,6 +21,7 @@ from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
 from peerd.policy.step.ledger import stage_step, why_not_averaged
 from peerd.policy.step.norms import told_by
+from peerd.policy.step.recovery import step_to_bring, step_to_go_back_to
 from peerd.policy.step.roster import compose
 from peerd.policy.step.situation import Situation
 from peerd.policy.step.tied import better_copy, sum_told
@@ -47,6 +48,12 @@ def _join(now: Situation) -> Act:
     newest = max((m.step for m in now.mates), default=None)
     if newest is None or newest < mine.step:
         return acts.Serve("no peer of the stage is ahead of what this peer holds")
+    brought = step_to_bring(mine, now.live, rules.num_stages)
+    if brought is not None:
+        return acts.LoadCheckpoint(f"the stage is at step {newest}, and other stages cannot go on from there", brought)
+    back = step_to_go_back_to(mine, now.live, rules.num_stages)
+    if back is not None:
+        return acts.Wait(f"the stage is about to go back to step {back}")
     best = min(now.mates, key=lambda m: (-m.step, turn_of(mine.peer, m.peer)))
     if not now.own.has_start:
         return acts.Reload("the run began from a state that this peer does not hold", best.peer)
@@ -202,6 +209,19 @@ def _skip_lost(now: Situation) -> Act | None:
     return None
 
 
+def _step_back(now: Situation) -> Act | None:
+    """Rule 14 (step back): a stage has died, and came back with older steps than its neighbours hold in memory."""
+    since_s, rules = now.own.back_since_s, now.rules
+    if since_s is None or now.now_s - since_s < max(rules.lost_after_s, 3 * rules.ttl_s):
+        return None
+    step = step_to_go_back_to(now.mine, now.live, rules.num_stages)
+    return (
+        acts.StepBack(f"the run can resume only at step {step}, the newest that every stage can provide", step)
+        if step is not None
+        else None
+    )
+
+
 _RULES: tuple[Callable[[Situation], Act | None], ...] = (
     _commit_behind_mate,
     _fetch_from_ahead,
@@ -215,6 +235,7 @@ _RULES: tuple[Callable[[Situation], Act | None], ...] = (
     _fetch_tied,
     _commit,
     _skip_lost,
+    _step_back,
 )
 
 
