@@ -1,1 +1,1 @@
-"""Group all-reduce within a stage: rounds over a roster, and the stepper that decides when."""
+"""All-reduce within a stage: rounds over a roster, the codecs of their traffic, and the averages kept for mates that missed them."""

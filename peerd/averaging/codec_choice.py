@@ -1,7 +1,7 @@
-"""What a round's leader names as its codec where the run says `auto`: gentle while averaging takes a small share of the step.
+"""The leader of a round chooses its codec where the run says `auto`: the most exact one that keeps averaging a small share of a step.
 
-All members must use the same one, or replicas would differ, so it is part of the roster. While a stage averages nothing else is done;
-a round that takes a tenth of a step is no bottleneck any more, and the members compress no further than that.
+All members must use the same codec, otherwise replicas would differ, so the roster names it. A stage does nothing else while it
+averages. Once a round takes a tenth of a step it is no bottleneck any more, and stronger compression would gain nothing.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from peerd.config.codec import Allowed, Codec
 from peerd.policy.route.compressing import choose_rung
 
 AVERAGING_SHARE = 0.1
-"""Of the rest of a step."""
+"""Time for a round, as a share of the rest of the step."""
 
 
 class RoundCodec:
-    """One stage's. Every member takes part in every round and measures the same, so it does not matter who leads next."""
+    """The codec choice of one stage. Every member takes part in every round and measures the same times, so any member can lead next."""
 
     def __init__(self, allowed: Allowed) -> None:
         self._allowed = allowed
         self._exchange: tuple[Codec, float] | None = None
-        """What the last round travelled as, and the seconds it took."""
+        """The codec of the last round, and its duration in seconds."""
         self._applied_s: float | None = None
         self._step_s: float | None = None
 
     def exchanged(self, codec: Codec, took_s: float) -> None:
-        """A round with others came to its end."""
+        """Record a finished round with other members: its codec and its duration."""
         self._exchange = (codec, took_s)
 
     def applied(self, now_s: float) -> None:
-        """A step is over."""
+        """Record that this peer applied an average at `now_s`; the time between two of these is the duration of a step."""
         self._step_s = now_s - self._applied_s if self._applied_s is not None else None
         self._applied_s = now_s
 
     def codec(self, length: int) -> str:
-        """What I propose for so many values, as the roster names it; empty where the manifest says it."""
+        """Return the codec to propose for `length` values, by its name in a roster; empty where the manifest fixes it."""
         if not self._allowed.is_auto:
             return ""
         codecs = self._allowed.codecs

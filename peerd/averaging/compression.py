@@ -1,8 +1,8 @@
-"""What slices of the accumulator travel as, and what compression leaves out, kept for the next time (error feedback).
+"""Compression of the accumulator's slices, with error feedback: each round's quantization error is added to the next round's values.
 
-A reducer's sum counts as what its bytes decode to, for itself too, so all members end with the same bits. The last element of the
-accumulator is the sum of losses and travels exactly. Where the run allows no codec slices travel raw and nothing is kept; where it
-leaves the codec to each round's leader (`auto`), what one round's left out is made up for in the next one's, whatever that is.
+A reducer uses the decoded form of its own sum, as all other members do, so all members end with the same bits. The last element of
+the accumulator is the sum of losses and is always sent exactly. Where the run allows no codec, slices travel raw and no error is kept.
+Where each round's leader chooses the codec (`auto`), the error of one codec is made up for with the next one, whichever that is.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from peerd.wire.tensors import decode_flat, decode_into, views_of_flat
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of the accumulator: elements start to end."""
+    """A part of the accumulator: the elements from `start` up to `end`."""
 
     start: int
     end: int
     is_last: bool
-    """Holds the sum of losses at its end."""
+    """True if the slice ends with the sum of losses."""
     codec: Codec
-    """What it travels as in this round."""
+    """The codec of this round."""
     blocks: tuple[Block, ...] = ()
-    """Matrices in it that travel as PowerSGD's factors."""
+    """The matrices in the slice that travel as PowerSGD factors."""
 
     @property
     def num_compressed(self) -> int:
@@ -50,11 +50,11 @@ class Slice:
 
 @dataclass(slots=True)
 class Residual:
-    """What has been left out of what was sent, element by element; a round's counts once its average is applied (Seide 2014, EF-SGD)."""
+    """The accumulated compression error of each element; that of a round counts once its average is applied (Seide 2014, EF-SGD)."""
 
     left_out: Tensor | None = None
     bases: dict[int, Tensor] = field(default_factory=dict)
-    """By parameter: where PowerSGD's next power iteration starts."""
+    """The basis from which PowerSGD's next power iteration starts, by parameter."""
     pending: dict[AverageId, list[tuple[Slice, Tensor, dict[int, Tensor]]]] = field(default_factory=lambda: defaultdict(list))
 
     def added_to(self, values: Tensor, where: Slice) -> Tensor:
@@ -68,46 +68,46 @@ class Residual:
             if self.left_out is None:
                 self.left_out = torch.zeros(length, dtype=rest.dtype)
             self.left_out[where.start : where.end] = rest
-            self.bases |= bases  # of a parameter that a cut goes through, the last piece's
-        self.pending.clear()  # rounds of this step that came to nothing
+            self.bases |= bases  # where a cut splits a parameter, the basis of the last piece is kept
+        self.pending.clear()  # entries of this step's failed rounds
 
 
 class Compression:
-    """One stage's. All methods but the counters' are for one thread, that of the rounds' sums."""
+    """Encodes and decodes the slices of one stage. All methods but `count` run on one thread, the one that computes the sums."""
 
     def __init__(self, allowed: Allowed, dtype: torch.dtype, shapes: Sequence[Sequence[int]] = ()) -> None:
-        """`shapes`: of the parameters, as they lie in the accumulator."""
+        """`shapes`: the shapes of the parameters, in the accumulator's order."""
         self.allowed = allowed
         self._dtype = dtype
         self._matrices = Matrices(shapes)
         self.parts, self.sums = Residual(), Residual()
         self.traffic: Counter[tuple[str, str]] = Counter()
-        """Bytes of parts and slices, by codec and sent or received."""
+        """Bytes of parts and slices, by codec and direction (sent or received)."""
 
     def codec_of(self, named: str) -> Codec | None:
-        """What a round travels as whose leader named this codec, or none; None where the run does not allow it."""
+        """Return the codec of a round whose leader named `named` (empty: the run's own); None where the run does not allow it."""
         if named and not self.allowed.is_auto:
             return None
         codec = parse_codec(named) if named else self.allowed.most_exact
         return codec if self.allowed.permits(codec) else None
 
     def slices(self, length: int, num_members: int, codec: Codec) -> list[Slice]:
-        """What each member of a round reduces, by its index in the roster."""
+        """Return the slice that each member of a round reduces, by its index in the roster."""
         cuts = split_evenly(length, num_members)
         return [Slice(start, end, start < end == length, codec, self._matrices.blocks(start, end, codec.rank)) for start, end in cuts]
 
     def count(self, codec: Codec, size: int) -> None:
-        """A part or slice went out and its like came in."""
+        """Count `size` bytes in each direction: a part and the slice that answers it have the same size."""
         self.traffic.update({(str(codec), "sent"): size, (str(codec), "received"): size})
 
     def num_bytes(self, where: Slice) -> int:
-        """As the slice travels."""
+        """Return the encoded size of the slice."""
         if not self.allowed.is_lossy:
             return (where.end - where.start) * self._dtype.itemsize
         return where.compressed_bytes + where.is_last * self._dtype.itemsize
 
     def kept(self, residual: Residual, average_id: AverageId, where: Slice, values: Tensor) -> Tensor:
-        """What stays with me needs no codec: all of it counts."""
+        """Return the values, with the past error added, that stay at this peer: without a codec they have no new error."""
         if not self.allowed.is_lossy:
             return values
         whole = residual.added_to(values, where)
@@ -115,7 +115,7 @@ class Compression:
         return whole
 
     def sent(self, residual: Residual, average_id: AverageId, where: Slice, values: Tensor) -> tuple[Tensor, tuple[memoryview, ...]]:
-        """What its receivers will have, and the bytes that tell them: where nothing is lost, those of `values` themselves."""
+        """Return what the receivers will decode, and the encoded bytes; without compression both are `values` itself, uncopied."""
         if not self.allowed.is_lossy:
             return values, views_of_flat(values)
         whole = residual.added_to(values, where)
@@ -131,7 +131,7 @@ class Compression:
         return told, chunks
 
     def received(self, chunks: Sequence[Bytes], where: Slice, into: Tensor | None = None) -> Tensor:
-        """BadMessageError where bytes make no finite values; there are as many as `num_bytes` says. `into` may be used to hold them."""
+        """Decode `num_bytes` bytes of a slice, into `into` where possible. Raises BadMessageError for values that are not finite."""
         if self.allowed.is_lossy:
             values = self._decoded(chunks, where)
         else:
@@ -151,6 +151,6 @@ class Compression:
         return torch.cat([body.to(self._dtype), decode_flat([data[border:]], self._dtype)])
 
     def applied(self, average_id: AverageId, length: int) -> None:
-        """An average was applied: what its round left out is to be made up for, and no other round's."""
+        """Keep the error of the round whose average was applied, to be made up for; drop the errors of all other rounds."""
         self.parts.applied(average_id, length)
         self.sums.applied(average_id, length)

@@ -1,4 +1,4 @@
-"""One open round at one member: which elements each reduces, what has come in, and the sums over it."""
+"""The data of one open round at one member: which elements each member reduces, the received parts, and their sum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from peerd.table.record import PeerId
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """The sum of a slice, and the bytes that tell it to others."""
+    """The sum of a slice, and the encoded bytes that the other members receive."""
 
     total: Tensor
     chunks: tuple[memoryview, ...]
@@ -26,14 +26,14 @@ class Round:
 
     roster: Roster
     mine: int
-    """My index in the roster, and the slice I reduce."""
+    """This peer's index in the roster; it reduces the slice of that number."""
     accumulator: Tensor
-    """A copy that is this round's own; a slice of it becomes the average once that is here."""
+    """This round's own copy. In the end its slices are overwritten with their averages."""
     slices_of: list[Slice]
-    """By index in the roster: which elements each member reduces."""
+    """The elements that each member reduces, by index in the roster."""
     parts: dict[PeerId, Tensor] = field(default_factory=dict)
     complete: bool = False
-    """Every member's part is here. For the thread that sums."""
+    """True once every member's part has arrived. Used only by the thread that computes the sums."""
     slices: dict[int, Tensor] = field(default_factory=dict)
     silent: list[PeerId] = field(default_factory=list)
     """Members that did not answer the proposal."""
@@ -42,7 +42,7 @@ class Round:
     progress_s: float = 0.0
 
     def made(self, reduced: Reduced) -> None:
-        """My slice is summed; nobody waits for it where the round was closed meanwhile."""
+        """Publish the sum of this peer's slice, unless the round was closed meanwhile."""
         if not self.reduced.done():
             self.reduced.set_result(reduced)
 
@@ -53,7 +53,7 @@ def elements_of(current: Round, number: int) -> tuple[Slice, Tensor]:
 
 
 def whole_of(current: Round) -> Tensor:
-    """The slices as one vector: those that lie elsewhere are copied to where they belong."""
+    """Return the averaged slices as one vector; slices that lie elsewhere in memory are copied into it."""
     for number, values in current.slices.items():
         _, place = elements_of(current, number)
         if values.data_ptr() != place.data_ptr():
@@ -63,7 +63,7 @@ def whole_of(current: Round) -> Tensor:
 
 
 def sum_in_order(current: Round) -> Tensor:
-    """Parts added in the roster's order, so that the bits do not depend on who came first. The first one's memory takes the sum."""
+    """Add the parts in the roster's order, so that the bits do not depend on the order of arrival. Overwrites the first part."""
     total, *rest = (current.parts[peer] for peer in current.roster.peers)
     for part in rest:
         total += part
@@ -72,19 +72,19 @@ def sum_in_order(current: Round) -> Tensor:
 
 
 def own_part(current: Round, compression: Compression) -> Tensor:
-    """My part of the slice that I reduce."""
+    """Return this peer's part of the slice that it reduces."""
     where, values = elements_of(current, current.mine)
     return compression.kept(compression.parts, current.roster.average_id, where, values)
 
 
 def part_for(current: Round, number: int, compression: Compression) -> tuple[memoryview, ...]:
-    """My part of another's slice, as it travels."""
+    """Return this peer's part of another member's slice, encoded."""
     where, values = elements_of(current, number)
     return compression.sent(compression.parts, current.roster.average_id, where, values)[1]
 
 
 def reduce(current: Round, compression: Compression) -> Reduced:
-    """My slice, once every part of it is here."""
+    """Sum this peer's slice. Every part of it must have arrived."""
     where, average_id, total = current.slices_of[current.mine], current.roster.average_id, sum_in_order(current)
     if len(current.roster.entries) == 1:
         return Reduced(compression.kept(compression.sums, average_id, where, total), ())

@@ -1,4 +1,4 @@
-"""A finished average as it travels to a mate that missed it, and what is checked of it there."""
+"""The wire form of a finished average, for a mate that missed it, and the checks that the mate makes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from peerd.wire.tensors import decode_flat, encode_flat
 
 
 def packed(held: HeldAverage) -> tuple[Average, bytes, Sequence[bytes]]:
-    """With its hash, and as chunks: the average, and after it what was applied to a tied weight."""
+    """Return the header, the hash and the chunks: the average, followed by the gradients applied to a tied weight if there are any."""
     chunks = (*encode_flat(held.flat_sum), *(encode_flat(held.tied.values) if held.tied else ()))
     num_bytes = sum(map(len, chunks))
     return Average(held.roster, held.lineage, num_bytes, held.tied.id if held.tied else NO_AVERAGE), digest_of(chunks), chunks
 
 
 def unpacked(received: tuple[Average, bytes, Sequence[bytes]], state: StageState, step: int) -> HeldAverage:
-    """BadMessageError where it is no average of my stage's step."""
+    """Decode and check an average. Raises BadMessageError unless it is an average of this stage at `step`."""
     average, checksum, chunks = received
     dtype, length = state.accumulator.flat.dtype, state.average_length(step)
     num_tied = state.accumulator.num_tied if average.tied_sum else 0

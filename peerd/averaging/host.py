@@ -1,4 +1,4 @@
-"""What rounds need of the peer around them."""
+"""The interface by which rounds use the peer that runs them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from peerd.table.record import PeerId, RawRecord
 
 
 class RoundHost(Protocol):
-    """The peer at which rounds run: what they tell it, and ask of it."""
+    """The peer that runs the rounds."""
 
     def own_record(self) -> RawRecord:
-        """This peer's record, freshly published."""
+        """Publish this peer's record and return it."""
 
     def learn(self, record: RawRecord) -> None:
-        """A member that did not join has sent its record: the leader had an older one."""
+        """Take the record of a member that did not join, because the leader's copy of it was out of date."""
 
     def report_failure(self, peer: PeerId) -> None:
-        """A call to this peer failed."""
+        """Note that a call to `peer` failed."""
 
     def round_opened(self) -> None:
-        """Its members know of it by its roster, and nobody else waits to hear of it."""
+        """Note that a round has opened. There is no need to announce it: its members know it from the roster."""
 
     def announce(self) -> None:
-        """A round has ended."""
+        """Publish this peer's record, because a round has ended."""
 
     def applied(self, roster: Roster) -> None:
-        """An average was applied to the parameters, also while catching up."""
+        """Note that an average was applied to the parameters, in a step or while catching up."""

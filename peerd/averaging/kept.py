@@ -21,7 +21,7 @@ LOG_PAUSE_S = 0.2
 
 
 class KeptAverages:
-    """`arithmetic` is the thread on which the log is read and written."""
+    """Holds and serves finished averages. The log is read and written on the thread of `arithmetic`."""
 
     def __init__(self, state: StageState, executor: Executor, arithmetic: Executor, log: AverageLog) -> None:
         self._state = state
@@ -29,10 +29,10 @@ class KeptAverages:
         self._arithmetic = arithmetic
         self._log = log
         self._unlogged: dict[int, HeldAverage] = {}
-        """Averages applied, by step, until they are on disk; one that I made alone, which is not written, until the next one."""
+        """Applied averages by step, until they are on disk. An average made by this peer alone stays until the next one instead."""
 
     async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[bytes]]:
-        """For a mate that missed the average: this step's, or one from the log."""
+        """Serve the average of a step to a mate that missed it, from memory or from the log. Raises WrongStateError if there is none."""
 
         def find() -> tuple[Average, bytes, Sequence[bytes]] | None:
             found = next(self._of_step(step), None)
@@ -46,7 +46,10 @@ class KeptAverages:
         return given
 
     async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[bytes]]:
-        """For a peer of either stage that holds the weight: my average's share of its gradients, or both stages' sum."""
+        """Serve gradients of a tied weight by their id: this stage's averaged ones, or the sum of both stages.
+
+        Returns their hash and chunks. Raises WrongStateError if there are none of that id.
+        """
 
         def find() -> Sequence[bytes]:
             for held in self._of_step(step):
@@ -60,12 +63,12 @@ class KeptAverages:
         return await asyncio.to_thread(digest_of, chunks), chunks
 
     def hold(self, held: HeldAverage) -> bool:
-        """Keep it in memory. Returns whether it shall go to the log."""
+        """Keep an average in memory. Returns whether it has to be written to the log."""
         self._unlogged = {step: other for step, other in self._unlogged.items() if _is_logged(other)} | {held.roster.step: held}
         return _is_logged(held)
 
     async def write(self, held: HeldAverage) -> None:
-        """Not at once: the next step's first microbatch, which is on its way here, would have to wait."""
+        """Write an average to the log after a pause, so that the first microbatch of the next step does not wait for the disk."""
         await asyncio.sleep(LOG_PAUSE_S)
         try:
             kept = await self._arithmetic.run(Priority.IDLE, lambda: self._log.put(held))
@@ -76,7 +79,7 @@ class KeptAverages:
                 del self._unlogged[held.roster.step]
 
     def _of_step(self, step: int) -> Iterator[HeldAverage]:
-        """Averages of a step, those in memory first."""
+        """Yield the averages of a step, those in memory first."""
         for held in (self._state.average, *self._unlogged.values()):
             if held is not None and held.roster.step == step:
                 yield held
@@ -86,5 +89,5 @@ class KeptAverages:
 
 
 def _is_logged(held: HeldAverage) -> bool:
-    """Alone, there was no mate that could have missed it, but for one that has just come."""
+    """An average that this peer made alone is not logged: no mate missed it. A tied sum is logged, because the other stage may need it."""
     return len(held.roster.entries) > 1 or held.tied is not None

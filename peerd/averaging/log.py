@@ -1,8 +1,8 @@
-"""The last few averaged gradients, on disk, for mates that catch up: rule J1 (join).
+"""The averaged gradients of the last few steps, on disk, for mates that catch up: rule J1 (join).
 
-A file holds the raw sum of one step; what it is a sum of stands in the roster, which stays in memory. Files of an
-earlier daemon are of no use to this one and are removed at its start. Losing the log never costs exactness: a mate
-that cannot catch up downloads the state.
+A file holds the raw sum of one step. The roster, which says what was summed, stays in memory; so files of an earlier
+daemon cannot be used and are removed at the start. Losing the log never costs exactness: a mate that cannot catch up
+downloads the state.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ LOG = structlog.get_logger()
 
 
 class AverageLog:
-    """Every method runs on one thread, that of the rounds' sums."""
+    """Every method runs on one thread, the one that computes the sums of rounds."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         self._folder = folder
         self._dtype = dtype
         self._kept: dict[int, tuple[Roster, Lineage, AverageId, int]] = {}
-        """By step: whose ledgers, of what lineage, and which tied sum is at the end of the file, of so many elements."""
+        """By step: the roster, the lineage, the id of the tied sum at the end of the file, and the number of its elements."""
         shutil.rmtree(folder, ignore_errors=True)
 
     def put(self, held: HeldAverage) -> bool:
-        """Keep the average of a step, and forget the oldest. False for a full disk, which costs the log and not the run."""
+        """Write the average of a step and delete the oldest. Returns False where the disk takes nothing: the run goes on without it."""
         step = held.roster.step
         tied_sum, tied = (held.tied.id, held.tied.values) if held.tied else (NO_AVERAGE, torch.empty(0, dtype=self._dtype))
         try:
@@ -42,7 +42,7 @@ class AverageLog:
             with self._path(step).open("wb") as file:
                 file.writelines((*encode_flat(held.flat_sum), *encode_flat(tied)))
         except OSError as error:
-            LOG.warning("the average could not be kept for others", step=step, error=error.strerror)
+            LOG.warning("cannot write the average for mates that catch up", step=step, error=error.strerror)
             self._forget(step)
             return False
         self._kept[step] = (held.roster, held.lineage, tied_sum, tied.numel())
@@ -65,7 +65,7 @@ class AverageLog:
 
     def _forget(self, step: int) -> None:
         self._kept.pop(step, None)
-        with contextlib.suppress(OSError):  # of a disk that takes nothing any more, not even that
+        with contextlib.suppress(OSError):  # a failing disk may refuse this, too
             self._path(step).unlink(missing_ok=True)
 
     def _path(self, step: int) -> Path:

@@ -1,11 +1,11 @@
-"""PowerSGD's codec: a matrix travels as two thin factors (Vogels, Karimireddy and Jaggi 2019, arXiv 1905.13727, algorithm 1).
+"""The PowerSGD codec: a matrix travels as two thin factors (Vogels, Karimireddy and Jaggi 2019, arXiv 1905.13727, algorithm 1).
 
-The paper's members multiply their gradients by one common basis, add up the products, make them orthogonal, multiply again and add up
-again. That takes two exchanges, and a basis that all share as they share parameters: joiners, mates that fetched an average and those
-who came back from a checkpoint do not have it. Here every sender factors what it sends by itself, parts as well as sums, so a round is
-what it was, and a basis is no more than where its owner's next power iteration starts: none at all costs quality, never equality.
+In the paper all members multiply their gradients by one common basis, sum the products, orthogonalize the sum, multiply again and sum
+again. That takes two exchanges, and all members need the same basis, which peers that joined, fetched an average or resumed from a
+checkpoint do not have. Here each sender factors by itself whatever it sends, parts and sums alike, so a round needs one exchange as
+before. A basis is only the start of its owner's next power iteration: without one the approximation is worse, but replicas stay equal.
 
-Contract: decoding gives the same bits on every machine; any floats of the right number decode. Never on the event loop.
+Contract: decoding gives the same bits on every machine, and any floats of the right number decode. Call nothing here on the event loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from peerd.config.codec import as_matrix
 
 VALUES_AT_ONCE = 1 << 16
-"""Of a product: so many stay in the processor's cache while one factor's column after another is added."""
+"""Number of values of a product that are computed at once: few enough to stay in the processor's cache while each rank is added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Block:
     """Whole rows of a parameter, seen as a matrix, that lie in one slice."""
 
     parameter: int
-    """Its place among the stage's."""
+    """Index of the parameter in the stage."""
     start: int
-    """Of its first element, in the slice."""
+    """Offset of the first element in the slice."""
     rows: int
     columns: int
 
@@ -40,19 +40,19 @@ class Block:
         return self.start + self.rows * self.columns
 
     def num_factors(self, rank: int) -> int:
-        """Values of both factors."""
+        """Number of values in both factors."""
         return rank * (self.rows + self.columns)
 
 
 class Matrices:
-    """A stage's parameters as they lie in its accumulator, one after another."""
+    """The layout of a stage's parameters in its accumulator, seen as matrices."""
 
     def __init__(self, shapes: Sequence[Sequence[int]]) -> None:
         self._sizes = [as_matrix(shape) for shape in shapes]
         self._starts = list(accumulate((rows * columns for rows, columns in self._sizes), initial=0))
 
     def blocks(self, start: int, end: int, rank: int) -> tuple[Block, ...]:
-        """Those between two elements for which factors take fewer values. Rows that are cut apart are in none."""
+        """Return the blocks between two elements whose factors have fewer values than the block. Rows that a bound cuts are in no block."""
         found = []
         for number in range(bisect_right(self._starts, start) - 1, len(self._sizes)):
             (rows, columns), begin = self._sizes[number], self._starts[number]
@@ -68,9 +68,9 @@ class Matrices:
 
 
 def encode(blocks: Sequence[Block], rank: int, values: Tensor, bases: Mapping[int, Tensor]) -> tuple[Tensor, dict[int, Tensor]]:
-    """float32 [length] -> float32: each block's factors, then the values in no block; and the bases for the next time.
+    """float32 [length] -> float32: the factors of each block, then the values outside blocks; and the bases for the next call.
 
-    Bases are [columns, rank], by parameter; where there is none yet the iteration starts from a random one.
+    Bases are [columns, rank], by parameter. Where there is none yet, the iteration starts from a random one.
     """
     pieces, found = [], dict[int, Tensor]()
     for block in blocks:
@@ -83,7 +83,7 @@ def encode(blocks: Sequence[Block], rank: int, values: Tensor, bases: Mapping[in
 
 
 def decode(blocks: Sequence[Block], rank: int, packed: Tensor, length: int) -> Tensor:
-    """What `encode` packed -> float32 [length]."""
+    """The output of `encode` -> float32 [length]."""
     values, start = torch.empty(length, dtype=torch.float32), 0
     for block in blocks:
         middle, end = start + rank * block.rows, start + block.num_factors(rank)
@@ -97,9 +97,9 @@ def decode(blocks: Sequence[Block], rank: int, packed: Tensor, length: int) -> T
 
 
 def factors(matrix: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, columns] and [columns, rank] -> [rows, rank] of orthonormal columns, and [columns, rank]: one power iteration.
+    """One power iteration: [rows, columns] and [columns, rank] -> left [rows, rank] with orthonormal columns, right [columns, rank].
 
-    Their product is the nearest to the matrix of all whose columns the first one spans.
+    left @ right.T is the projection of the matrix on the column space of left.
     """
     left = torch.linalg.qr(matrix @ basis).Q
     return left, matrix.T @ left
@@ -108,7 +108,8 @@ def factors(matrix: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 def _multiply(left: Tensor, right: Tensor, product: Tensor) -> None:
     """[rank, rows], [rank, columns] -> [rows, columns], in place.
 
-    Each multiplication and addition is rounded by itself and in order: a matrix product's bits depend on the machine that makes it.
+    Each multiplication and addition is rounded separately and in a fixed order, because the bits of a library's matrix product depend on
+    the machine.
     """
     num_rows = max(1, VALUES_AT_ONCE // right.shape[1])
     for top in range(0, product.shape[0], num_rows):
@@ -124,6 +125,6 @@ def _first_basis(block: Block, rank: int) -> Tensor:
 
 
 def _between(blocks: Sequence[Block], length: int) -> Iterator[tuple[int, int]]:
-    """Bounds of the values in no block."""
+    """Yield the bounds of the values outside blocks."""
     starts, ends = [0, *(block.end for block in blocks)], [*(block.start for block in blocks), length]
     return zip(starts, ends, strict=True)

@@ -1,8 +1,8 @@
-"""Rounds: butterfly all-reduce over a roster: rules 7 (propose) and 8 (exchange) of docs/protocol.md.
+"""Rounds of butterfly all-reduce over a roster: rules 7 (propose) and 8 (exchange) of docs/protocol.md.
 
-The accumulators are cut into as many slices as there are members. Member k collects everyone's part of slice k, adds
-them up in roster order, and answers each with the sum, so all members end with the same bits. Every part and slice
-carries the round's average id; a part whose ledger is not the roster's is refused.
+The accumulators are cut into as many slices as there are members. Member k receives every member's part of slice k,
+adds the parts in roster order and answers each with the sum, so all members end with the same bits. Every part carries
+the average id of the round. A part whose ledger is not the one in the roster is refused.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from peerd.wire.tensors import decode_flat
 MAX_DEAD_ROUNDS = 64
 ABORT_TIMEOUT_S = 2.0
 MOST_OWN_ERRORS = 3
-"""So many rounds in a row may fail by a bug at this member; then it does not lead another."""
+"""Number of rounds in a row that may fail by a bug at this member. After that it leads no other round."""
 LOG = structlog.get_logger()
 
 
 class Rounds:
-    """Opens, runs and closes rounds; answers the averaging service."""
+    """Opens, runs and closes rounds, and implements the averaging service."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Rounds:
     ) -> None:
         self._state = state
         self._executor = executor
-        # Where steps overlap, sums are made beside the next step's passes: to wait for one of those at each turn takes long.
+        # Where steps overlap, sums have a thread of their own: on the torch thread each would wait for a pass of the next step.
         self._arithmetic = Executor("averaging") if state.record.next_ledger_no else executor
         self._kept = KeptAverages(state, executor, self._arithmetic, log)
         self._client = client
@@ -80,16 +80,17 @@ class Rounds:
         self.failed = 0
         self.num_applied = 0
         self.missed: Counter[PeerId] = Counter()
-        """Rounds of this step that I led and that failed for want of a member."""
+        """Number of rounds of this step, led by this peer, that failed because the member was missing."""
         self._host = host
         self._spans = spans or SpanRing(0)
 
     # As leader
 
     async def lead(self, roster: Roster) -> str:
-        """Propose my own round to the others while I open it. Returns why it failed, empty when everyone joined.
+        """Propose a round to the other members and open it here. Returns why it failed, or an empty string when all joined.
 
-        Raises what is unexpected, also where it ended my earlier rounds: the others leave out a member that fails, but not a leader.
+        Raises unexpected errors. Raises the last one again once `MOST_OWN_ERRORS` rounds have failed by bugs here: the members
+        leave out another member that fails, but never their leader.
         """
         if len(self._own_errors) >= MOST_OWN_ERRORS:
             raise self._own_errors[-1]
@@ -125,12 +126,12 @@ class Rounds:
             return ""
         if self.open is not None and self.open.roster is roster:
             self.open.refused = True
-        with contextlib.suppress(BadMessageError):  # it has refused all the same
+        with contextlib.suppress(BadMessageError):  # the refusal counts even if the record is bad
             self._host.learn(record)
         return f"{peer}: {reason}"
 
     def _spread_abort(self, roster: Roster) -> None:
-        """To all members as their leader; as a member to the leader, who then tells the others."""
+        """Send ABORT to all members if this peer leads; otherwise to the leader, which tells the others."""
         me = self._state.record.peer
         for peer in roster.peers if roster.leader == me else (roster.leader,):
             if peer != me:
@@ -140,24 +141,24 @@ class Rounds:
         try:
             await self._client.abort(peer, average_id, ABORT_TIMEOUT_S)
         except RemoteError:
-            return  # its own timer closes the round
+            return  # the member's own timer closes the round there
 
     # As member
 
     async def propose(self, caller: PeerId, roster: Roster) -> tuple[bool, str, RawRecord]:
-        """Whether I have joined; if not, why, and my record as it is now."""
+        """Join a round that `caller` leads. Returns whether this peer joined; if not, also the reason and its present record."""
         if caller != roster.leader:
             raise BadMessageError("a roster is proposed by its leader")
         if roster.average_id in self._dead:
             return False, "this round is closed", self._host.own_record()
-        # Not to be cut short by a leader that takes its proposal back: the state would be averaging without an open round.
+        # Shielded from a leader that cancels its call: otherwise the state could stay AVERAGING without an open round.
         reason = await asyncio.shield(self._tasks.start(self._join(roster), expects=(RemoteError,)))
         return (False, reason, self._host.own_record()) if reason else (True, "", NO_RECORD)
 
     async def _join(self, roster: Roster) -> str:
         codec = self.compression.codec_of(roster.codec)
         if codec is None:
-            return f"this run's gradients do not travel as {roster.codec}"
+            return f"this run does not allow the codec {roster.codec} for gradients"
         reason, accumulator = await self._executor.run(Priority.CONTROL, lambda: self._state.open_round(roster))
         if accumulator is None:
             return reason
@@ -169,7 +170,7 @@ class Rounds:
 
     def _begin(self, roster: Roster, codec: Codec, accumulator: Tensor) -> str:
         if roster.average_id in self._dead:
-            return "this round is closed"  # its leader has given it up meanwhile
+            return "this round is closed"  # the leader aborted it while the state opened it
         mine = roster.peers.index(self._state.record.peer)
         slices = self.compression.slices(accumulator.numel(), len(roster.entries), codec)
         self.open = Round(roster, mine, accumulator, slices, progress_s=self._clock())
@@ -180,7 +181,7 @@ class Rounds:
         return ""
 
     async def _run(self, current: Round) -> None:
-        """Exchange slices until the average is whole. A failed call closes the round at once; one that hangs is left to rule 4 (close)."""
+        """Exchange slices until the average is complete. A failed call closes the round at once; rule 4 (close) ends one that hangs."""
         try:
             await self._finish(current)
         except RemoteError as error:
@@ -202,7 +203,7 @@ class Rounds:
         self._host.announce()
 
     async def _fail(self, current: Round, error: Exception) -> None:
-        """A bug at this member ends the round. No other member is to blame for it."""
+        """End the round because of a bug at this member. No other member counts as missed."""
         roster = current.roster
         INTERNAL_ERRORS.report("averaging round", error, step=roster.step, leader=roster.leader)
         self._own_errors.append(error)
@@ -210,11 +211,11 @@ class Rounds:
         if self.open is current:
             self._spread_abort(roster)
         elif self.open is None and roster.average_id not in self._dead:
-            self.open = current  # the exchange was done, but the state has not taken the average
+            self.open = current  # so that `close` closes it: the exchange was done, but the state has not taken the average
         await self.close(roster.average_id, f"internal error: {error!r}")
 
     async def _fetch_slices(self, current: Round) -> None:
-        """All slices at once; the first failure ends the others."""
+        """Fetch all slices concurrently; the first failure cancels the others."""
         slices = [self._fetch_slice(current, number, peer) for number, peer in enumerate(current.roster.peers)]
         tasks = [start(work, expects=(RemoteError,)) for work in slices]
         try:
@@ -230,7 +231,7 @@ class Rounds:
             current.slices[number] = (await asyncio.shield(current.reduced)).total
             return
         encode = partial(part_for, current, number, self.compression)
-        encoded = self.compression.allowed.is_lossy  # else it goes out as it lies in memory
+        encoded = self.compression.allowed.is_lossy  # otherwise the part is sent straight from memory
         part = await self._arithmetic.run(Priority.CONTROL, encode) if encoded else encode()
         size = sum(len(chunk) for chunk in part)
         header = Part(current.roster.average_id, number, current.roster.entries[current.mine].done, size)
@@ -260,7 +261,7 @@ class Rounds:
             await self._add_part(current, caller, lambda: self.compression.received(chunks, where))
         except RemoteError:
             raise
-        except Exception as error:  # a bug; the caller may end this call meanwhile, but not what is done about it
+        except Exception as error:  # a bug; handled in a task, which goes on if the caller ends this call
             self._tasks.start(self._fail(current, error))
         try:
             async with asyncio.timeout(2 * self._averaging_s):
@@ -271,23 +272,23 @@ class Rounds:
         return reduced.chunks
 
     async def _add_part(self, current: Round, peer: PeerId, made: Callable[[], Tensor]) -> None:
-        """Make a part and, where it is the last one, the sum: one job, for each handing over costs as much as a small slice."""
+        """Run `made` to get a part, and after the last part sum them: one job, because each hand-over costs as much as a small slice."""
 
         loop = asyncio.get_running_loop()
 
         def add() -> None:
-            if current.complete:  # a part sent twice must not be added up twice
+            if current.complete:  # a part sent twice must not be added twice
                 return
             current.parts[peer] = made()
             current.complete = len(current.parts) == len(current.roster.entries)
-            if current.complete:  # whoever sent the last part may have given up: the others get the sum
+            if current.complete:  # done here, as the sender of the last part may have given up and the others still need the sum
                 loop.call_soon_threadsafe(current.made, reduce(current, self.compression))
 
         await self._arithmetic.run(Priority.CONTROL, add)
         current.progress_s = self._clock()
 
     async def _round_of(self, average_id: AverageId) -> Round:
-        """The open round of this id; a part may come before its PROPOSE and waits for it."""
+        """Return the open round of this id. A part may arrive before PROPOSE and then waits for it, at most one averaging time."""
         try:
             async with asyncio.timeout(self._averaging_s):
                 while self.open is None or self.open.roster.average_id != average_id:
@@ -301,7 +302,7 @@ class Rounds:
     # Closing, adopting
 
     async def close(self, average_id: AverageId, reason: str = "the round was closed") -> None:
-        """Parts of this id are dead for ever; the ledger is kept."""
+        """Close the round of this id, if it is open, and refuse its parts for ever. The ledger is kept."""
         self._dead.append(average_id)
         current = self.open
         if current is None or current.roster.average_id != average_id:
@@ -313,7 +314,7 @@ class Rounds:
             await self._count_missed(current)
         if not current.reduced.done():
             current.reduced.set_exception(PeerGoneError(reason))
-            current.reduced.exception()  # seen, should nobody wait for it
+            current.reduced.exception()  # marks it as retrieved, in case nobody waits for it
         work = self._work
         if work is not None and work is not asyncio.current_task():
             work.cancel()
@@ -321,19 +322,19 @@ class Rounds:
         self._host.announce()
 
     async def _count_missed(self, current: Round) -> None:
-        """Hole 19: after some rounds that failed for want of a member, I leave it out of this step."""
+        """Count the members that a failed round missed. A member missed in enough rounds is left out of this step (hole 19)."""
         if current.refused:
             return
         absent = [peer for number, peer in enumerate(current.roster.peers) if number not in current.slices]
         self.missed.update(current.silent or [peer for peer in absent if peer != current.roster.leader])
         void = whom_to_void(current.roster, self.missed)
         if void is not None:
-            LOG.warning("member left out of this step's rounds: it cannot reach another", member=void.peer, step=void.step)
+            LOG.warning("member left out of this step's rounds: it cannot reach another member", member=void.peer, step=void.step)
             self.missed = Counter({void.peer: ROUNDS_BEFORE_VOID - 1})
             await self._executor.run(Priority.CONTROL, lambda: self._state.void(void))
 
     def abort(self, caller: PeerId, average_id: AverageId) -> None:
-        """The leader's word closes a round early at every member; at the leader a member's word does, which counts as its absence."""
+        """Close a round early. Members obey their leader; the leader obeys any member, counts it as missed and tells the others."""
         current = self.open
         if current is None or current.roster.average_id != average_id:
             self._dead.append(average_id)
@@ -345,9 +346,9 @@ class Rounds:
             self._tasks.start(self.close(average_id, f"{caller} gave the round up"))
 
     async def fetch(self, peer: PeerId, step: int) -> HeldAverage:
-        """A mate's finished average of my stage, checked, with what it applied to a tied weight if it has finished the step.
+        """Fetch and check a mate's finished average of this stage, with the tied sum that it applied if it has finished the step.
 
-        WrongStateError when it is not one for me.
+        Raises WrongStateError if this peer cannot adopt it.
         """
         received = await self._client.get_average(peer, self._state.record.stage, step, 2 * self._averaging_s)
         reason = why_not_adopt(self._state.record, step, received[0].lineage)
@@ -356,7 +357,7 @@ class Rounds:
         return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked(received, self._state, step))
 
     async def fetch_tied(self, peer: PeerId, step: int, wanted: AverageId) -> Tensor:
-        """Gradients of a tied weight by their id, checked: [num_tied] on the CPU."""
+        """Fetch and check gradients of a tied weight by their id: [num_tied] on the CPU."""
         dtype, length = self._state.accumulator.flat.dtype, self._state.accumulator.num_tied
         began_s = time.monotonic()
         chunks = await self._client.get_tied(peer, step, wanted, length * dtype.itemsize, 2 * self._averaging_s)
@@ -370,13 +371,13 @@ class Rounds:
         return await self._kept.get_tied(step, wanted)
 
     def applied(self, held: HeldAverage) -> None:
-        """Log an average for mates that missed it, when the torch thread has nothing better to do."""
+        """Record that an average was applied, and keep it for mates that missed it."""
         length = held.flat_sum.numel()
         self.missed.clear()
         self._own_errors.clear()
         self.num_applied += 1
         self._round_codec.applied(self._clock())
-        if self.compression.allowed.is_lossy:  # on its own thread, before any sum of the next round
+        if self.compression.allowed.is_lossy:  # queued on the thread of the sums, before any sum of the next round
             self._tasks.start(self._arithmetic.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id, length)))
         self._host.applied(held.roster)
         if self._kept.hold(held):

@@ -114,7 +114,7 @@ async def test_a_leaders_codec_is_part_of_the_round_and_one_that_the_run_does_no
     assert parse_codec(roster.codec).name == "topk"
     assert all(torch.equal(member.average, leader.average) for member in group.members.values())
     assert all(member.state.record.average_id == roster.average_id for member in group.members.values())
-    assert "do not travel as topk:0.3" in (await leader.rounds.propose(roster.leader, replace(roster, codec="topk:0.3")))[1]
+    assert "does not allow the codec topk:0.3" in (await leader.rounds.propose(roster.leader, replace(roster, codec="topk:0.3")))[1]
 
 
 @pytest.mark.parametrize("late", [0, 1, 2])
