@@ -1,7 +1,7 @@
-"""The roster of an average: who takes part with exactly which ledger, and the checks that make it exact.
+"""The roster of an average: its members, each with its exact ledger, and the checks that prove the average exact.
 
-An average is exact when its ledgers are pairwise disjoint and cover the step. Each member proves that for itself from
-the roster's content, so rosters need not agree (docs/protocol.md).
+An average is exact if its ledgers are pairwise disjoint and cover the step. Each member checks that for itself from
+the roster's content, so peers need not agree on a roster (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROUNDS_BEFORE_VOID = 2
 
 @dataclass(frozen=True, slots=True, order=True)
 class RosterEntry:
-    """A member and the ledger it brings; the ledger is named by (incarnation, ledger_no) and spelt out in `done`."""
+    """A member and its ledger: (incarnation, ledger_no) names the ledger, and the bitmap `done` is its content."""
 
     peer: PeerId
     incarnation: int
@@ -29,7 +29,7 @@ class RosterEntry:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Entries sorted by peer. `attempt` and `leader` make the id of every round its own, as does a codec that the leader has chosen."""
+    """Entries sorted by peer. `attempt`, `leader` and a codec that the leader has chosen make the id of every round unique."""
 
     stage: int
     step: int
@@ -37,7 +37,7 @@ class Roster:
     leader: PeerId
     entries: tuple[RosterEntry, ...]
     codec: str = ""
-    """What parts and slices travel as, where the run leaves that to the leader; empty: as the manifest says."""
+    """The codec of parts and slices, if the run leaves the choice to the leader; empty: the manifest's codec."""
 
     @property
     def average_id(self) -> AverageId:
@@ -56,17 +56,17 @@ class Roster:
 
 
 def why_inexact(entries: Sequence[RosterEntry], num_microbatches: int) -> str | None:
-    """None when the ledgers are pairwise disjoint and cover the step, else what is wrong."""
+    """What makes a roster of these entries inexact; None if the ledgers are pairwise disjoint and cover the step."""
     if not entries:
         return "the roster is empty"
     if [entry.peer for entry in entries] != sorted({entry.peer for entry in entries}):
-        return "the roster is not sorted by peer, each once"
+        return "the roster is not sorted by peer, or names a peer twice"
     union = 0
     for entry in entries:
         if entry.done & ~full(num_microbatches):
             return f"{entry.peer} holds microbatches beyond the step"
         if union & entry.done:
-            return f"{entry.peer}'s ledger meets another's"
+            return f"the ledger of {entry.peer} overlaps another"
         union |= entry.done
     return None if union == full(num_microbatches) else "the ledgers do not cover the step"
 
@@ -82,16 +82,16 @@ def leader_of(members: Sequence[PeerRecord]) -> PeerId | None:
 
 
 def compose(mine: PeerRecord, live: LiveView, num_microbatches: int, attempt: int) -> Roster | None:
-    """Rule 7 (propose): the roster I propose, or None while it is not mine to propose or would not be exact."""
+    """Rule 7 (propose): the roster that this peer proposes; None if it does not lead, or if the average would not be exact."""
     members = live.members(mine.stage, mine.step)
-    # As published: only that says whether I leave, and else two of us would think they lead.
+    # The published records decide who leads, this peer's own included. Otherwise two peers might both believe that they lead.
     if mine.phase is not Phase.ACCUMULATING or leader_of(members) != mine.peer:
         return None
     members = tuple(mine if m.peer == mine.peer else m for m in members)
     if any(m.phase is not Phase.ACCUMULATING for m in members):
         return None
     if any(m.lineage != mine.lineage for m in members):
-        return None  # computed with other parameters than mine: one of us downloads the other's state first
+        return None  # computed with other parameters: one of the two first downloads the other's state
     entries = tuple(sorted(entry_of(m) for m in members))
     if why_inexact(entries, num_microbatches) is not None:
         return None
@@ -99,7 +99,7 @@ def compose(mine: PeerRecord, live: LiveView, num_microbatches: int, attempt: in
 
 
 def why_refuse(mine: PeerRecord, roster: Roster, num_microbatches: int) -> str | None:
-    """Rule 8 (exchange): None when I join this round, else the reason."""
+    """Rule 8 (exchange): why this peer refuses to join the round; None if it joins."""
     if (roster.stage, roster.step) != (mine.stage, mine.step):
         return f"this peer is at stage {mine.stage}, step {mine.step}"
     if mine.phase is not Phase.ACCUMULATING:
@@ -112,10 +112,10 @@ def why_refuse(mine: PeerRecord, roster: Roster, num_microbatches: int) -> str |
 
 
 def whom_to_void(roster: Roster, missed: Mapping[PeerId, int]) -> Void | None:
-    """The member to leave out of further rounds of the step, by its leader, rule 4 (close) and hole 19; None while there is hope.
+    """The member that the leader leaves out of further rounds of the step: rule 4 (close), hole 19. None while nobody was missed too often.
 
-    `missed` counts the rounds that I led and that failed for want of this member. Of two that cannot reach each other
-    both are missed, and one of them is enough.
+    `missed` counts, for each member, the rounds that this peer led and that failed because that member was absent. If two
+    members cannot reach each other, both are counted, and leaving out one of them is enough.
     """
     able = [entry for entry in roster.entries if entry.peer != roster.leader and missed.get(entry.peer, 0) >= ROUNDS_BEFORE_VOID]
     if not able:
@@ -125,17 +125,17 @@ def whom_to_void(roster: Roster, missed: Mapping[PeerId, int]) -> Void | None:
 
 
 def why_not_adopt(mine: PeerRecord, step: int, lineage: Lineage) -> str | None:
-    """Rule 5 (fetch): None when I may take an average of `step` made by parameters of `lineage`, else the reason."""
+    """Rule 5 (fetch): why this peer may not take an average of `step` made with parameters of `lineage`; None if it may."""
     if step != mine.step:
         return f"this peer is at step {mine.step}"
     return None if lineage == mine.lineage else "it was computed with parameters of another lineage than this peer holds"
 
 
 def lineage_after(lineage: Lineage, average_id: AverageId, norm: float | None = None, tied_sum: AverageId | None = None) -> Lineage:
-    """The lineage of parameters to which an average was applied, with the step's gradient norm where the run shares norms.
+    """The lineage of parameters after an average is applied, with the step's gradient norm if the run shares norms.
 
-    Peers of a stage that applied one average with norms of different rounding thus tell each other apart, and one reloads;
-    so do those that applied unlike sums to a tied weight.
+    Two peers of a stage that applied one average with differently rounded norms, or with different sums for a tied weight,
+    therefore have different lineages, and one of them reloads.
     """
     applied: list[bytes | str] = [average_id] if norm is None else [average_id, norm.hex()]
     applied += [] if tied_sum is None else ["tied", tied_sum]
@@ -143,5 +143,5 @@ def lineage_after(lineage: Lineage, average_id: AverageId, norm: float | None = 
 
 
 def lineage_skipped(lineage: Lineage, step: int) -> Lineage:
-    """The lineage after a step that was given up: rule 11 (skip)."""
+    """The lineage after a step is given up: rule 11 (skip)."""
     return Lineage(lineage.inexact + 1, digest("skipped", lineage.chain, step))

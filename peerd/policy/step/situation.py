@@ -1,4 +1,4 @@
-"""What the rules of a step judge by: the run's numbers, my exact state, and who else is there at this moment."""
+"""The input of the rules of a step: the run's numbers, this peer's exact state, and the live peers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from peerd.table.view import LiveView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRules:
-    """Numbers the rules need. `averaging_s`, the averaging time, is shorter than the TTL."""
+    """Numbers of the run that the rules need. `averaging_s`, the averaging time, is shorter than `ttl_s`, a record's life."""
 
     num_stages: int
     num_microbatches: int
@@ -23,7 +23,7 @@ class StepRules:
     averaging_s: float
     lost_after_s: float = 40.0
     last_step: int = 0
-    """The run ends at this step; 0: never."""
+    """The step at which the run ends; 0: it has no end."""
     shares_norms: bool = False
     """An average is applied with the whole model's gradient norm of its step (norms.py)."""
     ties_stages: bool = False
@@ -32,30 +32,30 @@ class StepRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnState:
-    """My exact state: the record as it is now, and what the record does not say."""
+    """This peer's exact state: its present record, and what the record does not say. Times are seconds on the caller's clock."""
 
     record: PeerRecord
     round_roster: Roster | None = None
     round_since_s: float = 0.0
     """When the open round began or last made progress."""
     propose_after_s: float = 0.0
-    """Not before this may I propose again (a round of mine has just failed)."""
+    """The earliest time of the next proposal, after a round that this peer led has failed."""
     attempt: int = 0
     lost_since_s: float | None = None
-    """Since when the stage has looked lost at every tick, without a fence and without a gradient added meanwhile."""
+    """The time since which the stage has looked lost at every look, without a fence or an added gradient; None: it does not look lost."""
     back_since_s: float | None = None
-    """Since when rule 14 (step back) has named the same step at every look."""
+    """The time since which rule 14 (step back) has named the same step at every look; None: it names no step."""
     refused: frozenset[tuple[PeerId, int]] = frozenset()
-    """(mate, step) that said it has no such average for me. The caller forgets these after a while."""
+    """(mate, step): this mate has refused to give the average of this step. The caller forgets these after a while."""
     unanswered: frozenset[tuple[PeerId, int]] = frozenset()
-    """(mate, step) that did not answer when asked for its average: others are asked first (hole 19)."""
+    """(mate, step): this mate did not answer when asked for the average of this step. Others are asked first (hole 19)."""
     has_start: bool = True
-    """False: the run begins from a state that I do not hold yet, so my parameters are nobody's."""
+    """False: the run begins from a state that this peer does not hold yet, so its parameters do not count."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """All that a rule takes."""
+    """The argument of every rule."""
 
     own: OwnState
     live: LiveView
@@ -68,49 +68,49 @@ class Situation:
 
     @cached_property
     def mates(self) -> list[PeerRecord]:
-        """Other live peers that serve my stage."""
+        """The other live peers that serve this stage."""
         return [record for record in self.live.serving(self.mine.stage) if record.peer != self.mine.peer]
 
     @property
     def round_is_slow(self) -> bool:
-        """A round without progress for one averaging time."""
+        """Whether this peer's round has made no progress for one averaging time."""
         return self.mine.phase is Phase.AVERAGING and self.now_s - self.own.round_since_s > self.rules.averaging_s
 
     @property
     def may_take_average(self) -> bool:
-        """Whether a mate's average of my step is of use, and no round is about to give it to me."""
+        """Whether a mate's average of this step is useful: this peer has none, and no round is about to produce one."""
         return self.mine.phase is Phase.ACCUMULATING or self.round_is_slow
 
     @property
     def is_tied(self) -> bool:
-        """Whether my stage holds a weight that another holds, too."""
+        """Whether this stage holds a weight that another stage holds as well."""
         return self.rules.ties_stages and other_end(self.mine.stage, self.rules.num_stages) is not None
 
     def willing(self, mates: Sequence[PeerRecord]) -> list[PeerRecord]:
-        """Those of these that have not refused to help me with my step."""
+        """Those of `mates` that have not refused a request for this step."""
         return [mate for mate in mates if (mate.peer, self.mine.step) not in self.own.refused]
 
     def first_to_ask(self, mates: Sequence[PeerRecord]) -> PeerRecord:
-        """A mate that answered so far, then the smallest average."""
+        """The mate to ask first: one that has not failed to answer, and among these the one with the smallest average id."""
         return min(mates, key=lambda m: ((m.peer, self.mine.step) in self.own.unanswered, m.average_id, m.peer))
 
     def averaged_like_me(self) -> list[PeerRecord]:
-        """Mates whose average of my step was computed with my very parameters."""
+        """The mates that have an average of this step, computed with the same parameters as this peer's."""
         mine = self.mine
         return [m for m in self.mates if m.step == mine.step and m.phase is Phase.AVERAGED and m.lineage == mine.lineage]
 
     def norm(self) -> float | None:
-        """The whole model's gradient norm of my step; None while it is not known, and where the run shares none."""
+        """The whole model's gradient norm of this step; None while it is unknown, or if the run shares no norms."""
         return norm_of_step(self.mine, self.live, self.rules.num_stages) if self.rules.shares_norms else None
 
     def wanted_sum(self) -> WantedSum | None:
-        """The sum that a tied weight gets at my step; None while it is not known, and where my stage holds no such weight."""
+        """The sum for the tied weight at this step; None while it is unknown, or if this stage holds no tied weight."""
         return sum_of_step(self.mine, self.live, self.rules.num_stages) if self.is_tied else None
 
     def lacks_norm(self) -> bool:
         return self.rules.shares_norms and self.norm() is None
 
     def lacks_tied(self) -> bool:
-        """Whether my average cannot be applied to a tied weight yet."""
+        """Whether the average cannot be applied yet, because this peer does not hold the tied weight's sum."""
         wanted = self.wanted_sum()
         return self.is_tied and (wanted is None or wanted.id != self.mine.tied_sum)

@@ -1,15 +1,15 @@
-"""What a peer does next in the life of a step: the first rule that holds, in the order in which this file gives them.
+"""The next act of a peer in the life of a step: the first rule that holds, in the order of this file.
 
-A step without faults goes through these, from top to bottom:
+A step without faults goes through these points, from top to bottom:
 
     microbatches are added        wait: "microbatches are still missing"
     nothing is missing            _propose, by the leader of the stage
     the round exchanges slices    wait: "the round is under way" (averaging/ does it: rule 8, exchange)
-    the average is whole          wait, until every stage has averaged; _fetch_tied where two stages hold one weight
+    the average is complete       wait until every stage has averaged; _fetch_tied if two stages hold one weight
     every stage has averaged      _commit, and the next step begins
 
-All other rules are for those that fell behind, for rounds that failed, and for averages or copies of a weight that differ.
-`decide` reads a peer's own exact state and the live view, and gives one act with its reason.
+All other rules handle peers that fell behind, rounds that failed, and averages or copies of a weight that differ.
+`decide` reads a peer's own exact state and the live view, and returns one act with its reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from peerd.policy.step.tied import better_copy, sum_told
 from peerd.table.record import PeerRecord, Phase
 
 KEPT_AVERAGES = 4
-"""Averaged gradients a peer logs for mates that catch up (K)."""
+"""The number of averages that a peer keeps for mates that catch up (K)."""
 
 
 def decide(now: Situation) -> Act:
@@ -43,7 +43,7 @@ def decide(now: Situation) -> Act:
 
 
 def _join(now: Situation) -> Act:
-    """Rule J1 (join): catch up from the log of a mate, or download again, and serve only when equal to the stage."""
+    """Rule J1 (join): catch up from a mate's kept averages, or download again; serve once no mate is ahead or has a better lineage."""
     mine, rules = now.mine, now.rules
     newest = max((m.step for m in now.mates), default=None)
     if newest is None or newest < mine.step:
@@ -77,20 +77,20 @@ def _join(now: Situation) -> Act:
 
 
 def _commit_behind_mate(now: Situation) -> Act | None:
-    """Rule 1 (commit behind): the mate proves that the step was decided (hole 6)."""
+    """Rule 1 (commit behind): a mate at a later step proves that this step was decided (hole 6)."""
     ahead = [m for m in now.mates if m.step > now.mine.step]
     if now.mine.phase is not Phase.AVERAGED or not ahead:
         return None
     peer = max(ahead, key=lambda m: (m.step, m.peer)).peer
     if now.lacks_norm():
-        return acts.Reload("nobody tells this step's gradient norm any more", peer)
+        return acts.Reload("no peer tells this step's gradient norm any more", peer)
     if now.lacks_tied():
-        return _fetch_tied(now) or acts.Reload("nobody gives this step's tied gradients any more", peer)
+        return _fetch_tied(now) or acts.Reload("no peer has this step's tied gradients any more", peer)
     return _committing(now, "a stage mate has committed this step")
 
 
 def _fetch_from_ahead(now: Situation) -> Act | None:
-    """Rule 2 (fetch from ahead): one step behind, take the average from the log of a mate (holes 5 and 6)."""
+    """Rule 2 (fetch from ahead): a peer that is one step behind takes the average that a mate has kept (holes 5 and 6)."""
     ahead = [m for m in now.mates if m.step == now.mine.step + 1]
     if not now.may_take_average or not ahead:
         return None
@@ -101,7 +101,7 @@ def _fetch_from_ahead(now: Situation) -> Act | None:
 
 
 def _copy_tied(now: Situation) -> Act | None:
-    """Rule 12 (copy tied): the other stage's copy of the weight has the better history: it becomes mine, and this step begins anew."""
+    """Rule 12 (copy tied): a copy with a better history at the other stage replaces this peer's, and the step begins anew."""
     mine = now.mine
     if not now.rules.ties_stages or mine.phase is not Phase.ACCUMULATING or any(m.step > mine.step for m in now.mates):
         return None
@@ -112,7 +112,7 @@ def _copy_tied(now: Situation) -> Act | None:
 
 
 def _reload(now: Situation) -> Act | None:
-    """Rule 3 (reload): too far behind, or descended from another average than a mate."""
+    """Rule 3 (reload): the peer is too far behind, or a mate has a better lineage."""
     mine = now.mine
     if mine.phase is Phase.AVERAGING and not now.round_is_slow:
         return None
@@ -129,7 +129,7 @@ def _reload(now: Situation) -> Act | None:
 
 
 def _close_round(now: Situation) -> Act | None:
-    """Rule 4 (close): a round without progress, or one that lost a member, cannot finish. Closing is always safe."""
+    """Rule 4 (close): a round that makes no progress, or that has lost a member, cannot finish. Closing is always safe."""
     mine, roster = now.mine, now.own.round_roster
     if mine.phase is not Phase.AVERAGING or roster is None:
         return None
@@ -141,13 +141,13 @@ def _close_round(now: Situation) -> Act | None:
 
 
 def _fetch_from_averaged(now: Situation) -> Act | None:
-    """Rule 5 (fetch): never average again what a live mate has (hole 3)."""
+    """Rule 5 (fetch): an average that a live mate has is never computed again (hole 3)."""
     able = now.willing(now.averaged_like_me()) if now.may_take_average else []
     return acts.FetchAverage("a stage mate has the average", now.first_to_ask(able).peer, now.mine.step) if able else None
 
 
 def _reset_overlap(now: Situation) -> Act | None:
-    """Rule 6 (reset): of two ledgers that meet, the smaller is dropped; never both, for counts only grow (hole 7)."""
+    """Rule 6 (reset): of two overlapping ledgers the smaller is dropped; never both, because counts only grow (hole 7)."""
     mine = now.mine
     if mine.phase is not Phase.ACCUMULATING or not mine.done:
         return None
@@ -160,7 +160,7 @@ def _reset_overlap(now: Situation) -> Act | None:
 
 
 def _propose(now: Situation) -> Act | None:
-    """Rule 7 (propose): a roster that is exact (holes 1 and 2)."""
+    """Rule 7 (propose): the leader proposes a roster that is exact (holes 1 and 2)."""
     if now.mine.phase is not Phase.ACCUMULATING or now.now_s < now.own.propose_after_s:
         return None
     roster = compose(now.mine, now.live, now.rules.num_microbatches, now.own.attempt)
@@ -171,7 +171,7 @@ def _propose(now: Situation) -> Act | None:
 
 
 def _adopt_smaller(now: Situation) -> Act | None:
-    """Rule 9 (adopt): two exact averages differ in rounding; the smaller id is everyone's, while nobody has moved on."""
+    """Rule 9 (adopt): two exact averages differ in rounding. While nobody has moved on, all take the one with the smaller id."""
     mine = now.mine
     if mine.phase is not Phase.AVERAGED or _newest_step(now) > mine.step:
         return None
@@ -180,7 +180,7 @@ def _adopt_smaller(now: Situation) -> Act | None:
 
 
 def _fetch_tied(now: Situation) -> Act | None:
-    """Rule 13 (fetch tied): the other stage's gradients of the weight that both hold. Not waited for until all have averaged."""
+    """Rule 13 (fetch tied): get the other stage's gradients of the tied weight, as soon as some peer there has averaged."""
     mine, wanted = now.mine, now.wanted_sum() if now.mine.phase is Phase.AVERAGED else None
     if wanted is None or wanted.id == mine.tied_sum:
         return None
@@ -193,13 +193,13 @@ def _fetch_tied(now: Situation) -> Act | None:
 
 
 def _commit(now: Situation) -> Act | None:
-    """Rule 10 (commit): every stage has the average, and nobody is left behind (holes 4 and 5)."""
+    """Rule 10 (commit): every stage has averaged, and no member still lacks the average (holes 4 and 5)."""
     is_due = now.mine.phase is Phase.AVERAGED and not _why_uncommitted(now)
     return _committing(now, "every stage has averaged") if is_due else None
 
 
 def _skip_lost(now: Situation) -> Act | None:
-    """Rule 11 (skip): nobody alive holds this stage's step any more (holes 14 and 16)."""
+    """Rule 11 (skip): no live peer can finish this step any more (holes 14 and 16)."""
     since_s, rules = now.own.lost_since_s, now.rules
     if since_s is None or not looks_lost(now):
         return None
@@ -210,7 +210,7 @@ def _skip_lost(now: Situation) -> Act | None:
 
 
 def _step_back(now: Situation) -> Act | None:
-    """Rule 14 (step back): a stage has died, and came back with older steps than its neighbours hold in memory."""
+    """Rule 14 (step back): another stage died and came back with older steps than the serving stages hold in memory."""
     since_s, rules = now.own.back_since_s, now.rules
     if since_s is None or now.now_s - since_s < max(rules.lost_after_s, 3 * rules.ttl_s):
         return None
@@ -244,7 +244,7 @@ def _committing(now: Situation, reason: str) -> acts.Commit:
 
 
 def _why_uncommitted(now: Situation) -> str:
-    """Why rule 10 (commit) does not hold yet; empty when it does."""
+    """Why rule 10 (commit) does not hold yet; empty if it holds."""
     for stage in range(now.rules.num_stages):
         reason = why_not_averaged(now.live, stage, now.mine.step)
         if reason:
@@ -266,9 +266,9 @@ def _why_wait(now: Situation) -> str:
 
 
 def looks_lost(now: Situation) -> bool:
-    """Rule 11 (skip): its condition at this moment; the caller remembers since when it has been true without a break."""
+    """The condition of rule 11 (skip) at this moment. The caller remembers since when it has held without a break."""
     mine, num_stages = now.mine, now.rules.num_stages
-    # An average without its step's norm or tied sum is of no use. Whoever could tell has finished the step long ago, or given it up.
+    # An average is useless without its step's norm or tied sum. Peers that knew them have finished the step long ago, or given it up.
     is_useless = mine.phase is Phase.AVERAGED and (now.lacks_norm() or (now.is_tied and now.wanted_sum() is None))
     if mine.phase is not Phase.ACCUMULATING and not is_useless:
         return False
@@ -287,6 +287,6 @@ def _newest_step(now: Situation) -> int:
 
 
 def _overlap_key(record: PeerRecord) -> tuple[int, bytes]:
-    """(popcount, -hash): among equal counts the peer with the higher hash gives way."""
+    """(number of microbatches, inverted hash): among equal counts the peer with the higher hash drops its ledger."""
     inverted = bytes(255 - byte for byte in peer_rank(record.peer, record.stage, record.step))
     return (record.done.bit_count(), inverted)

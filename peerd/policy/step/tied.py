@@ -1,12 +1,12 @@
-"""Rule N2 (tied sum): which sum of the gradients of a weight that two stages hold a step is finished with, and who gives it.
+"""Rule N2 (tied sum): the sum of gradients that a step applies to a weight that two stages hold, and the peers that have it.
 
-Both stages average by themselves. Then each fetches the other's averaged gradient of the weight and adds the two, the
-first stage's first: a sum is a function of one average of each stage, and its id is the hash of their ids. Where a
-stage has two exact averages, which differ in rounding, there are two sums; so whoever finishes a step tells which one
-was applied, and keeps it for those behind. What was applied is a fact, and it is the same for both stages.
+Each stage averages by itself. Then each fetches the other's averaged gradient of the weight and adds the two, the
+first stage's first: a sum is a function of one average of each stage, and its id is the hash of their ids. If a stage
+has two exact averages, which differ in rounding, there are two sums. A peer that finishes a step therefore tells which
+sum it applied, and keeps that sum for peers that are behind; they apply the same, at both stages.
 
-Two peers that finish a step without knowing of each other may still apply unlike sums, and a stage may give a step up,
-rule 11 (skip). Then the copies descend from unlike histories, which `PeerRecord.tied` tells apart: the worse one is replaced.
+Two peers that finish a step without knowing of each other may still apply different sums, and a stage may give a step up,
+rule 11 (skip). Then the copies have different histories, which `PeerRecord.tied` names: the worse copy is replaced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from peerd.table.view import LiveView
 
 @dataclass(frozen=True, slots=True)
 class TiedSource:
-    """A peer that has the sum `id`, or the other stage's average `id` that it is made from."""
+    """A peer that has the sum with this `id`, or the other stage's average with this `id`, from which the sum is made."""
 
     peer: PeerId
     id: AverageId
@@ -29,34 +29,34 @@ class TiedSource:
 
 @dataclass(frozen=True, slots=True)
 class WantedSum:
-    """The sum that my step is to be finished with, and who can help me to it."""
+    """The id of the sum that this peer must apply at its step, and the peers that can provide it."""
 
     id: AverageId
     sources: tuple[TiedSource, ...]
 
 
 def other_end(stage: int, num_stages: int) -> int | None:
-    """The stage that holds the other copy; None for one in between, and where there is but one."""
+    """The stage that holds the other copy of a tied weight; None for a stage in between, or if there is only one stage."""
     ends = {0: num_stages - 1, num_stages - 1: 0}
     return ends.get(stage) if num_stages > 1 else None
 
 
 def sum_id(first: AverageId, last: AverageId) -> AverageId:
-    """The id of the sum of the first stage's average and the last stage's."""
+    """The id of the sum of the first stage's average `first` and the last stage's average `last`."""
     return AverageId(digest("tied", first, last))
 
 
 def sum_told(record: PeerRecord, step: int) -> AverageId | None:
-    """The sum that this peer has finished the step with, where it still keeps that."""
+    """The id of the sum that this peer applied at `step`; None if it applied none or has forgotten it."""
     return next((known.id for known in record.tied_sums if known.step == step), None)
 
 
 def sum_of_step(mine: PeerRecord, live: LiveView, num_stages: int) -> WantedSum | None:
-    """What my step, of which I have the average, is to be finished with; None while it cannot be known.
+    """The sum to apply at this peer's step, of which it has the average; None while that cannot be known.
 
-    As with norms: what my mates applied who have finished it, then what the other stage has; only where nobody tells of having
-    finished it, the sum of my average and the other stage's, of two the one with the smaller id: rule 9 (adopt). Where the other
-    stage has finished it and forgotten with what, a sum that my stage holds is the likeliest.
+    A sum that a mate has applied comes first, then one that a peer of the other stage has applied. If no peer tells of a sum, it is made
+    from this stage's average and the other's; if the other stage has two, from the one with the smaller id: rule 9 (adopt). If the
+    other stage has finished the step and forgotten the sum, one that this stage holds is the most likely.
     """
     other = other_end(mine.stage, num_stages)
     if other is None:
@@ -76,7 +76,7 @@ def sum_of_step(mine: PeerRecord, live: LiveView, num_stages: int) -> WantedSum 
 
 
 def _wanted(wanted: AverageId, mine: PeerRecord, live: LiveView, halves: Sequence[TiedSource]) -> WantedSum:
-    """Every peer that has the sum of this step is a source; each peer asks the sources in an order of its own."""
+    """The wanted sum with its sources: peers that have the sum, and `halves`. The order of the sources differs from peer to peer."""
     others = [r for r in live.records if r.peer != mine.peer and r.phase is not Phase.JOINING]
     whole = [r.peer for r in others if sum_told(r, mine.step) == wanted or (r.step, r.tied_sum) == (mine.step, wanted)]
     sources = {source.peer: source for source in halves} | {peer: TiedSource(peer, wanted) for peer in whole}
@@ -84,7 +84,7 @@ def _wanted(wanted: AverageId, mine: PeerRecord, live: LiveView, halves: Sequenc
 
 
 def better_copy(mine: PeerRecord, live: LiveView, num_stages: int) -> PeerRecord | None:
-    """A peer of the other stage at my step whose copy of the weight descends from a better history than mine."""
+    """A peer of the other stage, at this peer's step, whose copy of the weight has a better history; None if there is none."""
     other = other_end(mine.stage, num_stages)
     if other is None:
         return None
@@ -93,10 +93,10 @@ def better_copy(mine: PeerRecord, live: LiveView, num_stages: int) -> PeerRecord
 
 
 def history_after(tied: Lineage, applied: AverageId, norm: float | None) -> Lineage:
-    """What a copy descends from to which a sum was applied, with the step's gradient norm where the run shares norms."""
+    """The history of a copy after a sum is applied to it, with the step's gradient norm if the run shares norms."""
     return Lineage(tied.inexact, digest("tied sum", tied.chain, applied, *([] if norm is None else [norm.hex()])))
 
 
 def lineage_replaced(lineage: Lineage, tied: Lineage) -> Lineage:
-    """The lineage of a stage after the other stage's copy has replaced its own."""
+    """The lineage of a stage after the other stage's copy of the weight has replaced its own."""
     return Lineage(lineage.inexact, digest("copy", lineage.chain, tied.inexact, tied.chain))
