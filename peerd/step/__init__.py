@@ -1,1 +1,1 @@
-"""The life of a peer in its stage, step by step: asks the policy what comes next, and does it."""
+"""The life of a peer in its stage, step by step: ask the policy for the next act, and do it."""

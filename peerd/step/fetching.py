@@ -1,4 +1,4 @@
-"""What a peer gets from others to finish its step, and whom it need not ask again for a while."""
+"""Fetches what a peer needs from others to finish its step, and remembers which peers not to ask again for a while."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOG = structlog.get_logger()
 
 
 class Fetching:
-    """Does the acts that fetch. Whoever would not or could not give something is remembered by (peer, step)."""
+    """Performs the acts that fetch. A peer that refuses or does not answer is remembered by (peer, step) for FORGET_REFUSAL_S."""
 
     def __init__(self, state: StageState, executor: Executor, rounds: Rounds, downloader: Downloader, trials: Trials) -> None:
         self._state = state
@@ -48,12 +48,12 @@ class Fetching:
         self._refused.clear()
 
     async def average(self, act: FetchAverage) -> None:
-        """A mate's average of my step, unless I have moved on meanwhile."""
+        """Fetch a mate's average of this peer's step; it is ignored if this peer has moved on meanwhile."""
         asked = self._state.record
         try:
             found = await self._rounds.fetch(act.peer, act.step)
             if act.tied_sum is not None and (found.tied is None or found.tied.id != act.tied_sum):
-                raise WrongStateError("it has finished the step with another tied sum than it told")
+                raise WrongStateError("that peer finished the step with another tied sum than its record says")
         except (WrongStateError, BadMessageError):
             self._refused[act.peer, act.step] = clock_s()
             return
@@ -71,7 +71,7 @@ class Fetching:
             await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(*taken))
 
     async def tied(self, act: FetchTied) -> None:
-        """What my average lacks of a tied weight."""
+        """Fetch the gradients of a tied weight that this peer's average lacks."""
         average_id = self._state.record.average_id
         try:
             values = await self._rounds.fetch_tied(act.peer, act.step, act.given)
@@ -83,9 +83,9 @@ class Fetching:
             await self._executor.run(Priority.CONTROL, lambda: self._state.take_tied(average_id, act.wanted, act.given, values))
 
     async def copy_of_tied(self, act: CopyTied) -> None:
-        """The other stage's copy of a tied weight in place of mine."""
+        """Replace this peer's copy of a tied weight with the other stage's."""
         step = self._state.record.step
-        LOG.warning("the copies of the tied weight differ: taking the other stage's", step=step, peer=act.peer)
+        LOG.warning("the copies of the tied weight differ: downloading the other stage's", step=step, peer=act.peer)
         try:
             found = await self._downloader.download(act.stage, MOST_STATE_BYTES, act.peer, tied_only=True)
             await self._executor.run(Priority.CONTROL, lambda: self._state.copy_tied(found.tensors, found.step))
@@ -94,7 +94,7 @@ class Fetching:
 
 
 def _recent(asked: dict[tuple[PeerId, int], float]) -> frozenset[tuple[PeerId, int]]:
-    """Drop what is too old to count, in place, and give the rest."""
+    """Remove entries older than FORGET_REFUSAL_S, in place, and return the rest."""
     now_s = clock_s()
     for key in [key for key, at_s in asked.items() if now_s - at_s > FORGET_REFUSAL_S]:
         del asked[key]

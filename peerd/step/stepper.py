@@ -1,4 +1,4 @@
-"""The stepper: asks policy/ what this peer does next in the life of a step, and does it. One action at a time."""
+"""The stepper: asks policy/ for this peer's next act in the life of a step, and performs it, one act at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from peerd.table.record import AverageId, PeerId, Phase
 from peerd.table.view import LiveView
 
 TICK_S, IDLE_TICK_S = 0.1, 1.0
-"""Between two looks that nothing asks for: while something is under way that time decides, and otherwise."""
+"""The longest time between two decisions: while time alone may change the decision, and otherwise."""
 RETRY_PAUSE_S = 0.25
 LOG = structlog.get_logger()
 _TOLD: dict[type[Act], str] = {
@@ -37,23 +37,23 @@ _TOLD: dict[type[Act], str] = {
     acts.SkipStep: "step given up: it is not exact",
     acts.StepBack: "going back to a checkpoint",
 }
-"""Acts that cost work or exactness, and what the log calls them."""
+"""The acts that cost work or exactness, with the text that the log shows for each."""
 
 
 class StepHost(Protocol):
-    """The peer that steps: what the stepper tells it, and asks of it."""
+    """The peer that steps, as the stepper sees it."""
 
     def announce(self) -> None:
-        """A decision has changed phase, step or ledger; commits and rounds are told of otherwise."""
+        """Publish the record: phase, step or ledger has changed. Commits and rounds are published separately."""
 
     def committed(self) -> None:
-        """This peer is at the next step."""
+        """Called after a commit: this peer is at the next step."""
 
     def load_checkpoint(self, step: int) -> Downloaded | None:
-        """The stage at this step as the disk has it; None where it is gone. Called on a thread of its own."""
+        """The stage's checkpoint of this step; None if it is gone. Called on another thread."""
 
     async def load_start(self) -> Downloaded:
-        """The stage's part of the state that the run begins from. RemoteError or StageError where it cannot be had yet."""
+        """The stage's part of the state that the run begins from. Raises RemoteError or StageError while nobody can give it."""
 
 
 class Stepper:
@@ -84,24 +84,25 @@ class Stepper:
         self._done_seen = 0
         self._fence_to = 0
         self._committed = asyncio.Event()
-        """Set with the next commit, and then another."""
+        """Set at the next commit, and then replaced by a new event."""
         self._retiring = asyncio.Event()
         self._retired = asyncio.Event()
         self._resumable: tuple[int, float] = (-1, 0.0)
-        """The checkpoint step to resume at, and since when it has been that."""
+        """The checkpoint's step at which to resume, and the time since which the policy has named it."""
         self._going_back: tuple[int, float] = (-1, 0.0)
-        """The step that rule 14 (step back) names, and since when it has named it."""
+        """The step that rule 14 (step back) names, and the time since which it has named it; -1: none."""
         self._beginning = beginning
         self._host = host
         self.decision: Act = acts.Wait("just begun")
         self._told: tuple[type[Act], str, int] | None = None
         self.resumed_at: int | None = None
-        """Step of the checkpoint this peer took over."""
+        """The step of the checkpoint from which this peer resumed."""
         self.reloads = 0
         self.resets = 0
         self.duplicates = 0
-        """Microbatches counted twice in an average this peer applied, and those missing from one: both must stay 0."""
+        """Microbatches counted twice in averages that this peer applied; must stay 0."""
         self.lost = 0
+        """Microbatches missing from averages that this peer applied; must stay 0."""
 
     async def run(self) -> None:
         while not self._retiring.is_set():
@@ -125,25 +126,25 @@ class Stepper:
 
     @property
     def _is_pressed(self) -> bool:
-        """Whether time alone may change the decision; whatever else does wakes me."""
+        """Whether time alone may change the decision; every other change wakes the stepper."""
         if self._state.record.phase is not Phase.ACCUMULATING or self._lost_since_s is not None or self._going_back[0] >= 0:
             return True
         return self._fetching.remembers or self._propose_after_s + TICK_S > clock_s()
 
     async def retire(self) -> None:
-        """Serve no more: from here on nobody counts on this peer. It owes nothing, so nothing is lost by it."""
+        """Stop serving for good, and return once this peer is JOINING."""
         self._retiring.set()
         self._membership.wake()
         await self._retired.wait()
 
     async def committed(self, timeout_s: float) -> None:
-        """Returns once I have committed a step, or so many seconds later. Who waits goes on in the order of coming."""
+        """Wait until this peer commits a step, or for `timeout_s` seconds. Waiters go on in the order of their calls."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._committed.wait()
 
     def fence(self, incarnation: int) -> None:
-        """T3 (fence), asked for by gossip: done before the next decision."""
+        """T3 (fence): called by gossip; the stepper fences before its next decision."""
         self._fence_to = max(self._fence_to, incarnation)
         self._membership.wake()
 
@@ -179,31 +180,31 @@ class Stepper:
         return decide(replace(now, own=replace(own, lost_since_s=self._lost_since_s, back_since_s=back_since_s)))
 
     def _rules_in(self, live: LiveView) -> StepRules:
-        """Where records live longer than three periods, what looks lost has to look so for longer."""
+        """The rules' numbers with the present life of a record: if records live longer, a step must look lost for longer."""
         mine = live.mine
         return self._rules if mine is None or mine.periods == 1 else replace(self._rules, ttl_s=self._rules.ttl_s * mine.periods)
 
     def _recover(self, now: Situation) -> Act:
-        """Nobody serves my stage and I hold the run's start at best: policy/step/recovery says what to do."""
+        """The act of a joiner that holds no more than the run's start, while nobody serves its stage: policy/step/recovery.py."""
         seen = [sighting.record for sighting in self._membership.view.sightings.values() if sighting.record.peer != self._membership.me]
         newest_seen = max((record.step for record in seen), default=0)
         beginning = self._beginning
         act = plan(now.mine, now.live, self._rules.num_stages, beginning=beginning, newest_seen=newest_seen)
         if isinstance(act, acts.Serve | acts.LoadStart) and beginning.loses_steps:
             LOG.warning("beginning anew", reason=act.reason, remedy="if a peer has one: `peerd leave`, and `peerd join` once it is back")
-            self._beginning = replace(beginning, reached=beginning.step)  # said once
+            self._beginning = replace(beginning, reached=beginning.step)  # so that this is logged once
         if not isinstance(act, acts.LoadCheckpoint):
             return act
         if act.step != self._resumable[0]:
             self._resumable = (act.step, now.now_s)
-        is_settled = now.now_s - self._resumable[1] >= self._rules.ttl_s  # others, with a newer step, may be on their way
+        is_settled = now.now_s - self._resumable[1] >= self._rules.ttl_s  # peers with a newer checkpoint may still join
         return act if is_settled else acts.Wait(act.reason)
 
     async def _load_start(self) -> None:
         try:
             found = await self._host.load_start()
         except (RemoteError, StageError) as error:
-            LOG.info("the state that the run begins from could not be had yet", error=error.message)
+            LOG.info("nobody could give the state that the run begins from yet", error=error.message)
             await asyncio.sleep(RETRY_PAUSE_S)
             return
         LOG.info("beginning from the state of an earlier run", step=found.step)
@@ -214,7 +215,7 @@ class Stepper:
         self._beginning = replace(self._beginning, needs_state=False)
 
     async def _load_checkpoint(self, step: int, reason: str) -> None:
-        """Take over a checkpoint; a joiner at that step then serves like any other."""
+        """Load a checkpoint; the joiner is then at its step and serves by J1 (join). A checkpoint that fails is offered no more."""
         found = await asyncio.to_thread(self._host.load_checkpoint, step)
         LOG.info("resuming from disk" if found else "the checkpoint is gone", step=step, reason=reason)
         try:
@@ -222,15 +223,15 @@ class Stepper:
                 await self._take_over(found)
                 self.resumed_at = step
                 return
-        except BadMessageError as error:  # of a run that the organiser has changed since
+        except BadMessageError as error:  # the organiser has changed the run since it was written
             LOG.warning("the checkpoint does not fit the run", step=step, error=error.message)
         left = [held for held in self._state.record.checkpoints if held != step]
         await self._executor.run(Priority.CONTROL, lambda: self._state.offer_checkpoints(left))
 
     async def _step_back(self) -> None:
-        """Serve no more; once no mate serves either, J3 (resume) says who loads the checkpoint."""
+        """Stop serving. Once no mate serves either, J3 (resume) says which peer loads the checkpoint."""
         await self._close_open("going back to a checkpoint")
-        self._beginning = replace(self._beginning, founder=False)  # what is in memory is not what the run begins with
+        self._beginning = replace(self._beginning, founder=False)  # the state in memory is not the run's beginning
         await self._executor.run(Priority.CONTROL, lambda: self._state.give_up_state(self._beginning.step))
 
     async def _apply_fence(self) -> None:
@@ -241,7 +242,7 @@ class Stepper:
         self._host.announce()
 
     def _tell(self, act: Act, step: int) -> None:
-        """The log, once for what is tried again and again."""
+        """Log an act that costs work or exactness; one that is repeated at the same step for the same reason is logged once."""
         told = (type(act), act.reason, step)
         if told[0] in _TOLD and told != self._told:
             tell = LOG.warning if isinstance(act, acts.SkipStep) else LOG.info
@@ -273,7 +274,7 @@ class Stepper:
                 self.resets += 1
                 await self._executor.run(Priority.CONTROL, self._state.reset_ledger)
             case acts.SkipStep():
-                self._lost_since_s = None  # the next step is not lost before it has looked so for as long
+                self._lost_since_s = None  # the next step must look lost for the whole time again
                 await self._trials.update(self._state.skip_step)
             case acts.StepBack():
                 await self._step_back()
@@ -297,11 +298,11 @@ class Stepper:
         self._attempt = 0
         self._committed.set()
         self._committed = asyncio.Event()
-        await asyncio.sleep(0)  # who waits for it computes while the rest of the swarm is told
+        await asyncio.sleep(0)  # waiting microbatches start to compute before the swarm is told
         self._host.committed()
 
     def _count(self, roster: Roster) -> None:
-        """What was applied, counted from its roster and not from the rule that should have made it exact."""
+        """Count duplicates and losses in an applied average from its roster, independently of the rules that should make it exact."""
         union, total = 0, 0
         for entry in roster.entries:
             union |= entry.done
@@ -313,7 +314,7 @@ class Stepper:
         self.lost += lost
 
     async def _reload(self, peer: PeerId) -> None:
-        """Drop the ledger, download, and be a joiner until equal to the stage."""
+        """Drop the ledgers, become a joiner and download the state, from `peer` first."""
         await self._close_open("reloading")
         self.reloads += 1
         await self._executor.run(Priority.CONTROL, self._state.begin_joining)
@@ -332,7 +333,7 @@ class Stepper:
             await self._executor.run(Priority.CONTROL, self._state.close_round)
 
     async def _close_open(self, reason: str) -> None:
-        """Close the round that is open, if one is."""
+        """Close the open round, if there is one."""
         if self._rounds.open is not None:
             await self._rounds.close(self._rounds.open.roster.average_id, reason)
 
@@ -343,7 +344,7 @@ class Stepper:
 
 
 def rules_of(manifest: Manifest, ttl_s: float, averaging_s: float) -> StepRules:
-    """The rules' numbers of a run, as its manifest sets them."""
+    """The numbers that the rules need, from the run's manifest."""
     train = manifest.train
     return StepRules(
         num_stages=train.num_stages,

@@ -1,4 +1,4 @@
-"""What the stepper does about a bug: try again, or end the daemon."""
+"""The stepper's reaction to a bug: try again, or end the daemon."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from peerd.errors import PeerdError
 from peerd.stage.executor import Executor, Priority
 
 MOST_ERRORS = 5
-"""So many bugs between two updates of the parameters end the daemon."""
+"""This many bugs between two updates of the parameters end the daemon."""
 PAUSE_S = 0.25
-"""Before the second trial, and twice as long before each one after it."""
+"""The pause before the second trial, in seconds; it doubles before each further one."""
 Result = TypeVar("Result")
 
 
@@ -26,7 +26,7 @@ class Trials:
         self._half_updated = False
 
     async def update(self, work: Callable[[], Result]) -> Result:
-        """Update the parameters on the executor's thread. A PeerdError means that nothing has changed."""
+        """Update the parameters on the executor's thread. `work` raises PeerdError only if it has changed nothing."""
         self._half_updated = True
         try:
             result = await self._executor.run(Priority.CONTROL, work)
@@ -38,10 +38,10 @@ class Trials:
         return result
 
     async def failed(self, error: Exception, step: int, reason: str) -> None:
-        """Report the error. Returns when it is time to try again: the cause may pass, such as another peer's record, or too little memory.
+        """Report the error and pause until the next trial: the cause may pass, such as another peer's record, or too little memory.
 
-        Raises the error where the parameters may be half updated, and when it comes again and again. That ends the daemon with exit code 1:
-        the other peers then compute what it held, in place of waiting for it, and at its next start it downloads a sound state.
+        Raises the error if the parameters may be half updated, or after MOST_ERRORS bugs. That ends the daemon with exit code 1: the other
+        peers compute what it held and do not wait for it, and at its next start it downloads a sound state.
         """
         self._num_errors += 1
         INTERNAL_ERRORS.report("stepper", error, step=step, decision=reason)

@@ -43,7 +43,10 @@ def decide(now: Situation) -> Act:
 
 
 def _join(now: Situation) -> Act:
-    """Rule J1 (join): catch up from a mate's kept averages, or download again; serve once no mate is ahead or has a better lineage."""
+    """Rules J1 (join) and J5 (bring): load a newer checkpoint, catch up from a mate's kept averages, or download again.
+
+    A joiner serves once no mate is ahead of it, or has a better lineage at its step.
+    """
     mine, rules = now.mine, now.rules
     newest = max((m.step for m in now.mates), default=None)
     if newest is None or newest < mine.step:
