@@ -30,7 +30,7 @@ from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import clock_s
 from peerd.timeline.spans import SpanRing
 from peerd.train.sharing import DataFetcher, DataGiver
-from peerd.wire.call_tracing import CallTracing, Untraced
+from peerd.wire.call_tracing import CallTracing
 from peerd.wire.checkup import CheckupServicer
 from peerd.wire.clients import DataClient
 from peerd.wire.data_service import DataServicer
@@ -58,7 +58,7 @@ class Peer:
         self.spans = SpanRing() if settings.observe else SpanRing(0)
         self.swarm_client = SwarmClient(network.links, run)
         self.traces = MicrobatchTraces(self.spans, membership.me, manifest.train.microbatches_per_step) if settings.otel else None
-        self.tracing: CallTracing = self.traces or Untraced()
+        self.tracing = self.traces or CallTracing()
         self.liveness = Liveness(membership, self.swarm_client)
         period_s, num_stages = manifest.swarm.announce_period_s, manifest.train.num_stages
         self.gossip = Gossip(membership, self.swarm_client, entry.directory, self.liveness, period_s, num_stages)

@@ -167,6 +167,15 @@ def raise_if_ours() -> None:
         raise
 
 
+@contextlib.contextmanager
+def ending(rpc: Any) -> Iterator[Any]:
+    """A call that is cancelled at the end of the block, however that comes about."""
+    try:
+        yield rpc
+    finally:
+        rpc.cancel()
+
+
 async def answer_of(rpc: Any) -> Any:
     """What a call with one answer brings. RemoteError as the peer says, or when the connection closes."""
     with remote_errors():

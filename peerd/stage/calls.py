@@ -30,7 +30,7 @@ from peerd.stage.results import BackwardResult, Ticket
 from peerd.stage.state import StageState
 from peerd.table.record import PeerId, RawRecord
 from peerd.timeline.spans import SpanKind
-from peerd.wire.call_tracing import CallTracing, Untraced
+from peerd.wire.call_tracing import CallTracing
 from peerd.wire.chunks import digest_of
 from peerd.wire.messages import Call, CallResult, TensorBytes
 from peerd.wire.services import Progress, Receive
@@ -102,7 +102,7 @@ class StageService:
     ) -> None:
         self._manifest = manifest
         self._host = host
-        self._tracing: CallTracing = tracing or Untraced()
+        self._tracing = tracing or CallTracing()
         self._state = state
         self._executor = executor
         self._next_hop = next_hop

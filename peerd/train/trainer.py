@@ -30,7 +30,7 @@ from peerd.table.record import PeerId
 from peerd.table.view import LiveView
 from peerd.train.prefetch import Prefetcher
 from peerd.train.samples import Microbatches
-from peerd.wire.call_tracing import CallTracing, Untraced
+from peerd.wire.call_tracing import CallTracing
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.messages import Call
 
@@ -87,7 +87,7 @@ class Trainer:
         self._step_time_s = 0.0
         self._takeover_s = FIRST_TAKEOVER_S
         self.counters = TrainerCounters()
-        self._tracing: CallTracing = tracing or Untraced()
+        self._tracing = tracing or CallTracing()
         self._stop_at: int | None = None
         """The first step of which nothing is launched, because this peer leaves."""
 

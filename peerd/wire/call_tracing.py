@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 from peerd.wire.messages import Call
 
 
-class CallTracing(Protocol):
-    """The call that a context gives is the one that goes on."""
-
-    def launched(self, call: Call) -> AbstractContextManager[Call]: ...
-
-    def served(self, call: Call) -> AbstractContextManager[Call]: ...
-
-
-class Untraced:
-    """Calls go on as they are."""
+class CallTracing:
+    """The call that a context gives is the one that goes on. Here it is the call as it is: nothing is traced."""
 
     def launched(self, call: Call) -> AbstractContextManager[Call]:
         return nullcontext(call)

@@ -11,10 +11,11 @@ from typing import Any
 from peerd.errors import BadMessageError, BusyError, WrongStateError
 from peerd.generated import checkup_pb2, checkup_pb2_grpc
 from peerd.link.dialling import answers_as
-from peerd.link.links import Links, answer_of, remote_errors
+from peerd.link.links import ending, remote_errors
 from peerd.policy.owner.rate_limit import Ration
 from peerd.table.circuit import host_in
-from peerd.table.record import PeerId, RunId
+from peerd.table.record import PeerId
+from peerd.wire.clients import Client
 from peerd.wire.messages import DialBack, Speed
 from peerd.wire.services import Door
 
@@ -28,6 +29,8 @@ SeenAt = Callable[[str], str | None]
 
 
 class CheckupServicer(checkup_pb2_grpc.CheckupServicer):
+    register = staticmethod(checkup_pb2_grpc.add_CheckupServicer_to_server)
+
     def __init__(self, door: Door, seen_at: SeenAt) -> None:
         self._door = door
         self._seen_at = seen_at
@@ -82,41 +85,35 @@ class CheckupServicer(checkup_pb2_grpc.CheckupServicer):
             yield len(message.data)
 
 
-class CheckupClient:
+class CheckupClient(Client):
     """Asks others how this peer stands."""
 
-    def __init__(self, links: Links, run: RunId) -> None:
-        self._links = links
-        self._run = run
+    stub_of = checkup_pb2_grpc.CheckupStub
+
+    async def _stub(self, peer: PeerId) -> Any:
+        return self.stub_of(await self._links.channel(peer))
 
     async def dial_back(self, peer: PeerId, port: int, *, direct: bool = False) -> DialBack:
         """Whether `peer` reaches me at this port, p2pd's or that of `direct` connections, of the address it sees me at.
 
         RemoteError where it does not say.
         """
-        stub: Any = checkup_pb2_grpc.CheckupStub(await self._links.channel(peer))
         request = checkup_pb2.DialBackRequest(run=self._run, port=port, direct=direct)
-        reply = await answer_of(stub.DialBack(request, timeout=DIAL_BACK_TIMEOUT_S + ANSWER_TIMEOUT_S))
+        reply = await self._ask(peer, "DialBack", request, DIAL_BACK_TIMEOUT_S + ANSWER_TIMEOUT_S)
         if reply.direct != direct:
             raise WrongStateError("it does not know of direct connections")
         return DialBack(reply.observed[:64], reply.reached)
 
     async def upload(self, peer: PeerId, num_bytes: int) -> Speed:
         """As the peer measured it. RemoteError where it does not."""
-        stub: Any = checkup_pb2_grpc.CheckupStub(await self._links.channel(peer))
-        reply = await answer_of(stub.Sink(_pieces(num_bytes), timeout=PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S))
+        reply = await self._ask(peer, "Sink", _pieces(num_bytes), PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S)
         return Speed(int(reply.num_bytes), float(reply.took_s))
 
     async def download(self, peer: PeerId, num_bytes: int) -> Speed:
         """As measured here. RemoteError where the peer does not send."""
-        stub: Any = checkup_pb2_grpc.CheckupStub(await self._links.channel(peer))
-        request = checkup_pb2.SourceRequest(run=self._run, num_bytes=num_bytes)
-        rpc = stub.Source(request, timeout=PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S)
-        try:
-            with remote_errors():
-                return await _measure(len(message.data) async for message in rpc)
-        finally:
-            rpc.cancel()
+        stub, request = await self._stub(peer), checkup_pb2.SourceRequest(run=self._run, num_bytes=num_bytes)
+        with remote_errors(), ending(stub.Source(request, timeout=PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S)) as rpc:
+            return await _measure(len(message.data) async for message in rpc)
 
 
 async def _measure(pieces: AsyncIterator[int]) -> Speed:

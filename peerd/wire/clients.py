@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from peerd.errors import BadMessageError, PeerGoneError, UnheardError
 from peerd.generated import (
@@ -20,7 +20,7 @@ from peerd.generated import (
     state_pb2_grpc,
 )
 from peerd.link.lanes import Lanes
-from peerd.link.links import Links, answer_of, read_within
+from peerd.link.links import Links, answer_of, ending, read_within
 from peerd.link.traffic import PeerRole
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
@@ -32,12 +32,31 @@ from peerd.wire.messages import Average, Call, CallResult, Part, Snapshot
 BACKPROPAGATE, REDUCE = "/peerd.Stage/Backpropagate", "/peerd.Averaging/Reduce"
 
 
-class StageClient:
-    """Sends microbatches to peers of a stage."""
+class Client:
+    """The calling side of one service, at any peer."""
 
-    def __init__(self, links: Links, run: RunId, spans: SpanRing | None = None) -> None:
+    stub_of: ClassVar[Any]
+    """Makes of a channel the service's methods."""
+
+    def __init__(self, links: Links, run: RunId) -> None:
         self._links = links
         self._run = run
+
+    async def _stub(self, peer: PeerId) -> Any:
+        return self.stub_of(await self._links.channel_for_tensors(peer))
+
+    async def _ask(self, peer: PeerId, method: str, question: Any, timeout_s: float, **options: Any) -> Any:
+        """The one answer to a question."""
+        return await answer_of(getattr(await self._stub(peer), method)(question, timeout=timeout_s, **options))
+
+
+class StageClient(Client):
+    """Sends microbatches to peers of a stage."""
+
+    stub_of = stage_pb2_grpc.StageStub
+
+    def __init__(self, links: Links, run: RunId, spans: SpanRing | None = None) -> None:
+        super().__init__(links, run)
         self._lanes = Lanes()
         self._spans = spans or SpanRing(0)
 
@@ -66,8 +85,7 @@ class StageClient:
                 traffic.sent("activations" if call.stage else "tokens", PeerRole.NEXT_STAGE, call.inputs.num_bytes, call.inputs.codec)
                 traffic.sent("tokens", PeerRole.NEXT_STAGE, call.labels.num_bytes)
 
-            rpc = method(messages())
-            try:
+            with ending(method(messages())) as rpc:
                 done = await _wait_for_done(rpc, patience_s, on_forwarded)
                 gradient = None
                 if done.HasField("gradient"):
@@ -91,24 +109,18 @@ class StageClient:
                     held_s=done.held_s,
                     slots=done.slots,
                 )
-            finally:
-                rpc.cancel()
 
     async def cancel(self, peer: PeerId, call_id: bytes, timeout_s: float) -> None:
-        stub: Any = stage_pb2_grpc.StageStub(await self._links.channel_for_tensors(peer))
-        await answer_of(stub.Cancel(stage_pb2.CancelRequest(call_id=call_id), timeout=timeout_s))
+        await self._ask(peer, "Cancel", stage_pb2.CancelRequest(call_id=call_id), timeout_s)
 
 
-class AveragingClient:
-    def __init__(self, links: Links, run: RunId) -> None:
-        self._links = links
-        self._run = run
+class AveragingClient(Client):
+    stub_of = averaging_pb2_grpc.AveragingStub
 
     async def propose(self, peer: PeerId, roster: Roster, timeout_s: float) -> tuple[bool, str, RawRecord]:
         """Whether the peer joined; if not, its reason and its record as of now."""
-        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
-        request = averaging_pb2.Proposal(run=self._run, roster=convert.roster_to(roster))
-        reply = await answer_of(stub.Propose(request, timeout=timeout_s))
+        proposal = averaging_pb2.Proposal(run=self._run, roster=convert.roster_to(roster))
+        reply = await self._ask(peer, "Propose", proposal, timeout_s)
         return reply.joined, reply.reason[:200], (reply.record.body, reply.record.signature)
 
     async def reduce(self, peer: PeerId, part: Part, chunks: Sequence[memoryview], patience_s: float) -> tuple[memoryview, ...]:
@@ -121,57 +133,44 @@ class AveragingClient:
             for chunk in chunks[1:]:
                 yield chunk
 
-        rpc = call(messages())
-        try:
+        with ending(call(messages())) as rpc:
             slice_chunks = await _read_chunks(rpc, part.num_bytes, patience_s)
-        finally:
-            rpc.cancel()
         self._links.traffic.sent_bytes += part.num_bytes
         self._links.traffic.received_bytes += part.num_bytes
         return slice_chunks
 
     async def abort(self, peer: PeerId, average_id: AverageId, timeout_s: float) -> None:
-        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
-        await answer_of(stub.Abort(averaging_pb2.AbortRequest(average_id=average_id), timeout=timeout_s))
+        await self._ask(peer, "Abort", averaging_pb2.AbortRequest(average_id=average_id), timeout_s)
 
     async def get_average(self, peer: PeerId, stage: int, step: int, patience_s: float) -> tuple[Average, bytes, tuple[bytes, ...]]:
         """A finished average, its hash and its chunks, not checked yet: the caller does that off the loop."""
-        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
-        rpc = stub.GetAverage(averaging_pb2.AverageRequest(run=self._run, stage=stage, step=step))
-        try:
+        request = averaging_pb2.AverageRequest(run=self._run, stage=stage, step=step)
+        with ending((await self._stub(peer)).GetAverage(request)) as rpc:
             header = await _header_of(rpc, patience_s, "an average without a header")
             chunks = await _read_chunks(rpc, header.num_bytes, patience_s)
-        finally:
-            rpc.cancel()
         self._links.traffic.took("averages", PeerRole.STAGE_PEER, header.num_bytes)
         return convert.average_from(header), header.blake3, chunks
 
     async def get_tied(self, peer: PeerId, step: int, wanted: AverageId, num_bytes: int, patience_s: float) -> tuple[bytes, ...]:
         """A tied weight's gradients as chunks of exactly so many bytes, their hash checked."""
-        stub: Any = averaging_pb2_grpc.AveragingStub(await self._links.channel_for_tensors(peer))
-        rpc = stub.GetTied(averaging_pb2.TiedRequest(run=self._run, step=step, id=wanted))
-        try:
+        request = averaging_pb2.TiedRequest(run=self._run, step=step, id=wanted)
+        with ending((await self._stub(peer)).GetTied(request)) as rpc:
             untold = f"a tied weight's gradients without a header that says {num_bytes} bytes"
             header = await _header_of(rpc, patience_s, untold)
             if header.num_bytes != num_bytes:
                 raise BadMessageError(untold)
             chunks = await _read_chunks(rpc, num_bytes, patience_s)
-        finally:
-            rpc.cancel()
         self._links.traffic.took("averages", PeerRole.STAGE_PEER, num_bytes)
         if await asyncio.to_thread(digest_of, chunks) != header.blake3:
             raise BadMessageError("a tied weight's gradients do not match their hash")
         return chunks
 
 
-class StateClient:
-    def __init__(self, links: Links, run: RunId) -> None:
-        self._links = links
-        self._run = run
+class StateClient(Client):
+    stub_of = state_pb2_grpc.StateStub
 
     async def get_state(self, peer: PeerId, request: StateRequest, patience_s: float) -> tuple[Snapshot, AsyncGenerator[bytes]]:
         """The header of a donor's snapshot and its chunks from `first_chunk` on, not checked yet."""
-        stub: Any = state_pb2_grpc.StateStub(await self._links.channel_for_tensors(peer))
         message = state_pb2.StateRequest(
             run=self._run,
             stage=request.stage,
@@ -180,7 +179,7 @@ class StateClient:
             parameters_only=request.parameters_only,
             tied_only=request.tied_only,
         )
-        rpc = stub.GetState(message)
+        rpc = (await self._stub(peer)).GetState(message)
         header = await _header_of(rpc, patience_s, "a state without a header")
         return convert.snapshot_from(header), _chunks_of_stream(rpc, "state", self._links, patience_s)
 
@@ -202,15 +201,12 @@ class DataHeader:
     chunk_hashes: tuple[bytes, ...]
 
 
-class DataClient:
-    def __init__(self, links: Links, run: RunId) -> None:
-        self._links = links
-        self._run = run
+class DataClient(Client):
+    stub_of = data_pb2_grpc.DataStub
 
     async def get_data(self, peer: PeerId, digest: bytes, first_chunk: int, patience_s: float) -> tuple[DataHeader, AsyncGenerator[bytes]]:
         """The header of a donor's file and its bytes from a chunk on, not checked yet."""
-        stub: Any = data_pb2_grpc.DataStub(await self._links.channel_for_tensors(peer))
-        rpc = stub.GetData(data_pb2.DataRequest(run=self._run, blake3=digest, first_chunk=first_chunk))
+        rpc = (await self._stub(peer)).GetData(data_pb2.DataRequest(run=self._run, blake3=digest, first_chunk=first_chunk))
         header = await _header_of(rpc, patience_s, "data without a header")
         hashes = tuple(header.chunk_blake3)
         if not convert.are_hashes(hashes) or header.num_bytes > 1 << 50:
@@ -227,12 +223,10 @@ async def _header_of(rpc: Any, patience_s: float, untold: str) -> Any:
 
 
 async def _chunks_of_stream(rpc: Any, what: str, links: Links, patience_s: float) -> AsyncGenerator[bytes]:
-    try:
+    with ending(rpc):
         while (message := await read_within(rpc.__aiter__(), patience_s)) is not None:
             links.traffic.took(what, PeerRole.DONOR, len(message.chunk))
             yield message.chunk
-    finally:
-        rpc.cancel()
 
 
 async def _wait_for_done(rpc: Any, patience_s: float, on_forwarded: Callable[[int, PeerId], None]) -> stage_pb2.Done:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from peerd.generated import data_pb2, data_pb2_grpc
 from peerd.link.traffic import PeerRole
-from peerd.wire.services import Door
+from peerd.wire.services import Servicer
 
 
 class DataHandler(Protocol):
@@ -17,10 +17,8 @@ class DataHandler(Protocol):
         ...
 
 
-class DataServicer(data_pb2_grpc.DataServicer):
-    def __init__(self, door: Door, handler: DataHandler) -> None:
-        self._door = door
-        self._handler = handler
+class DataServicer(Servicer[DataHandler], data_pb2_grpc.DataServicer):
+    register = staticmethod(data_pb2_grpc.add_DataServicer_to_server)
 
     async def GetData(self, request: data_pb2.DataRequest, context: Any) -> AsyncIterator[data_pb2.DataMessage]:
         async with self._door.answering(context, request.run):

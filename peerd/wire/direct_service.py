@@ -11,6 +11,8 @@ from peerd.wire.services import Door
 
 
 class DirectServicer(direct_pb2_grpc.DirectServicer):
+    register = staticmethod(direct_pb2_grpc.add_DirectServicer_to_server)
+
     def __init__(self, door: Door, pins: Pins, showing: Showing, neighbours: Neighbours | None = None) -> None:
         self._door = door
         self._pins = pins

@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
@@ -55,12 +55,6 @@ class CallAdapter(Protocol):
         """The call as it goes to the peer."""
 
 
-@dataclass(slots=True)
-class DispatchCounters:
-    replayed: int = 0
-    """Microbatches sent to another peer after the first one failed."""
-
-
 class Dispatcher:
     """One per daemon; keeps a router per stage. `patience_s` bounds a callee's silence, `total_s` one microbatch."""
 
@@ -88,7 +82,8 @@ class Dispatcher:
         self._deaf_until_s: dict[PeerId, float] = {}
         """Peers that said for how long they would not hear this one (monotonic clock)."""
         self._cancels = Tasks()
-        self.counters = DispatchCounters()
+        self.replayed = 0
+        """Microbatches sent to another peer after the first one failed."""
 
     async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
         """The result of one microbatch. PeerGoneError when nobody took it in time; WrongStateError when its step is over."""
@@ -168,7 +163,7 @@ class Dispatcher:
         """Ban, tell liveness, and narrow the chance of a double count: rule W4 (retry), hole 7."""
         LOG.debug("peer failed a microbatch", peer=peer.peer, stage=call.stage, step=call.step, index=call.index, error=str(error))
         router.ban(peer)
-        self.counters.replayed += not isinstance(error, UnheardError)
+        self.replayed += not isinstance(error, UnheardError)
         if not isinstance(error, BadMessageError):
             self._failures.report_failure(peer.peer)
         self._cancels.start(self._cancel(peer.peer, call.call_id))

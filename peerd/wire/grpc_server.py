@@ -1,4 +1,4 @@
-"""The daemon's gRPC servers: which servicer answers which service, and the one on a local socket that the tunnel leads to."""
+"""The daemon's gRPC servers: the one on a local socket that the tunnel leads to, and those that take direct connections."""
 
 from __future__ import annotations
 
@@ -11,38 +11,16 @@ import grpc
 import structlog
 
 from peerd.background import INTERNAL_ERRORS
-from peerd.generated import (
-    averaging_pb2_grpc,
-    checkup_pb2_grpc,
-    data_pb2_grpc,
-    direct_pb2_grpc,
-    stage_pb2_grpc,
-    state_pb2_grpc,
-    swarm_pb2_grpc,
-)
 from peerd.link.direct import KEEPALIVE_OPTIONS, Pins, Showing
 from peerd.link.links import CHANNEL_OPTIONS
 from peerd.link.local import Neighbours
 from peerd.link.metered import counted
 from peerd.link.throttle import Throttles
-from peerd.wire.checkup import CheckupServicer
 from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES
-from peerd.wire.data_service import DataServicer
-from peerd.wire.direct_service import DirectServicer
-from peerd.wire.services import AveragingServicer, StageServicer, StateServicer, SwarmServicer
 
 MAX_CONCURRENT_CALLS = 1024
 CLOSING_S = 5.0
 LOG = structlog.get_logger()
-_ADDED_BY: dict[type, Any] = {
-    SwarmServicer: swarm_pb2_grpc.add_SwarmServicer_to_server,
-    StageServicer: stage_pb2_grpc.add_StageServicer_to_server,
-    AveragingServicer: averaging_pb2_grpc.add_AveragingServicer_to_server,
-    CheckupServicer: checkup_pb2_grpc.add_CheckupServicer_to_server,
-    DataServicer: data_pb2_grpc.add_DataServicer_to_server,
-    StateServicer: state_pb2_grpc.add_StateServicer_to_server,
-    DirectServicer: direct_pb2_grpc.add_DirectServicer_to_server,
-}
 
 
 async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.Server:
@@ -158,7 +136,9 @@ class _Methods(dict[str, dict[str, Any]]):
 
 def _handlers(servicers: Sequence[Any], throttles: Throttles | None = None) -> tuple[Any, ...]:
     """What a server takes calls with; where `throttles` are given, their messages are counted."""
-    methods = _methods_of(servicers)
+    methods = _Methods()
+    for servicer in servicers:
+        servicer.register(servicer, methods)
     for service, name, taken, given in (("peerd.Averaging", "Reduce", PARTS, SLICES), ("peerd.Stage", "Backpropagate", CALLS, REPLIES)):
         if service in methods:
             coders = {"request_deserializer": taken.deserialize, "response_serializer": given.serialize}
@@ -196,13 +176,3 @@ async def _reported(name: str, context: Any) -> AsyncIterator[None]:
     except Exception as error:
         INTERNAL_ERRORS.report(name, error)
         await context.abort(grpc.StatusCode.UNKNOWN, f"internal error: {error!r}")
-
-
-def _methods_of(servicers: Sequence[Any]) -> _Methods:
-    methods: Any = _Methods()
-    for servicer in servicers:
-        for kind, add in _ADDED_BY.items():
-            if isinstance(servicer, kind):
-                add(servicer, methods)
-    found: _Methods = methods
-    return found

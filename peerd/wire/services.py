@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import grpc
 import structlog
@@ -44,6 +44,7 @@ from peerd.wire.open_conversations import Held
 LOG = structlog.get_logger()
 Receive = Callable[[], Awaitable[Sequence[Bytes]]]
 Progress = Callable[[int, PeerId], None]
+Handler = TypeVar("Handler")
 
 
 class SwarmHandler(Protocol):
@@ -158,10 +159,22 @@ class Door:
         return chunks
 
 
-class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
-    def __init__(self, door: Door, handler: SwarmHandler, described: Described) -> None:
+class Servicer(Generic[Handler]):
+    """The called side of one service: `handler` answers what has come through the door and is sound.
+
+    Every servicer has a `register`, which tells a server which of its methods answers which call.
+    """
+
+    def __init__(self, door: Door, handler: Handler) -> None:
         self._door = door
         self._handler = handler
+
+
+class SwarmServicer(Servicer[SwarmHandler], swarm_pb2_grpc.SwarmServicer):
+    register = staticmethod(swarm_pb2_grpc.add_SwarmServicer_to_server)
+
+    def __init__(self, door: Door, handler: SwarmHandler, described: Described) -> None:
+        super().__init__(door, handler)
         self._described = described
         self._held = Held()
 
@@ -206,10 +219,11 @@ class SwarmServicer(swarm_pb2_grpc.SwarmServicer):
         return reply
 
 
-class StageServicer(stage_pb2_grpc.StageServicer):
+class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
+    register = staticmethod(stage_pb2_grpc.add_StageServicer_to_server)
+
     def __init__(self, door: Door, handler: StageHandler) -> None:
-        self._door = door
-        self._handler = handler
+        super().__init__(door, handler)
         self._lanes = Lanes()
 
     async def Backpropagate(self, messages: AsyncIterator[stage_pb2.CallMessage | Headed | Chunk], context: Any) -> AsyncIterator[Any]:
@@ -284,10 +298,8 @@ class StageServicer(stage_pb2_grpc.StageServicer):
         return stage_pb2.CancelReply()
 
 
-class AveragingServicer(averaging_pb2_grpc.AveragingServicer):
-    def __init__(self, door: Door, handler: AveragingHandler) -> None:
-        self._door = door
-        self._handler = handler
+class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.AveragingServicer):
+    register = staticmethod(averaging_pb2_grpc.add_AveragingServicer_to_server)
 
     async def Propose(self, request: averaging_pb2.Proposal, context: Any) -> averaging_pb2.ProposalReply:
         async with self._door.answering(context, request.run) as caller:
@@ -326,10 +338,8 @@ class AveragingServicer(averaging_pb2_grpc.AveragingServicer):
         self._door.traffic.gave("averages", PeerRole.STAGE_PEER, num_bytes)
 
 
-class StateServicer(state_pb2_grpc.StateServicer):
-    def __init__(self, door: Door, handler: StateHandler) -> None:
-        self._door = door
-        self._handler = handler
+class StateServicer(Servicer[StateHandler], state_pb2_grpc.StateServicer):
+    register = staticmethod(state_pb2_grpc.add_StateServicer_to_server)
 
     async def GetState(self, request: state_pb2.StateRequest, context: Any) -> AsyncIterator[state_pb2.StateMessage]:
         async with self._door.answering(context, request.run):

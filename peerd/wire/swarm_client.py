@@ -16,17 +16,22 @@ from peerd.policy.step.contributions import StageTally
 from peerd.table.record import PeerId, RawRecord, RunId
 from peerd.timeline.spans import Span
 from peerd.wire import convert, timelines
+from peerd.wire.clients import Client
 from peerd.wire.conversations import Conversations
 from peerd.wire.messages import Description
 
 CONVERSE = "/peerd.Swarm/Converse"
 
 
-class SwarmClient:
+class SwarmClient(Client):
+    stub_of = swarm_pb2_grpc.SwarmStub
+
     def __init__(self, links: Links, run: RunId) -> None:
-        self._links = links
-        self._run = run
+        super().__init__(links, run)
         self._conversations = Conversations(links, CONVERSE, swarm_pb2.GossipRequest.SerializeToString, swarm_pb2.GossipReply.FromString)
+
+    async def _stub(self, peer: PeerId) -> Any:
+        return self.stub_of(await self._links.channel(peer))
 
     async def tell(self, peer: PeerId, records: Sequence[RawRecord], timeout_s: float) -> tuple[RawRecord, ...]:
         """Push records the quickest way there is; what the peer has for me."""
@@ -44,8 +49,7 @@ class SwarmClient:
         return await self._gossip(peer, request, timeout_s)
 
     async def _gossip(self, peer: PeerId, request: swarm_pb2.GossipRequest, timeout_s: float) -> tuple[RawRecord, ...]:
-        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
-        return self._records_of(request, await answer_of(stub.Gossip(request, timeout=timeout_s)))
+        return self._records_of(request, await self._ask(peer, "Gossip", request, timeout_s))
 
     def _records_of(self, request: swarm_pb2.GossipRequest, reply: swarm_pb2.GossipReply) -> tuple[RawRecord, ...]:
         self._links.traffic.sent_bytes += request.ByteSize()
@@ -53,19 +57,16 @@ class SwarmClient:
         return convert.records_from(reply.records, most=8192)
 
     async def describe(self, peer: PeerId, timeout_s: float) -> Description:
-        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
-        reply = await answer_of(stub.Describe(swarm_pb2.DescribeRequest(), timeout=timeout_s, wait_for_ready=True))
-        return convert.description_from(reply)
+        return convert.description_from(await self._ask(peer, "Describe", swarm_pb2.DescribeRequest(), timeout_s, wait_for_ready=True))
 
     async def contributions(self, peer: PeerId, timeout_s: float) -> tuple[StageTally, ...]:
-        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
-        reply = await answer_of(stub.Contributions(swarm_pb2.ContributionsRequest(run=self._run), timeout=timeout_s))
+        reply = await self._ask(peer, "Contributions", swarm_pb2.ContributionsRequest(run=self._run), timeout_s)
         self._links.traffic.received_bytes += reply.ByteSize()
         return convert.tallies_from(reply.stages)
 
     async def timeline(self, peer: PeerId, steps: tuple[int, int], most: int, timeout_s: float) -> ReceivedTimeline:
         """What the peer did in the steps from the first to the last, at most so many spans, and its clock."""
-        stub: Any = swarm_pb2_grpc.SwarmStub(await self._links.channel(peer))
+        stub = await self._stub(peer)
         request = swarm_pb2.TimelineRequest(run=self._run, first_step=steps[0], last_step=steps[1], most=most)
         asked_s = time.monotonic()
         reply = await answer_of(stub.Timeline(request, timeout=timeout_s))

@@ -102,7 +102,7 @@ async def test_a_peer_that_takes_it_is_asked_once() -> None:
     sending = Sending(Client())
     assert (await sending.send()).gradient == TENSOR
     assert len(sending.client.asked) == 1
-    assert sending.dispatcher.counters.replayed == 0
+    assert sending.dispatcher.replayed == 0
 
 
 async def test_when_a_peer_is_gone_another_takes_it_and_the_first_is_told_to_forget_it() -> None:
@@ -113,7 +113,7 @@ async def test_when_a_peer_is_gone_another_takes_it_and_the_first_is_told_to_for
     assert sending.failures == [A]
     await asyncio.sleep(0)  # it is told in the background
     assert sending.client.cancelled == [A]
-    assert sending.dispatcher.counters.replayed == 1
+    assert sending.dispatcher.replayed == 1
 
 
 async def test_a_call_that_nobody_took_is_not_one_to_do_again() -> None:
@@ -121,7 +121,7 @@ async def test_a_call_that_nobody_took_is_not_one_to_do_again() -> None:
     await sending.send()
     assert sending.client.asked == [A, B]
     assert sending.failures == [A]
-    assert sending.dispatcher.counters.replayed == 0
+    assert sending.dispatcher.replayed == 0
 
 
 async def test_a_banned_peer_is_tried_again_when_it_has_announced_itself_anew() -> None:
@@ -144,7 +144,7 @@ async def test_a_peer_that_only_cannot_just_now_is_neither_banned_nor_re_dialled
     assert sending.client.asked == [A, B, A]
     assert sending.failures == []
     assert sending.client.cancelled == []
-    assert sending.dispatcher.counters.replayed == 0
+    assert sending.dispatcher.replayed == 0
 
 
 @pytest.mark.parametrize(("step", "next_ledger_no"), [(3, 0), (4, 2)], ids=["of the step begun", "of the step after, where they overlap"])
@@ -235,7 +235,7 @@ async def test_a_gradient_of_another_shape_counts_as_a_failure() -> None:
     sending.dispatcher._total_s = 0.2
     with pytest.raises(PeerGoneError, match="no peer of stage 1"):
         await sending.send(odd)
-    assert sending.dispatcher.counters.replayed == 2
+    assert sending.dispatcher.replayed == 2
 
 
 async def test_a_retry_prefers_the_peer_that_has_had_the_microbatch() -> None:

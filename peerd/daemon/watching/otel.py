@@ -18,6 +18,7 @@ import structlog
 
 from peerd.table.record import PeerId, RunId
 from peerd.timeline.spans import SpanRing
+from peerd.wire.call_tracing import CallTracing
 from peerd.wire.messages import Call
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger()
 
 
-class MicrobatchTraces:
+class MicrobatchTraces(CallTracing):
     """What surrounds a microbatch where it is launched and where it is served."""
 
     def __init__(self, spans: SpanRing, me: PeerId, microbatches_per_step: int) -> None:
