@@ -1,7 +1,7 @@
 """Certificates that prove a peer id, as libp2p makes them (https://github.com/libp2p/specs/blob/master/tls/tls.md).
 
-A certificate is self-signed by a key of its own. An extension holds the peer's Ed25519 key and, signed with it, the
-certificate's key: so whoever can answer under the certificate was named by the peer, and no authority has a say.
+A certificate has a key of its own and is self-signed. An extension holds the peer's Ed25519 key and its signature of the
+certificate's key. So the peer itself vouches for whoever holds the certificate's key, and no certificate authority is needed.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from peerd.table.record import PeerId
 
 MAX_CERTIFICATE_BYTES = 2048
 SERVER_NAME = "peerd"
-"""What every certificate is made out to besides the peer id: TLS wants a name, and who it is the extension says."""
+"""The DNS name in every certificate. TLS requires one; the extension is what identifies the peer."""
 VALID_DAYS = 3650
 CLOCK_SLACK_DAYS = 1
 _EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
 _SIGNED_PREFIX = b"libp2p-tls-handshake:"
-# A sequence of two strings: an Ed25519 key as libp2p's protobuf, and its signature. Their lengths never differ.
+# ASN.1: a sequence of two octet strings of fixed lengths: an Ed25519 key in libp2p's protobuf form, and its signature.
 _KEY_HEAD, _SIGNATURE_HEAD = bytes.fromhex("306804240801 1220"), bytes.fromhex("0440")
 _PEER_HEAD = bytes.fromhex("002408011220")
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """One daemon's, with its private key, which never leaves the process."""
+    """The certificate of one daemon, with its private key, which never leaves the process."""
 
     der: bytes
     pem: bytes
@@ -46,7 +46,7 @@ class Certificate:
 def make_certificate(
     peer: PeerId, sign: Callable[[bytes], bytes], now: datetime.datetime | None = None, days: int = VALID_DAYS
 ) -> Certificate:
-    """A new key (P-256: gRPC's TLS takes no Ed25519 certificates) under a certificate that `sign`, with the peer's own key, vouches for."""
+    """Make a new key and its certificate. `sign` signs with the peer's key. The new key is P-256: gRPC rejects Ed25519 certificates."""
     key = ec.generate_private_key(ec.SECP256R1())
     own = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     now = now or datetime.datetime.now(datetime.UTC)
@@ -68,7 +68,7 @@ def make_certificate(
 
 
 def checked_pem(der: bytes, peer: PeerId, now: datetime.datetime | None = None) -> bytes:
-    """The certificate as PEM, if it is `peer`'s and may be used now. BadMessageError says what is wrong with it."""
+    """Return the certificate as PEM. Raises BadMessageError with the reason unless it is that of `peer` and valid at `now`."""
     now = now or datetime.datetime.now(datetime.UTC)
     try:
         if len(der) > MAX_CERTIFICATE_BYTES:
@@ -76,20 +76,20 @@ def checked_pem(der: bytes, peer: PeerId, now: datetime.datetime | None = None) 
         holder, parsed = holder_of(der), x509.load_der_x509_certificate(der)
         key, named = parsed.public_key(), parsed.subject == parsed.issuer == _name(peer)
     except ValueError:
-        raise BadMessageError("what was shown is no certificate") from None
+        raise BadMessageError("the bytes are not a certificate") from None
     if holder is None:
         raise BadMessageError("the certificate proves no peer id")
     if holder != PeerID.from_base58(peer).to_bytes() or not named:
         raise BadMessageError(f"the certificate is not that of {peer}")
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise BadMessageError("the certificate's key is not of the kind that TLS is spoken with here (P-256)")
+        raise BadMessageError("the certificate's key is not of the kind that peerd uses (P-256)")
     if not parsed.not_valid_before_utc <= now <= parsed.not_valid_after_utc:
         raise BadMessageError("the certificate has expired, or is not valid yet; a clock may be wrong")
     return bytes(parsed.public_bytes(Encoding.PEM))
 
 
 def holder_of(certificate: bytes) -> bytes | None:
-    """The raw peer id that a certificate (DER) proves, None where it proves none. ValueError where it is no certificate."""
+    """Return the raw peer id that a certificate (DER) proves; None where it proves none. Raises ValueError for other bytes."""
     try:
         parsed = x509.load_der_x509_certificate(certificate)
         extension = parsed.extensions.get_extension_for_oid(_EXTENSION).value
@@ -110,7 +110,7 @@ def holder_of(certificate: bytes) -> bytes | None:
 
 
 def raw_key_of(peer: PeerId) -> bytes:
-    """The raw Ed25519 public key inside a peer id; ValueError where it holds none."""
+    """Return the raw Ed25519 public key in a peer id. Raises ValueError where it holds none."""
     raw: bytes = PeerID.from_base58(peer).to_bytes()
     if len(raw) != len(_PEER_HEAD) + 32 or not raw.startswith(_PEER_HEAD):
         raise ValueError(f"{peer[:16]}... is not an Ed25519 peer id")

@@ -1,7 +1,7 @@
-"""This peer's ends of circuits: streams through a relay, to a peer that nobody can dial, or to this one where it is such a peer.
+"""This peer's ends of circuits: streams through a relay, to a peer that nobody can dial or from callers if this peer is one.
 
-A relay is asked for a circuit only where there is no connection yet. The callee then first tries to dial the caller: it can
-dial out, and where that succeeds the relay has done its part and no byte passes through it.
+A caller asks a relay for a circuit only where it has no connection to the callee yet. The callee first tries to dial the caller.
+If that succeeds, the two use that connection, and no byte of theirs passes through the relay.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from peerd.table.circuit import circuit_address, direct, is_circuit, relay_in
 from peerd.table.record import PeerId, RunId
 
 PROTOCOL = "/peerd/grpc/1"
-"""Of the streams that carry gRPC."""
+"""The libp2p protocol name of streams that carry gRPC."""
 RELAY_PROTOCOL, CIRCUIT_PROTOCOL = "/peerd/relay/1", "/peerd/circuit/1"
 OPEN_TIMEOUT_S = 3.0
 REVERSAL_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 8.0
 SEAL_TIMEOUT_S = 8.0
 FRUITLESS_S = 60.0
-"""So long a caller that could not be dialled is not dialled again."""
+"""Pause before a caller that could not be dialled is dialled again."""
 MAX_FRUITLESS = 1024
 BEAT_S = 5.0
 SILENCE_S = 3 * BEAT_S
-"""A relay, or a peer with a reservation, that says nothing for so long is gone."""
+"""A relay, or a peer with a reservation, that is silent for this long counts as gone."""
 
 
 class Reservation:
-    """A place at a relay, for as long as the stream to it lasts."""
+    """A place at a relay. It lasts as long as the stream to the relay."""
 
     def __init__(self, relay_address: str, relay: PeerId, me: PeerId, stream: Stream) -> None:
         self.relay = relay
         self.address = circuit_address(relay_address, me)
-        """By which others reach this peer."""
+        """The circuit address by which others reach this peer."""
         self._stream = stream
 
     async def held(self) -> str:
-        """Returns at its end: what ended it."""
+        """Answer the relay's heartbeats until the reservation ends. Returns what ended it."""
         reader, writer = self._stream
         try:
             while True:
@@ -59,10 +59,10 @@ class Reservation:
         except TimeoutError:
             return f"the relay was silent for {SILENCE_S:.0f} s"
         except OSError:
-            pass  # as good as its end
+            pass  # counts as the end of the stream
         finally:
             self.give_up()
-        return "the relay has ended it"
+        return "the relay ended the reservation"
 
     def give_up(self) -> None:
         with contextlib.suppress(OSError):
@@ -70,11 +70,11 @@ class Reservation:
 
 
 Serve = Callable[[PeerId, str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-"""Takes a stream whose caller has proved who it is, and where it comes from."""
+"""Serves a stream: the authenticated caller, the address that the stream comes from, and its reader and writer."""
 
 
 class Circuits:
-    """Streams to and from peers through relays. `addresses_of` is the table's."""
+    """Opens and takes streams through relays. `addresses_of` gives the addresses of a peer from the table."""
 
     def __init__(self, p2pd: P2pd, me: PeerId, seal: Seal, addresses_of: Callable[[PeerId], tuple[str, ...]]) -> None:
         self._p2pd = p2pd
@@ -85,13 +85,13 @@ class Circuits:
         self._relays: dict[PeerId, Reservation] = {}
         self._fruitless_until_s: dict[PeerId, float] = {}
         self._through_relays: dict[PeerId, asyncio.StreamWriter] = {}
-        """My last stream to a peer that goes through a relay."""
+        """The last stream of this peer to each peer through a relay."""
         self._serve: Serve
         self.run = RunId("")
-        """What a relay is told it shall relay for."""
+        """The run that requests to relays name; a relay serves one run only."""
 
     async def attach(self, p2pd: P2pd, serve: Serve) -> None:
-        """Take streams that come through relays to this p2pd, and hand them to `serve`."""
+        """Take the streams that reach this p2pd through relays, and pass them to `serve`."""
         self._p2pd, self._serve = p2pd, serve
         await p2pd.p2p.add_binary_stream_handler(CIRCUIT_PROTOCOL, self._offered)
 
@@ -103,8 +103,8 @@ class Circuits:
     # To others
 
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> Stream:
-        """A stream to a peer that has circuit addresses: over a connection that there is, else through one of its relays."""
-        problem: Exception = UnreachableError(f"{peer} has no relay that this peer could ask")
+        """Open a stream to a peer that has circuit addresses: over an existing connection, otherwise through one of its relays."""
+        problem: Exception = UnreachableError(f"{peer} has no relay that this peer can ask")
         if await self._p2pd.is_connected(peer):
             try:
                 async with asyncio.timeout(OPEN_TIMEOUT_S):
@@ -122,7 +122,7 @@ class Circuits:
         raise UnreachableError(f"{peer} cannot be reached through its relays: {str(problem) or type(problem).__name__}")
 
     def leads_to(self, peer: PeerId) -> bool:
-        """Whether a relay carries what goes to this peer now."""
+        """True while a relay carries the stream to `peer`."""
         writer = self._through_relays.get(peer)
         if writer is not None and writer.is_closing():
             del self._through_relays[peer]
@@ -144,7 +144,7 @@ class Circuits:
         return stream
 
     async def reserve(self, relay: PeerId, relay_address: str) -> Reservation:
-        """BusyError with the relay's reason where it has no place; UnreachableError and OSError where it does not answer."""
+        """Get a place at a relay. Raises BusyError with the relay's reason if it refuses, UnreachableError or OSError if it is silent."""
         stream, _ = await self._ask(relay, relay_address, to="")
         known = self._relays.pop(relay, None)
         if known is not None:
@@ -171,19 +171,19 @@ class Circuits:
                 raise
         return stream, reply
 
-    # To me
+    # To this peer
 
     async def _offered(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._streams.track(self._take(PeerId(info.peer_id.to_base58()), (reader, writer)))
 
     async def _take(self, relay: PeerId, stream: Stream) -> None:
-        """A relay has somebody who wants to reach me. Only those with which I hold a reservation are heard."""
+        """Answer a relay that offers a circuit from a caller. Offers of relays without a reservation of this peer are refused."""
         reader, writer = stream
         with contextlib.closing(writer):
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 offer = await hear(reader, relay_pb2.CircuitOffer)
             if relay not in self._relays:
-                say(writer, relay_pb2.RelayReply(reason="no reservation is held there"))
+                say(writer, relay_pb2.RelayReply(reason="the callee holds no reservation at this relay"))
                 return
             caller = _peer_in(offer.caller)
             if await self._reaches(caller):
@@ -195,7 +195,7 @@ class Circuits:
             await self._serve(caller, f"/p2p/{relay}/p2p-circuit", reader, writer)
 
     async def _reaches(self, caller: PeerId) -> bool:
-        """Whether this peer can dial the caller instead, at the addresses that the table has of it."""
+        """Try to dial the caller at its addresses in the table. Returns whether there is a connection."""
         addresses, now_s = self._addresses_of(caller), time.monotonic()
         if not addresses or direct(addresses) != addresses or self._fruitless_until_s.get(caller, 0.0) > now_s:
             return False
@@ -214,5 +214,5 @@ def _peer_in(text: str) -> PeerId:
     try:
         raw_key_of(PeerId(text[:64]))
     except ValueError:
-        raise BadMessageError("a circuit without a caller") from None
+        raise BadMessageError("the circuit offer names no valid caller") from None
     return PeerId(text)

@@ -1,7 +1,7 @@
-"""Finds out which peer answers at an IP address and port, without libp2p's own daemon, which would use the connection it has.
+"""Finds out which peer answers at an IP address and port. p2pd cannot do this: it would use a connection that it already has.
 
-A libp2p peer that speaks TLS shows a certificate that proves its peer id, and so does a peer that takes direct connections. Looking at
-that tells who answers; nothing else is sent.
+A libp2p endpoint that uses TLS shows a certificate that proves its peer id, and so does an endpoint for direct connections. The
+handshake suffices to identify the peer; nothing else is sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _GREETING = ("/multistream/1.0.0", "/tls/1.0.0")
 
 
 async def answers_as(peer: PeerId, host: str, port: int, timeout_s: float, *, direct: bool = False) -> bool:
-    """Whether `peer` itself answers there in time, to libp2p or to `direct` connections. Never raises for what is or is not there."""
+    """Return whether `peer` itself answers there in time: as a libp2p endpoint, or as one for direct connections if `direct`.
+
+    Raises nothing, whatever answers there.
+    """
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(timeout_s):
@@ -37,7 +40,7 @@ async def answers_as(peer: PeerId, host: str, port: int, timeout_s: float, *, di
 
 
 async def _is_libp2p(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Whether it greets as one that speaks TLS."""
+    """Return whether the other end speaks multistream-select and accepts TLS."""
     for word in _GREETING:
         writer.write(_line(word))
     for word in _GREETING:
@@ -47,13 +50,13 @@ async def _is_libp2p(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 
 
 def _line(word: str) -> bytes:
-    """As multistream-select frames it: the length, the word, a line's end."""
+    """Frame a word for multistream-select: its length, the word, a newline."""
     text = word.encode() + b"\n"
     return bytes([len(text)]) + text
 
 
 def caller_context(protocol: str = "libp2p") -> ssl.SSLContext:
-    """TLS 1.3 without authorities: the certificate's extension says who it is. `protocol`: what is spoken inside, by its ALPN name."""
+    """Return a TLS 1.3 client context without certificate authorities: the caller checks the extension. `protocol` is an ALPN name."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

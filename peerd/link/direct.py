@@ -1,11 +1,10 @@
-"""Direct connections: gRPC by mutual TLS straight to a peer's own TCP port, for tensors, which the tunnel carries more slowly; to a
-neighbour, which another daemon of this user on this machine is, over a local socket (local.py).
+"""Direct connections for tensors and pushed records: gRPC with mutual TLS to a peer's own TCP port, which is faster than the tunnel.
+A neighbour (another daemon of this user on this machine) is reached over a local socket instead (local.py).
 
-Who is who is settled in the tunnel, where libp2p proves both ends: there a caller shows its certificate and is shown the
-callee's, and each checks that the other's peer key vouches for it. From then on TLS takes exactly these two certificates. A path
-is tried beside the calls that the tunnel carries meanwhile, so one that leads nowhere costs nobody any time, and a broken one
-leads back into the tunnel, as does one over which tensors travel much more slowly (direct_path.py). What is pushed goes with the
-tensors; liveness and checkups always take the tunnel.
+The two ends authenticate each other in the tunnel, where libp2p proves their peer ids: the caller shows its certificate, the callee
+replies with its own, and each checks that the other's peer key has signed it. From then on TLS accepts exactly these two certificates.
+While a path is tried, the tunnel carries the calls, so a path that fails delays nothing. Calls return to the tunnel when a path breaks,
+or when tensors travel over it much more slowly (direct_path.py). Liveness and checkups always use the tunnel.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ MAX_PINS = 1024
 MAX_HOSTS = 4
 SHOW_TIMEOUT_S = 10.0
 SHOW_AGAIN_S = 60.0
-"""A callee that did not hear of this peer for long has forgotten its certificate."""
+"""Period at which this peer shows its certificate again: a callee may forget the certificate of a peer that it does not hear from."""
 DIAL_TIMEOUT_S = 5.0
 CLOSING_S = 60.0
-"""What is under way on a connection that gets no new calls may take this long."""
+"""Time that remaining calls have to finish on a connection that takes no new ones."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 600.0
-"""Before a path that failed is tried again: twice as long each time, and a random part of it off."""
+"""Pause before a failed path is tried again. It doubles with each failure; up to a quarter, chosen at random, is taken off."""
 KEEPALIVE_OPTIONS = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
-"""The tunnel's libp2p finds out about a line that was cut; a bare TCP connection has to ask."""
+"""Keepalive pings detect a cut line. The tunnel needs none, because libp2p detects it there."""
 _DIAL_OPTIONS = (
     *(option for option in CHANNEL_OPTIONS if not option[0].endswith("_backoff_ms")),
     *KEEPALIVE_OPTIONS,
@@ -66,10 +65,10 @@ Told = tuple[object, object]
 
 
 class Pins:
-    """The certificates under which peers call: one each, the last that it has shown.
+    """The certificates that TLS accepts from callers: of each peer the last one that it has shown.
 
-    Those of peers that are gone stay as long as there is room: a daemon that slept takes all others for gone, and they call it
-    over connections that have outlived its sleep.
+    Certificates of peers that are gone stay as long as there is room. After a sleep a daemon takes all others for gone, while they
+    still call it over connections that outlived the sleep.
     """
 
     def __init__(self) -> None:
@@ -77,10 +76,10 @@ class Pins:
         self._gone: dict[PeerId, None] = {}
         self._peers: dict[bytes, PeerId] = {}
         self.pems = b""
-        """All of them; read on gRPC's threads."""
+        """All certificates, concatenated. gRPC's threads read this."""
 
     def show(self, peer: PeerId, certificate: bytes) -> bool:
-        """From now on TLS takes this one as `peer`'s. False where there is no room; BadMessageError where it is not its own."""
+        """Accept this certificate for `peer` from now on. Returns False without room. Raises BadMessageError if it is not the peer's."""
         pem = checked_pem(certificate, peer)
         self._gone.pop(peer, None)
         if self._pems.get(peer) == pem:
@@ -95,7 +94,7 @@ class Pins:
         return True
 
     def release(self, peer: PeerId) -> None:
-        """It is gone: another may have its place."""
+        """Allow the place of a peer that is gone to be reused."""
         if peer in self._pems:
             self._gone[peer] = None
 
@@ -107,13 +106,13 @@ class Pins:
             self.pems = b"".join(self._pems.values())
 
     def caller(self, context: Any) -> PeerId | None:
-        """The peer behind a call that came by TLS: its handshake has proven the key of the certificate."""
+        """Return the peer behind a call over TLS, whose handshake has proven that it holds the certificate's key; None if unknown."""
         shown = context.auth_context().get("x509_pem_cert")
         return self._peers.get(shown[0]) if shown else None
 
 
 def caller_past_the_tunnel(context: Any, pins: Pins, neighbours: Neighbours | None) -> PeerId | None:
-    """The peer behind a direct call."""
+    """Return the peer behind a call over TLS or a local socket; None if unknown."""
     if context.peer().startswith("unix:"):
         return neighbours.caller(context) if neighbours is not None else None
     return pins.caller(context)
@@ -121,25 +120,25 @@ def caller_past_the_tunnel(context: Any, pins: Pins, neighbours: Neighbours | No
 
 @dataclass(slots=True)
 class Showing:
-    """What this daemon tells of its own endpoint."""
+    """What this daemon tells others about its own endpoint."""
 
     certificate: Certificate
     port: int = 0
-    """0: it takes no direct connections now."""
+    """The TCP port for direct connections; 0 while it takes none."""
     socket: str = ""
-    """At which it takes its neighbours'."""
+    """The path of the local socket for neighbours."""
 
 
 @dataclass(slots=True)
 class _Path:
     channel: Channel | None = None
     work: asyncio.Task[None] | None = None
-    """Tries the path, then watches it."""
+    """The task that opens the path and then watches it."""
     failures: int = 0
     retry_s: float = 0.0
-    """Monotonic clock."""
+    """When to try again, on the monotonic clock."""
     was_capped: bool = False
-    """When it was last given up."""
+    """Whether a cap was set when the path was last given up."""
 
     @property
     def is_local(self) -> bool:
@@ -147,7 +146,7 @@ class _Path:
 
 
 class DirectPaths:
-    """Direct channels to peers that have an endpoint; while a cap is set only to neighbours, for caps are kept in the tunnel."""
+    """Direct channels to peers that have an endpoint. While a cap is set only neighbours get one, because the tunnel enforces caps."""
 
     def __init__(
         self,
@@ -166,7 +165,7 @@ class DirectPaths:
         self._closing: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
 
     def channel(self, peer: PeerId) -> Channel | None:
-        """The direct channel, where there is one; where there might be, it is looked for meanwhile."""
+        """Return the open direct channel to a peer, or None. Starts a task that opens one when a try is due."""
         if self._throttles.capped and self._neighbours is None:
             return None
         path = self._paths.setdefault(peer, _Path())
@@ -180,7 +179,7 @@ class DirectPaths:
         return path is not None and path.channel is not None and (path.is_local or not self._throttles.capped)
 
     def is_local(self, peer: PeerId) -> bool:
-        """Whether the path to the peer leads there and is a local socket."""
+        """Return whether the path to the peer is open and is a local socket."""
         return self.leads_to(peer) and self._paths[peer].is_local
 
     @property
@@ -192,7 +191,7 @@ class DirectPaths:
         return sum(map(self.is_local, self._paths))
 
     def drop(self, peer: PeerId) -> None:
-        """The peer is gone for good."""
+        """Close the path to a peer that is gone for good."""
         path = self._paths.pop(peer, None)
         if path is not None and path.work is not None:
             path.work.cancel()
@@ -210,7 +209,7 @@ class DirectPaths:
             await channel.close(None)
 
     async def _follow(self, peer: PeerId, path: _Path) -> None:
-        """Open it and hold it until it breaks; then it rests for a while."""
+        """Open the path and keep it until it breaks. Then set when it may be tried again."""
         try:
             offer = await self._show(peer)
             channel, path.channel = await self._open_local(peer, offer) or await self._open(peer, offer)
@@ -228,7 +227,7 @@ class DirectPaths:
             path.work = None
 
     async def _hold(self, peer: PeerId, path: _Path, channel: grpc.aio.Channel, offer: direct_pb2.ShowReply) -> bool:
-        """Until it breaks, the callee takes none like it any more, or the tunnel is the faster way: then True."""
+        """Return when the channel breaks, when the callee's offer changes, or, with True, when the tunnel is much faster."""
         broken, told = start(_broken(channel)), _told_of(path, offer)
         try:
             while not broken.done():
@@ -236,7 +235,7 @@ class DirectPaths:
                 if not broken.done():
                     if self._is_outrun(peer):
                         return True
-                    with contextlib.suppress(RemoteError):  # the tunnel's trouble is not this path's
+                    with contextlib.suppress(RemoteError):  # a failure of the tunnel says nothing about this path
                         if _told_of(path, await self._show(peer)) != told:
                             return False
             return False
@@ -244,7 +243,7 @@ class DirectPaths:
             broken.cancel()
 
     def _is_outrun(self, peer: PeerId) -> bool:
-        """By the tunnel, when it was last used. What was measured here is forgotten then: the next try counts afresh."""
+        """Return whether the tunnel was much faster when last used. If so, forget the direct rates, so that the next try starts afresh."""
         traffic = self._links.traffic
         rates = traffic.rates(peer, Way.DIRECT), traffic.rates(peer, Way.TUNNEL)
         outrun = tunnel_is_faster(*rates)
@@ -254,7 +253,7 @@ class DirectPaths:
         return outrun
 
     async def _open_local(self, peer: PeerId, offer: direct_pb2.ShowReply) -> tuple[grpc.aio.Channel, Channel] | None:
-        """To a neighbour, who then has answered to the token that it gave me; None where it is none or cannot be reached so."""
+        """Open a channel to a neighbour's socket and check that it accepts its token; None if the peer is no neighbour or that fails."""
         if self._neighbours is None or not offer.socket:
             return None
         try:
@@ -262,7 +261,7 @@ class DirectPaths:
             try:
                 neighbour = NeighbourChannel(channel, offer.token)
                 if await self._show(peer, neighbour) != offer:
-                    raise WrongStateError("it offers something else there")
+                    raise WrongStateError("the neighbour's offers over the local socket and through the tunnel differ")
             except BaseException:
                 await channel.close(None)
                 raise
@@ -272,21 +271,21 @@ class DirectPaths:
         return channel, neighbour
 
     async def _open(self, peer: PeerId, offer: direct_pb2.ShowReply) -> tuple[grpc.aio.Channel, Channel]:
-        """By TLS. RemoteError says why there is none."""
+        """Open a channel with TLS. Raises RemoteError with the reason if that fails."""
         if self._throttles.capped:
             raise PeerGoneError(CAPPED)
         hosts = hosts_in(self._addresses_of(peer))
         if not offer.port or not hosts:
-            raise PeerGoneError("it takes no direct connections")
+            raise PeerGoneError("the peer takes no direct connections")
         if offer.port > 65535 or len(offer.certificate) > MAX_CERTIFICATE_BYTES:
-            raise BadMessageError("a port or certificate that cannot be")
+            raise BadMessageError("the port is above 65535, or the certificate is too long")
         mine = self._certificate
         credentials = grpc.ssl_channel_credentials(checked_pem(offer.certificate, peer), mine.key_pem, mine.pem)
         channel = await _connected("ipv4:" + ",".join(f"{host}:{offer.port}" for host in hosts), credentials)
         return channel, CountedChannel(channel, self._throttles)
 
     async def _show(self, peer: PeerId, channel: Any = None) -> direct_pb2.ShowReply:
-        """Through the tunnel, unless another way is given."""
+        """Show this peer's certificate and return the callee's offer; through the tunnel unless `channel` is given."""
         stub: Any = direct_pb2_grpc.DirectStub(channel or await self._links.channel(peer))
         request = direct_pb2.ShowRequest(certificate=self._certificate.der)
         if self._neighbours is not None:
@@ -295,24 +294,24 @@ class DirectPaths:
         return reply
 
     def _close_soon(self, channel: grpc.aio.Channel) -> None:
-        """What is under way on it may finish."""
+        """Close the channel once its remaining calls have finished, or `CLOSING_S` have passed."""
         self._closing[channel] = task = start(channel.close(CLOSING_S))
         task.add_done_callback(lambda _task: self._closing.pop(channel, None))
 
 
 def hosts_in(addresses: tuple[str, ...]) -> list[str]:
-    """IPv4 addresses at which a peer may be dialled directly; loopback only where it has no other."""
+    """Return the IPv4 addresses at which a peer may be dialled directly; loopback addresses only if it has no others."""
     hosts = list(dict.fromkeys(filter(None, map(host_in, addresses))))
     return ([host for host in hosts if not host.startswith("127.")] or hosts)[:MAX_HOSTS]
 
 
 def _told_of(path: _Path, offer: direct_pb2.ShowReply) -> Told:
-    """What a path hangs on: a local one not on the port, which comes and goes with caps."""
+    """Return the part of an offer that a path depends on. A local path does not depend on the port, which changes with caps."""
     return (offer.socket, offer.token) if path.is_local else (offer.port, offer.certificate)
 
 
 async def _connected(target: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
-    """PeerGoneError where nobody answers there, under these credentials if any."""
+    """Return a connected channel. Raises PeerGoneError if no server answers at `target`, with these credentials if given."""
     if credentials is None:
         channel = grpc.aio.insecure_channel(target, options=_DIAL_OPTIONS)
     else:
@@ -323,13 +322,13 @@ async def _connected(target: str, credentials: grpc.ChannelCredentials | None = 
     except BaseException as error:
         await channel.close(None)
         if isinstance(error, TimeoutError):
-            raise PeerGoneError(f"nobody answers at {target}" + (" under the certificate that was shown" if credentials else "")) from None
+            raise PeerGoneError(f"nothing answers at {target}" + (" under the certificate that was shown" if credentials else "")) from None
         raise
     return channel
 
 
 async def _ready(channel: grpc.aio.Channel) -> None:
-    """Connect. TimeoutError when the last address has been tried in vain."""
+    """Wait until the channel is connected. Raises TimeoutError once all addresses have failed."""
     state = channel.get_state(try_to_connect=True)
     while state is not grpc.ChannelConnectivity.READY:
         await channel.wait_for_state_change(state)
@@ -339,7 +338,7 @@ async def _ready(channel: grpc.aio.Channel) -> None:
 
 
 async def _broken(channel: grpc.aio.Channel) -> None:
-    with contextlib.suppress(grpc.aio.UsageError):  # closed by us
+    with contextlib.suppress(grpc.aio.UsageError):  # raised when this process closed the channel
         await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
 
 

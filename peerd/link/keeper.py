@@ -2,9 +2,9 @@
 
 Usage: python keeper.py '{"command": [...], "remove": [folder, ...], "prune": [folder, ...]}'
 
-Standard input is a pipe from the daemon. When it closes (the daemon ended, SIGKILL included) p2pd is killed, the
-folders in `remove` are deleted and those in `prune` too where they are empty. When p2pd ends by itself this exits, which
-the daemon sees. A byte on standard input ends p2pd alone. Imports little: it lives as long as the daemon and should weigh nothing.
+Standard input is a pipe from the daemon. When it closes, because the daemon ended or was killed, the keeper kills p2pd, deletes the
+folders in `remove`, and deletes those in `prune` that are empty. When p2pd ends by itself, the keeper exits, and the daemon sees that.
+A byte on standard input ends p2pd alone. The keeper lives as long as the daemon, so it imports little to save memory.
 """
 
 import json
@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 def _die_with_parent() -> None:
-    """Linux: p2pd gets SIGKILL when this keeper dies, too."""
+    """On Linux, ask the kernel to kill p2pd when the keeper dies."""
     if sys.platform == "linux":
         import ctypes
 
@@ -38,7 +38,7 @@ def main() -> int:
     closed = threading.Event()
 
     def wait_for_daemon() -> None:
-        if os.read(0, 1):  # a byte: the daemon lives on and wants p2pd ended, because it hangs
+        if os.read(0, 1):  # a byte: p2pd hangs, and the daemon wants to end it alone
             child.kill()
             return
         closed.set()

@@ -1,8 +1,8 @@
-"""Tensors to one peer leave one after another, in the order in which they were ready.
+"""Lanes make tensors to one peer leave one after another, in the order in which they were ready.
 
-Side by side they would share the link, and all arrive when the last one does: on a link that is as slow as the compute, the next
-stage then waits for three microbatches at once and has three at once afterwards. One after another the first arrives as early as it
-can, and the last no later.
+Concurrent transfers would share the link and all end at about the same time, that of the last one. On a link as slow as the compute,
+the next stage would then wait idle and get several microbatches at once. In sequence the first tensor arrives as early as possible,
+and the last one no later.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from peerd.errors import PeerGoneError, UnheardError
 class _Lane:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     breaks: int = 0
-    """How many turns ended with a peer that could not be reached."""
+    """Number of turns that ended because the peer could not be reached."""
     users: int = 0
 
 
 class Lanes:
-    """One lane for each end; an end is whatever names a link."""
+    """One lane for each end of a link. Any hashable value may name an end."""
 
     def __init__(self) -> None:
         self._lanes: dict[object, _Lane] = {}
@@ -32,12 +32,12 @@ class Lanes:
         return Turn(self._lanes, end)
 
     def __len__(self) -> int:
-        """Lanes in which somebody is or waits."""
+        """Number of lanes in which a turn is in progress or waits."""
         return len(self._lanes)
 
 
 class Turn:
-    """The right to send to one end, from `begin` to `end`; as a context it ends at the latest with the context."""
+    """The right to send to one end, from `begin` to `end`. As a context manager it ends with the context at the latest."""
 
     def __init__(self, lanes: dict[object, _Lane], end: object) -> None:
         self._lanes = lanes
@@ -45,7 +45,7 @@ class Turn:
         self._lane: _Lane | None = None
 
     async def begin(self) -> None:
-        """Returns when all who began before have ended. UnheardError where one of them found that nothing gets through."""
+        """Wait until all earlier turns have ended. Raises UnheardError if one of them ended because the peer could not be reached."""
         lane = self._lanes.setdefault(self._end, _Lane())
         lane.users += 1
         breaks = lane.breaks
@@ -57,10 +57,10 @@ class Turn:
         self._lane = lane
         if lane.breaks != breaks:
             self.end()
-            raise UnheardError("what was to be sent before did not get through")
+            raise UnheardError("an earlier transfer to this peer did not get through")
 
     def end(self, broken: bool = False) -> None:
-        """The next may begin, or, where the lane is broken, those who wait are told so. Without effect outside of the turn."""
+        """Let the next turn begin; if `broken`, the waiting turns raise UnheardError. Has no effect outside the turn."""
         lane, self._lane = self._lane, None
         if lane is not None:
             lane.breaks += broken

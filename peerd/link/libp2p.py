@@ -1,7 +1,7 @@
-"""The one door to hivemind: its libp2p client and its Kademlia DHT.
+"""The only module that imports hivemind: its libp2p client and its Kademlia DHT.
 
-Importing the package itself would load all of it, optimizers, averagers and SciPy (0.6 s of processor time and 46 MB in every
-daemon). So an empty package stands in its place, through which the modules named here load as they are.
+Importing the package itself would load all of it, with optimizers, averagers and SciPy (0.6 s of processor time and 46 MB in every
+daemon). So an empty package takes its place in `sys.modules`, and the modules named here load unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import ModuleType
 
 
 def _stand_in() -> Path:
-    """Put the empty package there unless the whole one is loaded; returns hivemind's folder."""
+    """Install the empty package unless the real one is loaded already. Returns hivemind's folder."""
     spec = importlib.util.find_spec("hivemind")
     if spec is None or not spec.submodule_search_locations:
         raise ImportError("hivemind is not installed; install peerd with its dependencies")
@@ -31,7 +31,7 @@ HIVEMIND = _stand_in()
 P2PD = HIVEMIND / "hivemind_cli" / "p2pd"
 """The libp2p daemon that hivemind's wheel carries."""
 
-from hivemind.dht import DHTNode  # noqa: E402 - only now
+from hivemind.dht import DHTNode  # noqa: E402 - after the empty package is installed
 from hivemind.dht.routing import DHTID  # noqa: E402
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
 from hivemind.p2p import P2P, PeerID  # noqa: E402

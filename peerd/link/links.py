@@ -1,4 +1,4 @@
-"""One gRPC channel per peer, reused; errors turned into what the caller can do about them; bytes counted."""
+"""One reused gRPC channel for each peer, and the translation of gRPC errors into error classes that say what the caller can do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 3000),  # to gRPC: the least time an attempt gets; a circuit takes half a dozen round trips
+    ("grpc.min_reconnect_backoff_ms", 3000),  # also gRPC's least time for an attempt; a circuit takes half a dozen round trips
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.http2.lookahead_bytes", 4 * CHUNK_BYTES),
     ("grpc.use_local_subchannel_pool", 1),
@@ -32,11 +32,11 @@ STATUS: dict[type[PeerdError], grpc.StatusCode] = {
     BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     PeerGoneError: grpc.StatusCode.UNAVAILABLE,
 }
-"""How an error travels: a callee refuses with the status, and its caller raises the error again."""
+"""The status of each error on the wire: the callee refuses with the status, and the caller raises the error again."""
 RETRY_AFTER_MS = "retry-after-ms"
 MOST_RETRY_MS = 60_000
 _CUT_SHORT = "Internal error from Core"
-"""What gRPC's client makes of a refusal that comes while it still sends; the callee's own status is lost to it."""
+"""The details that gRPC's client gives for a refusal that arrives while it still sends; it loses the callee's own status."""
 Message = TypeVar("Message")
 
 
@@ -53,7 +53,7 @@ class Paths(Protocol):
 
 
 class Links:
-    """Channels to other peers: through the tunnel, and for tensors the direct one where there is one."""
+    """Channels to other peers: through the tunnel, and direct ones for tensors where they exist."""
 
     def __init__(self, tunnel: Tunnel) -> None:
         self._tunnel = tunnel
@@ -63,16 +63,16 @@ class Links:
         self.direct: Paths | None = None
 
     async def channel_for_tensors(self, peer: PeerId) -> Any:
-        """A `grpc.aio.Channel` as far as stubs can tell."""
+        """Return the direct channel if there is one, otherwise the tunnel's. Stubs take either like a `grpc.aio.Channel`."""
         return (await self.way_for_tensors(peer))[0]
 
     async def way_for_tensors(self, peer: PeerId) -> tuple[Any, Way]:
-        """The same, and where it leads through."""
+        """Return the channel for tensors and the way it takes."""
         direct = self.direct.channel(peer) if self.direct is not None else None
         return (direct, Way.DIRECT) if direct else (await self.channel(peer), Way.TUNNEL)
 
     async def quickest_channel(self, peer: PeerId) -> Any:
-        """The direct channel if there is one now; none is looked for."""
+        """Return the direct channel if one is open, otherwise the tunnel's. Does not try to open a direct one."""
         leads = self.direct is not None and self.direct.leads_to(peer)
         return await (self.channel_for_tensors(peer) if leads else self.channel(peer))
 
@@ -85,7 +85,7 @@ class Links:
             return known
 
     async def drop(self, peer: PeerId) -> None:
-        """Close what leads to a peer that is gone for good."""
+        """Close all channels to a peer that is gone for good."""
         if self.direct is not None:
             self.direct.drop(peer)
         channel = self._channels.pop(peer, None)
@@ -103,12 +103,12 @@ class Links:
 
 
 def was_cut_short(error: grpc.aio.AioRpcError) -> bool:
-    """Whether the callee had ended the call, in whatever way, before it had all of it."""
+    """Return whether the callee ended the call, for whatever reason, before it had received all of it."""
     return error.code() is grpc.StatusCode.INTERNAL and error.details() == _CUT_SHORT
 
 
 def as_remote_error(error: grpc.aio.AioRpcError) -> RemoteError:
-    """The error class that tells what the caller can do."""
+    """Return the error of the class that says what the caller can do."""
     if was_cut_short(error):
         return BusyError("the callee refused the call before it had all of it")
     kind = next((kind for kind, status in STATUS.items() if status is error.code()), PeerGoneError)
@@ -120,7 +120,7 @@ def as_remote_error(error: grpc.aio.AioRpcError) -> RemoteError:
 
 
 def _retry_after_s(error: grpc.aio.AioRpcError) -> float:
-    """What the callee says of it, as far as it is believed."""
+    """Return the pause that the callee asks for, at most `MOST_RETRY_MS`; 0 where it asks for none."""
     for name, value in error.trailing_metadata() or ():
         if name == RETRY_AFTER_MS and isinstance(value, str) and value.isdecimal() and len(value) <= len(str(MOST_RETRY_MS)):
             return min(int(value), MOST_RETRY_MS) / 1000
@@ -128,28 +128,28 @@ def _retry_after_s(error: grpc.aio.AioRpcError) -> float:
 
 
 async def read_within(call: AsyncIterator[Message], patience_s: float) -> Message | None:
-    """The next message of a stream, None at its end. PeerGoneError when it takes too long; RemoteError as the peer says."""
+    """Return the next message of a call, None at its end. Raises PeerGoneError after `patience_s`, or the peer's RemoteError."""
     with remote_errors():
         return await next_within(call, patience_s)
 
 
 async def next_within(messages: AsyncIterator[Message], patience_s: float) -> Message | None:
-    """The next message of a stream, None at its end. PeerGoneError when it takes too long."""
+    """Return the next message, None at the end. Raises PeerGoneError after `patience_s` of silence."""
     try:
         async with asyncio.timeout(patience_s):
             return await anext(messages, None)
     except TimeoutError:
-        raise PeerGoneError(f"no word for {patience_s:.1f} s") from None
+        raise PeerGoneError(f"no message for {patience_s:.1f} s") from None
 
 
 @contextlib.contextmanager
 def remote_errors() -> Iterator[None]:
-    """Raises what ends a call inside as a RemoteError: as the peer says, or when the connection closes."""
+    """Raise a RemoteError for a gRPC error in the body: the one that the peer sent, or PeerGoneError if the connection closed."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
         task = asyncio.current_task()
-        if task is not None and task.cancelling():  # gRPC tells so at times that this task was cancelled, which must end it
+        if task is not None and task.cancelling():  # gRPC may raise this when the task is cancelled; the cancellation must go on
             raise asyncio.CancelledError from None
         raise as_remote_error(error) from None
     except asyncio.CancelledError:
@@ -158,9 +158,9 @@ def remote_errors() -> Iterator[None]:
 
 
 def raise_if_ours() -> None:
-    """Inside `except CancelledError`: pass on a cancellation of this task.
+    """Re-raise CancelledError, inside its `except`, if this task itself is being cancelled.
 
-    gRPC cancels a call from within when its channel closes; only the task's own cancellation may end the task.
+    gRPC also raises it when a channel closes under a call, which must not end the task.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -177,6 +177,6 @@ def ending(rpc: Any) -> Iterator[Any]:
 
 
 async def answer_of(rpc: Any) -> Any:
-    """What a call with one answer brings. RemoteError as the peer says, or when the connection closes."""
+    """Return the reply of a call with one reply. Raises the peer's RemoteError, or PeerGoneError if the connection closes."""
     with remote_errors():
         return await rpc

@@ -1,9 +1,9 @@
-"""Local sockets: past TCP and TLS, between daemons of one user on one machine.
+"""Local sockets between daemons of one user on one machine, which need neither TCP nor TLS.
 
-Whether two are neighbours is settled in the tunnel, whose libp2p proves both ends, together with the rest of a direct path: the
-caller proves that it runs where the callee runs, and is told a socket and a token, which it shows with every call. The socket lies in
-the callee's run folder, which no other user can enter; whoever can has the callee's key as well. What goes over it does not leave the
-machine, so it counts toward no cap and no quota.
+In the tunnel, where libp2p proves both peer ids, the caller also proves that it runs where the callee runs. The callee then tells it a
+socket and a token, which the caller shows with every call. The socket lies in the callee's run folder, which no other user can enter;
+a process that can enter it could read the callee's key, too. These bytes do not leave the machine, so they count toward no cap and
+no quota.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _BOOT_ID, _NETWORK = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/n
 
 
 def machine_key() -> bytes:
-    """32 bytes that this user's processes in this network of this machine have in common, and that nobody elsewhere can guess.
+    """Return 32 bytes that only this user's processes in this network namespace of this machine know.
 
-    Another network namespace is another machine: what is between the two is there for a reason.
+    Another network namespace counts as another machine: whoever separated the two had a reason.
     """
     try:
         where = f"{_BOOT_ID.read_text()} {_NETWORK.stat().st_ino}"
@@ -46,10 +46,10 @@ def machine_key() -> bytes:
 
 
 class Neighbours:
-    """What one daemon knows of those beside it: how to prove that it is one, and the tokens that it has given them."""
+    """The neighbours of one daemon: makes and checks proofs of being one, and keeps the tokens that it has given them."""
 
     def __init__(self, me: PeerId, folder: Path, key: Callable[[], bytes] = machine_key) -> None:
-        """`folder` is its run folder."""
+        """`folder` is the daemon's run folder."""
         self._me = me
         self.socket = folder / SOCKET
         self._key = key()
@@ -57,11 +57,11 @@ class Neighbours:
         self._peers: dict[str, PeerId] = {}
 
     def proof_for(self, callee: PeerId) -> bytes:
-        """That I run where it does, if it does; it tells others nothing, not even whether two peers share a machine."""
+        """Return a proof that this peer runs where `callee` runs. A peer elsewhere learns nothing, not even who shares a machine."""
         return self._proof(self._me, callee)
 
     def token_for(self, caller: PeerId, proof: bytes) -> str:
-        """What a neighbour shows from now on, always the same; empty for one that is none, or where there is no room."""
+        """Return the token of a neighbour, always the same one; empty if the proof is wrong or there is no room."""
         if not hmac.compare_digest(proof, self._proof(caller, self._me)):
             return ""
         if caller not in self._tokens and len(self._tokens) < MAX_TOKENS:
@@ -70,7 +70,7 @@ class Neighbours:
         return self._tokens.get(caller, "")
 
     def caller(self, context: Any) -> PeerId | None:
-        """The peer behind a call over the local socket, by the token that it shows."""
+        """Return the peer behind a call over the local socket, by its token; None if unknown."""
         for name, value in context.invocation_metadata() or ():
             if name == TOKEN:
                 return self._peers.get(value)
@@ -81,15 +81,15 @@ class Neighbours:
 
 
 class NeighbourChannel:
-    """A channel to a neighbour's socket, as the generated stubs take one: every call shows the token."""
+    """A channel to a neighbour's socket for the generated stubs. It adds the token to every call."""
 
     def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
-        """BadMessageError for what is no token."""
+        """Raises BadMessageError if `token` has not the form of a token."""
         self._channel = channel
         self._headers = ((TOKEN, checked_token(token)),)
 
     def __getattr__(self, kind: str) -> Any:
-        """The channel's method for this kind of call: `unary_unary`, `unary_stream`, `stream_unary` or `stream_stream`."""
+        """Wrap the channel's method of this name: `unary_unary`, `unary_stream`, `stream_unary` or `stream_stream`."""
         return partial(self._headed, getattr(self._channel, kind))
 
     def _headed(self, call: Any, method: str, **coders: Any) -> Any:
@@ -97,14 +97,14 @@ class NeighbourChannel:
 
 
 def checked_token(token: str) -> str:
-    """BadMessageError for what is none."""
+    """Return `token`. Raises BadMessageError if it has not the form of a token."""
     if len(token) != 2 * TOKEN_BYTES or not set(token) <= set("0123456789abcdef"):
-        raise BadMessageError("that is no token")
+        raise BadMessageError("this is not a token")
     return token
 
 
 def checked_target(path: str) -> str:
-    """gRPC's target for a neighbour's socket. BadMessageError unless it is a socket in a folder that only this user can enter."""
+    """Return gRPC's target for a neighbour's socket. Raises BadMessageError unless it lies in a folder that only this user can enter."""
     place = Path(path)
     try:
         folder, there = place.parent.lstat(), place.lstat()
@@ -112,5 +112,5 @@ def checked_target(path: str) -> str:
         raise BadMessageError("there is no such local socket") from None
     is_ours = stat.S_ISDIR(folder.st_mode) and folder.st_uid == os.getuid() and stat.S_IMODE(folder.st_mode) == 0o700
     if not (is_ours and stat.S_ISSOCK(there.st_mode) and place.is_absolute() and place.name == SOCKET):
-        raise BadMessageError("that is no neighbour's socket")
+        raise BadMessageError("this is not the socket of a neighbour")
     return f"unix:{place}"

@@ -1,6 +1,6 @@
-"""Counts what direct connections carry, by message: nobody copies their bytes, so this is where they can be seen.
+"""Counts the bytes of direct connections by message. gRPC alone handles these bytes, so peerd can count them only in its messages.
 
-What HTTP/2 and TLS add is not counted; it is less than 1 % of a tensor.
+The overhead of HTTP/2 and TLS is not counted; it is less than 1 % of a tensor.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import grpc
 from peerd.link.throttle import Throttle, Throttles
 
 FRAME_BYTES = 5
-"""What gRPC puts before a message."""
+"""Size of gRPC's prefix of a message."""
 Serializer = Callable[[Any], bytes]
 Deserializer = Callable[[bytes], Any]
 
 
 class CountedChannel:
-    """A channel, as the generated stubs take one."""
+    """A channel for the generated stubs that counts the bytes of its messages."""
 
     def __init__(self, channel: grpc.aio.Channel, throttles: Throttles) -> None:
         self._channel = channel
         self._throttles = throttles
 
     def __getattr__(self, kind: str) -> Any:
-        """The channel's method for this kind of call: `unary_unary`, `unary_stream`, `stream_unary` or `stream_stream`."""
+        """Wrap the channel's method of this name: `unary_unary`, `unary_stream`, `stream_unary` or `stream_stream`."""
         return partial(self._counted, getattr(self._channel, kind))
 
     def _counted(self, call: Any, method: str, request_serializer: Serializer, response_deserializer: Deserializer, **more: Any) -> Any:
@@ -36,7 +36,7 @@ class CountedChannel:
 
 
 def counted(handler: Any, throttles: Throttles) -> Any:
-    """A server's method, whose messages are counted."""
+    """Wrap the handler of a server's method so that its messages are counted."""
     return handler._replace(
         request_deserializer=receiving(handler.request_deserializer, throttles.download),
         response_serializer=sending(handler.response_serializer, throttles.upload),

@@ -1,7 +1,7 @@
-"""Starts and watches p2pd, hivemind's libp2p daemon, and attaches to it.
+"""Starts p2pd (hivemind's libp2p daemon), attaches to it and watches it.
 
-p2pd runs under keeper.py, so it dies with this process even on SIGKILL. hivemind's own start-up is not used: it leaves
-sockets in /tmp and an orphan after a crash.
+p2pd runs under keeper.py, so it dies with this process even on SIGKILL. hivemind's own start-up code is not used, because after a
+crash it leaves sockets in /tmp and an orphaned process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONTROL_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class P2pdConfig:
-    """How p2pd listens. `remove` and `prune` are the folders the keeper deletes after the daemon."""
+    """How p2pd listens. The keeper deletes the folders in `remove`, and those in `prune` that are empty, when the daemon has ended."""
 
     identity_file: Path
     run_folder: Path
@@ -38,61 +38,61 @@ class P2pdConfig:
     port: int = 0
     bootstrap: tuple[str, ...] = ()
     map_port: bool = False
-    """Ask the router to forward the port (UPnP, NAT-PMP). p2pd renews that every 20 s; a minute after its end it is gone."""
+    """Ask the router to forward the port (UPnP, NAT-PMP). p2pd renews this every 20 s, and it expires a minute after p2pd has ended."""
     remove: tuple[Path, ...] = ()
     prune: tuple[Path, ...] = ()
 
 
 @dataclass(slots=True)
 class P2pd:
-    """A running p2pd with a client attached. `exited` is set when it has ended, wanted or not."""
+    """A running p2pd with a client attached. `exited` is set when p2pd has ended, for whatever reason."""
 
     p2p: P2P
     process: asyncio.subprocess.Process
     exited: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def addresses(self) -> tuple[str, ...]:
-        """Where others reach this peer: multiaddrs with its id, public ones first, loopback last."""
+        """Return this peer's multiaddrs, with its id: public ones first, loopback last."""
         async with asyncio.timeout(CONTROL_TIMEOUT_S):
             found = [str(address) for address in await self.p2p.get_visible_maddrs(latest=True)]
         return tuple(sorted((address for address in found if "/tcp/" in address and "/ip4/" in address), key=_remoteness))
 
     async def connect(self, peer: str, addresses: Sequence[str]) -> None:
-        """Make p2pd know and dial a peer's addresses; UnreachableError when none answers."""
+        """Make p2pd dial a peer at these addresses. Raises UnreachableError when none answers."""
         try:
             bare = [Multiaddr(address.split("/p2p/")[0]) for address in addresses]
             async with asyncio.timeout(CONTROL_TIMEOUT_S):
                 await self.p2p._client.connect(PeerID.from_base58(peer), bare)
-        except Exception as error:  # hivemind raises its own family, none of them documented
+        except Exception as error:  # hivemind does not document what it raises
             raise UnreachableError(f"{peer} does not answer: {str(error) or type(error).__name__}") from None
 
     async def is_connected(self, peer: str) -> bool:
-        """Whether there is a connection now, whichever side dialled."""
+        """Return whether there is a connection now, whichever side dialled."""
         try:
             async with asyncio.timeout(CONTROL_TIMEOUT_S):
                 return any(info.peer_id.to_base58() == peer for info in await self.p2p._client.list_peers())
-        except Exception:  # any failure to answer is the answer
+        except Exception:  # any failure means no
             return False
 
     async def open_stream(self, peer: str, protocol: str) -> Stream:
-        """To a peer that is connected or whose addresses p2pd knows. OSError where it cannot be had."""
+        """Open a stream to a peer that is connected or whose addresses p2pd knows. Raises OSError if that fails."""
         try:
             _, reader, writer = await self.p2p.call_binary_stream_handler(PeerID.from_base58(peer), protocol)
-        except Exception as error:  # hivemind raises its own family, none of them documented
+        except Exception as error:  # hivemind does not document what it raises
             raise OSError(str(error)) from None
         return reader, writer
 
     async def answers(self, timeout_s: float) -> bool:
-        """Whether p2pd still reacts; it can hang without ending."""
+        """Return whether p2pd still answers; it can hang without ending."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.p2p._client.identify()
-        except Exception:  # any failure to answer is the answer
+        except Exception:  # any failure means no
             return False
         return True
 
     async def discard(self) -> None:
-        """End a p2pd that is to be replaced; the run folder and this daemon's sockets stay."""
+        """End a p2pd that is to be replaced. The run folder and this daemon's sockets stay."""
         await self.p2p.shutdown()
         if self.process.returncode is None and self.process.stdin is not None:
             with contextlib.suppress(OSError):
@@ -102,7 +102,7 @@ class P2pd:
                 await self.process.wait()
 
     async def stop(self) -> None:
-        """Detach and end the keeper, which ends p2pd and removes the sockets."""
+        """Detach from p2pd and end the keeper, which ends p2pd and removes the sockets."""
         await self.p2p.shutdown()
         if self.process.stdin is not None:
             self.process.stdin.close()
@@ -114,7 +114,7 @@ class P2pd:
 
 
 async def start_p2pd(config: P2pdConfig) -> P2pd:
-    """Start p2pd and attach. PortTakenError, or PeerdError with p2pd's last words."""
+    """Start p2pd and attach to it. Raises PortTakenError, UnreachableError for the bootstrap peers, or PeerdError with p2pd's output."""
     check_port_free(config.host, config.port)
     control = config.run_folder / "p2pd.sock"
     control.unlink(missing_ok=True)
@@ -136,7 +136,7 @@ async def start_p2pd(config: P2pdConfig) -> P2pd:
     except TimeoutError:
         process.kill()
         raise PeerdError(f"p2pd did not start within {START_TIMEOUT_S:.0f} s: {' | '.join(last_words)}") from None
-    # The client's own socket goes into the run folder, too, where the keeper removes it.
+    # The client's own socket also goes into the run folder, where the keeper removes it.
     attached: Any = type("LocalP2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{config.run_folder}/"})
     return P2pd(await attached.replicate(Multiaddr(f"/unix{control}")), process)
 
@@ -151,12 +151,12 @@ async def watch(daemon: P2pd) -> None:
 
 
 def is_public(address: str) -> bool:
-    """Whether a multiaddr of an IPv4 address is one that the internet knows."""
+    """Return whether the IPv4 address of a multiaddr is a public one."""
     return _remoteness(address) == 0
 
 
 def _remoteness(address: str) -> int:
-    """0: known to the internet; 1: to a private network; 2: to this machine."""
+    """Return 0 for a public address, 1 for one of a private network, 2 for loopback."""
     host = ipaddress.IPv4Address(address.split("/")[2])
     return 2 if host.is_loopback else 0 if host.is_global else 1
 
@@ -185,13 +185,13 @@ async def _wait_until_ready(process: asyncio.subprocess.Process, last_words: deq
     if "failed to connect to bootstrap peers" in said:
         remedy = "check the address, that its daemon is running, and your network"
         raise UnreachableError(f"nobody answers at {' or '.join(bootstrap)}", remedy)
-    raise PeerdError(f"p2pd ended at its start: {said or 'it said nothing'}")
+    raise PeerdError(f"p2pd ended while it started: {said or 'without output'}")
 
 
 def check_port_free(host: str, port: int) -> None:
-    """libp2p shares ports between processes of one user; peerd must not."""
+    """Raise PortTakenError if the port cannot be bound. libp2p would share it with another process of the user, which peerd must not."""
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closing connections of a daemon before us do not count
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closing connections of an earlier daemon do not count
         try:
             probe.bind((host, port))
         except PermissionError:

@@ -1,7 +1,7 @@
-"""The relay: a peer that volunteers keeps streams open to peers that nobody can dial, and copies bytes between them and their callers.
+"""The relay service: a volunteering peer keeps streams open to peers that nobody can dial, and copies bytes between them and callers.
 
-What it copies is sealed between the two ends (seal.py). p2pd's own relay is not used: it has no rate, does not tell what it carries,
-and a peer that changes its relay, or a relay that stops, would have to restart p2pd and lose every connection.
+The two ends encrypt what it copies (seal.py). p2pd's own relay is not used: it has no rate limit and no counters, and a peer that changes
+its relay, or a relay that stops, would have to restart p2pd and lose every connection.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOT_ASKED = "this peer does not volunteer"
 
 
 class RelayedBytes(Throttle):
-    """What is copied: below the relay's own rate, and counted as downloaded and as uploaded."""
+    """The throttle of relayed bytes: below the relay's own rate. Each byte counts as downloaded and as uploaded."""
 
     def __init__(self, rate: float, whole: Throttles) -> None:
         super().__init__()
@@ -37,12 +37,12 @@ class RelayedBytes(Throttle):
 
 
 class Relay:
-    """One daemon's; it refuses everybody until `off` is empty."""
+    """The relay of one daemon. It refuses everybody until `off` is empty."""
 
     def __init__(self, bounds: Bounds, whole: Throttles) -> None:
         self.bounds = bounds
         self.off = NOT_ASKED
-        """Why it does not relay now; empty where it does."""
+        """Why it does not relay now; empty while it does."""
         self.run = RunId("")
         self.carried = RelayedBytes(bounds.rate, whole)
         self.circuits: list[tuple[PeerId, PeerId]] = []
@@ -60,7 +60,7 @@ class Relay:
         await p2pd.p2p.add_binary_stream_handler(RELAY_PROTOCOL, self._asked)
 
     async def switch(self, off: str) -> None:
-        """Relay, or for this reason stop: all reservations and circuits end, and their peers look for another relay."""
+        """Set the reason `off`. If it is not empty, all reservations and circuits end, and their peers look for another relay."""
         self.off = off
         if off:
             await self._streams.close()
@@ -86,7 +86,7 @@ class Relay:
                 await self._hold(caller, stream)
 
     def _why_not_reserve(self, caller: PeerId, run: str) -> str:
-        return "it relays for another run" if run != self.run else why_not_reserve(self.bounds, self._reserved, caller)
+        return "the relay serves another run" if run != self.run else why_not_reserve(self.bounds, self._reserved, caller)
 
     def _why_not_connect(self, caller: PeerId, callee: PeerId) -> str:
         if callee not in self._reserved:
@@ -94,7 +94,7 @@ class Relay:
         return why_not_connect(self.bounds, self.circuits, caller, callee)
 
     async def _hold(self, caller: PeerId, stream: Stream) -> None:
-        """A reservation, until its stream ends or falls silent; a newer one takes its place."""
+        """Keep a reservation until its stream ends or falls silent. It replaces an older one of the same peer."""
         reader, writer = stream
         before = self._reserved.pop(caller, None)
         if before is not None:
@@ -114,7 +114,7 @@ class Relay:
                 del self._reserved[caller]
 
     async def _connect(self, caller: PeerId, callee: PeerId, stream: Stream) -> None:
-        """Ask the callee, pass its answer on, then copy both ways until either side ends."""
+        """Offer the circuit to the callee, pass its reply to the caller, then copy both ways until either side ends."""
         ends = (caller, callee)
         self.circuits.append(ends)
         try:

@@ -1,8 +1,8 @@
-"""The folder of a daemon's sockets: claimed by one daemon at a time, and swept away where its daemon is gone.
+"""The folder of a daemon's sockets: one daemon at a time claims it, and it is removed once its daemon is gone.
 
-A claim is a lock on the folder itself, which the system gives up with the daemon, however it ends. A folder is stale
-where nobody holds that lock and no socket in it takes a connection; its age says nothing, and whether its home is
-still there does not matter: to a home it is of no use either.
+A claim is a lock on the folder itself, which the kernel releases when the daemon ends, however it ends. A folder is
+stale when no process holds that lock and no socket in it accepts a connection. Its age is no criterion, and neither is
+whether its home still exists: a new daemon of that home makes its own folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOBODY_LISTENS = (errno.ECONNREFUSED, errno.ENOENT, errno.EPROTOTYPE)
 
 @dataclass(slots=True)
 class RunFolder:
-    """A claimed folder; the claim ends with `release`, or with this process."""
+    """A claimed folder. The claim ends with `release` or with this process."""
 
     path: Path
     _descriptor: int
@@ -40,16 +40,16 @@ class RunFolder:
 
 
 def claim(folder: Path) -> RunFolder:
-    """An empty folder that only this user can enter. DiskError if somebody else made it.
+    """Claim a folder that only this user can enter, and empty it. Raises DiskError if another user owns it or another process holds it.
 
-    The home's lock is held, so what else lies in it was left by a daemon that could not clean up.
+    The caller holds the home's lock, so all that lies in the folder was left by a daemon that could not clean up.
     """
     deadline_s = time.monotonic() + CLAIM_TIMEOUT_S
     try:
         while (descriptor := _claimed(folder)) is None:
             if time.monotonic() > deadline_s:
                 raise DiskError(f"{folder} is held by another process", "end the peerd that uses it, or choose another --home")
-            time.sleep(_LOOK_AGAIN_S)  # it is being swept
+            time.sleep(_LOOK_AGAIN_S)  # another daemon may be removing it
         try:
             for leftover in folder.iterdir():
                 leftover.unlink()
@@ -62,7 +62,7 @@ def claim(folder: Path) -> RunFolder:
 
 
 def _claimed(folder: Path) -> int | None:
-    """Its descriptor, locked; None while another process holds it or has just removed it."""
+    """Return the folder's descriptor, locked; None if another process holds it or has just removed it."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except FileExistsError:
@@ -84,7 +84,7 @@ def _claimed(folder: Path) -> int | None:
 
 
 def stale_folders() -> Iterator[Path]:
-    """Run folders of this user outside any home, left by daemons that are gone."""
+    """Yield this user's run folders outside homes that were left by daemons that are gone."""
     for folder in paths.short_run_folders():
         descriptor = _opened_if_stale(folder)
         if descriptor is not None:
@@ -93,7 +93,7 @@ def stale_folders() -> Iterator[Path]:
 
 
 def sweep() -> list[Path]:
-    """Remove them. Takes milliseconds and never waits; what cannot be removed stays."""
+    """Remove the stale folders and return them. Takes milliseconds and never waits; a folder that cannot be removed stays."""
     return [folder for folder in paths.short_run_folders() if _remove_if_stale(folder)]
 
 
@@ -102,8 +102,8 @@ def _remove_if_stale(folder: Path) -> bool:
     if descriptor is None:
         return False
     try:
-        for name in os.listdir(descriptor):  # noqa: PTH208 - what was opened, wherever the path leads by now
-            os.unlink(name, dir_fd=descriptor)  # a folder inside it is none of ours: refused
+        for name in os.listdir(descriptor):  # noqa: PTH208 - lists the opened folder, even if the path now names another
+            os.unlink(name, dir_fd=descriptor)  # raises for a subfolder, which peerd did not make
         folder.rmdir()
     except OSError:
         return False
@@ -113,7 +113,7 @@ def _remove_if_stale(folder: Path) -> bool:
 
 
 def _opened_if_stale(folder: Path) -> int | None:
-    """Its descriptor, locked, where it is this user's alone and no daemon uses it."""
+    """Return the folder's descriptor, locked, if only this user can enter it and no daemon uses it; otherwise None."""
     try:
         descriptor = os.open(folder, _OPEN)
     except OSError:
@@ -127,7 +127,7 @@ def _opened_if_stale(folder: Path) -> int | None:
 
 
 def is_listened_to(folder: Path) -> bool:
-    """Whether a socket in it takes connections, or might: only a plain refusal counts as nobody."""
+    """Return whether a socket in the folder accepts connections. Anything but a plain refusal counts as yes."""
     for entry in folder.iterdir():
         if entry.is_symlink() or not entry.is_socket():
             continue
@@ -144,12 +144,12 @@ def _lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return True  # a file system without locks: the sockets alone decide
+        return True  # a file system without locks: only the sockets are checked
     return True
 
 
 def _is_at(descriptor: int, folder: Path) -> bool:
-    """Whether the path still leads to what was opened."""
+    """Return whether the path still names the opened folder."""
     try:
         there = folder.lstat()
     except OSError:

@@ -1,8 +1,8 @@
-"""Seals a stream that passes through a relay: TLS 1.3 between its two ends, each of which proves its peer id to the other.
+"""Encrypts a stream through a relay: TLS 1.3 between the two ends, each of which proves its peer id to the other.
 
-The called end shows a libp2p certificate (certificate.py): its identity key vouches for the certificate's key. The calling end signs, with
-its own identity key and inside the sealed stream, that certificate's hash and a nonce of the called end. The signature so holds for this
-connection only, and whoever sits between would need the certificate's key to get at it.
+The callee shows a libp2p certificate (certificate.py), whose key its identity key has signed. The caller then signs, inside the
+encrypted stream and with its identity key, the hash of that certificate and a nonce from the callee. So the signature is valid for this
+connection only, and an attacker in between would need the certificate's key to read or use it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CALLER_DOMAIN = b"peerd circuit caller\0"
 
 
 class Seal:
-    """One peer's. `sign` is by its identity key; `folder` is its own alone."""
+    """Encrypts the circuits of one peer. `sign` signs with its identity key; no other user can enter `folder`."""
 
     def __init__(self, me: PeerId, sign: Callable[[bytes], bytes], folder: Path) -> None:
         self._me = me
@@ -38,7 +38,7 @@ class Seal:
         self._folder = folder
 
     async def call(self, callee: PeerId, stream: Stream) -> None:
-        """Seal the stream as who asked for it. PeerGoneError where somebody else is at the other end."""
+        """Encrypt the stream as its caller. Raises PeerGoneError if the other end is not `callee`."""
         reader, writer = stream
         await writer.start_tls(caller_context())
         certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -48,7 +48,7 @@ class Seal:
         await writer.drain()
 
     async def answer(self, caller: PeerId, stream: Stream) -> None:
-        """Seal the stream as who was called. BadMessageError where the caller is not `caller`. Nothing may have been read ahead."""
+        """Encrypt the stream as its callee. Raises BadMessageError if the other end is not `caller`. Nothing may have been read ahead."""
         reader, writer = stream
         context, certificate = self._own
         await writer.start_tls(context)
@@ -63,7 +63,7 @@ class Seal:
 
     @cached_property
     def _own(self) -> tuple[ssl.SSLContext, bytes]:
-        """A fresh key and certificate for as long as this daemon runs; OpenSSL takes them from a file only."""
+        """The TLS context with this daemon's key and certificate, made at first use. OpenSSL loads them only from a file."""
         made = make_certificate(self._me, self._sign)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3

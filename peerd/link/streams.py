@@ -1,4 +1,4 @@
-"""Byte streams: copying between two of them, the short messages that open some, and the tasks that carry them."""
+"""Byte streams: copying between two of them, the short messages that open some of them, and the tasks that serve them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ CHUNK_BYTES = 256 * 1024
 MAX_MESSAGE_BYTES = 1024
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _ENDS = (OSError, TimeoutError, asyncio.IncompleteReadError, BadMessageError, PeerGoneError)
-"""What the other side may cause at any moment."""
+"""The errors that the other side may cause at any moment."""
 Heard = TypeVar("Heard", bound=Message)
 
 
 class StreamTasks(Tasks):
-    """Streams in tasks that `close` can cancel without cancelling asyncio's own callbacks around them."""
+    """Tasks that serve streams. `close` cancels them without cancelling asyncio's own callbacks around them."""
 
     async def track(self, work: Coroutine[Any, Any, None]) -> None:
-        """Returns at the stream's end."""
+        """Run `work` in a task and return when it has ended."""
         await asyncio.wait({self.start(work, expects=_ENDS)})
 
 
 async def splice(local: Stream, remote: Stream, throttles: Throttles) -> bool:
-    """Copy both ways until either side ends. True when the remote side ended first."""
+    """Copy both ways until either side ends. Returns True if the remote side ended first."""
     outward = start(_copy(local[0], remote[1], throttles.upload), expects=_ENDS)
     inward = start(_copy(remote[0], local[1], throttles.download), expects=_ENDS)
     try:
@@ -49,18 +49,18 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, thrott
 
 
 def say(writer: asyncio.StreamWriter, message: Message) -> None:
-    """One message; never more than a buffer holds."""
+    """Write one message of at most `MAX_MESSAGE_BYTES`. This is so short that the buffer need not be drained."""
     raw = message.SerializeToString()
     assert len(raw) <= MAX_MESSAGE_BYTES
     writer.write(len(raw).to_bytes(2, "big") + raw)
 
 
 async def hear(reader: asyncio.StreamReader, kind: type[Heard]) -> Heard:
-    """The next message. BadMessageError for what is none; asyncio.IncompleteReadError where the stream ends."""
+    """Read one message. Raises BadMessageError for other bytes, asyncio.IncompleteReadError if the stream ends."""
     num_bytes = int.from_bytes(await reader.readexactly(2), "big")
     if num_bytes > MAX_MESSAGE_BYTES:
-        raise BadMessageError(f"a message of {num_bytes} bytes opens a stream")
+        raise BadMessageError(f"the first message of a stream is too long: {num_bytes} bytes")
     try:
         return kind.FromString(await reader.readexactly(num_bytes))
     except DecodeError:
-        raise BadMessageError("no message opens a stream") from None
+        raise BadMessageError("the first bytes of a stream are not a message") from None

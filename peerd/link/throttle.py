@@ -1,4 +1,4 @@
-"""Keeps one direction of all RPC traffic below a rate."""
+"""Keeps each direction of a daemon's traffic below a rate."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 BURST_S = 0.1
-"""What may pass at once, in seconds of the rate."""
+"""Size of a burst, in seconds of the rate."""
 WINDOW_S = 10.0
-"""Over so long no more passes than the rate allows, burst and all."""
+"""In any window of this length no more bytes pass than the rate allows, bursts included."""
 SMALLEST_CHUNK_BYTES = 2 * 1024
 
 
 class Throttle:
-    """A token bucket whose debt is paid by waiting. A rate of 0 lets everything pass; bytes are counted either way."""
+    """A token bucket that may go into debt and then waits. A rate of 0 lets everything pass; bytes are counted in any case."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -24,14 +24,14 @@ class Throttle:
         self.total = 0
         """Bytes that passed."""
         self._paid_s = float("-inf")
-        """When what has passed so far is paid for."""
+        """The time at which the bytes so far are paid for."""
 
     def chunk(self, largest: int) -> int:
-        """How much to take at once, so that small messages do not queue for long behind tensors."""
+        """Return how many bytes to copy at once, so that small messages do not queue for long behind tensors."""
         return largest if not self.rate else max(SMALLEST_CHUNK_BYTES, min(largest, int(self.rate * BURST_S / 2)))
 
     async def let_pass(self, num_bytes: int) -> None:
-        """Returns when these may be sent on."""
+        """Count the bytes and wait until they may be sent on."""
         self.total += num_bytes
         if not self.rate:
             return
@@ -44,12 +44,12 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True)
 class Throttles:
-    """Both directions of one daemon."""
+    """The throttles of one daemon, one for each direction."""
 
     upload: Throttle = field(default_factory=Throttle)
     download: Throttle = field(default_factory=Throttle)
 
     @property
     def capped(self) -> bool:
-        """Whether either direction has a rate to keep."""
+        """True if either direction has a rate limit."""
         return bool(self.upload.rate or self.download.rate)

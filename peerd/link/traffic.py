@@ -1,4 +1,4 @@
-"""Bytes that this daemon has sent and received, by what they are and to whom; how fast they travel on each link."""
+"""Counters of the bytes that this daemon has sent and received, by kind and role of the peer, and the rate of each link."""
 
 from __future__ import annotations
 
@@ -21,48 +21,48 @@ Reply = TypeVar("Reply", bound=ProtoMessage)
 
 
 class PeerRole(enum.StrEnum):
-    """What the peer at the other end of a transfer is to this one."""
+    """The role of the peer at the other end of a transfer, seen from this peer."""
 
     TRAINER = "trainer"
-    """Launched the microbatch that is served here."""
+    """It launched the microbatch that is computed here."""
     PREVIOUS_STAGE = "previous_stage"
     NEXT_STAGE = "next_stage"
-    """Of a trainer: stage 0."""
+    """For a trainer this is stage 0."""
     STAGE_PEER = "stage_peer"
-    """Averages with this one."""
+    """It averages with this peer."""
     DONOR = "donor"
-    """Has what is downloaded."""
+    """This peer downloads from it."""
     RECIPIENT = "recipient"
-    """Downloads what is here."""
+    """It downloads from this peer."""
 
 
 class Way(enum.StrEnum):
-    """How tensors come to a peer."""
+    """The way that tensors take to a peer."""
 
     DIRECT = "direct"
     TUNNEL = "tunnel"
 
 
 Link = tuple[PeerId, Way]
-"""What has a rate: each way to a peer its own."""
+"""A peer and a way to it. Each link has rates of its own."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes of RPC payload this daemon has sent and received, tensors and messages alike."""
+    """Bytes of RPC payload that this daemon has sent and received, tensors and messages alike."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
     boundary_bytes: int = 0
     boundary_crossings: int = 0
     tensors: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
-    """Bytes of tensors and files by what they are, their codec, the role of the peer at the other end, and sent or received."""
+    """Bytes of tensors and files, by kind, codec, role of the peer at the other end, and direction (sent or received)."""
     incoming: defaultdict[Link, RateMeter] = field(default_factory=lambda: defaultdict(RateMeter))
-    """How fast tensors come in, by the peer that sends them and the way they take."""
+    """The rates at which tensors arrive here."""
     outgoing: dict[Link, float] = field(default_factory=dict)
-    """Bytes per second at which mine arrive, by the peer that measured and told it and the way they took."""
+    """Bytes per second at which this peer's tensors arrive at the other end, as that end has measured and told."""
     taken: dict[PeerId, Way] = field(default_factory=dict)
-    """By which way the last microbatch went to each peer."""
+    """The way that the last microbatch to each peer took."""
 
     def sent(self, what: str, role: PeerRole, num_bytes: int, codec: Codec = NONE) -> None:
         self.tensors[what, str(codec), role, "sent"] += num_bytes
@@ -71,24 +71,24 @@ class Traffic:
         self.tensors[what, str(codec), role, "received"] += num_bytes
 
     def gave(self, what: str, role: PeerRole, num_bytes: int) -> None:
-        """Part of a download from here, which is nothing but these bytes."""
+        """Count bytes of a download from this peer, both in total and by kind."""
         self.sent_bytes += num_bytes
         self.sent(what, role, num_bytes)
 
     def took(self, what: str, role: PeerRole, num_bytes: int) -> None:
-        """Part of a download to here."""
+        """Count bytes of a download to this peer, both in total and by kind."""
         self.received_bytes += num_bytes
         self.received(what, role, num_bytes)
 
     def answered(self, request: ProtoMessage, reply: Reply) -> Reply:
-        """Counts both, and gives the reply."""
+        """Count a request and its reply, and return the reply."""
         self.received_bytes += request.ByteSize()
         self.sent_bytes += reply.ByteSize()
         return reply
 
     @contextmanager
     def receiving(self, link: Link, num_bytes: int) -> Iterator[None]:
-        """So many bytes of tensors are on their way over `link`; the first word of them has come."""
+        """Measure the arrival of `num_bytes` of tensors over `link`. Enter when their first message has arrived."""
         meter = self.incoming[link]
         meter.begin(time.monotonic())
         arrived = 0
@@ -99,12 +99,12 @@ class Traffic:
             meter.end(arrived, time.monotonic())
 
     def told(self, link: Link, rate: float) -> None:
-        """The peer says how fast my tensors come in over it; 0 where it does not know yet."""
+        """Take the rate at which the peer says this peer's tensors arrive over `link`; 0 where it does not know yet."""
         if math.isfinite(rate) and rate > 0:
             self.outgoing[link] = rate
 
     def rates(self, peer: PeerId, way: Way | None = None) -> tuple[float | None, float | None]:
-        """Bytes per second to the peer and from it, by this way or that of the last microbatch; None: not known."""
+        """Return bytes per second to and from the peer by `way`, by default that of the last microbatch; None where unknown."""
         link = peer, way or self.taken.get(peer, Way.TUNNEL)
         meter = self.incoming.get(link)
         return self.outgoing.get(link), meter.rate if meter is not None else None

@@ -1,8 +1,8 @@
-"""Carries gRPC's byte stream over libp2p streams, so that peers are addressed by peer id, encrypted and authenticated.
+"""Carries gRPC's byte streams over libp2p streams, which are encrypted, authenticated and addressed by peer id.
 
-Outward, each peer has a local socket to which its gRPC channel connects; every connection becomes one libp2p stream.
-Inward, every stream becomes a connection to the local gRPC server. That connection is bound to a socket name that holds
-the sender's authenticated peer id, which is how the server's handlers know who calls: `caller_of(context.peer())`.
+Outward, each peer has a local socket to which its gRPC channel connects, and every connection becomes one libp2p stream.
+Inward, every libp2p stream becomes a connection to the local gRPC server. The name of its socket contains the caller's
+authenticated peer id, from which the server's handlers learn the caller: `caller_of(context.peer())`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from peerd.table.record import PeerId
 DIAL_TIMEOUT_S = 10.0
 LOCAL_TIMEOUT_S = 5.0
 MOST_BROKEN = 1024
-"""Broken connections that wait to be looked after."""
+"""Size of the queue of broken connections."""
 _CALLER_PREFIX = "from-"
 
 
@@ -44,7 +44,7 @@ class Tunnel:
     ) -> None:
         self._p2pd = p2pd
         self.circuits = circuits
-        """By which peers that cannot be dialled are reached; None where nobody is behind a relay."""
+        """Reaches peers that cannot be dialled; None where no peer is behind a relay."""
         self._folder = folder
         self._grpc_socket = grpc_socket
         self._addresses_of = addresses_of
@@ -54,9 +54,9 @@ class Tunnel:
         self._numbers = itertools.count()
         self._streams = StreamTasks()
         self._origins: dict[str, str] = {}
-        """Where the connections come from, by the names of their sockets."""
+        """Origins of the inward connections, by socket name."""
         self.broken: asyncio.Queue[PeerId] = asyncio.Queue(MOST_BROKEN)
-        """Peers that ended a stream which had been open, for whoever looks after them."""
+        """Peers that ended an open stream, for the part of the daemon that re-dials them."""
 
     async def start(self) -> None:
         await self._p2pd.p2p.add_binary_stream_handler(PROTOCOL, self._inward)
@@ -64,12 +64,12 @@ class Tunnel:
             await self.circuits.attach(self._p2pd, self.serve_inward)
 
     async def attach(self, p2pd: P2pd) -> None:
-        """Go on over a new p2pd; channels stay and dial anew."""
+        """Continue over a new p2pd. Channels stay and dial again."""
         self._p2pd = p2pd
         await self.start()
 
     async def target(self, peer: PeerId) -> str:
-        """The gRPC target whose connections reach `peer`."""
+        """Return the gRPC target whose connections reach `peer`."""
         path = self._folder / f"to-{peer[-16:]}"
         if peer not in self._servers:
             path.unlink(missing_ok=True)
@@ -97,7 +97,7 @@ class Tunnel:
             with contextlib.closing(remote[1]):
                 ended_by_remote = await splice((reader, writer), remote, Throttles() if peer == self._me else self._throttles)
         if ended_by_remote:
-            with contextlib.suppress(asyncio.QueueFull):  # nobody looks after them now
+            with contextlib.suppress(asyncio.QueueFull):  # nothing reads the queue now
                 self.broken.put_nowait(peer)
 
     async def _dial(self, peer: PeerId) -> Stream:
@@ -114,11 +114,11 @@ class Tunnel:
         await self._streams.track(self.serve_inward(PeerId(info.peer_id.to_base58()), str(info.addr), reader, writer))
 
     def seen_at(self, grpc_peer: str) -> str | None:
-        """The multiaddr from which the connection behind a call comes, by gRPC's name of it; None where it is not known."""
+        """Return the multiaddr that the connection behind a call comes from, by gRPC's name of it; None if unknown."""
         return self._origins.get(grpc_peer.rpartition("/")[2])
 
     async def serve_inward(self, peer: PeerId, origin: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Hand a stream to the gRPC server, as coming from `peer`, who has proved to be that."""
+        """Connect a stream from the authenticated `peer` to the gRPC server."""
         name = self._new_name(peer)
         self._origins[name] = origin
         try:
@@ -149,7 +149,7 @@ class Tunnel:
 
 
 def caller_of(grpc_peer: str) -> PeerId | None:
-    """The authenticated peer behind a call, from gRPC's name of the connection; None for anything else."""
+    """Return the authenticated peer behind a call, from gRPC's name of the connection; None for other connections."""
     name = grpc_peer.rpartition("/")[2]
     if not grpc_peer.startswith("unix:") or not name.startswith(_CALLER_PREFIX):
         return None

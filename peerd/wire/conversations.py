@@ -104,8 +104,8 @@ class _Conversation:
                     await self._write(question, answer)
                 return await answer
         except TimeoutError:
-            self._close(PeerGoneError(f"no word for {timeout_s:.1f} s"))
-            raise PeerGoneError(f"no word for {timeout_s:.1f} s") from None
+            self._close(PeerGoneError(f"no message for {timeout_s:.1f} s"))
+            raise PeerGoneError(f"no message for {timeout_s:.1f} s") from None
         except asyncio.CancelledError:  # whether the question went out nobody knows, so which answer is whose would not be known either
             self._close(EndedError(_OVER))
             raise

@@ -128,7 +128,7 @@ def test_a_library_that_is_not_there_is_named_and_stands_in_the_way_of_no_other_
 
 def test_a_p2pd_that_does_not_start_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(p2pd, "P2PD", Path("/bin/false"))
-    machine.names(problem("p2pd", "p2pd ended at its start", "install peerd anew"))
+    machine.names(problem("p2pd", "p2pd ended while it started", "install peerd anew"))
 
 
 # The network

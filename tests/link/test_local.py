@@ -177,7 +177,7 @@ def test_only_a_socket_in_a_folder_of_this_users_alone_is_dialled(tmp_path: Path
         listening.bind(str(place))
     assert checked_target(str(place)) == f"unix:{place}"
     tmp_path.chmod(0o755)
-    with pytest.raises(BadMessageError, match="no neighbour's"):
+    with pytest.raises(BadMessageError, match="not the socket of a neighbour"):
         checked_target(str(place))
     tmp_path.chmod(0o700)
     other = tmp_path / "docker.sock"

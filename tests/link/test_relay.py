@@ -187,7 +187,7 @@ async def test_an_offer_from_where_no_reservation_is_held_is_refused() -> None:
         stream = await its.internet.open(stranger.id, peer.id, CIRCUIT_PROTOCOL)
         say(stream[1], relay_pb2.CircuitOffer(caller=stranger.id))
         reply = await hear(stream[0], relay_pb2.RelayReply)
-        assert (reply.accepted, reply.reason) == (False, "no reservation is held there")
+        assert (reply.accepted, reply.reason) == (False, "the callee holds no reservation at this relay")
 
 
 @pytest.mark.parametrize("opening", [b"", b"\xff\xff", b"\x00\x04\xff\xff\xff\xff", b"\x00\x08\x0a"])
@@ -208,7 +208,7 @@ async def test_a_relay_that_stops_ends_all_and_says_why_to_who_asks_next() -> No
         stream = await caller.circuits.dial(callee.id, its.addresses[callee.id])
         held = await callee.circuits.reserve(its.relay_id, its.relay_address)
         await its.relay.switch("this peer is paused: for a reason")
-        assert await held.held() == "the relay has ended it"
+        assert await held.held() == "the relay ended the reservation"
         with contextlib.suppress(OSError):
             assert await stream[0].read() == b""
         assert (its.relay.reserved, its.relay.circuits) == ((), [])

@@ -108,7 +108,7 @@ async def test_a_refusal_is_told_to_all_who_wait_and_the_next_question_begins_an
 
 async def test_who_does_not_answer_in_time_is_asked_over_another_stream(group: Group) -> None:
     assert await group.ask(b"one") == b"one"
-    with pytest.raises(PeerGoneError, match="no word for"):
+    with pytest.raises(PeerGoneError, match="no message for"):
         await group.ask(b"wait", timeout_s=0.5)
     await group.answerer.silent.wait()
     assert await group.ask(b"two") == b"two"

@@ -233,7 +233,7 @@ async def test_a_caller_that_falls_silent_gets_its_slot_taken_away(callee: Calle
         yield header_of(callee.call())
         await silence.wait()
 
-    await assert_refused(callee, stub.Backpropagate(sent()), GONE, "no word for")
+    await assert_refused(callee, stub.Backpropagate(sent()), GONE, "no message for")
     silence.set()
 
 
