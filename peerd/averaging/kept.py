@@ -29,7 +29,7 @@ class KeptAverages:
         self._arithmetic = arithmetic
         self._log = log
         self._unlogged: dict[int, HeldAverage] = {}
-        """Applied averages by step, until they are on disk. An average made by this peer alone stays until the next one instead."""
+        """Averages applied, by step, until they are on disk; one that need not be written, until the next one."""
 
     async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[bytes]]:
         """Serve the average of a step to a mate that missed it, from memory or from the log. Raises WrongStateError if there is none."""
@@ -63,9 +63,9 @@ class KeptAverages:
         return await asyncio.to_thread(digest_of, chunks), chunks
 
     def hold(self, held: HeldAverage) -> bool:
-        """Keep an average in memory. Returns whether it has to be written to the log."""
-        self._unlogged = {step: other for step, other in self._unlogged.items() if _is_logged(other)} | {held.roster.step: held}
-        return _is_logged(held)
+        """Keep it in memory. Returns whether it shall go to the log."""
+        self._unlogged = {step: other for step, other in self._unlogged.items() if self._is_logged(other)} | {held.roster.step: held}
+        return self._is_logged(held)
 
     async def write(self, held: HeldAverage) -> None:
         """Write an average to the log after a pause, so that the first microbatch of the next step does not wait for the disk."""
@@ -87,7 +87,6 @@ class KeptAverages:
         if logged is not None:
             yield logged
 
-
-def _is_logged(held: HeldAverage) -> bool:
-    """An average that this peer made alone is not logged: no mate missed it. A tied sum is logged, because the other stage may need it."""
-    return len(held.roster.entries) > 1 or held.tied is not None
+    def _is_logged(self, held: HeldAverage) -> bool:
+        """Where nobody else has a part in it and no joiner is there, no mate can have missed it, but for one that comes just now."""
+        return len(held.roster.entries) > 1 or held.tied is not None or self._state.has_joiners

@@ -233,6 +233,9 @@ class Answers:
         if INTERNAL_ERRORS.count:
             remedy = "please report it, with the lines of the log that say `internal error`"
             items.append(_item("internal-errors", f"internal errors of this daemon: {INTERNAL_ERRORS.count}", "warning", remedy))
+        if peer.p2pd_problem:
+            why = f"p2pd, the networking process, does not start: {peer.p2pd_problem}"
+            items.append(_item("p2pd-down", why, "problem", "remove the cause; the daemon tries again every few seconds"))
         if peer.p2pd_restarts:
             often = "once" if peer.p2pd_restarts == 1 else f"{peer.p2pd_restarts} times"
             items.append(_item("p2pd-restarted", f"p2pd was rebuilt {often}", "info", "nothing to do"))

@@ -14,7 +14,10 @@ from peerd.daemon.peer import Peer
 from peerd.policy.step.leaving import has_successors, owes_nothing
 from peerd.table.record import Phase
 
-DRAIN_TIMEOUT_S = 60.0
+STANDSTILL_S = 60.0
+"""A drain is given up when the run has not moved for so long, or for twice as long as a step takes if that is longer."""
+DRAIN_LOOK_S = 1.0
+"""Between two looks at whether the run moves."""
 FAREWELL_S = 1.0
 QUIET_S = 0.3
 LOOK_S = 0.02
@@ -151,15 +154,32 @@ class Departure:
         seat.announce()
 
     async def _leave_stage(self) -> bool:
-        """Drain; False when it took too long or was cut short."""
+        """Drain; False when it was cut short, or when the run stands still."""
         drain = start(self._drain())
         at_once = asyncio.ensure_future(self._at_once.wait())
+        seen, moved_s = self._progress(), time.monotonic()
         try:
-            done, _ = await asyncio.wait({drain, at_once}, timeout=DRAIN_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            while time.monotonic() - moved_s < max(STANDSTILL_S, 2 * self._step_time_s()):
+                done, _ = await asyncio.wait({drain, at_once}, timeout=DRAIN_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                if done:
+                    return drain in done
+                if (now := self._progress()) != seen:
+                    seen, moved_s = now, time.monotonic()
+            LOG.warning("leaving before the queue is empty", reason="the run stands still")
+            return False
         finally:
             drain.cancel()
             at_once.cancel()
-        return drain in done
+
+    def _progress(self) -> object:
+        """What changes while the run moves: every peer's step, phase and ledger, and this peer's queue."""
+        records = self._peer.membership.live().records
+        return self._peer.seat.service.queue, tuple((record.peer, record.step, record.phase, record.done) for record in records)
+
+    def _step_time_s(self) -> float:
+        """Duration of the last step, or of the first so far."""
+        seat, times = self._peer.seat, list(self._peer.seat.commit_times_s.values())
+        return times[-1] - times[-2] if len(times) > 1 else seat.served_s
 
     async def _drain(self) -> None:
         """Take nothing new, finish the queue, take part in the average, then go: nothing is replayed because of it.

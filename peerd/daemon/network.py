@@ -18,7 +18,7 @@ import structlog
 from peerd import __version__
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
-from peerd.daemon.address import Address
+from peerd.daemon.address import Address, parse_address
 from peerd.errors import AddressError, ClockError, PortTakenError, RemoteError, UnreachableError
 from peerd.link import run_folder
 from peerd.link.certificate import make_certificate
@@ -45,6 +45,7 @@ from peerd.wire.services import Door
 from peerd.wire.swarm_client import SwarmClient
 
 DESCRIBE_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 5.0
 STOP_GRACE_S = 0.2
 LOG = structlog.get_logger()
 AddressesOf = Callable[[PeerId], tuple[str, ...]]
@@ -126,9 +127,14 @@ class Network:
             self.direct.pins.release(peer)
 
     async def revive(self, bootstrap: tuple[str, ...]) -> None:
-        """A new p2pd under the same identity and port; gRPC's channels and server stay as they are."""
+        """A new p2pd under the same identity and port; gRPC's channels and server stay as they are.
+
+        It starts whether or not anybody answers, and then dials the `bootstrap` addresses.
+        """
         await self.p2pd.discard()
-        self.p2pd = await start_p2pd(replace(self.config, port=self.port, bootstrap=bootstrap))
+        self.p2pd = await start_p2pd(replace(self.config, port=self.port, bootstrap=()))
+        known = [parse_address(each) for each in bootstrap]
+        await asyncio.gather(*(self.p2pd.connect(each.peer, [each.multiaddr]) for each in known), return_exceptions=True)
         self.addresses = await self.p2pd.addresses()
         self.port = port_in(self.addresses)
         await self.tunnel.attach(self.p2pd)
@@ -141,10 +147,11 @@ class Network:
             await self.server.stop(STOP_GRACE_S)
 
     async def close(self) -> None:
-        await self.links.close()
-        await self.relay.close()
-        await self.circuits.close()
-        await self.tunnel.close()
+        """Close every part, also where p2pd is dead and a part waits for its answer."""
+        for part in (self.links, self.relay, self.circuits, self.tunnel):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await part.close()
         await self.p2pd.stop()
         self.folder.release()
 

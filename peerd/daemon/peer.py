@@ -73,6 +73,8 @@ class Peer:
         proven = network.direct.caller if network.direct is not None else nobody
         self.door = Door(run, self.patience_s, network.links.traffic, self.spans, proven)
         self.p2pd_restarts = 0
+        self.p2pd_problem = ""
+        """Why p2pd could not be rebuilt at the last attempt; empty while it runs."""
         self.moves = 0
         self.earlier_counts: Counter[str] = Counter()
         """What was counted in the seats before this one."""

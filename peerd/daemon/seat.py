@@ -126,6 +126,11 @@ class Seat:
         return self.training.trainer
 
     @property
+    def served_s(self) -> float:
+        """Seconds since this peer chose the stage."""
+        return clock_s() - self._chosen_s
+
+    @property
     def is_idle(self) -> bool:
         """Whether no microbatch is here or under way from here, and no round is open."""
         launches = self.trainer is not None and self.trainer.in_flight > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from itertools import chain, repeat
 
 import structlog
 
@@ -19,7 +20,9 @@ from peerd.table.record import PeerId
 ANSWER_TIMEOUT_S = 3.0
 CHECK_PERIOD_S = 2.0
 PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0)
-"""Before each attempt in a row; after the last the daemon gives up."""
+"""Before each attempt in a row; the last one before every later attempt."""
+REBUILD_TIMEOUT_S = 120.0
+"""For one attempt: to end the old p2pd, to start the new one, and to join the DHT."""
 MOST_ASKED = 3
 FORGIVEN_S = 60.0
 ENDED = "it has ended"
@@ -27,7 +30,7 @@ LOG = structlog.get_logger()
 
 
 class Supervisor:
-    """Runs for as long as the daemon does; PeerdError when p2pd cannot be brought back."""
+    """Runs for as long as the daemon does. It brings p2pd back however many attempts that takes."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -45,17 +48,17 @@ class Supervisor:
             self._peer.p2pd_restarts += 1
 
     async def _rebuild(self) -> None:
-        problem: Exception | None = None
-        for pause_s in PAUSES_S:
+        for pause_s in chain(PAUSES_S, repeat(PAUSES_S[-1])):
             await asyncio.sleep(pause_s)
             try:
-                await self._rebuild_once()
+                async with asyncio.timeout(REBUILD_TIMEOUT_S):
+                    await self._rebuild_once()
             except (PeerdError, TimeoutError, OSError) as error:
-                problem = error
-                LOG.warning("p2pd did not come back", error=str(error))
+                self._peer.p2pd_problem = str(error) or "no answer in time"
+                LOG.warning("p2pd did not come back", error=self._peer.p2pd_problem)
             else:
+                self._peer.p2pd_problem = ""
                 return
-        raise PeerdError(f"p2pd, the networking process, cannot be restarted: {problem}", "start the daemon again")
 
     async def _rebuild_once(self) -> None:
         peer = self._peer

@@ -92,8 +92,8 @@ class P2pd:
         return True
 
     async def discard(self) -> None:
-        """End a p2pd that is to be replaced. The run folder and this daemon's sockets stay."""
-        await self.p2p.shutdown()
+        """End a p2pd that is to be replaced; the run folder and this daemon's sockets stay. TimeoutError if it does not end."""
+        await self._detach()
         if self.process.returncode is None and self.process.stdin is not None:
             with contextlib.suppress(OSError):
                 self.process.stdin.write(b"x")
@@ -102,8 +102,8 @@ class P2pd:
                 await self.process.wait()
 
     async def stop(self) -> None:
-        """Detach from p2pd and end the keeper, which ends p2pd and removes the sockets."""
-        await self.p2p.shutdown()
+        """Detach and end the keeper, which ends p2pd and removes the sockets."""
+        await self._detach()
         if self.process.stdin is not None:
             self.process.stdin.close()
         try:
@@ -111,6 +111,12 @@ class P2pd:
                 await self.process.wait()
         except TimeoutError:
             self.process.kill()
+
+    async def _detach(self) -> None:
+        """Close the client. One whose p2pd is dead may never answer."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self.p2p.shutdown()
 
 
 async def start_p2pd(config: P2pdConfig) -> P2pd:

@@ -77,6 +77,12 @@ class StageState:
         """This step's."""
         return self._accumulators[0]
 
+    @property
+    def has_joiners(self) -> bool:
+        """Whether another peer is on its way into this stage."""
+        mates = self._live().of_stage(self.record.stage)
+        return any(mate.phase is Phase.JOINING and mate.peer != self.record.peer for mate in mates)
+
     # Microbatches
 
     def accumulate(self, ticket: Ticket, gradients: Sequence[Tensor], loss: float | None) -> str:

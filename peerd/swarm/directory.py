@@ -25,7 +25,7 @@ from peerd.table.record import RawRecord, RunId
 MANIFEST_SUBKEY = "manifest"
 MANIFEST_LIFE_S = 3600.0
 OPERATION_TIMEOUT_S = 10.0
-REBUILD_SHUTDOWN_S = 1.0
+SHUTDOWN_S = 1.0
 ROUND_TRIP_TIMEOUT_S = 15.0
 ROUND_TRIP_LIFE_S = 30.0
 BEAM = 8
@@ -98,10 +98,9 @@ class Directory:
 
     async def rebuild(self, p2p: P2P, run: RunId, bootstrap: Sequence[str]) -> None:
         """Go on over a new p2pd, or in the other role. Without an answer from anybody it begins alone; later reads find the others."""
-        with contextlib.suppress(Exception):  # it may talk to a p2pd that is gone
-            async with asyncio.timeout(REBUILD_SHUTDOWN_S):
-                await self._node.shutdown()
-        self._node = await _start_node(p2p, run, self._num_stages, bootstrap, must_answer=False, is_client=self.is_client)
+        await self._end_node()
+        async with asyncio.timeout(OPERATION_TIMEOUT_S):
+            self._node = await _start_node(p2p, run, self._num_stages, bootstrap, must_answer=False, is_client=self.is_client)
 
     def store_soon(self, run: RunId, signed: SignedRecord) -> None:
         """Store my record in the background; a store that fails is made good by the next."""
@@ -126,7 +125,13 @@ class Directory:
 
     async def close(self) -> None:
         self._stores.cancel()
-        await self._node.shutdown()
+        await self._end_node()
+
+    async def _end_node(self) -> None:
+        """Whatever its p2pd does: it may be gone, and then it never answers."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(SHUTDOWN_S):
+                await self._node.shutdown()
 
     async def _store(self, key: str, subkey: str, value: bytes, expires: float) -> None:
         try:

@@ -57,6 +57,8 @@ class Group:
     members: dict[PeerId, Member] = field(default_factory=dict)
     fault: Fault = no_fault
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    joiners: list[PeerRecord] = field(default_factory=list)
+    """Other live peers of the stage."""
 
     def roster(self, attempt: int = 0, leader: PeerId | None = None) -> Roster:
         entries = tuple(sorted(entry_of(member.state.record) for member in self.members.values()))
@@ -118,7 +120,7 @@ class Client:
 
 def make_member(group: Group, peer: PeerId, folder: Path, manifest: Manifest) -> Member:
     record = PeerRecord(peer=peer, incarnation=1)
-    state = StageState(manifest, record, torch.device("cpu"), lambda: view_of(record))
+    state = StageState(manifest, record, torch.device("cpu"), lambda: view_of(record, *group.joiners))
     state.serve()
     executor, log = Executor(), AverageLog(folder, torch.float64)
     loop, host = asyncio.get_running_loop(), PaperHost(group.changed)

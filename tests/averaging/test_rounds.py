@@ -24,7 +24,7 @@ from peerd.stage.accumulator import split_evenly
 from peerd.stage.executor import Priority
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.results import HeldAverage
-from peerd.table.record import PeerId, Phase
+from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.wire.messages import Part
 from peerd.wire.tensors import views_of_flat
 from tests.averaging.rounds_group import (
@@ -256,6 +256,25 @@ async def test_who_averaged_alone_can_give_its_last_average_to_one_that_has_just
     assert (await member.rounds.get_average(0, 0))[0].roster == first.roster
     member.rounds.applied(second)
     assert member.rounds._kept._unlogged == {1: second}
+
+
+async def test_who_averages_alone_keeps_its_averages_as_long_as_somebody_is_on_its_way_into_the_stage(
+    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A joiner's download may take some steps; what it missed meanwhile comes from the log."""
+    monkeypatch.setattr(kept, "LOG_PAUSE_S", 0.0)
+    group = make_group(1)
+    (member,) = group.members.values()
+    group.joiners.append(PeerRecord(peer=PeerId("joiner"), phase=Phase.JOINING))
+    assert await member.rounds.lead(group.roster()) == ""
+    await group.settled(Phase.AVERAGED)
+    first = member.state.average
+    assert first is not None
+    for step in range(3):
+        member.rounds.applied(replace(first, roster=replace(first.roster, step=step)))
+        await asyncio.gather(*member.rounds._tasks.running)
+    for step in range(3):
+        assert (await member.rounds.get_average(0, step))[0].roster.step == step
 
 
 async def test_a_leader_learns_from_a_refusal_what_the_member_really_is(make_group: MakeGroup) -> None:

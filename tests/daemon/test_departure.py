@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from peerd.daemon import departure
 from peerd.daemon.departure import Departure, Left, Moved, Paused
 from peerd.daemon.peer import Peer
 
@@ -30,6 +31,48 @@ class Leaving(Departure):
 
     def _has_successors(self) -> bool:
         return True
+
+
+class Draining(Departure):
+    """A departure whose drain takes as long as `drained` is not set, in a run of which `steps` tells how far it is."""
+
+    def __init__(self, step_time_s: float = 0.0) -> None:
+        super().__init__(cast(Peer, SimpleNamespace()))
+        self.drained = asyncio.Event()
+        self.steps = 0
+        self.step_time_s = step_time_s
+
+    async def _drain(self) -> None:
+        await self.drained.wait()
+
+    def _progress(self) -> object:
+        return self.steps
+
+    def _step_time_s(self) -> float:
+        return self.step_time_s
+
+
+async def test_a_drain_lasts_as_long_as_the_run_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departure, "STANDSTILL_S", 0.2)
+    monkeypatch.setattr(departure, "DRAIN_LOOK_S", 0.01)
+    draining = Draining()
+    leaving = asyncio.ensure_future(draining._leave_stage())
+    for _ in range(12):
+        draining.steps += 1
+        await asyncio.wait({leaving}, timeout=0.05)
+    assert not leaving.done()
+    draining.drained.set()
+    assert await leaving
+
+
+async def test_a_drain_is_given_up_where_the_run_stands_still_for_longer_than_its_steps_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departure, "STANDSTILL_S", 0.05)
+    monkeypatch.setattr(departure, "DRAIN_LOOK_S", 0.01)
+    assert not await asyncio.wait_for(Draining()._leave_stage(), 10)
+    slow = asyncio.ensure_future(Draining(step_time_s=60.0)._leave_stage())
+    done, _ = await asyncio.wait({slow}, timeout=0.3)
+    assert not done
+    slow.cancel()
 
 
 async def test_what_was_asked_is_done_once() -> None:

@@ -11,10 +11,12 @@ import pytest
 from peerd.daemon import supervisor
 from peerd.daemon.peer import Peer
 from peerd.daemon.supervisor import ANSWER_TIMEOUT_S, Supervisor
+from peerd.errors import PeerdError
 from peerd.table.record import PeerId
 from peerd.table.view import SwarmView
 
 QUESTIONS = 8
+TAKEN = "the port is taken"
 
 
 @dataclass
@@ -67,3 +69,37 @@ async def test_a_p2pd_that_seems_to_hang_again_and_again_is_given_longer_each_ti
     await asyncio.wait({running})
     assert [allowed_s / ANSWER_TIMEOUT_S for allowed_s in machine.allowed_s[:QUESTIONS]] == [1, 1, 2, 2, 3, 3, 4, 4]
     assert machine.p2pd_restarts >= QUESTIONS / 2 - 1
+
+
+@dataclass
+class Stubborn(Machine):
+    """Its p2pd has ended and starts again only at the tenth attempt."""
+
+    attempts: int = 0
+    p2pd_problem: str = ""
+    problems: list[str] = field(default_factory=list)
+
+    async def revive(self, _bootstrap: tuple[str, ...]) -> None:
+        self.problems.append(self.p2pd_problem)
+        self.attempts += 1
+        if self.attempts < 10:
+            raise PeerdError(TAKEN)
+
+    def announce(self) -> None:
+        self.asked_enough.set()
+
+
+async def ended(_p2pd: Any) -> None: ...
+
+
+async def test_p2pd_is_rebuilt_however_many_attempts_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(supervisor, "watch", ended)
+    machine = Stubborn()
+    running = asyncio.ensure_future(Supervisor(cast(Peer, machine)).run())
+    async with asyncio.timeout(20):
+        await machine.asked_enough.wait()
+    running.cancel()
+    await asyncio.wait({running})
+    assert machine.problems[:10] == ["", *[TAKEN] * 9]
+    assert machine.p2pd_problem == ""

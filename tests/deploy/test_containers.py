@@ -107,7 +107,7 @@ def test_each_service_is_confined_and_has_time_to_drain(name: str) -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert seconds(service["stop_grace_period"]) > number_in("peerd/daemon/departure.py", "DRAIN_TIMEOUT_S") + 10
+    assert seconds(service["stop_grace_period"]) > number_in("peerd/daemon/departure.py", "STANDSTILL_S") + 10
 
 
 def test_compose_mounts_only_what_is_there() -> None:
@@ -167,7 +167,7 @@ def test_kubernetes_starts_and_probes_with_commands_that_exist(workload: dict[st
 @pytest.mark.parametrize("workload", workloads(), ids=lambda workload: workload["metadata"]["name"])
 def test_a_pod_is_confined_and_has_time_to_drain(workload: dict[str, Any]) -> None:
     pod, container = workload["spec"]["template"]["spec"], container_of(workload)
-    assert pod["terminationGracePeriodSeconds"] > number_in("peerd/daemon/departure.py", "DRAIN_TIMEOUT_S") + 10
+    assert pod["terminationGracePeriodSeconds"] > number_in("peerd/daemon/departure.py", "STANDSTILL_S") + 10
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert str(pod["securityContext"]["runAsUser"]) == instructions("USER")[0].split(":")[0]
     assert container["securityContext"]["readOnlyRootFilesystem"] is True

@@ -63,7 +63,7 @@ def test_a_stop_leaves_time_to_drain_and_the_networking_process_outlives_it(unit
     found = daemons(unit)
     assert found["KillMode"] == "mixed"
     assert found["KillSignal"] == "SIGTERM"
-    assert float(found["TimeoutStopSec"]) > number_in("peerd/daemon/departure.py", "DRAIN_TIMEOUT_S") + 10
+    assert float(found["TimeoutStopSec"]) > number_in("peerd/daemon/departure.py", "STANDSTILL_S") + 10
 
 
 @pytest.mark.parametrize("unit", DAEMONS, ids=lambda unit: unit.name)

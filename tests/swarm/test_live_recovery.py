@@ -113,6 +113,22 @@ def test_p2pd_is_rebuilt_when_it_dies_or_hangs_and_no_work_is_lost(number: signa
         assert_equals_reference(swarm.export(first), swarm.manifest, STEPS, swarm.folder / "cache" / "peerd")
 
 
+def test_a_run_goes_on_after_the_p2pd_of_every_peer_was_killed_again_and_again() -> None:
+    """While one is rebuilt, others may not answer it; that is no failure of its own p2pd."""
+    with Swarm(swarm_manifest(num_stages=2)) as swarm:
+        swarm.start(stage=0, compute_stand_in_ms=60)
+        swarm.join(1, compute_stand_in_ms=60)
+        for daemon in swarm.daemons:
+            daemon.wait_until_serving()
+        for _ in range(4):
+            for daemon in swarm.daemons:
+                killed = until(lambda daemon=daemon: _killed_p2pd(daemon))  # type: ignore[misc]
+                until(lambda daemon=daemon, killed=killed: _living_p2pd(daemon) not in (0, killed))  # type: ignore[misc]
+        step = max(daemon.status["peer"]["step"] for daemon in swarm.daemons)
+        swarm.wait_for_step(step + 2, 120)
+        assert_goes_on_exactly(swarm, swarm.daemons[0])
+
+
 def test_a_peer_moves_to_the_stage_that_lacks_one_and_nothing_is_replayed() -> None:
     manifest = swarm_manifest(num_stages=2, steps=60)
     with Swarm(replace(manifest, swarm=replace(manifest.swarm, rebalance_period_s=4.0))) as swarm:
@@ -129,6 +145,23 @@ def test_a_peer_moves_to_the_stage_that_lacks_one_and_nothing_is_replayed() -> N
         assert swarm.total("replayed_microbatches") == 0
         swarm.wait_for_step(first.status["peer"]["step"] + 2)
         swarm.assert_exact()
+
+
+def _living_p2pd(daemon: Daemon) -> int:
+    """Its process id; 0 where there is none at this moment."""
+    try:
+        return daemon.p2pd
+    except (IndexError, FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def _killed_p2pd(daemon: Daemon) -> int:
+    """The process id of the p2pd that was killed; 0 where there was none."""
+    process = _living_p2pd(daemon)
+    with contextlib.suppress(ProcessLookupError):
+        if process:
+            os.kill(process, signal.SIGKILL)
+    return process
 
 
 def _steps_on_disk(daemon: Daemon) -> int:
