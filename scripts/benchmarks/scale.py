@@ -23,12 +23,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from peerd.cli.demo_daemons import DemoSwarm
 from peerd.generated import swarm_pb2, swarm_pb2_grpc
 from peerd.policy.swarm.spreading import TAG_BYTES
-from peerd.sim.gossip import GossipScenario, GossipSimulation
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedRecord, sign_record
 from peerd.table.record import Lineage, PeerRecord, Phase, RunId
 from peerd.wire import convert
+from scripts.benchmarks._gossip import GossipScenario, GossipSimulation
 from scripts.benchmarks._report import Row, print_json, print_table, progress, run
 from scripts.benchmarks._usage import tiny_plan, wait_until_idle, watch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peerd.sim.gossip import GossipScenario, GossipSimulation
+from scripts.benchmarks._gossip import GossipScenario, GossipSimulation
 
 
 @pytest.mark.parametrize(("num_peers", "num_stages", "step_s"), [(20, 4, 0.0), (60, 12, 30.0), (160, 16, 0.0)])

@@ -79,8 +79,8 @@ class _Peer:
 class GossipSimulation:
     """Time advances in turns. In a turn each peer asks once, in random order."""
 
-    def __init__(self, scenario: GossipScenario, seed: int = 0) -> None:
-        self._scenario, self._chance = scenario, random.Random(seed)
+    def __init__(self, scenario: GossipScenario) -> None:
+        self._scenario, self._chance = scenario, random.Random(0)
         self._turn_s = scenario.period_s / TURNS_PER_PERIOD
         self._large = scenario.num_peers >= SUMMARISED
         stages = [range(stage, scenario.num_peers, scenario.num_stages) for stage in range(scenario.num_stages)]
