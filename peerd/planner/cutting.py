@@ -11,7 +11,7 @@ from typing import Literal
 from peerd.config.cut import cut_points
 from peerd.config.manifest import Manifest
 from peerd.errors import ManifestError
-from peerd.planner.workload import Load, ModelLoads, estimate_stage, stage_flops, stage_load, stage_memory_bytes
+from peerd.planner.workload import ModelLoads, estimate_stage, stage_flops, stage_load, stage_memory_bytes
 
 NO_LIMIT = 1 << 62
 
@@ -22,20 +22,24 @@ def balanced_cut(manifest: Manifest, loads: ModelLoads, most_bytes: int = NO_LIM
     The layers are a chain, so dynamic programming over the cut points is exact. Ties go to the least sum of squares.
     """
     num_stages, num_layers = manifest.train.num_stages, manifest.model.num_layers
-    load_of = functools.cache(lambda start, end: stage_load(manifest, loads, range(start, end)))
+
+    @functools.cache
+    def cost_of(start: int, end: int) -> tuple[int, int]:
+        """Memory and work of a stage that holds these layers."""
+        load = stage_load(manifest, loads, range(start, end))
+        return stage_memory_bytes(manifest, load, manifest.slots, on_gpu=True), stage_flops(manifest, load, end == num_layers)
+
     best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
     """Layers before the cut -> the slowest stage's work so far, the sum of squares, the counts."""
     for stage in range(num_stages):
-        is_last = stage == num_stages - 1
         found: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         for start, (slowest, squares, counts) in best.items():
-            for end in (num_layers,) if is_last else cut_points(manifest.model):
+            for end in (num_layers,) if stage == num_stages - 1 else cut_points(manifest.model):
                 if end <= start:
                     continue
-                load: Load = load_of(start, end)
-                if stage_memory_bytes(manifest, load, manifest.slots, on_gpu=True) > most_bytes:
+                memory_bytes, work = cost_of(start, end)
+                if memory_bytes > most_bytes:
                     break
-                work = stage_flops(manifest, load, is_last)
                 candidate = (max(slowest, work), squares + work * work, (*counts, end - start))
                 found[end] = min(found.get(end, candidate), candidate)
         best = found
