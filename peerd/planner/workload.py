@@ -6,7 +6,9 @@ Each kind of model supplies the costs of its parts (`decoder.py` for the built-i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 from peerd.config.codec import parse_allowed, parse_averaged
 from peerd.config.manifest import Manifest, TrainConfig
@@ -33,24 +35,13 @@ class Load:
     """Bytes that autograd keeps between forward and backward."""
 
     def __add__(self, other: Load) -> Load:
-        return Load(
-            num_parameters=self.num_parameters + other.num_parameters,
-            num_tied=self.num_tied + other.num_tied,
-            num_sides=self.num_sides + other.num_sides,
-            num_in_vectors=self.num_in_vectors + other.num_in_vectors,
-            forward_flops=self.forward_flops + other.forward_flops,
-            graph_bytes=self.graph_bytes + other.graph_bytes,
-        )
+        return self._combined(operator.add, other)
 
     def __sub__(self, other: Load) -> Load:
-        return self + Load(
-            num_parameters=-other.num_parameters,
-            num_tied=-other.num_tied,
-            num_sides=-other.num_sides,
-            num_in_vectors=-other.num_in_vectors,
-            forward_flops=-other.forward_flops,
-            graph_bytes=-other.graph_bytes,
-        )
+        return self._combined(operator.sub, other)
+
+    def _combined(self, combine: Callable[[int, int], int], other: Load) -> Load:
+        return Load(**{each.name: combine(getattr(self, each.name), getattr(other, each.name)) for each in fields(Load)})
 
     @property
     def parameter_bytes(self) -> int:
