@@ -1,1 +1,1 @@
-"""What one peer computes: a stage's forward and backward, its gradient accumulator, optimizer and state."""
+"""The computation of one peer: a stage's forward and backward passes, its gradient accumulator, optimizer and state."""

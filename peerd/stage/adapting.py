@@ -1,6 +1,6 @@
-"""What each link's tensors travel as where the run says `auto`: measured here, decided by `compressing.py`, encoded off the loop.
+"""The codec of each link's tensors if the run says `auto`: chosen by `compressing.py` from measured rates; encoding runs off the loop.
 
-The caller decides for both directions. The callee tells it how fast activations come in, and how fast gradients come in it sees itself.
+The caller decides for both directions. The callee tells it the rate at which activations arrive; the rate of gradients it measures itself.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkChoice:
-    """What one link carries in one direction, and why."""
+    """The codec of one link in one direction, and the reason for it."""
 
     peer: PeerId
     tensor: str
     codec: Codec
     rate: float | None
-    """Bytes per second as measured."""
+    """Measured bytes per second; None while unknown."""
     load: float | None
     reason: str
 
 
 class LinkCodecs:
-    """One daemon's, over the links to the peers of the next stage."""
+    """The codecs of one daemon's links to the peers of the next stage."""
 
     def __init__(self, manifest: Manifest, live: Callable[[], LiveView], traffic: Traffic) -> None:
         self._allowed = {FORTH: parse_allowed(manifest.wire.activations), BACK: parse_allowed(manifest.wire.activation_gradients)}
@@ -48,7 +48,7 @@ class LinkCodecs:
         self._chosen: dict[tuple[PeerId, str], tuple[Choice, float | None]] = {}
 
     async def adapt(self, call: Call, peer: PeerId) -> Call:
-        """The call as it goes to `peer`. An evaluation travels as exactly as the run allows."""
+        """The call in the form in which it is sent to `peer`. An evaluation uses the most exact codec that the run allows."""
         if call.stage == 0 or call.evaluation:
             return call
         live = self._live()
@@ -61,7 +61,7 @@ class LinkCodecs:
         return call
 
     def choices(self) -> list[LinkChoice]:
-        """Those of the peers that are there, in a fixed order."""
+        """The choices for live peers, sorted by peer and tensor."""
         there = {record.peer for record in self._live().records}
         return [
             LinkChoice(

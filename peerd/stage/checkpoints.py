@@ -1,7 +1,7 @@
-"""The last few steps of this peer's stage on disk, so that a swarm that was switched off entirely resumes.
+"""Checkpoints: the last few steps of this peer's stage on disk, from which a swarm that was switched off entirely resumes.
 
-A file is a safetensors file whose name tells stage, number of stages, step and the BLAKE3 hash of its content. A file
-that does not match its name is damaged and passed over. The newest `KEPT` are kept, or as many as the owner has room for.
+A checkpoint is a safetensors file. Its name gives stage, number of stages, step and the BLAKE3 hash of its content; a file
+that does not match its hash is damaged and ignored. The newest `KEPT` are kept, fewer if the owner's quota has no room.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from peerd.wire.tensors import file_of
 KEPT = 4
 HASH_CHARS = 32
 PIECE = 1000
-"""Entries of the history that are encoded at once: a millisecond."""
+"""The number of history entries that are encoded at once, which takes about a millisecond."""
 _NAME = re.compile(r"(\d{1,18})of(\d{1,18})-(\d{1,18})-[0-9a-f]+", re.ASCII)
 LOG = structlog.get_logger()
 
@@ -45,16 +45,16 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """One run's checkpoints in one home. Blocking: called off the event loop."""
+    """One run's checkpoints in one home. Methods block: call them off the event loop."""
 
     def __init__(self, folder: Path, num_stages: int) -> None:
         self._folder = folder
         self._num_stages = num_stages
         self.quota_bytes = 0
-        """What the owner lets the files take; 0: as much as they need. Counts from the next one."""
+        """The owner's limit for all checkpoints together; 0: no limit. A change takes effect at the next `save`."""
 
     def scan(self) -> list[Checkpoint]:
-        """Sound checkpoints of this many stages, oldest first; damaged ones are named in the log and left alone."""
+        """The undamaged checkpoints of this number of stages, oldest first. Damaged ones are logged and left on disk."""
         return [found for found in scan_folder(self._folder) if found.num_stages == self._num_stages]
 
     def steps(self, stage: int) -> tuple[int, ...]:
@@ -62,7 +62,10 @@ class CheckpointStore:
         return tuple(found.step for found in _names(self._folder) if (found.stage, found.num_stages) == (stage, self._num_stages))
 
     def save(self, stage: int, state: Downloaded) -> None:
-        """Write one step, which stays; forget the oldest, and those that the run has given up. A full disk costs only the checkpoint."""
+        """Write one step. Delete later steps, which the run has given up, and the oldest ones beyond `KEPT` and the quota.
+
+        If the disk is full, this checkpoint is skipped and logged.
+        """
         metadata = {
             "inexact": str(state.lineage.inexact),
             "lineage": state.lineage.chain.hex(),
@@ -75,7 +78,7 @@ class CheckpointStore:
                 written = self._folder / f"{stage}of{self._num_stages}-{state.step}-{_digest(path)}.safetensors"
                 commit(path, written)
         except DiskError as error:
-            LOG.warning("no checkpoint could be written", step=state.step, error=str(error))
+            LOG.warning("checkpoint could not be written", step=state.step, error=str(error))
             return
         others = [found for found in _names(self._folder) if found.path != written]
         mine = [found for found in others if (found.stage, found.num_stages) == (stage, self._num_stages) and found.step < state.step]
@@ -86,7 +89,7 @@ class CheckpointStore:
                 old.path.unlink(missing_ok=True)
 
     def load(self, stage: int, step: int) -> Downloaded | None:
-        """A step that `scan` found; None when it cannot be read any more."""
+        """Read a step that `scan` found; None if it cannot be read any more."""
         for checkpoint in _names(self._folder):
             if (checkpoint.stage, checkpoint.num_stages, checkpoint.step) == (stage, self._num_stages, step):
                 found = read_checkpoint(checkpoint)
@@ -96,26 +99,26 @@ class CheckpointStore:
 
 
 def num_kept(sizes: Sequence[int], quota: int, newest: int) -> int:
-    """How many of the files, the oldest first, stay beside the newest one of this size. All in bytes; quota 0: no limit."""
+    """How many of the older files stay beside a newest one of `newest` bytes. `sizes`: their bytes, oldest first; `quota` 0: no limit."""
     room = quota - newest if quota else math.inf
     return sum(total <= room for total in accumulate(reversed(sizes[1 - KEPT :])))
 
 
 def scan_folder(folder: Path) -> list[Checkpoint]:
-    """Sound checkpoints in a folder, whatever their number of stages, oldest first."""
+    """The undamaged checkpoints in a folder, of any number of stages, oldest first. Damaged ones are logged."""
     damaged = damaged_in(folder)
     for path in damaged:
-        LOG.warning("checkpoint is damaged and passed over", file=str(path))
+        LOG.warning("checkpoint is damaged and ignored", file=str(path))
     return [checkpoint for checkpoint in _names(folder) if checkpoint.path not in damaged]
 
 
 def damaged_in(folder: Path) -> list[Path]:
-    """Checkpoints whose content is not what their names say."""
+    """The checkpoints whose content does not match the hash in their names."""
     return [checkpoint.path for checkpoint in _names(folder) if _digest(checkpoint.path) != checkpoint.path.stem.rpartition("-")[2]]
 
 
 def read_checkpoint(checkpoint: Checkpoint) -> Downloaded | None:
-    """None, and a line in the log, where it cannot be read."""
+    """The content of a checkpoint. If it cannot be read, this is logged and the result is None."""
     try:
         return _read(checkpoint)
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
@@ -132,11 +135,11 @@ def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:
-        return 0  # somebody made room
+        return 0  # deleted meanwhile
 
 
 def _history_json(history: Sequence[HistoryEntry]) -> str:
-    """Piece by piece: all of a long one at once would hold up every other thread."""
+    """The history as JSON, encoded piece by piece: a long history in one call would block all other threads."""
     rows = [[entry.step, entry.loss, entry.tokens] for entry in history]
     pieces = (json.dumps(rows[start : start + PIECE])[1:-1] for start in range(0, len(rows), PIECE))
     return f"[{', '.join(pieces)}]"

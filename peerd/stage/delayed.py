@@ -1,8 +1,7 @@
-"""Delayed parameter updates (ZeRO-Offload, arXiv 2101.06840): step t's update is made while step t+1 is computed without it.
+"""Delayed parameter updates (ZeRO-Offload, arXiv 2101.06840): the update of step t runs while step t+1 is computed without it.
 
-Step t+1 is computed with the parameters that lack the update of step t, so every gradient is one update late; which update
-that is does not depend on how long anything took. The update runs on a thread of its own and on parameters that nobody else
-reads until it is made: then those of step t+2 are computed with them, as soon as nothing of step t+1 is left to launch.
+Every gradient is thus exactly one update late, however long anything takes. The update runs on a thread of its own, on
+parameters that nobody else reads until it is complete. Step t+2 is computed with them, once everything of step t+1 is launched.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from peerd.stage.parameters import copy_parameters
 
 
 class DelayedUpdate:
-    """The parameters that all updates so far lead to: those of the next step. Methods are jobs for the executor's thread but for `made`."""
+    """The parameters after all updates so far: those of the next step. Methods except `made` are jobs for the executor's thread."""
 
     def __init__(self, module: StageModule) -> None:
         self._module = copy.deepcopy(module)
@@ -25,20 +24,20 @@ class DelayedUpdate:
         self._work: Future[None] | None = None
 
     def wait(self) -> StageModule:
-        """The module, once the update under way is made. Raises what the update raised, each time: such parameters are half made."""
+        """Wait for the running update and return the module. If the update failed, each call raises its error: the module is unusable."""
         if self._work is not None:
             self._work.result()
             self._work = None
         return self._module
 
     async def made(self) -> None:
-        """Returns once the update under way is over, so that whoever wants its outcome does not hold the executor's thread meanwhile."""
+        """Return once the running update is over, so that a later `wait` does not block the executor's thread."""
         work = self._work
         if work is not None:
             await asyncio.wait([asyncio.wrap_future(work)])
 
     def advance(self, spare: StageModule, update: Callable[[], None]) -> StageModule:
-        """Give this step's update away and begin the next, on `spare` and from there. Returns the parameters to compute with."""
+        """Wait for the running update and start this step's, on a copy in `spare`. Returns the module to compute the next step with."""
         ready, self._module = self.wait(), spare
 
         def work() -> None:

@@ -1,7 +1,7 @@
-"""Execution: the one thread that torch runs on, and the order in which it takes work.
+"""The executor: the one thread on which torch runs, and the order in which it takes jobs.
 
 Everything that reads or changes a stage's tensors or its ledger is a job here, so this thread is the critical section
-of the step protocol: no lock guards the accumulator because nothing else touches it.
+of the step protocol. The accumulator needs no lock, because nothing else touches it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class Priority(enum.IntEnum):
-    """Lower runs first. Backward before forward frees memory and keeps the pipeline moving (1F1B); before both goes an older step."""
+    """Lower runs first. Backward before forward frees memory and keeps the pipeline moving (1F1B). Passes of an older step precede both."""
 
     CONTROL = 0
     BACKWARD = 1
@@ -36,20 +36,20 @@ class Priority(enum.IntEnum):
 
 FORWARD_SHARE = 1 / FORWARDS_PER_MICROBATCH
 BACKWARD_SHARE = 1 - FORWARD_SHARE
-"""Of the work on a microbatch."""
+"""The shares of the forward and the backward pass in the computing time of a microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Makes this peer slower on purpose, for its owner's sake, benchmarks and tests. Never reaches the arithmetic."""
+    """Slows this peer down on purpose: for its owner's limits, benchmarks and tests. It never changes a result."""
 
     stand_in_s: float = 0.0
     slow_factor: float = 1.0
     duty: float = 1.0
-    """Share of the time that the device may compute; the owner's limit."""
+    """The share of the time in which the device may compute; the owner's limit."""
 
     def hold(self, started_s: float, share: float) -> None:
-        """Sleep so that work begun at `started_s` takes its share of the stand-in, or slow_factor times as long."""
+        """Sleep until work begun at `started_s` has taken `share` of the stand-in's time, or slow_factor / duty times its own time."""
         spent = time.monotonic() - started_s
         factor = self.slow_factor / self.duty
         wanted = self.stand_in_s * share * factor if self.stand_in_s else spent * factor
@@ -58,21 +58,21 @@ class Pace:
 
 
 class Executor:
-    """A single worker thread with a priority queue. `run` is the only way in."""
+    """One worker thread with a priority queue. Jobs enter through `run` only."""
 
     def __init__(self, name: str = "torch") -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=keep_freed_memory)
         self._jobs: list[tuple[tuple[int, int, int], int, Priority, Callable[[], Any], Future[Any]]] = []
-        """Each with its turn and, among equals, its number."""
+        """A heap of (turn, number, priority, work, future). The number keeps jobs of equal turn in order of arrival."""
         self._numbers = itertools.count()
         self._guard = threading.Lock()
         self.busy_s = 0.0
-        """Total time spent on forward and backward."""
+        """Total seconds spent on forward and backward passes."""
 
     async def run(self, priority: Priority, work: Callable[[], Result], step: int = 0) -> Result:
-        """The result of `work`, run when its turn comes. Cancelling the caller does not stop work that has begun.
+        """Run `work` in its turn and return its result. Cancelling the caller does not stop work that has begun.
 
-        `step` is whose pass it is: where steps overlap, what an older one lacks keeps all others waiting.
+        `step` is the step of a forward or backward pass: if steps overlap, the older step goes first.
         """
         future: Future[Result] = Future()
         with self._guard:
@@ -81,11 +81,11 @@ class Executor:
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            future.add_done_callback(_report)  # nobody else hears how it ends
+            future.add_done_callback(_report)  # nobody awaits the result any more
             raise
 
     def close(self) -> None:
-        """Forget what has not begun and wait for what has."""
+        """Cancel the jobs that have not begun and wait for the running one."""
         with self._guard:
             for *_, future in self._jobs:
                 future.cancel()
@@ -99,7 +99,7 @@ class Executor:
         started = time.monotonic()
         try:
             future.set_result(work())
-        except BaseException as error:  # it belongs to whoever awaits the future
+        except BaseException as error:  # raised where the future is awaited
             future.set_exception(error)
         if priority in (Priority.BACKWARD, Priority.FORWARD):
             self.busy_s += time.monotonic() - started

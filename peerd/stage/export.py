@@ -1,4 +1,4 @@
-"""The files a finished run is handed over in: run.toml, model and optimizer as safetensors, and the history of its losses."""
+"""The exported files of a run: run.toml, model and optimizer as safetensors, and the history of its losses."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEntry:
-    """One finished step, as a line of history.jsonl."""
+    """One finished step: a line of history.jsonl."""
 
     step: int
-    """From 0; `loss` was computed with the parameters before this step's update."""
+    """Counted from 0; `loss` was computed with the parameters before this step's update."""
     loss: float
-    """Mean over the step's microbatches, nats per token."""
+    """The mean over the step's microbatches, in nats per token."""
     tokens: int
-    """Tokens this step trained on."""
+    """The number of tokens that the step trained on."""
 
 
 def write_export(
@@ -41,10 +41,10 @@ def write_export(
     optimizer_state: Mapping[str, Tensor] | None,
     history: Iterable[HistoryEntry],
 ) -> None:
-    """Write the four files, each whole or not at all, replacing those of an earlier export.
+    """Write the four files, each whole or not at all; they replace those of an earlier export.
 
-    Without an optimizer state there is no optimizer.safetensors. Both safetensors files carry the number of updates made,
-    which is that of finished steps, as metadata `step`. Raises DiskError.
+    Without an optimizer state there is no optimizer.safetensors. Both safetensors files carry the number of updates, which is
+    the number of finished steps, as metadata `step`. Raises DiskError.
     """
     entries = list(history)
     lines = "".join(json.dumps(dataclasses.asdict(entry)) + "\n" for entry in entries)
@@ -60,7 +60,7 @@ def write_export(
 
 
 def write_evaluations(folder: Path, evaluations: Sequence[Evaluation]) -> None:
-    """evaluations.jsonl, a line {"step", "loss"} each; no file where there are none. Raises DiskError."""
+    """Write evaluations.jsonl, one line {"step", "loss"} for each; without evaluations there is no file. Raises DiskError."""
     target = folder / EVALUATIONS_FILE
     if evaluations:
         write_text(target, "".join(json.dumps(dataclasses.asdict(each)) + "\n" for each in evaluations))
@@ -69,19 +69,19 @@ def write_evaluations(folder: Path, evaluations: Sequence[Evaluation]) -> None:
 
 
 def num_updates(optimizer_state: Mapping[str, Tensor]) -> int:
-    """How many optimizer steps led to this state."""
+    """The number of updates that led to this optimizer state."""
     return max((int(value) for name, value in optimizer_state.items() if name.endswith(".step")), default=0)
 
 
 def write_text(target: Path, text: str) -> None:
-    """A text file, whole or not at all."""
+    """Write a text file, whole or not at all. Raises DiskError."""
     with draft(target.parent) as path:
         path.write_text(text, encoding="utf-8")
         commit(path, target)
 
 
 def write_tensors(target: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """A safetensors file, whole or not at all. Raises DiskError."""
+    """Write a safetensors file, whole or not at all. Raises DiskError."""
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with draft(target.parent) as path:
         path.touch()
@@ -95,6 +95,6 @@ def write_tensors(target: Path, tensors: Mapping[str, Tensor], metadata: dict[st
 
 
 def _as_os_error(error: SafetensorError) -> OSError:
-    """safetensors reports a full disk only in its message's `(os error N)`."""
+    """The OSError behind a SafetensorError, which reports it only as `(os error N)` in its message."""
     found = re.search(r"\(os error (\d+)\)", str(error))
     return OSError(int(found[1]), os.strerror(int(found[1]))) if found else OSError(str(error))

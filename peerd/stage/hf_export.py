@@ -1,4 +1,4 @@
-"""A run's model in the files that transformers loads: safetensors shards with their index, config.json and a tokenizer's files."""
+"""Exports a model as files that transformers loads: safetensors shards with their index, config.json and the tokenizer's files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 def write_hf_export(folder: Path, manifest: Manifest, parameters: Mapping[str, Tensor], step: int, tokenizer: str = "") -> list[str]:
-    """Write the files, each whole or not at all; shards of an earlier export go. Returns their names. Raises DiskError, UsageError.
+    """Write the files, each whole or not at all, and delete stale shards. Returns their names. Raises DiskError, UsageError.
 
-    `tokenizer` is the content of the run's tokenizer.json, where it has one.
+    `tokenizer` is the content of the run's tokenizer.json; empty if it has none.
     """
     published = publish(manifest, parameters, tokenizer)
     shards = split_into_shards({name: tensor.numel() * tensor.element_size() for name, tensor in published.tensors.items()})
@@ -42,7 +42,7 @@ def write_hf_export(folder: Path, manifest: Manifest, parameters: Mapping[str, T
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each in memory of its own, as safetensors wants it: layers may share their weights."""
+    """The tensors, each in its own memory, as safetensors requires: layers may share their weights."""
     seen: set[int] = set()
     found = {}
     for name, tensor in tensors.items():
@@ -52,7 +52,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def split_into_shards(sizes: Mapping[str, int], most_bytes: int = MAX_SHARD_BYTES) -> list[list[str]]:
-    """Names in their order, as many to a shard as fit; one that fits into none has its own."""
+    """Split names, in their order, into shards of at most `most_bytes`; a larger tensor gets a shard of its own. `sizes` in bytes."""
     shards: list[list[str]] = [[]]
     room = most_bytes
     for name, size in sizes.items():

@@ -1,7 +1,7 @@
-"""The tensors that one peer holds of its stage, handed on and taken over as named tensors. Who may do so when is state.py's affair.
+"""The tensors that one peer holds of its stage, exported and loaded as named tensors. state.py decides when that is allowed.
 
-A state's tensors are called `kind/name`: `parameters` of this step, those of the `previous` one, with delayed updates those `ahead`,
-the `optimizer`'s, the last steps' `norms`, float16's `loss_scale`, and the history of a `tied` weight's copy.
+A state's tensors are called `kind/name`. The kinds: the `parameters` of this step, those of the `previous` step, with delayed updates
+those `ahead`, the `optimizer` state, the last steps' `norms`, float16's `loss_scale`, and the history of a `tied` weight's copy.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from peerd.table.record import Lineage, PeerRecord, StepNorm
 
 MAX_CHAIN_BYTES = 32
 MAX_INEXACT = 1 << 24
-"""Every number up to it is a float32."""
+"""float32 represents every integer up to this one."""
 
 
 class Holdings:
-    """Every method is a job for the executor's thread."""
+    """The tensors of one stage at one peer. Every method is a job for the executor's thread."""
 
     def __init__(self, manifest: Manifest, stage: int, device: torch.device) -> None:
         self._manifest = manifest
@@ -41,15 +41,15 @@ class Holdings:
         self.passes = Passes(manifest)
         self.tied_names = self.module.tied_names
         self.generation = 0
-        """Rises when others' parameters take the place of mine."""
+        """Raised when another peer's parameters replace this peer's."""
 
     @property
     def newest(self) -> StageModule:
-        """The parameters that all updates lead to; with delayed updates those of the next step."""
+        """The parameters after all updates so far; with delayed updates those of the next step."""
         return self.module if self.delayed is None else self.delayed.wait()
 
     def of_step(self, steps_ahead: int) -> StageModule | None:
-        """The parameters of the step so many after this one, or before it; None where they are not held."""
+        """The parameters of the step that is `steps_ahead` of this one (-1: the step before); None if they are not held."""
         match steps_ahead:
             case 0:
                 return self.module
@@ -60,9 +60,9 @@ class Holdings:
         return None
 
     def advance(self, update: Callable[[], None]) -> None:
-        """This step's parameters are the previous ones from now on.
+        """Go on to the next step: this step's parameters become the previous ones, and `update` is applied.
 
-        With delayed updates the next step computes with what was made during this one, and meanwhile this step's update is made.
+        With delayed updates the next step uses the parameters that were updated during this one, and `update` runs meanwhile.
         """
         spare = self.previous if self.previous is not None else copy.deepcopy(self.module)
         if self.delayed is None:
@@ -75,11 +75,11 @@ class Holdings:
             self.previous, self.module = self.module, self.delayed.advance(spare, update)
 
     def release(self) -> None:
-        """Let go of all tensors."""
+        """Drop all tensors, which frees their memory."""
         del self.module, self.previous, self.optimizer, self.delayed
 
     def tensors(self, record: PeerRecord, parameters_only: bool = False) -> dict[str, Tensor]:
-        """Copies on the CPU, so that what is sent never changes under way (hole 10). `record` is mine of this moment."""
+        """Copies of the tensors on the CPU, so that what is sent never changes (hole 10). `record` is this peer's present record."""
         found: dict[str, Tensor] = {f"parameters/{name}": value for name, value in self.module.named_parameters()}
         if self.previous is not None:
             found |= {f"previous/{name}": value for name, value in self.previous.named_parameters()}
@@ -94,15 +94,15 @@ class Holdings:
         return {name: value.detach().to("cpu", copy=True) for name, value in found.items()}
 
     def tied_tensors(self, record: PeerRecord) -> dict[str, Tensor]:
-        """This peer's copy of a tied weight, with all that an update changes of it, and its history."""
+        """This peer's copy of a tied weight, with its optimizer state and its history."""
         parameters = {f"{kind}/{name}" for kind in ("parameters", "previous", "ahead") for name in self.tied_names}
         beginnings = ("tied/", *(f"optimizer/{name}." for name in self.tied_names))
         return {name: value for name, value in self.tensors(record).items() if name in parameters or name.startswith(beginnings)}
 
     def take_over(self, tensors: Mapping[str, Tensor]) -> tuple[tuple[StepNorm, ...], Lineage]:
-        """A whole state in place of mine; the norms and the tied weight's history that came with it.
+        """Replace everything with another peer's state. Returns the norms and the tied weight's history in it.
 
-        BadMessageError, with nothing changed, when it does not fit this stage.
+        Raises BadMessageError, with nothing changed, if the state does not fit this stage.
         """
         kinds = ["parameters", "previous", "optimizer"] + ["norms"] * self._manifest.train.shares_norms
         kinds += ["loss_scale"] * self.passes.may_overflow + ["ahead"] * (self.delayed is not None) + ["tied"] * bool(self.tied_names)
@@ -129,7 +129,7 @@ class Holdings:
         return norms, tied
 
     def take_over_copy(self, tensors: Mapping[str, Tensor]) -> None:
-        """The other stage's `tied_tensors` in place of mine. BadMessageError, with nothing changed, where they do not fit."""
+        """Take over the other stage's `tied_tensors`. Raises BadMessageError, with nothing changed, if they do not fit."""
         groups = by_kind(tensors, ["parameters", "previous", "ahead", "optimizer", "tied"])
         if not all_finite(tensors.values()):
             raise BadMessageError("the copy of the tied weight is not finite")
@@ -138,7 +138,7 @@ class Holdings:
         pairs = [(value, groups["optimizer"].get(name)) for name, value in own.items()]
         modules = {"parameters": self.module, "previous": self.previous, "ahead": self.delayed.wait() if self.delayed else None}
         for kind, module in modules.items():
-            given = groups[kind] or groups["parameters"]  # who has just begun has no previous parameters
+            given = groups[kind] or groups["parameters"]  # a peer that has just begun has no previous parameters
             if module is not None:
                 pairs += [(module.get_parameter(name), given.get(name)) for name in self.tied_names]
         _copy_all(pairs)
@@ -146,7 +146,7 @@ class Holdings:
 
 
 def _copy_all(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> None:
-    """(mine, theirs): each of theirs into mine. BadMessageError, with nothing changed, where one is missing or of another shape."""
+    """Copy `theirs` into `mine` for each (mine, theirs). Raises BadMessageError, with nothing changed, if one is missing or misfits."""
     fitting = [(mine, theirs) for mine, theirs in pairs if theirs is not None and (theirs.shape, theirs.dtype) == (mine.shape, mine.dtype)]
     if len(fitting) < len(pairs):
         raise BadMessageError("the copy of the tied weight lacks a tensor, or one has another shape or dtype")
@@ -156,13 +156,13 @@ def _copy_all(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> None:
 
 
 def history_tensors(history: Lineage) -> dict[str, Tensor]:
-    """As float32, like everything in a state: a number for each byte of the chain."""
+    """A history as float32 tensors, like everything in a state: the chain has one number for each byte."""
     inexact = torch.tensor(float(min(history.inexact, MAX_INEXACT)), dtype=torch.float32)
     return {"inexact": inexact, "chain": torch.tensor([*history.chain], dtype=torch.float32)}
 
 
 def history_from(tensors: Mapping[str, Tensor]) -> Lineage:
-    """What `history_tensors` gave; a beginning where there are none. ValueError where it can be no history."""
+    """The history from `history_tensors`; an empty one if there are no tensors. Raises ValueError if they cannot be a history."""
     if not tensors:
         return Lineage()
     shapes = {name: (value.dim(), value.dtype) for name, value in tensors.items()}

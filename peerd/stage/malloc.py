@@ -1,8 +1,8 @@
-"""glibc's heap, told what a daemon is like: quick for tensors that come and go, and small over weeks. Other C libraries go on as they are.
+"""Settings of glibc's heap for a daemon: fast for short-lived tensors, and no growth over weeks. Other C libraries are left alone.
 
-Left alone, glibc gives large blocks back to the system at once, and every microbatch's graph and gradients are paged in anew: 5-10 %
-of its time. And every thread that allocates gets an arena of its own, up to eight per core, each of which keeps the holes that
-short-lived tensors leave between long-lived objects: some percent of growth an hour under churn.
+By default glibc returns large blocks to the system at once, so every microbatch's graph and gradients are paged in anew, which costs
+5-10 % of its time. By default also each allocating thread gets an arena of its own, up to eight per core; short-lived tensors leave
+holes between long-lived objects in each of them, and under churn the process grows by some percent an hour.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from functools import cache
 from typing import Any
 
 ARENAS = 2
-"""The torch thread and everybody else hardly ever wait for one another here."""
+"""Enough: the torch thread and all other threads rarely wait for each other here."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-"""mallopt(3)'s numbers."""
+"""Parameter numbers of mallopt(3)."""
 _LARGEST_ON_HEAP_BYTES = 32 << 20
 _KEPT_FREE_BYTES = 256 << 20
 _TRIM_ALL = 0
 
 
 def limit_arenas() -> None:
-    """Before threads are started."""
+    """Limit the number of arenas. Call this before threads are started."""
     libc = _glibc()
     if libc is not None:
         libc.mallopt(_ARENA_MAX, ARENAS)
 
 
 def keep_freed_memory() -> None:
-    """For the next microbatch, until `give_back_free_memory`."""
+    """Keep freed memory in the process for the next microbatch, until `give_back_free_memory`."""
     libc = _glibc()
     if libc is not None:
         libc.mallopt(_MMAP_THRESHOLD, _LARGEST_ON_HEAP_BYTES)
@@ -37,7 +37,7 @@ def keep_freed_memory() -> None:
 
 
 def give_back_free_memory() -> None:
-    """Takes milliseconds, in which allocations of other threads wait."""
+    """Return free memory to the system. This takes milliseconds, during which allocations of other threads wait."""
     libc = _glibc()
     if libc is not None:
         libc.malloc_trim(_TRIM_ALL)

@@ -15,7 +15,7 @@ from peerd.timeline.spans import SpanKind
 
 
 def forward(state: StageState, batch: HeldMicrobatch) -> Tensor:
-    """The activations for the next stage. WrongStateError when the step's parameters are gone."""
+    """Run the forward pass and return the activations for the next stage. Raises WrongStateError if the step's parameters are gone."""
     module = state.module_at(batch.ticket.step)
     batch.generation = state.holdings.generation
     if not (state.keep_graph and batch.ticket.backward):
@@ -28,8 +28,8 @@ def forward(state: StageState, batch: HeldMicrobatch) -> Tensor:
 
 
 def backward(state: StageState, batch: HeldMicrobatch, gradient: Tensor) -> BackwardResult:
-    """Backward pass from the gradient of this stage's output; accumulates when the ledger allows."""
-    if batch.generation != state.holdings.generation:  # never recompute with others than the next stage has computed with
+    """Run the backward pass from the gradient of this stage's output, and add the gradients if the ledger allows it."""
+    if batch.generation != state.holdings.generation:  # the next stage has computed with those of the forward pass
         raise WrongStateError("the parameters have changed since the forward pass")
     output, module = batch.output, state.module_at(batch.ticket.step)
     batch.passes = ()
@@ -40,12 +40,12 @@ def backward(state: StageState, batch: HeldMicrobatch, gradient: Tensor) -> Back
 
 
 def forward_backward(state: StageState, batch: HeldMicrobatch) -> BackwardResult:
-    """The last stage: loss and backward at once."""
+    """Run the last stage's forward pass, loss and backward pass."""
     output = _recompute(state, batch)
     loss = float(output.detach())
     batch.passes = ((SpanKind.FORWARD, time.monotonic()),)
     if not torch.isfinite(output).all():
-        raise PeerGoneError("the loss of this microbatch is not finite: the run has diverged, or an earlier stage lies")
+        raise PeerGoneError("the loss of this microbatch is not finite: the run has diverged, or an earlier stage sent wrong values")
     return _finish(state, batch, output, None, loss)
 
 

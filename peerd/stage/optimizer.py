@@ -1,6 +1,6 @@
-"""The optimizers: the update every peer of a stage makes alike, and its state as named tensors.
+"""The optimizers: the update, which is the same at every peer of a stage, and the optimizer state as named tensors.
 
-Each treats every tensor by itself, so what a parameter becomes does not depend on which others share its process.
+Each optimizer updates every tensor by itself, so the result does not depend on which tensors share a process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """One parameter in the hands of an update, all on one device: its value, its gradient and its state by part."""
+    """The arguments of an update for one parameter, all on one device: its value, its gradient and its state by part."""
 
     value: Tensor
     gradient: Tensor
@@ -32,19 +32,19 @@ class Updated:
 
 
 Update = Callable[[Sequence[Updated], TrainConfig, float, float], None]
-"""Changes parameters and state in place; takes the learning rate and the weight decay."""
+"""Changes values and state in place. The two numbers are the learning rate and the weight decay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """An optimizer: the parts of its state that have the parameter's shape, and its update."""
+    """A kind of optimizer: the parts of its state, each of the parameter's shape, and its update."""
 
     parts: tuple[str, ...]
     update: Update
 
 
 class Optimizer:
-    """The run's optimizer over named parameters, with no weight decay on vectors (norms and biases) and on train.no_decay."""
+    """The run's optimizer over named parameters. Vectors (norms and biases) and train.no_decay get no weight decay."""
 
     def __init__(self, manifest: Manifest, parameters: Mapping[str, nn.Parameter]) -> None:
         self._train = manifest.train
@@ -61,15 +61,15 @@ class Optimizer:
         )
 
     def move_to(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Update these from here on: the same names and shapes in other memory."""
+        """Update these parameters from now on: the same names and shapes in other memory."""
         self._parameters = {name: parameter.detach() for name, parameter in parameters.items()}
 
     @torch.no_grad()
     def update(self, step: int, gradients: Mapping[str, Tensor]) -> None:
-        """One update from the mean gradients over step `step`'s microbatches, of any float type.
+        """Apply one update from the mean gradients over the microbatches of `step`, of any float type.
 
-        Raises ValueError, with nothing changed, unless there is exactly one gradient of the right shape per parameter: a parameter
-        left out would silently stay behind.
+        Raises ValueError, with nothing changed, unless there is exactly one gradient of the right shape for each parameter: a
+        parameter without a gradient would silently go without its update.
         """
         _check_shapes("gradient", self._shapes, gradients)
         rate = learning_rate_at(self._train, step)
@@ -84,9 +84,9 @@ class Optimizer:
         return parameter.dim() > 1 and not any(fnmatchcase(name, pattern) for pattern in self._train.no_decay)
 
     def _updated(self, name: str, gradient: Tensor) -> Updated:
-        """Where the state lies: with compute.offload_optimizer a GPU's parameter travels to the CPU and back.
+        """The update's arguments, on the state's device: with compute.offload_optimizer a GPU's parameter is copied to the CPU and back.
 
-        What lies there already is not asked to go: each call of torch's lets go of the interpreter, and may wait long to get it back.
+        `to` is called only where it is needed: every torch call releases the interpreter lock and may wait long to get it back.
         """
         parameter, state = self._parameters[name], self._state[name]
         place, dtype = state["step"].device, parameter.dtype
@@ -95,17 +95,17 @@ class Optimizer:
         return Updated(value, gradient if fits else gradient.to(device=place, dtype=dtype), state)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state as `<parameter>.<part>`, with `.step` the number of updates; zeros before the first.
+        """The state as `<parameter>.<part>`; `.step` is the number of updates. All are zero before the first update.
 
-        The tensors are the live ones, where the optimizer keeps them: clone what must outlast the next update.
+        These are the live tensors, on the optimizer's device: clone what must outlast the next update.
         """
         return {f"{name}.{part}": value for name, state in self._state.items() for part, value in state.items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the state from what `tensors` gave, on any device; the tensors are copied.
+        """Copy the state from the result of `tensors`, on any device.
 
-        Raises ValueError, with nothing changed, when a tensor is missing, unknown or of the wrong shape.
+        Raises ValueError, with nothing changed, if a tensor is missing, unknown or of the wrong shape.
         """
         _check_shapes("optimizer tensor", optimizer_spec(self._train, self._shapes), tensors)
         for name, value in self.tensors().items():
@@ -113,18 +113,18 @@ class Optimizer:
 
 
 def optimizer_spec(train: TrainConfig, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the state's tensors for parameters of these shapes."""
+    """The names and shapes of the state's tensors for parameters of these names and shapes."""
     shapes = {f"{name}.{part}": shape for name, shape in parameters.items() for part in kind_of(train).parts}
     return shapes | {f"{name}.step": () for name in parameters}
 
 
 def optimizer_parts(train: TrainConfig) -> set[str]:
-    """What the names of the state's tensors end in."""
+    """The suffixes of the state's tensor names."""
     return {*kind_of(train).parts, "step"}
 
 
 def check_no_decay(manifest: Manifest) -> None:
-    """ManifestError where a pattern of train.no_decay names no parameter: it would silently do nothing."""
+    """Raise ManifestError if a pattern of train.no_decay matches no parameter: it would silently do nothing."""
     if not manifest.train.no_decay:
         return
     names = [name for stage in range(manifest.train.num_stages) for name in initial_parameter_spec(manifest, stage)]
@@ -136,8 +136,8 @@ def check_no_decay(manifest: Manifest) -> None:
 def _adamw(group: Sequence[Updated], train: TrainConfig, rate: float, weight_decay: float) -> None:
     """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101).
 
-    Fused: one kernel call per parameter on a CPU, elementwise everywhere. (`foreach` would group parameters, and so depend on the
-    split.) Calls torch's function and not its class, which imports torch's compiler: 0.9 s and 70 MB of every daemon's start.
+    `fused` is one kernel call per parameter on a CPU, and elementwise on every device; `foreach` would group parameters, and so depend
+    on the split into stages. The function is called, because torch's class imports its compiler: 0.9 s and 70 MB at every start.
     """
     adamw(
         [each.value for each in group],
@@ -168,12 +168,12 @@ def _lamb(group: Sequence[Updated], train: TrainConfig, rate: float, weight_deca
         root = second.sqrt().div_(math.sqrt(1 - train.beta2**updates)).add_(train.epsilon)
         direction = (first / (1 - train.beta1**updates)).div_(root).add_(each.value, alpha=weight_decay)
         length, wanted = torch.linalg.vector_norm(direction), torch.linalg.vector_norm(each.value)
-        ratio = torch.where((length > 0) & (wanted > 0), wanted / length, 1.0)  # a tensor of zeros would never leave them
+        ratio = torch.where((length > 0) & (wanted > 0), wanted / length, 1.0)  # otherwise a tensor of zeros would stay zero
         each.value.sub_(direction.mul_(ratio).mul_(rate))
 
 
 def _sgd(group: Sequence[Updated], train: TrainConfig, rate: float, weight_decay: float) -> None:
-    """Stochastic gradient descent with momentum and no dampening; the decay is added to the gradient, as torch.optim.SGD does."""
+    """Stochastic gradient descent with momentum and no dampening; the weight decay is added to the gradient, as in torch.optim.SGD."""
     for each in group:
         each.state["step"].add_(1)
         velocity = each.state["momentum_buffer"]
@@ -182,7 +182,7 @@ def _sgd(group: Sequence[Updated], train: TrainConfig, rate: float, weight_decay
 
 
 def _plain_sgd(group: Sequence[Updated], _train: TrainConfig, rate: float, weight_decay: float) -> None:
-    """The same without momentum, which needs no state but the number of updates."""
+    """Stochastic gradient descent without momentum. Its only state is the number of updates."""
     for each in group:
         each.state["step"].add_(1)
         each.value.add_(each.gradient.add(each.value, alpha=weight_decay), alpha=-rate)
@@ -193,7 +193,7 @@ KINDS: dict[str, Kind] = {
     "lamb": Kind(ADAM_MOMENTS, _lamb),
     "sgd": Kind(("momentum_buffer",), _sgd),
 }
-"""Manifest's train.optimizer -> what it is."""
+"""The optimizer for each value of the manifest's train.optimizer."""
 PLAIN_SGD = Kind((), _plain_sgd)
 
 
@@ -202,7 +202,7 @@ def kind_of(train: TrainConfig) -> Kind:
 
 
 def _fresh_state(kind: Kind, parameter: Tensor) -> dict[str, Tensor]:
-    """Zeros, on the parameter's device; the step counts in float32, as torch's fused AdamW wants it."""
+    """Zeros, on the parameter's device. `step` is float32, as torch's fused AdamW requires."""
     state = {part: torch.zeros_like(parameter, requires_grad=False) for part in kind.parts}
     return state | {"step": torch.zeros((), dtype=torch.float32, device=parameter.device)}
 

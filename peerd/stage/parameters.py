@@ -1,4 +1,4 @@
-"""A stage's parameters as a whole: taken over from a state by name, copied, and averaged between peers as one vector."""
+"""Operations on all of a stage's parameters: load them from a state by name, copy them, and average them as one vector."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from peerd.stage.accumulator import all_finite, views_of
 
 
 def by_kind(tensors: Mapping[str, Tensor], kinds: Iterable[str]) -> dict[str, dict[str, Tensor]]:
-    """Tensors called `kind/name`, sorted by kind. BadMessageError for one of another kind."""
+    """Group tensors called `kind/name` by kind, each under its name. Raises BadMessageError for an unknown kind."""
     groups: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
     for name, value in tensors.items():
         kind, _, rest = name.partition("/")
@@ -24,7 +24,7 @@ def by_kind(tensors: Mapping[str, Tensor], kinds: Iterable[str]) -> dict[str, di
 
 
 def checked_state(module: StageModule, tensors: Mapping[str, Tensor], kinds: Iterable[str]) -> dict[str, dict[str, Tensor]]:
-    """A state's tensors, called `kind/name`, sorted by kind. BadMessageError for those of another stage, run or kind."""
+    """A state's tensors grouped `by_kind`. Raises BadMessageError if they do not fit the module or are not finite."""
     groups = by_kind(tensors, kinds)
     for kind in ("parameters", "previous", "ahead"):
         if kind == "parameters" or groups.get(kind):
@@ -54,11 +54,11 @@ def copy_parameters(source: StageModule, target: StageModule) -> None:
 
 
 def flat_parameters(module: StageModule, dtype: torch.dtype) -> Tensor:
-    """All values in the parameters' order, [num_parameters] on the CPU: a peer's share of a parameter average."""
+    """All values in the parameters' order, [num_parameters] on the CPU: a peer's contribution to a parameter average."""
     return torch.cat([parameter.detach().to("cpu", dtype).flatten() for parameter in module.parameters()])
 
 
 def set_mean_parameters(module: StageModule, flat_sum: Tensor, num_peers: int) -> None:
-    """From the sum of so many peers' flat parameters. Sums of equal values in double precision give these values back."""
+    """Set the parameters to `flat_sum` / `num_peers`. A sum of equal values in double precision gives these values back."""
     shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
     set_parameters(module, views_of(flat_sum / num_peers, shapes))

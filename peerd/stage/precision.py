@@ -1,8 +1,8 @@
-"""In which precision a stage computes, and the scale that keeps small float16 gradients from vanishing.
+"""Mixed precision: the precision of a stage's passes, and the loss scale that keeps small float16 gradients from vanishing.
 
-Parameters, their gradients and what crosses a boundary stay float32; only the passes run in less (Micikevicius et al. 2018,
-arXiv 1710.03740). Each stage scales the gradient it receives and unscales what it computes, so stages need not agree on
-the scale. It is a power of two: without overflow or underflow it changes no bit.
+Parameters, their gradients and the tensors between stages stay float32; only the passes use lower precision (Micikevicius et al.
+2018, arXiv 1710.03740). Each stage scales the gradient it receives and unscales the gradients it computes, so stages need not
+agree on the scale. It is a power of two: without overflow or underflow it changes no bit.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def run_module(train: TrainConfig, module: StageModule, inputs: Tensor, labels: 
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """A function of which steps overflowed, so the same at every peer of a stage."""
+    """The loss scale of a stage. It depends only on the steps that overflowed, so all peers of the stage have the same."""
 
     value: float
     previous: float
-    """That of the step before, whose microbatches may still come."""
+    """The scale of the step before, whose microbatches may still come."""
     good_steps: int = 0
-    """Since the last change."""
+    """The number of steps without overflow since the last change."""
 
     @classmethod
     def first(cls, train: TrainConfig) -> LossScale:
         return cls(train.loss_scale, train.loss_scale)
 
     def after(self, norm: float, train: TrainConfig) -> LossScale:
-        """Half after a step whose norm is not finite, for its gradients overflowed; double after enough steps that went well."""
+        """The scale after a step: half if its norm is not finite (an overflow), double after enough steps without overflow."""
         if not math.isfinite(norm):
             return LossScale(max(1.0, self.value / 2), self.value)
         if self.good_steps + 1 >= train.loss_scale_growth_steps:
@@ -61,21 +61,21 @@ class LossScale:
 
 
 def norm_tensors(norms: Sequence[StepNorm]) -> dict[str, Tensor]:
-    """By step; a norm is a float32 number."""
+    """The norms as float32 numbers, each named by its step."""
     return {str(known.step): torch.tensor(known.norm, dtype=torch.float32) for known in norms}
 
 
 def norms_from(tensors: Mapping[str, Tensor]) -> tuple[StepNorm, ...]:
-    """The norms of finished steps in a state, each a float32 number under its step's. ValueError where they are something else."""
+    """The norms from `norm_tensors`. Raises ValueError if the tensors cannot be norms of finished steps."""
     if len(tensors) > KEPT_NORMS or not all(name.isascii() and name.isdigit() and len(name) <= 18 for name in tensors):
-        raise ValueError("norms of other than a few steps")
+        raise ValueError("the norms are too many, or not named by steps")
     if not all(tuple(norm.shape) == () and norm.dtype is torch.float32 and float(norm) >= 0 for norm in tensors.values()):
-        raise ValueError("a norm is not one float32 number, at least 0")
+        raise ValueError("a norm is not one float32 number of at least 0")
     return tuple(sorted((StepNorm(int(name), float(norm)) for name, norm in tensors.items()), key=lambda known: known.step))
 
 
 def loss_scale_from(tensors: Mapping[str, Tensor], train: TrainConfig) -> LossScale:
-    """What `tensors` gave; the first one where there are none. ValueError where they cannot be a scale."""
+    """The scale from `LossScale.tensors`; the run's first scale if there are no tensors. Raises ValueError if they cannot be a scale."""
     if not tensors:
         return LossScale.first(train)
     if {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()} != dict.fromkeys(

@@ -1,4 +1,4 @@
-"""What a stage's state takes and gives: a microbatch, what its backward pass gave, a finished average."""
+"""Inputs and results of a stage's state: a microbatch, the result of its backward pass, a finished average."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from peerd.timeline.spans import SpanKind
 
 @dataclass(slots=True)
 class Ticket:
-    """A call for one microbatch, from when this stage accepted it until its reply."""
+    """A call for one microbatch, from its acceptance by this stage until the reply."""
 
     step: int
     index: int
     accept_mark: tuple[int, int]
-    """(incarnation, ledger number) when it was accepted."""
+    """(incarnation, ledger number) when the call was accepted."""
     accumulate: bool
     backward: bool = True
     """Whether a backward pass will follow."""
     cancelled: bool = False
     queued_s: float = 0.0
-    """How long it has waited for the executor."""
+    """The time that it has waited for the executor."""
     computed_s: float = 0.0
-    """How long the executor has worked on it."""
+    """The time that the executor has worked on it."""
 
 
 @dataclass(slots=True)
@@ -38,20 +38,20 @@ class HeldMicrobatch:
     inputs: Tensor
     labels: Tensor
     digest: bytes = b""
-    """Of the inputs' and labels' bytes."""
+    """The hash of the inputs' and labels' bytes."""
     output: Tensor | None = None
-    """With its graph, where graphs are kept."""
+    """The output with its graph, if graphs are kept."""
     module: StageModule | None = None
-    """Whose parameters the graph was built with."""
+    """The module with whose parameters the graph was built."""
     generation: int = -1
     """The holdings' generation at the forward pass. It rises when a state is loaded."""
     passes: tuple[tuple[SpanKind, float], ...] = ()
-    """Which passes the last job made, and when each was over."""
+    """The passes that the last job ran, each with the time when it ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class TiedGradients:
-    """The gradients of a tied weight summed over both stages that hold it, [num_tied] on the CPU; the id says of which averages."""
+    """The gradients of a tied weight summed over both stages, [num_tied] on the CPU; the id names the two averages."""
 
     id: AverageId
     values: Tensor
@@ -59,18 +59,18 @@ class TiedGradients:
 
 @dataclass(frozen=True, slots=True)
 class HeldAverage:
-    """A finished average: the summed vector on the CPU, whose ledgers it sums, and with which parameters they were computed."""
+    """A finished average: its roster, the lineage of the parameters that it was computed with, and the summed vector on the CPU."""
 
     roster: Roster
     lineage: Lineage
     flat_sum: Tensor
     tied: TiedGradients | None = None
-    """What is applied to a tied weight in place of this stage's own share, once the other stage's has come."""
+    """The sum that is applied to a tied weight, in place of this stage's gradients; None until the other stage's share has come."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardResult:
-    """What a backward pass gave: the gradient of the inputs, and why it was not accumulated (empty when it was)."""
+    """The result of a backward pass: the gradient of the inputs, and why the gradients were not added (empty: they were)."""
 
     gradient: Tensor | None
     refused: str

@@ -1,4 +1,4 @@
-"""Handing a stage's state to a joiner, and taking it over, rule J2 (download): immutable snapshots in hashed chunks."""
+"""Rule J2 (download): serve and download a stage's state, as an immutable snapshot in hashed chunks."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ MOST_STATE_BYTES = 1 << 40
 MAX_OVERHEAD_BYTES = 1 << 20
 SENT_HISTORY = 10_000
 Made = tuple[Snapshot, tuple[Bytes, ...]]
-"""A snapshot, and its file in pieces."""
+"""A snapshot's header, and its file in pieces."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Downloaded:
-    """A stage's state off the wire, hashes checked."""
+    """A copy of a stage's state: downloaded, read from disk, or taken from this peer's own."""
 
     step: int
     lineage: Lineage
@@ -47,16 +47,16 @@ class Downloaded:
 
 
 class SnapshotServer:
-    """Answers GET_STATE. Joiners of one step share one snapshot, and with a checkpoint or an export of it one copy of the state."""
+    """Answers GET_STATE. Joiners of one step share one snapshot, and share one copy of the state with its checkpoint and export."""
 
     def __init__(self, state: StageState, executor: Executor, start: Callable[[int], Downloaded] | None = None) -> None:
-        """`start` reads a stage's part of the state that the run begins from, where this peer holds it."""
+        """`start` reads a stage's part of the state that the run begins from; None if this peer does not hold that state."""
         self._state = state
         self._executor = executor
         self._start = start
         self._kept: tuple[tuple[Lineage, int, bool, bool], Downloaded, Made] | None = None
         self._whole: weakref.ReferenceType[Downloaded] | None = None
-        """The last copy of the whole state, while anybody uses it. Only the executor's thread reads and writes it."""
+        """The last copy of the whole state, while it is in use. Only the executor's thread reads and writes it."""
         self._making = asyncio.Lock()
 
     async def snapshot(self, stage: int, wanted: bytes, parameters_only: bool, tied_only: bool = False) -> Made:
@@ -79,11 +79,11 @@ class SnapshotServer:
             return kept[2]
 
     async def own(self) -> Downloaded:
-        """My own stage's state, as a joiner would get it."""
+        """This peer's own state, as a joiner would get it."""
         return await self._own(parameters_only=False)
 
     def forget(self) -> None:
-        """Called after a commit: the next joiner gets the new step."""
+        """Drop the kept snapshot. Called after a commit, so that the next joiner gets the new step."""
         self._kept = None
 
     async def _own(self, parameters_only: bool, tied_only: bool = False) -> Downloaded:
@@ -103,7 +103,7 @@ class SnapshotServer:
 
 
 class Downloader:
-    """Gets a stage's state from its peers: another donor when one fails, going on where the first stopped."""
+    """Downloads a stage's state from its peers. If a donor fails, another one continues where it stopped."""
 
     def __init__(self, client: StateClient, membership: Membership, patience_s: float) -> None:
         self._client = client
@@ -115,12 +115,12 @@ class Downloader:
     async def download(
         self, stage: int, most_bytes: int, prefer: PeerId | None = None, parameters_only: bool = False, tied_only: bool = False
     ) -> Downloaded:
-        """From the stage's own peers. StageError when no donor could give it."""
+        """Download the state of a stage from its peers, from `prefer` first. Raises StageError if no donor can give it."""
         partial = _Partial(stage, most_bytes + MAX_OVERHEAD_BYTES, parameters_only, tied_only)
         return await self._download(partial, lambda live, tried: donors(live, stage, tried), prefer)
 
     async def download_start(self, stage: int, most_bytes: int) -> Downloaded:
-        """The stage's part of the state that the run begins from. StageError when nobody could give it."""
+        """Download the stage's part of the state that the run begins from. Raises StageError if nobody can give it."""
         partial = _Partial(stage, most_bytes + MAX_OVERHEAD_BYTES, parameters_only=False)
         return await self._download(partial, givers_of_start, None)
 
@@ -143,11 +143,11 @@ class Downloader:
                 return await asyncio.to_thread(_deserialise, header, partial.chunks)
             except RemoteError as error:
                 last_error = f"{donor}: {error.message}"
-                if partial.complete:  # whole, and not readable: nothing of it is worth keeping
+                if partial.complete:  # complete but unreadable
                     partial.start_over()
 
     async def _download_from(self, donor: PeerId, partial: _Partial) -> Snapshot:
-        """The rest of the snapshot that was begun elsewhere, or another one from its beginning."""
+        """Download the rest of the snapshot that another donor began, or a different snapshot from its first chunk."""
         header, stream = await self._client.get_state(donor, partial.request, self._patience_s)
         if partial.header is not None and header.chunk_hashes != partial.header.chunk_hashes:
             begins_later = bool(partial.chunks)
@@ -156,7 +156,7 @@ class Downloader:
                 return await self._download_from(donor, partial)
         if header.num_bytes > partial.most_bytes or len(header.chunk_hashes) != -(-header.num_bytes // CHUNK_BYTES):
             raise BadMessageError(
-                f"a state of {header.num_bytes} bytes in {len(header.chunk_hashes)} chunks where at most {partial.most_bytes} bytes are due"
+                f"a state of {header.num_bytes} bytes in {len(header.chunk_hashes)} chunks; at most {partial.most_bytes} bytes are allowed"
             )
         partial.header = header
         self.bytes_total = header.num_bytes
@@ -174,7 +174,7 @@ class Downloader:
 
 @dataclass(slots=True)
 class _Partial:
-    """What has been downloaded so far, and of which snapshot: chunks of two snapshots never meet (hole 10)."""
+    """The chunks downloaded so far and the snapshot that they belong to: chunks of two snapshots are never mixed (hole 10)."""
 
     stage: int
     most_bytes: int
@@ -183,7 +183,7 @@ class _Partial:
     header: Snapshot | None = None
     chunks: list[bytes] = field(default_factory=list)
     num_bytes: int = 0
-    """The size of all chunks together."""
+    """The total size of the chunks."""
 
     @property
     def request(self) -> StateRequest:
@@ -210,7 +210,7 @@ class _Partial:
 
 
 def identity_of(chunk_hashes: Sequence[bytes]) -> bytes:
-    """One hash for a whole snapshot."""
+    """The hash that identifies a snapshot."""
     return blake3(b"".join(chunk_hashes)).digest()
 
 
@@ -227,7 +227,7 @@ def _as_snapshot(state: Downloaded) -> Made:
 
 
 def _deserialise(header: Snapshot, chunks: Sequence[bytes]) -> Downloaded:
-    """safetensors is a data-only format: nothing in it is executed."""
+    """The state in a complete snapshot. Raises BadMessageError if it is invalid. safetensors holds data only: nothing is executed."""
     try:
         tensors = load(b"".join(chunks))
         history = tuple(HistoryEntry(step=int(s), loss=float(loss), tokens=int(n)) for s, loss, n in json.loads(header.metadata))

@@ -1,7 +1,7 @@
-"""The state that a run begins from where it does not begin with first weights: the whole model in one safetensors file.
+"""The start state: a run that does not begin with initial weights begins from a whole model in one safetensors file.
 
-Tensors go by parameter name, and names are the same whatever the number of stages (as in Universal Checkpointing): what
-was trained in two stages goes on in four, each of which takes the names it holds.
+Tensors are named by parameter, and the names do not depend on the number of stages (as in Universal Checkpointing): a model
+that was trained in two stages can go on in four, each of which reads the names that it holds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REMEDY = "write it anew with `peerd new --from`"
 def write_start(
     path: Path, step: int, parameters: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], history: Iterable[HistoryEntry]
 ) -> None:
-    """`step` updates lie behind the parameters. Without the state of the run's optimizer its moments begin at zero. Raises DiskError."""
+    """Write a start state after `step` updates. If the optimizer state is empty, its moments begin at zero. Raises DiskError."""
     tensors = {f"parameters/{name}": tensor for name, tensor in parameters.items()}
     tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer.items()}
     lines = json.dumps([[entry.step, entry.loss, entry.tokens] for entry in history])
@@ -38,10 +38,10 @@ def write_start(
 
 
 class StartState:
-    """One such file, whose tensors are read when a stage asks for them."""
+    """An opened start state, whose tensors are read when a stage needs them."""
 
     def __init__(self, path: Path) -> None:
-        """ManifestError where it is no such file; DiskError where it cannot be read."""
+        """Raises ManifestError if the file is missing or is no start state, DiskError if it cannot be read."""
         self.path = path
         try:
             with safe_open(path, framework="pt") as file:
@@ -58,17 +58,17 @@ class StartState:
             raise ManifestError(f"{path} is not a run's state: {error}", _REMEDY) from None
 
     def agree(self, manifest: Manifest) -> Manifest:
-        """The manifest with the file's step and hash filled in; ManifestError where the file holds another model."""
+        """The manifest with the file's step and hash filled in. Raises ManifestError if the file does not fit the manifest."""
         for stage in range(manifest.train.num_stages):
             parameters = initial_parameter_spec(manifest, stage)
             self._require("parameters/", parameters)
             if self._has_optimizer(manifest):
                 self._require("optimizer/", optimizer_spec(manifest.train, parameters))
         if 0 < manifest.train.steps <= self.step:
-            raise ManifestError(f"the run ends at step {manifest.train.steps}, which its start has reached", "raise train.steps")
+            raise ManifestError(f"the run ends at step {manifest.train.steps}, which its start state has reached", "raise train.steps")
         start = StartConfig(state=manifest.start.state, step=self.step, blake3=self.digest())
         if manifest.start.blake3 and manifest.start != start:
-            raise ManifestError(f"{self.path} is not the state that the run begins from: its hash is another", _REMEDY)
+            raise ManifestError(f"{self.path} is not the state that the run begins from: its hash differs", _REMEDY)
         return dataclasses.replace(manifest, start=start)
 
     def of_stage(self, manifest: Manifest, stage: int) -> Downloaded:
@@ -92,7 +92,7 @@ class StartState:
         return blake3().update_mmap(self.path).hexdigest()
 
     def _has_optimizer(self, manifest: Manifest) -> bool:
-        """Whether the run's own optimizer can go on from it: the state of another is of no use."""
+        """Whether the file holds the state of the run's kind of optimizer; the state of another kind is ignored."""
         wanted = optimizer_parts(manifest.train)
         return {name.rpartition(".")[2] for name in self._shapes if name.startswith("optimizer/")} == wanted
 
@@ -105,5 +105,5 @@ class StartState:
 
 
 def start_lineage(manifest: Manifest) -> Lineage:
-    """What parameters of the run's beginning descend from, the same for every peer."""
+    """The lineage of the parameters that the run begins with, the same for every peer."""
     return Lineage(0, bytes.fromhex(manifest.start.blake3))

@@ -1,4 +1,4 @@
-"""What an averaged gradient does to a stage's parameters; the same for a peer of the swarm and for the reference."""
+"""The update of a stage's parameters from averaged gradients; peers of the swarm and the reference use the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from peerd.stage.optimizer import Optimizer
 
 
 def apply_means(train: TrainConfig, optimizer: Optimizer, step: int, means: Mapping[str, Tensor], norm: float | None) -> None:
-    """One update from mean gradients. `norm` is the whole model's, in runs that share it; one that is not finite updates nothing."""
+    """Apply one update from mean gradients. `norm` is the whole model's, in runs that share it; if it is not finite, nothing is updated."""
     if norm is not None and not math.isfinite(norm):
         return
     factor = 1.0 if norm is None else clip_factor(norm, train.max_gradient_norm)

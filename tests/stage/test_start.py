@@ -94,7 +94,7 @@ def test_a_state_that_changed_since_the_run_began_is_refused(tmp_path: Path) -> 
     begun = StartState(path).agree(beginning_at(path, manifest))
     assert StartState(path).agree(begun) == begun
     write_start(path, 3, {name: value + 1 for name, value in parameters.items()}, optimizer, HISTORY)
-    with pytest.raises(ManifestError, match="its hash is another"):
+    with pytest.raises(ManifestError, match="its hash differs"):
         StartState(path).agree(begun)
 
 
