@@ -169,7 +169,7 @@ def raise_if_ours() -> None:
 
 @contextlib.contextmanager
 def ending(rpc: Any) -> Iterator[Any]:
-    """A call that is cancelled at the end of the block, however that comes about."""
+    """Yield a call and cancel it at the end of the block, whatever ends the block."""
     try:
         yield rpc
     finally:

@@ -1,4 +1,4 @@
 """Messages between peers: gRPC services and their clients, tensors and their codecs.
 
-Converts between protobuf messages and the project's own values at this boundary; nothing generated passes inward.
+This room converts between protobuf messages and peerd's own values. No other room sees generated types.
 """

@@ -1,4 +1,4 @@
-"""What surrounds a microbatch where it is launched and where it is served, for daemons that export traces."""
+"""The hook around each microbatch, where it is launched and where it is served, for daemons that export traces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from peerd.wire.messages import Call
 
 
 class CallTracing:
-    """The call that a context gives is the one that goes on. Here it is the call as it is: nothing is traced."""
+    """Each method returns a context that yields the call to go on with. This base class traces nothing and yields the call unchanged."""
 
     def launched(self, call: Call) -> AbstractContextManager[Call]:
         return nullcontext(call)

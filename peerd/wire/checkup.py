@@ -1,4 +1,4 @@
-"""Both sides of the checkup service: dialling back, and how fast bytes go either way. Bounded and rationed, for anybody may ask."""
+"""Both sides of the checkup service: dial-backs, and measurements of a link's speed. Both are bounded and rationed, as anybody may ask."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DIAL_BACK_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 10.0
 _PIECE_BYTES = 64 * 1024
 SeenAt = Callable[[str], str | None]
-"""The multiaddr from which a gRPC connection came (`Tunnel.seen_at`)."""
+"""Returns the multiaddr that a gRPC connection came from (`Tunnel.seen_at`)."""
 
 
 class CheckupServicer(checkup_pb2_grpc.CheckupServicer):
@@ -35,9 +35,9 @@ class CheckupServicer(checkup_pb2_grpc.CheckupServicer):
         self._door = door
         self._seen_at = seen_at
         self._dials = Ration(each=4, total=30)
-        self._probes = Ration(each=4, total=4)  # a doctor's worth: whoever asks on and on gets 1 Mbit/s
+        self._probes = Ration(each=4, total=4)  # enough for one `peerd doctor`; endless requests get 1 Mbit/s
         self._busy_until_s = 0.0
-        """So long a connection is being measured, at most: two at once would measure one another."""
+        """When the present measurement ends at the latest. Two at once would disturb each other."""
 
     async def DialBack(self, request: checkup_pb2.DialBackRequest, context: Any) -> checkup_pb2.DialBackReply:
         async with self._door.answering(context, request.run) as caller:
@@ -81,12 +81,12 @@ class CheckupServicer(checkup_pb2_grpc.CheckupServicer):
         while (message := await self._door.read(messages)) is not None:
             total += len(message.data)
             if total > MAX_PROBE_BYTES:
-                raise BadMessageError("more bytes than a connection is measured with")
+                raise BadMessageError("more bytes than a measurement may take")
             yield len(message.data)
 
 
 class CheckupClient(Client):
-    """Asks others how this peer stands."""
+    """Asks other peers whether they reach this one and how fast the link is."""
 
     stub_of = checkup_pb2_grpc.CheckupStub
 
@@ -94,30 +94,30 @@ class CheckupClient(Client):
         return self.stub_of(await self._links.channel(peer))
 
     async def dial_back(self, peer: PeerId, port: int, *, direct: bool = False) -> DialBack:
-        """Whether `peer` reaches me at this port, p2pd's or that of `direct` connections, of the address it sees me at.
+        """Ask `peer` to dial this peer, at the address that it sees and at `port`: p2pd's, or that of `direct` connections.
 
-        RemoteError where it does not say.
+        Raises RemoteError if it gives no answer.
         """
         request = checkup_pb2.DialBackRequest(run=self._run, port=port, direct=direct)
         reply = await self._ask(peer, "DialBack", request, DIAL_BACK_TIMEOUT_S + ANSWER_TIMEOUT_S)
         if reply.direct != direct:
-            raise WrongStateError("it does not know of direct connections")
+            raise WrongStateError("the peer does not know direct connections")
         return DialBack(reply.observed[:64], reply.reached)
 
     async def upload(self, peer: PeerId, num_bytes: int) -> Speed:
-        """As the peer measured it. RemoteError where it does not."""
+        """Return the speed of an upload, as the peer measured it. Raises RemoteError if it gives no answer."""
         reply = await self._ask(peer, "Sink", _pieces(num_bytes), PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S)
         return Speed(int(reply.num_bytes), float(reply.took_s))
 
     async def download(self, peer: PeerId, num_bytes: int) -> Speed:
-        """As measured here. RemoteError where the peer does not send."""
+        """Return the speed of a download, as measured here. Raises RemoteError if the peer does not send."""
         stub, request = await self._stub(peer), checkup_pb2.SourceRequest(run=self._run, num_bytes=num_bytes)
         with remote_errors(), ending(stub.Source(request, timeout=PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S)) as rpc:
             return await _measure(len(message.data) async for message in rpc)
 
 
 async def _measure(pieces: AsyncIterator[int]) -> Speed:
-    """From the first piece on: what has gone before it, the way there and back, does not count. What has come until the time is up."""
+    """Measure until the pieces or `PROBE_TIMEOUT_S` end. The first piece starts the clock and is not counted, so latency is left out."""
     first_s = last_s = 0.0
     num_bytes = 0
     with contextlib.suppress(TimeoutError):

@@ -1,8 +1,8 @@
-"""Chunks of large messages between memory and the wire, in protobuf's own encoding but without protobuf's copies.
+"""Coding of large messages' chunks in protobuf's own encoding, but without protobuf's copies.
 
-A message whose only field is a chunk of bytes is one tag, the length and the bytes. Written and read by hand that costs one copy
-on the way out, straight from the tensor's memory, and none on the way in; protobuf makes three and two. Each message costs as much as
-the copying of many kilobytes, so the pieces of a chunk may lie apart, and a header may have the first chunk with it.
+A message whose only field is a chunk of bytes is encoded as a tag, the length and the bytes. Coded by hand, this takes one copy on the
+way out, straight from the tensor's memory, and none on the way in; protobuf makes three and two. Each message costs as much as copying
+many kilobytes, so one chunk may be built from several pieces, and the first chunk may come in the header's message.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _MAX_LENGTH_BYTES = 5
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What came in place of a message that holds just that."""
+    """A received message that contains only a chunk."""
 
     chunk: memoryview
 
 
 Pieces = tuple[Bytes, ...]
-"""A chunk that lies in pieces."""
+"""A chunk whose bytes lie in several pieces of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Headed:
-    """A message that is nothing but a header, and the chunk that comes with it."""
+    """A message that contains only a header, and the chunk that comes with it."""
 
     message: Any
     chunk: Bytes
@@ -45,7 +45,7 @@ def _tag_of(field: Any) -> int:
 
 
 class ChunkCoder:
-    """Serializer and deserializer of one kind of message: bytes, a view of some, or pieces stand for a message of that chunk alone."""
+    """Serializer and deserializer of one kind of message. Bytes, a memoryview or a tuple of pieces stand for a message of one chunk."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
@@ -65,7 +65,7 @@ class ChunkCoder:
                 return bytes(message.SerializeToString())
 
     def deserialize(self, data: bytes) -> Any:
-        """A Chunk, a header with one, or the message, if it is anything else. Raises what protobuf raises where it is none of them."""
+        """Return a `Chunk`, a `Headed`, or the parsed message if it is anything else. Raises protobuf's DecodeError for other bytes."""
         if data and data[0] == self._header_tag:
             length, start = _read_varint(data, 1)
             chunk = self._chunk_at(data, start + length) if length else None
@@ -75,7 +75,7 @@ class ChunkCoder:
         return Chunk(chunk) if chunk is not None else self._kind.FromString(data)
 
     def _chunk_at(self, data: bytes, start: int) -> memoryview | None:
-        """What comes from there on, if that is one chunk and nothing else."""
+        """Return the chunk that starts at `start`, if it is one chunk and nothing follows it."""
         if len(data) <= start or data[start] != self._tag:
             return None
         length, begin = _read_varint(data, start + 1)
@@ -83,7 +83,7 @@ class ChunkCoder:
 
 
 def opening(message: Any, kind: Any, words: str) -> tuple[Any, Bytes]:
-    """The header that a stream begins with, and the bytes that came with it. BadMessageError, with these words, where it has none."""
+    """Return the header of a stream's first message and the bytes that came with it. Raises BadMessageError(words) without a header."""
     chunk: Bytes = b""
     if isinstance(message, Headed):
         message, chunk = message.message, message.chunk
@@ -91,7 +91,7 @@ def opening(message: Any, kind: Any, words: str) -> tuple[Any, Bytes]:
         raise BadMessageError(words)
     chunk = chunk or message.chunk
     if len(chunk) > CHUNK_BYTES:
-        raise BadMessageError(f"{len(chunk)} bytes with a header")
+        raise BadMessageError(f"{len(chunk)} bytes in the message of a header, more than a chunk")
     return message.header, chunk
 
 
@@ -110,7 +110,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(data: bytes, start: int) -> tuple[int, int]:
-    """The value and where it ends; 0 where there is none."""
+    """Return the value and the offset after it; (0, start) where there is no valid one."""
     value = 0
     for place, byte in enumerate(data[start : start + _MAX_LENGTH_BYTES]):
         value |= (byte & 0x7F) << 7 * place
@@ -120,7 +120,7 @@ def _read_varint(data: bytes, start: int) -> tuple[int, int]:
 
 
 def digest_of(chunks: Iterable[Bytes]) -> bytes:
-    """The BLAKE3 hash of bytes that travel in chunks, however they are cut."""
+    """Return the BLAKE3 hash of the joined chunks."""
     hasher = blake3()
     for chunk in chunks:
         hasher.update(chunk)
@@ -130,7 +130,7 @@ def digest_of(chunks: Iterable[Bytes]) -> bytes:
 async def collected(
     read: Callable[[], Awaitable[Any]], num_bytes: int, begun: Bytes = b"", ended: type[PeerdError] = BadMessageError
 ) -> tuple[Any, ...]:
-    """Exactly `num_bytes` of chunks, those that came before included; `ended` where the stream ends too early."""
+    """Read chunks of exactly `num_bytes` together, including `begun`. Raises `ended` if the stream ends too early."""
     chunks: list[Any] = []
     missing = num_bytes
     while missing > 0:
@@ -139,17 +139,17 @@ async def collected(
         else:
             message = await read()
             if message is None:
-                raise ended(f"chunks that do not add up to what the header says: the stream ended {missing} bytes early")
+                raise ended(f"the chunks do not add up to the size in the header: the stream ended {missing} bytes early")
             chunk = message.chunk
         missing -= len(chunk)
         if missing < 0 or not chunk:
-            raise BadMessageError("chunks that do not add up to what the header says")
+            raise BadMessageError("the chunks do not add up to the size in the header")
         chunks.append(chunk)
     return tuple(chunks)
 
 
 def chunks_of(pieces: Iterable[Bytes], first: int = 0) -> Iterator[bytes]:
-    """Bytes that lie in pieces as chunks of 1 MB, from this one on; each is copied when it is asked for (gRPC takes only `bytes`)."""
+    """Yield the joined pieces as chunks of 1 MB, from chunk `first` on. Each is copied when it is asked for (gRPC takes only `bytes`)."""
     skipped, held, size = first * CHUNK_BYTES, list[memoryview](), 0
     for piece in pieces:
         left = memoryview(piece)[skipped:]

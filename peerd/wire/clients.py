@@ -1,4 +1,4 @@
-"""The calling side of every service: one function per RPC, with deadlines, values in and out, RemoteError when it fails."""
+"""The calling side of the services: one function for each RPC, with a deadline, peerd's values in and out, and RemoteError if it fails."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ BACKPROPAGATE, REDUCE = "/peerd.Stage/Backpropagate", "/peerd.Averaging/Reduce"
 
 
 class Client:
-    """The calling side of one service, at any peer."""
+    """The calling side of one service, for calls to any peer."""
 
     stub_of: ClassVar[Any]
-    """Makes of a channel the service's methods."""
+    """The generated stub class of the service."""
 
     def __init__(self, links: Links, run: RunId) -> None:
         self._links = links
@@ -46,7 +46,7 @@ class Client:
         return self.stub_of(await self._links.channel_for_tensors(peer))
 
     async def _ask(self, peer: PeerId, method: str, question: Any, timeout_s: float, **options: Any) -> Any:
-        """The one answer to a question."""
+        """Make a call with one request and one reply, and return the reply."""
         return await answer_of(getattr(await self._stub(peer), method)(question, timeout=timeout_s, **options))
 
 
@@ -63,7 +63,7 @@ class StageClient(Client):
     async def backpropagate(
         self, peer: PeerId, call: Call, records: Sequence[RawRecord], patience_s: float, on_forwarded: Callable[[int, PeerId], None]
     ) -> CallResult:
-        """Hand over activations and wait for their gradient. `patience_s` bounds the silence between two messages."""
+        """Send a microbatch to `peer` and wait for the result. `patience_s` bounds the silence between two messages of the peer."""
         async with self._lanes.turn(peer) as turn:
             channel, way = await self._links.way_for_tensors(peer)
             method = channel.stream_stream(BACKPROPAGATE, request_serializer=CALLS.serialize, response_deserializer=REPLIES.deserialize)
@@ -98,7 +98,7 @@ class StageClient(Client):
                     traffic.received_bytes += expected.num_bytes
                     traffic.received("activation_gradients", PeerRole.NEXT_STAGE, expected.num_bytes, expected.codec)
                 if await read_within(rpc.__aiter__(), patience_s) is not None:
-                    raise BadMessageError("more bytes than the gradient has")
+                    raise BadMessageError("the reply has more bytes than the gradient")
                 traffic.told((peer, way), done.receive_rate)
                 return CallResult(
                     gradient=gradient,
@@ -118,13 +118,13 @@ class AveragingClient(Client):
     stub_of = averaging_pb2_grpc.AveragingStub
 
     async def propose(self, peer: PeerId, roster: Roster, timeout_s: float) -> tuple[bool, str, RawRecord]:
-        """Whether the peer joined; if not, its reason and its record as of now."""
+        """Return whether the peer joined the round; if not, also its reason and its present record."""
         proposal = averaging_pb2.Proposal(run=self._run, roster=convert.roster_to(roster))
         reply = await self._ask(peer, "Propose", proposal, timeout_s)
         return reply.joined, reply.reason[:200], (reply.record.body, reply.record.signature)
 
     async def reduce(self, peer: PeerId, part: Part, chunks: Sequence[memoryview], patience_s: float) -> tuple[memoryview, ...]:
-        """Send my part of the slice `peer` reduces; the reduced slice, as chunks, comes back."""
+        """Send this peer's part of the slice that `peer` reduces. Returns the reduced slice as chunks."""
         channel = await self._links.channel_for_tensors(peer)
         call = channel.stream_stream(REDUCE, request_serializer=PARTS.serialize, response_deserializer=SLICES.deserialize)
 
@@ -143,7 +143,7 @@ class AveragingClient(Client):
         await self._ask(peer, "Abort", averaging_pb2.AbortRequest(average_id=average_id), timeout_s)
 
     async def get_average(self, peer: PeerId, stage: int, step: int, patience_s: float) -> tuple[Average, bytes, tuple[bytes, ...]]:
-        """A finished average, its hash and its chunks, not checked yet: the caller does that off the loop."""
+        """Fetch a finished average: its header, hash and chunks. The caller has to check them, off the event loop."""
         request = averaging_pb2.AverageRequest(run=self._run, stage=stage, step=step)
         with ending((await self._stub(peer)).GetAverage(request)) as rpc:
             header = await _header_of(rpc, patience_s, "an average without a header")
@@ -152,7 +152,7 @@ class AveragingClient(Client):
         return convert.average_from(header), header.blake3, chunks
 
     async def get_tied(self, peer: PeerId, step: int, wanted: AverageId, num_bytes: int, patience_s: float) -> tuple[bytes, ...]:
-        """A tied weight's gradients as chunks of exactly so many bytes, their hash checked."""
+        """Fetch a tied weight's gradients as chunks of `num_bytes` together. Their hash is checked here."""
         request = averaging_pb2.TiedRequest(run=self._run, step=step, id=wanted)
         with ending((await self._stub(peer)).GetTied(request)) as rpc:
             untold = f"a tied weight's gradients without a header that says {num_bytes} bytes"
@@ -170,7 +170,7 @@ class StateClient(Client):
     stub_of = state_pb2_grpc.StateStub
 
     async def get_state(self, peer: PeerId, request: StateRequest, patience_s: float) -> tuple[Snapshot, AsyncGenerator[bytes]]:
-        """The header of a donor's snapshot and its chunks from `first_chunk` on, not checked yet."""
+        """Return the header of a donor's snapshot and its chunks from `first_chunk` on. The caller has to check them."""
         message = state_pb2.StateRequest(
             run=self._run,
             stage=request.stage,
@@ -195,7 +195,7 @@ class StateRequest:
 
 @dataclass(frozen=True, slots=True)
 class DataHeader:
-    """What a donor says of the file whose bytes follow."""
+    """A donor's description of the file whose bytes follow."""
 
     num_bytes: int
     chunk_hashes: tuple[bytes, ...]
@@ -205,7 +205,7 @@ class DataClient(Client):
     stub_of = data_pb2_grpc.DataStub
 
     async def get_data(self, peer: PeerId, digest: bytes, first_chunk: int, patience_s: float) -> tuple[DataHeader, AsyncGenerator[bytes]]:
-        """The header of a donor's file and its bytes from a chunk on, not checked yet."""
+        """Return the header of a donor's file and its bytes from `first_chunk` on. The caller has to check them."""
         rpc = (await self._stub(peer)).GetData(data_pb2.DataRequest(run=self._run, blake3=digest, first_chunk=first_chunk))
         header = await _header_of(rpc, patience_s, "data without a header")
         hashes = tuple(header.chunk_blake3)
@@ -215,7 +215,7 @@ class DataClient(Client):
 
 
 async def _header_of(rpc: Any, patience_s: float, untold: str) -> Any:
-    """The header with which a stream begins. BadMessageError with these words where it begins otherwise."""
+    """Return the header that begins a stream. Raises BadMessageError(untold) if the stream begins with anything else."""
     first = await read_within(rpc.__aiter__(), patience_s)
     if first is None or first.WhichOneof("kind") != "header":
         raise BadMessageError(untold)
@@ -243,7 +243,7 @@ async def _wait_for_done(rpc: Any, patience_s: float, on_forwarded: Callable[[in
         if kind == "forwarded":
             on_forwarded(message.forwarded.stage, PeerId(message.forwarded.peer))
         elif kind == "chunk":
-            raise BadMessageError("a gradient before the word that it is done")
+            raise BadMessageError("a chunk of the gradient came before the result")
         message = await read_within(stream, patience_s)
     raise PeerGoneError("the call ended without a result")
 

@@ -1,7 +1,7 @@
-"""Between float32 values and fewer bytes: pure functions over vectors, on whatever device they lie. Never on the event loop.
+"""Compression of float32 vectors: pure functions that work on any device. Call nothing here on the event loop.
 
-Contract: decoding gives the same bits on every device, so peers that decode the same bytes agree; a value that is not finite
-stays so, for its receiver to refuse; any bytes of the right size decode or raise BadMessageError.
+Contract: decoding gives the same bits on every device, so peers that decode the same bytes agree. A value that is not finite
+stays so, and its receiver refuses it. Any bytes of the right size decode or raise BadMessageError.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from peerd.errors import BadMessageError
 
 _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _SMALLEST_PEAK = 1e-30
-"""A block whose values are all smaller is sent as zeros: its scale could not be divided by."""
+"""A block whose values are all smaller in magnitude is sent as zeros, because its scale is too small to divide by."""
 _POSITION = torch.int16
 
 
@@ -35,7 +35,7 @@ def encode(codec: Codec, values: Tensor) -> Tensor:
 
 
 def decode(codec: Codec, data: Tensor, length: int) -> Tensor:
-    """uint8 [codec.num_bytes(length)] -> float32 [length], on the same device."""
+    """uint8 [codec.num_bytes(length)] -> float32 [length], on the same device. Raises BadMessageError for another size."""
     if data.numel() != codec.num_bytes(length):
         raise BadMessageError(f"{data.numel()} bytes do not make {length} values as {codec}")
     spec = codec.spec
@@ -49,14 +49,14 @@ def decode(codec: Codec, data: Tensor, length: int) -> Tensor:
 
 
 def through(codec: Codec, values: Tensor) -> Tensor:
-    """A tensor as its receiver has it; the very same where nothing is lost."""
+    """Return the tensor that a receiver would decode; `values` itself if the codec is lossless."""
     if not codec.is_lossy:
         return values
     return decode(codec, encode(codec, values.detach().reshape(-1)), values.numel()).view(values.shape)
 
 
 def _to_half(values: Tensor, kind: torch.dtype) -> Tensor:
-    """Values beyond float16's range become its largest; infinity stays."""
+    """Convert to float16 or bfloat16. Finite values beyond float16's range become its largest value; infinity stays."""
     halves = values.to(kind)
     if kind is torch.float16 and halves.numel() and bool(halves.abs().amax() == torch.inf):
         most = torch.finfo(kind).max
@@ -65,7 +65,7 @@ def _to_half(values: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _quantise(values: Tensor, spec: CodecSpec) -> Tensor:
-    """Per block its largest magnitude / the largest code as scale, and each value as the nearest multiple (Dettmers, arXiv 1511.04561)."""
+    """Quantise each block to multiples of its scale, which is the largest magnitude / the largest code (Dettmers, arXiv 1511.04561)."""
     block, largest = spec.block, (1 << spec.bits - 1) - 1
     length, full = values.numel(), values.numel() // block
     num_blocks = -(-length // block)
@@ -81,7 +81,7 @@ def _quantise(values: Tensor, spec: CodecSpec) -> Tensor:
 
 def _quantise_rows(rows: Tensor, scales: Tensor, codes: Tensor, largest: int) -> None:
     peaks = torch.maximum(rows.amax(dim=1), -rows.amin(dim=1))
-    tiny = peaks < _SMALLEST_PEAK  # false for a block with NaN, whose scale is to be NaN and whose codes do not matter
+    tiny = peaks < _SMALLEST_PEAK  # false for a block with NaN: its scale becomes NaN, and its codes do not matter
     scales.copy_(torch.where(tiny, 0.0, peaks / largest))
     factors = torch.where(tiny | ~peaks.isfinite(), 0.0, largest / peaks)
     codes.copy_((rows * factors[:, None]).round_())
@@ -98,7 +98,7 @@ def _dequantise(data: Tensor, length: int, block: int) -> Tensor:
 
 
 def _narrowed(packed: Tensor, length: int, bits: int) -> Tensor:
-    """The codes behind the scales, each more by half of its range and in its bits only, one after another from the lowest bits up."""
+    """Pack the 8-bit codes after the scales into `bits` bits each: shifted to be non-negative, the lowest bits first."""
     border, together = packed.numel() - length, _together(bits)
     codes = (packed[border:].view(torch.int8) + (1 << bits - 1)).view(torch.uint8) & (1 << bits) - 1
     words = functional.pad(codes, (0, -length % together))
@@ -124,18 +124,18 @@ def _widened(data: Tensor, length: int, bits: int) -> Tensor:
 
 
 def _together(bits: int) -> int:
-    """The fewest codes that fill whole bytes: 2, 4 or 8."""
+    """Return the smallest number of codes that fill whole bytes: 2, 4 or 8."""
     return 8 // math.gcd(bits, 8)
 
 
 def _merges(bits: int) -> list[tuple[torch.dtype, int, int]]:
-    """Neighbours become one, until so many are: each time the type of one, the bits of its halves, and how many of those are used."""
+    """Return the steps that merge neighbouring codes in pairs: the merged word's type, the bits of each half, and the bits in use."""
     kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     return [(kind, 4 * merged, bits * merged // 2) for merged, kind in kinds.items() if merged <= _together(bits)]
 
 
 def _keep_largest(codec: Codec, values: Tensor) -> Tensor:
-    """The values of largest magnitude of each chunk, in rising position: all values, then all positions."""
+    """Pack the values of largest magnitude of each chunk, in rising position: first all values, then all positions."""
     border = values.numel() // TOPK_CHUNK * TOPK_CHUNK
     rows = [values[:border].view(-1, TOPK_CHUNK), values[border:].view(1, -1)]
     places = [row.abs().topk(codec.kept(row.shape[1]), dim=1, sorted=False).indices.sort(dim=1).values for row in rows]
@@ -158,6 +158,6 @@ def _spread(codec: Codec, data: Tensor, length: int) -> Tensor:
         places = places.view(row.shape[0], -1)
         rising = bool((places[:, 1:] > places[:, :-1]).all())
         if not rising or bool((places[:, :1] < 0).any()) or bool((places[:, -1:] >= row.shape[1]).any()):
-            raise BadMessageError("positions that are outside the tensor or do not rise")
+            raise BadMessageError("the positions are outside the tensor or do not rise")
         row.scatter_(1, places, given.view_as(places))
     return values

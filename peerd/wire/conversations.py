@@ -1,7 +1,7 @@
-"""Conversations: one stream to a peer for questions that come often, in place of a call for each, which costs four times as much.
+"""Conversations: one stream to a peer for frequent questions, because a call for each question costs four times as much.
 
-Answers come in the order of the questions. A stream takes the quickest way that is open, and the next question begins another one where
-that is another by then or the stream has ended; who does not answer in time is not asked over the same stream again.
+Answers come in the order of the questions. A stream uses the fastest open channel. The next question begins a new stream if another
+channel is the fastest by then, or if the stream has ended. A stream on which an answer does not come in time is closed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from peerd.link.links import Links, as_remote_error, raise_if_ours, was_cut_shor
 from peerd.table.record import PeerId
 
 SHUNNED_S = 30.0
-"""About what it takes until gRPC finds that nobody is at the other end."""
+"""About the time that gRPC needs to find that the other end is gone."""
 _OVER = "the conversation is over"
 
 
 class EndedError(PeerGoneError):
-    """The callee has ended the stream in good order, as it does after a long silence."""
+    """The stream has ended in good order, as the callee ends it after a long silence."""
 
 
 class Conversations:
-    """With all peers, about one method."""
+    """The conversations with all peers that use one gRPC method."""
 
     def __init__(self, links: Links, method: str, serialize: Callable[[Any], bytes], deserialize: Callable[[bytes], Any]) -> None:
         self._links = links
@@ -38,10 +38,10 @@ class Conversations:
         self._coders = {"request_serializer": serialize, "response_deserializer": deserialize}
         self._with: dict[PeerId, _Conversation] = {}
         self._shunned_until_s: dict[PeerId, float] = {}
-        """Peers that were silent over a direct path, which may lead nowhere by now: until then they are asked through the tunnel."""
+        """Peers that were silent over a direct path, which may be dead. Until the given time they are asked through the tunnel."""
 
     async def ask(self, peer: PeerId, question: Any, timeout_s: float) -> Any:
-        """The answer. RemoteError as the peer says, or when none comes in time."""
+        """Return the answer. Raises the peer's RemoteError, or PeerGoneError if none comes in time."""
         for _ in range(2):  # a stream may end between two questions
             shuns = time.monotonic() < self._shunned_until_s.get(peer, 0.0)
             tunnel = await self._links.channel(peer)
@@ -61,7 +61,7 @@ class Conversations:
         self._shunned_until_s[peer] = now_s + SHUNNED_S
 
     def _by(self, channel: Any, peer: PeerId) -> _Conversation:
-        """The one under way, or a new one where that takes another way by now."""
+        """Return the present conversation if it uses this channel, otherwise a new one."""
         known = self._with.get(peer)
         if known is not None and known.channel is channel:
             return known
@@ -80,13 +80,13 @@ class Conversations:
 
 
 class _Conversation:
-    """One stream. It is over with the first thing that goes wrong."""
+    """One stream. Any error ends it."""
 
     def __init__(self, channel: Any, call: Any, on_over: Callable[[_Conversation], None]) -> None:
         self.channel = channel
         self.is_over = False
         self._is_heard = False
-        """The callee has answered once."""
+        """True once the callee has answered a question."""
         self._on_over = on_over
         self._call = call
         self._turn = asyncio.Lock()
@@ -106,19 +106,19 @@ class _Conversation:
         except TimeoutError:
             self._close(PeerGoneError(f"no message for {timeout_s:.1f} s"))
             raise PeerGoneError(f"no message for {timeout_s:.1f} s") from None
-        except asyncio.CancelledError:  # whether the question went out nobody knows, so which answer is whose would not be known either
+        except asyncio.CancelledError:  # the question may or may not have been sent, so later answers could not be told apart
             self._close(EndedError(_OVER))
             raise
 
     def end(self) -> None:
-        """Nothing more is asked; what is under way is answered first."""
+        """Close the stream once the pending questions have been answered."""
         if self._asked:
             self._asked[-1].add_done_callback(lambda _answer: self._close(EndedError(_OVER)))
         else:
             self._close(EndedError(_OVER))
 
     async def _write(self, question: Any, answer: asyncio.Future[Any]) -> None:
-        """What goes wrong is the reader's to tell. gRPC never ends the first write of a call that is cancelled while it connects."""
+        """Send a question; `_read` reports any error. gRPC never ends the first write of a call that is cancelled while connecting."""
         try:
             if self._is_heard:
                 await self._call.write(question)
@@ -139,7 +139,7 @@ class _Conversation:
         try:
             while (answer := await self._call.read()) is not grpc.aio.EOF:
                 if answer is None or not self._asked:
-                    reason = BadMessageError("an answer that cannot be read, or that nobody asked for")
+                    reason = BadMessageError("the answer cannot be read, or belongs to no question")
                     break
                 self._is_heard = True
                 asked = self._asked.popleft()
@@ -162,5 +162,5 @@ class _Conversation:
             asked = self._asked.popleft()
             if not asked.done():
                 asked.set_exception(reason)
-                asked.exception()  # seen, should nobody wait for it any more
+                asked.exception()  # marks it as retrieved, in case nobody waits for it
         self._on_over(self)

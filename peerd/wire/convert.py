@@ -1,4 +1,7 @@
-"""Between protobuf messages and peerd's values. Every field from the network is checked here before anyone sees it."""
+"""Converts between protobuf messages and peerd's values. Every field from the network is checked here before any other code sees it.
+
+`..._from` functions raise BadMessageError for fields out of range.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ MAX_COUNT = 1 << 62
 MAX_PEER_CHARS = 64
 MAX_CHUNKS = 1 << 20
 MAX_LINEAGE_BYTES = 32
-"""What fits a record: a joiner that took on more could not announce itself."""
+"""The most that fits a record. A joiner that took on a longer lineage could not announce itself."""
 ID_BYTES = 16
 TRACE_BYTES = 24
 MOST_WITH_HEADER = 16 * 1024
-"""Bytes of tokens. How fast tensors come in is measured by those of activations, from the header on."""
+"""Tokens up to this size (bytes) are sent with the header. Activations never are: their arrival after the header measures the link."""
 
 
 def records_to(records: Iterable[RawRecord]) -> list[swarm_pb2.SignedRecord]:
@@ -38,7 +41,7 @@ def records_to(records: Iterable[RawRecord]) -> list[swarm_pb2.SignedRecord]:
 def records_from(messages: Iterable[swarm_pb2.SignedRecord], most: int = MAX_RECORDS) -> tuple[RawRecord, ...]:
     records = tuple((message.body, message.signature) for message in messages)
     if len(records) > most:
-        raise BadMessageError(f"{len(records)} records where at most {most} may travel")
+        raise BadMessageError(f"{len(records)} records in one message; at most {most} are allowed")
     return records
 
 
@@ -48,7 +51,7 @@ def tags_to(tags: Iterable[bytes]) -> bytes:
 
 def tags_from(joined: bytes) -> frozenset[bytes]:
     if len(joined) % TAG_BYTES or len(joined) > MOST_TAGS * TAG_BYTES:
-        raise BadMessageError(f"names of records in {len(joined)} bytes")
+        raise BadMessageError(f"record tags of {len(joined)} bytes")
     return frozenset(joined[at : at + TAG_BYTES] for at in range(0, len(joined), TAG_BYTES))
 
 
@@ -58,7 +61,7 @@ def tensor_to(tensor: TensorBytes) -> stage_pb2.TensorHeader:
 
 
 def tensor_from(header: stage_pb2.TensorHeader) -> TensorBytes:
-    """A tensor without its bytes yet."""
+    """Return the tensor that a header describes, still without its bytes."""
     if header.dtype not in ITEM_BYTES:
         raise BadMessageError(f"unknown tensor type {header.dtype[:20]!r}")
     if not 1 <= len(header.shape) <= 8 or header.num_bytes > MAX_BOUNDARY_BYTES:
@@ -72,12 +75,12 @@ def tensor_from(header: stage_pb2.TensorHeader) -> TensorBytes:
 def _codec_from(header: stage_pb2.TensorHeader) -> Codec:
     codec = _known_codec(header.codec) or NONE
     if codec.is_lossy and header.dtype != "float32":
-        raise BadMessageError(f"a tensor of {header.dtype} does not travel as {codec}")
+        raise BadMessageError(f"a tensor of {header.dtype} cannot be encoded as {codec}")
     return codec
 
 
 def _known_codec(name: str) -> Codec | None:
-    """None where none is named."""
+    """Return the codec of this name, None for an empty name. Raises BadMessageError for an unknown one."""
     try:
         return parse_codec(name) if name else None
     except ValueError as error:
@@ -104,11 +107,11 @@ def call_to(call: Call, run: str, records: Iterable[RawRecord]) -> stage_pb2.Cal
 
 
 def call_from(header: stage_pb2.CallHeader) -> Call:
-    """A call without its tensors' bytes yet."""
+    """Return the call that a header describes, still without the bytes of its tensors."""
     if len(header.call_id) != ID_BYTES:
         raise BadMessageError("a call id has 16 bytes")
     if header.microbatch >= MAX_MICROBATCHES_PER_STEP or max(len(header.accumulate), len(header.path)) > MAX_STAGES:
-        raise BadMessageError("microbatch, accumulate set or path out of range")
+        raise BadMessageError("the microbatch, the accumulate set or the path is out of range")
     if len(header.trace) not in (0, TRACE_BYTES):
         raise BadMessageError(f"a trace context has {TRACE_BYTES} bytes")
     return Call(
@@ -128,7 +131,8 @@ def call_from(header: stage_pb2.CallHeader) -> Call:
 
 
 def call_messages(header: stage_pb2.CallHeader, call: Call) -> Iterator[stage_pb2.CallMessage | Headed | Pieces]:
-    """A call as it travels. A few tokens come with the header; else it goes ahead, for who is full refuses a call before it has more."""
+    """Yield the messages of a call. A few tokens come with the header. Otherwise the header goes first, so that a full callee can refuse
+    before tensors are sent."""
     pieces = (*call.inputs.chunks, *call.labels.chunks)
     opens = stage_pb2.CallMessage(header=header)
     if call.stage == 0 and sum(map(len, pieces)) <= MOST_WITH_HEADER:
@@ -139,7 +143,7 @@ def call_messages(header: stage_pb2.CallHeader, call: Call) -> Iterator[stage_pb
 
 
 def grouped(pieces: Iterable[Bytes]) -> Iterator[Pieces]:
-    """Pieces of at most 1 MB that make up no more than that together."""
+    """Group pieces of at most 1 MB each so that no group exceeds 1 MB."""
     group: list[Bytes] = []
     size = 0
     for piece in pieces:
@@ -153,7 +157,7 @@ def grouped(pieces: Iterable[Bytes]) -> Iterator[Pieces]:
 
 
 def result_to(result: CallResult, receive_rate: float | None) -> list[stage_pb2.ReplyMessage | Bytes]:
-    """The end of a call: that it is done, and the bytes of the gradient. `receive_rate`: bytes per second from this caller."""
+    """Return the last messages of a call: the result, then the gradient's bytes. `receive_rate`: bytes per second from this caller."""
     done = stage_pb2.Done(
         downstream_s=result.downstream_s,
         queued_s=result.queued_s,
@@ -233,13 +237,13 @@ def snapshot_to(snapshot: Snapshot) -> state_pb2.StateHeader:
 def snapshot_from(header: state_pb2.StateHeader) -> Snapshot:
     hashes = tuple(header.chunk_blake3)
     if not are_hashes(hashes) or len(header.metadata) > 1 << 22 or header.step >= MAX_COUNT or len(header.lineage) > MAX_LINEAGE_BYTES:
-        raise BadMessageError("a state with a damaged header")
+        raise BadMessageError("the header of the state is damaged")
     lineage = Lineage(header.inexact, header.lineage)
     return Snapshot(step=header.step, lineage=lineage, num_bytes=header.num_bytes, chunk_hashes=hashes, metadata=header.metadata)
 
 
 def are_hashes(hashes: Sequence[bytes]) -> bool:
-    """True if these may be the hashes of a file's chunks."""
+    """Return whether the number and sizes of these hashes are possible for the chunks of a file."""
     return len(hashes) <= MAX_CHUNKS and all(len(each) == 32 for each in hashes)
 
 
@@ -259,7 +263,7 @@ def bitmap_to(bitmap: int) -> bytes:
 
 def bitmap_from(raw: bytes) -> int:
     if len(raw) > MAX_MICROBATCHES_PER_STEP // 8:
-        raise BadMessageError("a ledger longer than a step can be")
+        raise BadMessageError("the ledger is longer than any step")
     return int.from_bytes(raw, "little")
 
 
@@ -277,7 +281,7 @@ def tallies_to(stages: Iterable[StageTally]) -> list[swarm_pb2.StageTally]:
 
 
 def tallies_from(messages: Iterable[swarm_pb2.StageTally]) -> tuple[StageTally, ...]:
-    """Sound in form; whether they can be true is policy's affair."""
+    """Check the form of tallies. Whether they can be true is decided in policy/step/contributions.py."""
     stages = tuple(
         StageTally(
             stage=m.stage,
@@ -292,9 +296,9 @@ def tallies_from(messages: Iterable[swarm_pb2.StageTally]) -> tuple[StageTally, 
     if len(stages) > MAX_STAGES or len(rows) > MAX_TALLIES:
         raise BadMessageError(f"{len(rows)} tallies of {len(stages)} stages")
     if any(max(s.stage, s.first_step, s.last_step, s.steps) > MAX_COUNT for s in stages):
-        raise BadMessageError("a tally's step out of range")
+        raise BadMessageError("a step of a tally is out of range")
     if any(
         max(row.steps, row.microbatches, row.tokens) > MAX_COUNT or len(row.peer) > MAX_PEER_CHARS or not row.peer.isalnum() for row in rows
     ):
-        raise BadMessageError("a tally out of range")
+        raise BadMessageError("a tally is out of range")
     return stages

@@ -1,4 +1,4 @@
-"""The called side of the data service: a peer that has the run's text gives it to those that want to launch microbatches, too."""
+"""The called side of the data service: a peer that has the run's data sends it to peers that want to train, too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from peerd.wire.services import Servicer
 
 class DataHandler(Protocol):
     async def give(self, digest: str, first_chunk: int) -> tuple[int, Sequence[bytes], AsyncGenerator[bytes]]:
-        """Size, hashes of the chunks, and the bytes of the file with this hash, from a chunk on."""
+        """Return the size, the chunk hashes and the bytes from `first_chunk` on of the file whose BLAKE3 hash is `digest`."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Asking several peers whether they can reach this one."""
+"""Asks several peers whether they can reach this one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MAX_DIALLERS = 4
 async def dial_backs(
     links: Links, run: RunId, peers: Sequence[PeerId], port: int, within_s: float | None = None, *, direct: bool = False
 ) -> list[Dialled]:
-    """What several peers found when asked to dial back at `port`, that of `direct` connections or p2pd's.
+    """Ask several peers to dial back at `port`, that of `direct` connections or p2pd's, and return what they found.
 
-    Who has not answered `within_s` has not said.
+    For a peer that does not answer within `within_s` the result is unknown.
     """
     client = CheckupClient(links, run)
 
@@ -29,7 +29,7 @@ async def dial_backs(
                 answer = await client.dial_back(peer, port, direct=direct)
         except (RemoteError, TimeoutError):
             return Dialled(peer, "", None)
-        # Who is asked through a relay does not see where the question comes from.
+        # A peer that is asked through a relay does not see the address of this one.
         return Dialled(peer, answer.observed, answer.reached if answer.observed else None)
 
     return list(await asyncio.gather(*(ask(peer) for peer in peers[:MAX_DIALLERS])))

@@ -1,4 +1,4 @@
-"""The called side of direct connections: each end shows the other the certificate under which it calls."""
+"""The called side of direct connections: each end shows the other its certificate."""
 
 from __future__ import annotations
 

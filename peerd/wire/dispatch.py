@@ -1,6 +1,6 @@
-"""Sends a microbatch to some peer of a stage and does not give up while another peer can take it.
+"""Sends a microbatch to a peer of a stage, and to another one if that fails, as long as any peer can take it.
 
-Used by trainers for stage 0 and by every stage for the next: choose by stochastic wiring, measure, ban, retry.
+Trainers use it for stage 0, and each stage for the next. It chooses by stochastic wiring, measures response times, bans and retries.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from peerd.wire.messages import Call, CallResult
 
 BUSY_PAUSE_S = 0.02
 MOST_BUSY_PAUSE_S = 0.16
-"""Each time in a row that nobody has a slot the pause doubles, up to here."""
+"""The pause doubles, up to this, each time in a row that a callee has no slot."""
 STALE_PAUSE_S = 0.05
 CANCEL_TIMEOUT_S = 2.0
 LOG = structlog.get_logger()
 
 
 class LiveTable(Protocol):
-    """What sending needs of the membership."""
+    """The part of the membership that the dispatcher uses."""
 
     def live(self) -> LiveView: ...
 
@@ -43,20 +43,20 @@ class LiveTable(Protocol):
 
 
 class FailureReports(Protocol):
-    """Takes the word that a call has failed."""
+    """Receives reports of failed calls."""
 
     def report_failure(self, peer: PeerId) -> None: ...
 
 
 class CallAdapter(Protocol):
-    """Makes of a call what suits a link."""
+    """Adapts a call to the link that it will take."""
 
     async def adapt(self, call: Call, peer: PeerId) -> Call:
-        """The call as it goes to the peer."""
+        """Return the call in the form that is sent to `peer`."""
 
 
 class Dispatcher:
-    """One per daemon; keeps a router per stage. `patience_s` bounds a callee's silence, `total_s` one microbatch."""
+    """Sends microbatches, with one router for each stage. `patience_s` bounds a callee's silence, `total_s` one microbatch."""
 
     def __init__(
         self,
@@ -78,15 +78,15 @@ class Dispatcher:
         self._patience_s = patience_s
         self._total_s = total_s
         self._routers: dict[tuple[int, bool], Router] = {}
-        """By stage, and apart for evaluation: what forward passes alone take says nothing of training."""
+        """By stage and whether for evaluation, whose forward passes say nothing about response times in training."""
         self._deaf_until_s: dict[PeerId, float] = {}
-        """Peers that said for how long they would not hear this one (monotonic clock)."""
+        """Peers that asked for a pause, and when it ends (monotonic clock)."""
         self._cancels = Tasks()
         self.replayed = 0
-        """Microbatches sent to another peer after the first one failed."""
+        """Number of times that a microbatch went to another peer because its callee failed."""
 
     async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
-        """The result of one microbatch. PeerGoneError when nobody took it in time; WrongStateError when its step is over."""
+        """Return the result of one microbatch. Raises PeerGoneError if no peer took it in time, WrongStateError if its step is over."""
         deadline_s = time.monotonic() + self._total_s
         router = self._router(call)
         path = dict(call.path)
@@ -101,14 +101,14 @@ class Dispatcher:
         while time.monotonic() < deadline_s:
             live = self._table.live()
             self._check_wanted(call, live)
-            asks_holders = call.asks_gradient_only and attempt == call.attempt  # else anybody can compute it
+            asks_holders = call.asks_gradient_only and attempt == call.attempt  # on a retry any peer may compute it
             candidates = [r for r in self._candidates(call, live, refused) if self._deaf_until_s.get(r.peer, 0.0) <= time.monotonic()]
             prefer = holders(candidates, call.step, call.index) if asks_holders else frozenset()
             if not prefer and call.stage in path:
                 prefer = frozenset({path[call.stage]})
             peer = router.choose(candidates, point_of(call.index, self._num_microbatches, attempt), prefer, call.step)
             if peer is None and refused:
-                raise WrongStateError(f"nobody of stage {call.stage} holds the parameters of step {call.step} any more")
+                raise WrongStateError(f"no peer of stage {call.stage} holds the parameters of step {call.step} any more")
             if peer is None:
                 until_s = min([deadline_s, *(at_s for at_s in self._deaf_until_s.values() if at_s > time.monotonic())])
                 await self._table.changed(min(self._patience_s, max(0.01, until_s - time.monotonic())))
@@ -133,7 +133,7 @@ class Dispatcher:
         raise PeerGoneError(f"no peer of stage {call.stage} took the microbatch within {self._total_s:.0f} s")
 
     def distrust(self, call: Call, peer: PeerId) -> None:
-        """What this peer gave back turned out to be broken: as if its call had failed."""
+        """Treat a peer whose result turned out to be broken as if its call had failed."""
         record = self._table.live().find(peer)
         if record is not None:
             broken = BadMessageError("a gradient that is not finite")
@@ -149,18 +149,18 @@ class Dispatcher:
         elapsed_s = time.monotonic() - started_s
         if call.evaluation:
             if result.loss is None or not math.isfinite(result.loss):
-                raise BadMessageError("no loss came back")
+                raise BadMessageError("the reply has no finite loss")
         elif call.needs_gradient:
             if result.gradient is None:
-                raise BadMessageError("no gradient came back")
+                raise BadMessageError("the reply has no gradient")
             result.gradient.check(call.inputs.dtype, call.inputs.shape)
         self._table.absorb(result.records)
-        if call.stage in call.accumulate or call.evaluation:  # half a microbatch is no measure of a whole one, nor is one done before
+        if call.stage in call.accumulate or call.evaluation:  # otherwise the callee does only a part of a microbatch's work
             router.observe(peer.peer, max(0.0, elapsed_s - max(result.downstream_s, 0.0) - max(result.queued_s, 0.0)))
         return result
 
     def _give_up_on(self, router: Router, peer: PeerRecord, call: Call, error: RemoteError) -> None:
-        """Ban, tell liveness, and narrow the chance of a double count: rule W4 (retry), hole 7."""
+        """Ban the peer, report the failure, and cancel the call to make a double count rarer: rule W4 (retry), hole 7."""
         LOG.debug("peer failed a microbatch", peer=peer.peer, stage=call.stage, step=call.step, index=call.index, error=str(error))
         router.ban(peer)
         self.replayed += not isinstance(error, UnheardError)
@@ -172,17 +172,17 @@ class Dispatcher:
         try:
             await self._client.cancel(peer, call_id, CANCEL_TIMEOUT_S)
         except RemoteError:
-            return  # it is gone; the ledgers decide what counts
+            return  # the peer is gone; the ledgers decide what counts
 
     def _candidates(self, call: Call, live: LiveView, refused: Collection[PeerId]) -> list[PeerRecord]:
-        """For an evaluation any that is at its step or past it may have set the parameters aside, and says so if not."""
+        """Return the peers that may compute this call. For an evaluation, peers past its step may have kept the parameters, too."""
         if call.evaluation:
             able = [r for r in live.serving(call.stage) if r.step >= call.step and not r.leaving and r.peer not in refused]
             return [r for r in able if r.step == call.step] or able
         return able_to_compute(live, call.stage, call.step)
 
     def _check_wanted(self, call: Call, live: LiveView) -> None:
-        """A microbatch of a step that every stage has left is of no use to anybody."""
+        """Raise WrongStateError if every stage has left the step of the microbatch: nothing needs it any more."""
         step = work_step(live, self._num_stages)
         if step is not None and step > call.step and not call.evaluation:
             raise WrongStateError(f"step {call.step} is over")

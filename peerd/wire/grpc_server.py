@@ -1,4 +1,4 @@
-"""The daemon's gRPC servers: the one on a local socket that the tunnel leads to, and those that take direct connections."""
+"""The daemon's gRPC servers: one on a local socket behind the tunnel, and those for direct connections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOG = structlog.get_logger()
 
 
 async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.Server:
-    """The one that the tunnel leads to, on a local socket only."""
+    """Start the server behind the tunnel. It listens on a local socket only."""
     server = grpc.aio.server(options=CHANNEL_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
     server.add_generic_rpc_handlers(_handlers(servicers))
     server.add_insecure_port(f"unix:{socket_path}")
@@ -33,18 +33,18 @@ async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.S
 
 
 class DirectEndpoint:
-    """Takes direct connections: neighbours' always, others' while no cap is set, for caps are kept in the tunnel."""
+    """Takes direct connections: from neighbours always, from others only while no cap is set, because the tunnel enforces caps."""
 
     def __init__(
         self, host: str, port: int, showing: Showing, pins: Pins, throttles: Throttles, neighbours: Neighbours | None = None
     ) -> None:
-        """`port` 0: any. With `neighbours` it takes their calls, too."""
+        """With `port` 0 the system chooses one. With `neighbours` it also takes calls over a local socket."""
         self._host, self._port = host, port
         self._showing, self._pins, self._throttles, self._neighbours = showing, pins, throttles, neighbours
         self._servicers: Sequence[Any] = ()
         self._asked = asyncio.Event()
         self._taken = b""
-        """The certificates that gRPC was last told to take."""
+        """The certificates that gRPC was last told to accept."""
         self._server: grpc.aio.Server | None = None
         self._local: grpc.aio.Server | None = None
 
@@ -53,14 +53,14 @@ class DirectEndpoint:
         await self._look()
 
     async def run(self) -> None:
-        """Opens and closes with the caps until cancelled."""
+        """Open and close the port as the caps change, until cancelled."""
         while True:
             await self._asked.wait()
             self._asked.clear()
             await self._look()
 
     def look_again(self) -> None:
-        """The caps may be others now."""
+        """Make `run` look at the caps again."""
         self._asked.set()
 
     async def close(self, grace_s: float = 0.0) -> None:
@@ -85,7 +85,7 @@ class DirectEndpoint:
         try:
             server.add_insecure_port(f"unix:{socket}")
         except RuntimeError:
-            LOG.warning("no local socket; other daemons on this machine come by TLS", path=socket)
+            LOG.warning("cannot open the local socket; other daemons on this machine use TLS", path=socket)
             return
         await server.start()
         self._local, self._showing.socket = server, socket
@@ -101,13 +101,13 @@ class DirectEndpoint:
         server = self._new_server(self._throttles)
         port = self._bind(server, self._port) or self._bind(server, 0)
         if not port:
-            LOG.warning("no port for direct connections; the tunnel carries everything")
+            LOG.warning("cannot open a port for direct connections; the tunnel carries everything")
             return
         await server.start()
         self._server, self._port, self._showing.port = server, port, port
 
     def _bind(self, server: grpc.aio.Server, port: int) -> int:
-        """The port at which the server will listen; 0 where it is taken."""
+        """Return the port that the server will listen on; 0 if `port` is taken."""
         credentials = grpc.dynamic_ssl_server_credentials(self._configuration(), self._changes, require_client_authentication=True)
         try:
             return int(server.add_secure_port(f"{self._host}:{port}", credentials))
@@ -115,27 +115,27 @@ class DirectEndpoint:
             return 0
 
     def _changes(self) -> Any:
-        """Asked for by gRPC, on a thread of its own, at every handshake; None: take the same as before."""
+        """Return the new TLS configuration, or None if nothing changed. gRPC calls this at every handshake, on its own thread."""
         return self._configuration() if self._pins.pems != self._taken else None
 
     def _configuration(self) -> Any:
-        """My certificate, and whom to take: whoever has shown its own."""
+        """Return this daemon's certificate and the certificates to accept: those that callers have shown."""
         mine, self._taken = self._showing.certificate, self._pins.pems
         return grpc.ssl_server_certificate_configuration([(mine.key_pem, mine.pem)], root_certificates=mine.pem + self._taken)
 
 
 class _Methods(dict[str, dict[str, Any]]):
-    """By service and name, as the generated `add_..._to_server` tell a server of them."""
+    """Handlers by service and method name. It stands in for a server, so that the generated `add_..._to_server` can fill it."""
 
     def add_generic_rpc_handlers(self, _handlers: Any) -> None:
-        """They come again by name."""
+        """Ignored: the same handlers are also registered by name."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         self[service] = handlers
 
 
 def _handlers(servicers: Sequence[Any], throttles: Throttles | None = None) -> tuple[Any, ...]:
-    """What a server takes calls with; where `throttles` are given, their messages are counted."""
+    """Return the handlers of a server. If `throttles` are given, they count the messages."""
     methods = _Methods()
     for servicer in servicers:
         servicer.register(servicer, methods)
@@ -151,7 +151,7 @@ def _handlers(servicers: Sequence[Any], throttles: Throttles | None = None) -> t
 
 
 def reporting(name: str, handler: Any) -> Any:
-    """A server's method, whose unexpected errors are reported; its caller hears only that there was one."""
+    """Wrap the handler of a server's method: unexpected errors are reported here, and the caller gets status UNKNOWN."""
     kind = ("stream" if handler.request_streaming else "unary") + ("_stream" if handler.response_streaming else "_unary")
     method = getattr(handler, kind)
 
@@ -171,7 +171,7 @@ def reporting(name: str, handler: Any) -> Any:
 async def _reported(name: str, context: Any) -> AsyncIterator[None]:
     try:
         yield
-    except grpc.aio.BaseError:  # how a call is refused, or what gRPC says of one that is over
+    except grpc.aio.BaseError:  # a refusal, or gRPC's error for a call that is over
         raise
     except Exception as error:
         INTERNAL_ERRORS.report(name, error)

@@ -1,4 +1,4 @@
-"""The values that cross the wire, as the rest of peerd knows them."""
+"""The values that peers exchange, in the form that the rest of peerd uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ITEM_BYTES = {"float32": 4, "int32": 4}
 
 @dataclass(frozen=True, slots=True)
 class TensorBytes:
-    """A tensor as little-endian bytes, raw or encoded, cut into chunks; turned into a tensor only off the event loop."""
+    """A tensor as little-endian bytes, raw or encoded, in chunks. Decode it only off the event loop."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -29,14 +29,14 @@ class TensorBytes:
 
     @property
     def num_bytes(self) -> int:
-        """As they travel."""
+        """Size of the tensor in its encoded form."""
         return self.codec.num_bytes(self.num_values) if self.codec.is_lossy else ITEM_BYTES[self.dtype] * self.num_values
 
     def with_chunks(self, chunks: tuple[Bytes, ...]) -> TensorBytes:
         return replace(self, chunks=chunks)
 
     def check(self, dtype: str, shape: tuple[int, ...], allowed: Allowed | None = None) -> None:
-        """BadMessageError unless this is exactly what the stage takes; without `allowed` any codec will do."""
+        """Raise BadMessageError unless dtype, shape and codec are as expected. Without `allowed` any codec is accepted."""
         if (self.dtype, self.shape) != (dtype, shape):
             raise BadMessageError(f"a tensor of {self.dtype}{list(self.shape)} where {dtype}{list(shape)} is due")
         if allowed is not None and not allowed.permits(self.codec):
@@ -45,7 +45,7 @@ class TensorBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One microbatch at the door of one stage."""
+    """A request to one stage to compute one microbatch."""
 
     call_id: bytes
     stage: int
@@ -55,52 +55,52 @@ class Call:
     inputs: TensorBytes
     labels: TensorBytes
     evaluation: bool = False
-    """Forward only, with the parameters of `step`: the reply is the loss."""
+    """Forward only, with the parameters of `step`. The reply is the loss."""
     path: dict[int, PeerId] = field(default_factory=dict)
-    """Which peer of a later stage has had this microbatch before: a retry prefers it."""
+    """By later stage, the peer that computed this microbatch before. A retry prefers it."""
     attempt: int = 0
-    """How many times its trainer has launched it before: another way is taken each time."""
+    """Number of times that the trainer has launched it before. Each launch takes another path."""
     gradient_codec: Codec | None = None
-    """What the gradient shall come back as, where the run leaves that to each link."""
+    """The codec for the gradient in the reply, where the run chooses codecs for each link."""
     trace: bytes = b""
-    """OpenTelemetry's trace and the caller's span in it; empty for all but a sample."""
+    """OpenTelemetry's trace id and the id of the caller's span; empty except for a sample of the calls."""
 
     @property
     def needs_backward(self) -> bool:
-        """A gradient passes back through this stage: it shall be added here, or at a stage before."""
+        """True if a gradient passes back through this stage, because this or an earlier stage has to add it."""
         return any(stage <= self.stage for stage in self.accumulate)
 
     @property
     def needs_gradient(self) -> bool:
-        """And on to the caller."""
+        """True if the caller needs the gradient of the inputs, because an earlier stage has to add it."""
         return any(stage < self.stage for stage in self.accumulate)
 
     @property
     def asks_gradient_only(self) -> bool:
-        """All stages that shall add it lie before this one: whoever has done it knows the answer."""
+        """True if only earlier stages have to add it. Then a peer that has computed the microbatch before can answer from memory."""
         return bool(self.accumulate) and max(self.accumulate) < self.stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """What comes back: the gradient of the inputs (None where nobody needs it), or an evaluation's loss; and the records of the path."""
+    """The reply to a call: the gradient of the inputs (None where it is not needed) or an evaluation's loss, and the path's records."""
 
     gradient: TensorBytes | None
     downstream_s: float
-    """How long the callee waited for later stages."""
+    """Time for which the callee waited for later stages."""
     queued_s: float
-    """How long the microbatch waited for its turn at the callee."""
+    """Time for which the microbatch waited for its turn at the callee."""
     records: tuple[RawRecord, ...]
     loss: float | None = None
     held_s: float = 0.0
-    """How long it was computed or waited its turn, at the callee and at every peer below: all but its time on the way."""
+    """Time for which the microbatch was computed or queued, at the callee and in all later stages: all but the time in transit."""
     slots: int = 0
-    """Microbatches that a peer may hold at once, the fewest on the path; 0: not told."""
+    """The smallest number of slots of a peer on the path; 0 where unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Announces one member's part of the slice that the callee reduces."""
+    """The header of one member's part of the slice that the callee reduces."""
 
     average_id: AverageId
     slice_index: int
@@ -110,19 +110,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """An averaged gradient (the sum over the step, not yet divided), provable by its roster."""
+    """The header of an averaged gradient (the sum over the step, not yet divided). The roster proves that it is exact."""
 
     roster: Roster
     lineage: Lineage
-    """Of the parameters whose gradients these are."""
+    """The lineage of the parameters that the gradients were computed with."""
     num_bytes: int
     tied_sum: AverageId = NO_AVERAGE
-    """Of a tied weight's gradients over both stages, which come after it; none where the step is not finished."""
+    """The id of a tied weight's gradient sum, which follows the average; none where the step is not finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What describes an immutable copy of a stage's state as one safetensors file."""
+    """The header of an immutable copy of a stage's state, which is one safetensors file."""
 
     step: int
     lineage: Lineage
@@ -133,7 +133,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class RawManifest:
-    """A manifest as it travels: canonical JSON, the organiser's raw public key, the signature. Not verified yet."""
+    """A received manifest, not verified: canonical JSON, the organiser's raw public key, the signature."""
 
     body: bytes
     organiser_key: bytes
@@ -142,7 +142,7 @@ class RawManifest:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a peer says about itself to anybody."""
+    """What a peer tells about itself to any caller."""
 
     manifests: tuple[RawManifest, ...]
     software: str
@@ -151,16 +151,16 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class DialBack:
-    """What a peer found that was asked to dial back."""
+    """The result of a peer's attempt to dial back."""
 
     observed: str
-    """The caller's IPv4 address as that peer sees it; empty where it cannot tell."""
+    """The IPv4 address of this peer as the other one sees it; empty where it cannot tell."""
     reached: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """So many bytes came in so many seconds after the first ones."""
+    """The result of a speed measurement: the bytes that came after the first piece, and the seconds that they took."""
 
     num_bytes: int
     took_s: float

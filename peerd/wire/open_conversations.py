@@ -1,7 +1,7 @@
-"""The conversations that callers hold with this peer (`wire/conversations.py` holds the other end).
+"""The called side of conversations (`wire/conversations.py` is the calling side).
 
-A caller that came anew, or from elsewhere, may have left streams behind that are silent for ever, and only keepalive finds that out. So
-what a caller begins beyond its share ends the one that has been silent for longest, and is not refused.
+A caller that restarted or changed its address may have left dead streams behind, which only keepalive detects. So a caller that begins
+more conversations than it may have is not refused: its longest silent one is ended instead.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any
 from peerd.table.record import PeerId
 
 MAX_CONVERSATIONS = 4
-"""Of one caller: one by each way to here, and those that it is about to end."""
+"""Conversations of one caller: one on each way to this peer, and those that it is about to end."""
 LONGEST_SILENCE_S = 120.0
-"""A stream that nobody uses is not held."""
+"""A stream that is silent for this long is ended."""
 
 
 class Conversation:
-    """One stream, from the side that answers."""
+    """One stream at the called side."""
 
     def __init__(self, questions: AsyncIterator[Any]) -> None:
         self._questions = questions
         self._silence: asyncio.Timeout | None = None
         self._is_over = False
         self.heard_s = time.monotonic()
-        """When it began, or its last question came."""
+        """The time of its last question, or of its begin."""
 
     async def question(self) -> Any:
-        """The next one; None when the caller has ended the stream, was silent for too long, or has begun others in its place."""
+        """Return the next question; None if the caller ended the stream or was silent for too long, or if `end` was called."""
         if self._is_over:
             return None
         try:
@@ -45,21 +45,21 @@ class Conversation:
         return question
 
     def end(self) -> None:
-        """At once, or after the answer that is being given. A question that comes meanwhile is asked again on another stream."""
+        """End the stream, after the present answer if there is one. The caller asks a question that crosses this on another stream."""
         self._is_over = True
         if self._silence is not None:
             self._silence.reschedule(asyncio.get_running_loop().time())
 
 
 class Held:
-    """All that callers hold here."""
+    """All open conversations at this peer."""
 
     def __init__(self) -> None:
         self._of: dict[PeerId, set[Conversation]] = {}
 
     @contextmanager
     def by(self, caller: PeerId, questions: AsyncIterator[Any]) -> Iterator[Conversation]:
-        """One more, in place of the longest silent one where the caller holds as many as it may."""
+        """Open a conversation for the block. Ends the caller's longest silent one if it has `MAX_CONVERSATIONS` already."""
         held = self._of.setdefault(caller, set())
         if len(held) >= MAX_CONVERSATIONS:
             silent = min(held, key=lambda each: each.heard_s)

@@ -1,7 +1,7 @@
-"""The called side of every service: who calls, is the message sound, and what our error means on the wire.
+"""The called side of the services: authenticates the caller, checks the message, and translates errors to gRPC status codes.
 
-Each servicer checks and converts, then asks a handler from another room. A broken message costs its sender the call and
-counts as refused; nothing a peer sends raises past this file.
+Each servicer checks and converts a message, then calls a handler from another room. A broken message is counted as refused
+and ends the call. Nothing that a peer sends raises an error beyond this file.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ class SwarmHandler(Protocol):
 
 
 class Described(Protocol):
-    """What a peer tells of itself to anybody who asks."""
+    """Tells about this peer to any caller."""
 
     def describe(self) -> Description: ...
 
     async def tallies(self) -> Sequence[StageTally]:
-        """The microbatches that each peer computed, as this peer counted them."""
+        """Return the number of microbatches that each peer computed, as this peer counted them."""
         ...
 
 
 class StageHandler(Protocol):
     async def backpropagate(self, caller: PeerId, call: Call, receive: Receive, progress: Progress) -> CallResult:
-        """`call` has no bytes yet; `receive` fetches those of inputs and labels once a slot is held."""
+        """Compute a call that has no tensor bytes yet. `receive` fetches those of inputs and labels, once the handler holds a slot."""
         ...
 
     def absorb(self, caller: PeerId, records: Sequence[RawRecord]) -> None: ...
@@ -81,49 +81,49 @@ class AveragingHandler(Protocol):
     def abort(self, caller: PeerId, average_id: AverageId) -> None: ...
 
     async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[bytes]]:
-        """The average, its BLAKE3 hash and its chunks."""
+        """Return an average's header, BLAKE3 hash and chunks."""
         ...
 
     async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[bytes]]:
-        """A tied weight's gradients: their BLAKE3 hash and their chunks."""
+        """Return the BLAKE3 hash and the chunks of a tied weight's gradients."""
         ...
 
 
 class StateHandler(Protocol):
     async def snapshot(self, stage: int, wanted: bytes, parameters_only: bool, tied_only: bool = False) -> tuple[Snapshot, Sequence[Bytes]]:
-        """A snapshot, and in pieces of any size its file, which lies in memory once for all who download it."""
+        """Return a snapshot's header and its file in pieces of any size. All downloads share one copy of the file in memory."""
 
 
 def nobody(_context: Any) -> PeerId | None:
-    """The caller past the tunnel, where there is no way past it."""
+    """Return None: without direct connections there is no caller outside the tunnel."""
     return None
 
 
 @dataclass(slots=True)
 class Door:
-    """What all services share: the run they serve, patience with silent callers, traffic and refusals."""
+    """What all services share: the run that they serve, the patience with silent callers, the traffic counters and the bans."""
 
     run: RunId
     patience_s: float
     traffic: Traffic
     spans: SpanRing = field(default_factory=lambda: SpanRing(0))
     proven: Callable[[Any], PeerId | None] = nobody
-    """Who calls by TLS (`Direct.caller`)."""
+    """Returns the authenticated caller outside the tunnel (`caller_past_the_tunnel`)."""
     refused: int = 0
     banned_until_s: dict[PeerId, float] = field(default_factory=dict)
-    """Senders of broken messages, and when they may call again (monotonic clock)."""
+    """Senders of broken messages, and the time from which they may call again (monotonic clock)."""
 
     async def caller(self, context: Any) -> PeerId:
         caller = caller_of(context.peer()) or self.proven(context)
         if caller is None:
             words = "calls come through the tunnel, or by TLS under a certificate that was shown there"
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, words)
-            raise AssertionError("abort returns never")
+            raise AssertionError("abort never returns")
         left_s = self.banned_until_s.get(caller, 0.0) - time.monotonic()
         if left_s > 0:
-            # Not UNAVAILABLE: the caller would take this peer for dead and tell the swarm.
+            # Not UNAVAILABLE, because the caller would suspect this peer and tell the swarm.
             later = ((RETRY_AFTER_MS, str(math.ceil(1000 * left_s))),)
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "you sent a broken message lately; try again later", later)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the caller sent a broken message; try again later", later)
         return caller
 
     async def refuse(self, context: Any, caller: PeerId, error: PeerdError) -> NoReturn:
@@ -132,11 +132,11 @@ class Door:
             self.banned_until_s[caller] = time.monotonic() + self.patience_s
             LOG.warning("message refused", sender=caller, reason=error.message)
         await context.abort(STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.message)
-        raise AssertionError("abort returns never")
+        raise AssertionError("abort never returns")
 
     @contextlib.asynccontextmanager
     async def answering(self, context: Any, run: str | None = None) -> AsyncIterator[PeerId]:
-        """Yields the caller of a call about this run; a PeerdError raised inside refuses the call."""
+        """Yield the caller of a call about this run. A PeerdError raised in the block refuses the call."""
         caller = await self.caller(context)
         try:
             if run is not None:
@@ -153,16 +153,16 @@ class Door:
         return await next_within(messages, self.patience_s)
 
     async def read_chunks(self, messages: AsyncIterator[Any], num_bytes: int, begun: Bytes = b"") -> tuple[Any, ...]:
-        """Exactly `num_bytes` of chunks, of whichever kind these messages hold; BadMessageError otherwise. `begun` came before."""
+        """Read chunks of exactly `num_bytes` together, including `begun`. Raises BadMessageError if they do not add up."""
         chunks = await collected(lambda: self.read(messages), num_bytes, begun)
         self.traffic.received_bytes += num_bytes
         return chunks
 
 
 class Servicer(Generic[Handler]):
-    """The called side of one service: `handler` answers what has come through the door and is sound.
+    """The called side of one service. `handler` answers the calls that have passed the checks.
 
-    Every servicer has a `register`, which tells a server which of its methods answers which call.
+    Every servicer has a `register`, the generated function that adds its methods to a server.
     """
 
     def __init__(self, door: Door, handler: Handler) -> None:
@@ -186,7 +186,7 @@ class SwarmServicer(Servicer[SwarmHandler], swarm_pb2_grpc.SwarmServicer):
         with self._held.by(caller, requests) as conversation:
             while (request := await conversation.question()) is not None:
                 if request.want_all or request.want_news:
-                    await self._door.refuse(context, caller, BadMessageError("a conversation is for what is pushed"))
+                    await self._door.refuse(context, caller, BadMessageError("a conversation is for pushed records only"))
                 yield await self._answer(request, context)
 
     async def _answer(self, request: swarm_pb2.GossipRequest, context: Any) -> swarm_pb2.GossipReply:
@@ -227,7 +227,7 @@ class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
         self._lanes = Lanes()
 
     async def Backpropagate(self, messages: AsyncIterator[stage_pb2.CallMessage | Headed | Chunk], context: Any) -> AsyncIterator[Any]:
-        """Takes and yields chunks as they lie in memory (`ChunkCoder`)."""
+        """Serve a microbatch. Takes and yields chunks without copying them (`ChunkCoder`)."""
         caller = await self._door.caller(context)
         link = caller, Way.TUNNEL if caller_of(context.peer()) else Way.DIRECT
         replies: asyncio.Queue[stage_pb2.ReplyMessage | None] = asyncio.Queue()
@@ -262,7 +262,7 @@ class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
     async def _work(
         self, link: Link, messages: AsyncIterator[Any], replies: asyncio.Queue[stage_pb2.ReplyMessage | None], turn: Turn
     ) -> tuple[Call, CallResult]:
-        """The result of a call, and the turn to send it: until then the caller hears that this peer works."""
+        """Compute a call and wait for the turn to send the result. Until then the caller gets WORKING messages."""
         header, begun = opening(await self._door.read(messages), stage_pb2.CallMessage, "a call without a header")
         self._door.check_run(header.run)
         call = convert.call_from(header)
@@ -307,7 +307,7 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
         return averaging_pb2.ProposalReply(joined=joined, reason=reason, record=swarm_pb2.SignedRecord(body=body, signature=signature))
 
     async def Reduce(self, messages: AsyncIterator[averaging_pb2.PartMessage | Headed | Chunk], context: Any) -> AsyncIterator[Any]:
-        """Yields chunks as they lie in memory (`ChunkCoder`)."""
+        """Take a part and yield the reduced slice, without copying its chunks (`ChunkCoder`)."""
         async with self._door.answering(context) as caller:
             header, begun = opening(await self._door.read(messages), averaging_pb2.PartMessage, "a part without a header")
             part = convert.part_from(header)

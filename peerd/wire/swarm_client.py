@@ -1,4 +1,4 @@
-"""The calling side of the Swarm service: records, what a peer serves, what was computed, and what was done when."""
+"""The calling side of the Swarm service: records, descriptions of peers, contributions and timelines."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class SwarmClient(Client):
         return self.stub_of(await self._links.channel(peer))
 
     async def tell(self, peer: PeerId, records: Sequence[RawRecord], timeout_s: float) -> tuple[RawRecord, ...]:
-        """Push records the quickest way there is; what the peer has for me."""
+        """Push records over the fastest open channel. Returns the records that the peer sends back."""
         request = swarm_pb2.GossipRequest(run=self._run, records=convert.records_to(records))
         return self._records_of(request, await self._conversations.ask(peer, request, timeout_s))
 
     async def gossip(self, peer: PeerId, records: Sequence[RawRecord], timeout_s: float, want_all: bool = False) -> tuple[RawRecord, ...]:
-        """The same through the tunnel, in a call of its own: whether the peer can be reached at all shows there."""
+        """Push records in a separate call through the tunnel, which also shows whether the peer can be reached at all."""
         request = swarm_pb2.GossipRequest(run=self._run, records=convert.records_to(records), want_all=want_all)
         return await self._gossip(peer, request, timeout_s)
 
     async def ask_for_news(self, peer: PeerId, known: Sequence[bytes], timeout_s: float) -> tuple[RawRecord, ...]:
-        """What rose lately at `peer`, but for what is known here, by the tags of policy/swarm/spreading.py."""
+        """Return the records that rose at `peer` recently, without those whose tags (policy/swarm/spreading.py) are in `known`."""
         request = swarm_pb2.GossipRequest(run=self._run, want_news=True, known=convert.tags_to(known))
         return await self._gossip(peer, request, timeout_s)
 
@@ -65,7 +65,7 @@ class SwarmClient(Client):
         return convert.tallies_from(reply.stages)
 
     async def timeline(self, peer: PeerId, steps: tuple[int, int], most: int, timeout_s: float) -> ReceivedTimeline:
-        """What the peer did in the steps from the first to the last, at most so many spans, and its clock."""
+        """Return what the peer did in the steps from the first to the last, at most `most` spans, and its clock."""
         stub = await self._stub(peer)
         request = swarm_pb2.TimelineRequest(run=self._run, first_step=steps[0], last_step=steps[1], most=most)
         asked_s = time.monotonic()
@@ -73,14 +73,14 @@ class SwarmClient(Client):
         answered_s = time.monotonic()
         self._links.traffic.received_bytes += reply.ByteSize()
         if not math.isfinite(reply.clock_s):
-            raise BadMessageError("a clock that shows no time")
+            raise BadMessageError("the clock of the timeline is not finite")
         spans = await asyncio.to_thread(timelines.spans_from, reply) if most else []
         return ReceivedTimeline(spans=spans, complete=reply.complete, clock_s=reply.clock_s, asked_s=asked_s, answered_s=answered_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedTimeline:
-    """What a peer told, on its clock, and when it was asked and had answered, on mine."""
+    """A peer's spans and clock, in its time, and when the question left and the reply came, in this peer's time."""
 
     spans: Sequence[Span]
     complete: bool

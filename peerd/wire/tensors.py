@@ -1,4 +1,4 @@
-"""Between tensors and the bytes that travel. Runs on the torch thread, never on the event loop."""
+"""Converts between tensors and bytes. Runs on the torch thread, never on the event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def encode(tensor: Tensor, codec: Codec = NONE) -> TensorBytes:
-    """Bytes of a float32 or int32 tensor, cut into chunks; raw ones lie in its own memory, which must not change any more."""
+    """Encode a float32 or int32 tensor in chunks. Without a lossy codec they are views of its memory, which must not change any more."""
     if codec.is_lossy:
         packed = codecs.encode(codec, tensor.detach().float().reshape(-1)).cpu()
         return TensorBytes("float32", tuple(tensor.shape), views_of_flat(packed), codec)
@@ -27,7 +27,7 @@ def encode(tensor: Tensor, codec: Codec = NONE) -> TensorBytes:
 
 
 def decode(value: TensorBytes, device: torch.device) -> Tensor:
-    """The tensor; its chunks hold exactly its bytes (the wire has checked that). BadMessageError where they make none."""
+    """Decode a tensor whose chunks have exactly its size. Raises BadMessageError if the codec cannot decode them."""
     if value.codec.is_lossy:
         packed = decode_flat(value.chunks, torch.uint8).to(device)
         return codecs.decode(value.codec, packed, value.num_values).view(value.shape)
@@ -36,18 +36,18 @@ def decode(value: TensorBytes, device: torch.device) -> Tensor:
 
 
 def encode_flat(flat: Tensor) -> tuple[bytes, ...]:
-    """Chunks of a contiguous CPU vector."""
+    """Return the bytes of a contiguous CPU vector in chunks, copied."""
     return tuple(map(bytes, views_of_flat(flat)))
 
 
 def views_of_flat(flat: Tensor) -> tuple[memoryview, ...]:
-    """Chunks of a contiguous CPU vector in its own memory, which must not change until they are sent."""
+    """Return chunks that are views of a contiguous CPU vector. Its memory must not change until they are sent."""
     view = memoryview(flat.numpy().data).cast("B") if flat.numel() else memoryview(b"")
     return tuple(view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES))
 
 
 def decode_into(flat: Tensor, chunks: Sequence[Bytes]) -> None:
-    """Fill a contiguous CPU vector with chunks that hold exactly its bytes."""
+    """Copy chunks of exactly its size into a contiguous CPU vector."""
     view, start = memoryview(flat.numpy().data).cast("B") if flat.numel() else memoryview(b""), 0
     for chunk in chunks:
         view[start : start + len(chunk)] = chunk
@@ -55,7 +55,7 @@ def decode_into(flat: Tensor, chunks: Sequence[Bytes]) -> None:
 
 
 def decode_flat(chunks: Sequence[Bytes], dtype: torch.dtype) -> Tensor:
-    """A vector from chunks; one copy, so that the result is writable and owns its memory."""
+    """Return a vector from chunks. They are copied once, so that the result is writable and owns its memory."""
     total = sum(len(chunk) for chunk in chunks)
     if total == 0:
         return torch.empty(0, dtype=dtype)
@@ -63,7 +63,7 @@ def decode_flat(chunks: Sequence[Bytes], dtype: torch.dtype) -> Tensor:
 
 
 def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[Bytes, ...]:
-    """A safetensors file in pieces: its header, then float32 tensors on the CPU in their own memory, which must not change any more.
+    """Return a safetensors file of float32 CPU tensors in pieces: its header, then views of the tensors, which must not change any more.
 
     https://huggingface.co/docs/safetensors: 8 bytes of length, JSON padded to a multiple of 8, the tensors one after another.
     """
@@ -81,7 +81,7 @@ def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = 
 
 
 def take(chunks: Sequence[Bytes], *values: TensorBytes) -> list[TensorBytes]:
-    """Share out the bytes of several tensors that travelled one after another, without copying them."""
+    """Split joined chunks among several tensors, in order and without copying."""
     left = [memoryview(chunk) for chunk in reversed(chunks)]
     taken = []
     for value in values:

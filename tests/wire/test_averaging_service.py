@@ -30,7 +30,7 @@ from tests.wire.callee import ALL, BAD, PATIENCE_S, RUN, STATE, Callee, assert_r
 async def test_a_roster_that_does_not_cover_the_step_is_not_joined(callee: Callee) -> None:
     await callee.assert_lives()  # so that it holds microbatch 1
     mine = callee.state.record
-    for theirs, words in ((0b001, "cover"), (0b111, "meets"), (0b1101, "beyond")):
+    for theirs, words in ((0b001, "cover"), (0b111, "overlaps"), (0b1101, "beyond")):
         entries = (RosterEntry(mine.peer, 1, mine.ledger_no, mine.done), RosterEntry(callee.caller.peer, 1, 1, theirs))
         roster = Roster(1, 0, 0, callee.caller.peer, tuple(sorted(entries)))
         joined, reason, _ = await AveragingClient(callee.links(), RUN).propose(callee.caller.peer, roster, PATIENCE_S)
@@ -49,7 +49,7 @@ async def test_an_oversize_ledger_in_a_roster_is_refused(callee: Callee) -> None
     entry = averaging_pb2.RosterEntry(peer=callee.me, done=bytes(MAX_MICROBATCHES_PER_STEP // 8 + 1))
     stub = await callee.served.stub(averaging_pb2_grpc.AveragingStub, callee.caller.peer)
     proposal = averaging_pb2.Proposal(run=RUN, roster=averaging_pb2.Roster(entries=[entry]))
-    await assert_refused(callee, stub.Propose(proposal), BAD, "ledger longer")
+    await assert_refused(callee, stub.Propose(proposal), BAD, "longer than any step")
 
 
 async def test_a_part_of_no_round_is_refused_after_it_was_held_for_a_while(callee: Callee) -> None:

@@ -310,4 +310,4 @@ async def test_after_a_long_silence_the_callee_ends_a_conversation_and_nothing_i
 
 async def test_what_is_no_push_is_refused_in_a_conversation(callee: Callee) -> None:
     stub = await callee.served.stub(swarm_pb2_grpc.SwarmStub, callee.caller.peer)
-    await assert_refused(callee, stub.Converse(iter([swarm_pb2.GossipRequest(run=RUN, want_all=True)])), BAD, "what is pushed")
+    await assert_refused(callee, stub.Converse(iter([swarm_pb2.GossipRequest(run=RUN, want_all=True)])), BAD, "for pushed records only")

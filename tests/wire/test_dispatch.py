@@ -203,7 +203,7 @@ async def test_no_gradient_need_come_back_where_only_this_stage_or_a_later_one_l
 
 
 async def test_a_peer_that_says_for_how_long_it_will_not_hear_me_is_left_alone_for_so_long() -> None:
-    deaf = BusyError("you sent a broken message lately")
+    deaf = BusyError("the caller sent a broken message")
     deaf.retry_after_s = 60.0
     sending = Sending(Client({A: [deaf]}))
     for _ in range(4):
@@ -213,7 +213,7 @@ async def test_a_peer_that_says_for_how_long_it_will_not_hear_me_is_left_alone_f
 
 
 async def test_a_peer_that_will_not_hear_me_for_a_while_is_tried_again_afterwards_where_there_is_no_other() -> None:
-    deaf = BusyError("you sent a broken message lately")
+    deaf = BusyError("the caller sent a broken message")
     deaf.retry_after_s = 0.1
     sending = Sending(Client({A: [deaf]}), Table(pair_of_peers()[:2]))
     await sending.send()
@@ -281,7 +281,7 @@ async def test_an_evaluation_asks_each_peer_that_may_hold_the_parameters_once_an
         member("d", stage=1, step=3, leaving=True),
     )
     sending = Sending(Client({A: [*refusals], B: [*refusals]}), Table(records))
-    with pytest.raises(WrongStateError, match="nobody of stage 1 holds the parameters of step 3 any more"):
+    with pytest.raises(WrongStateError, match="no peer of stage 1 holds the parameters of step 3 any more"):
         await sending.send(replace(call(), evaluation=True))
     assert sending.client.asked == [B, A], "those at the step first"
 
