@@ -93,6 +93,7 @@ class CallHeader(_message.Message):
     EVALUATION_FIELD_NUMBER: _builtins.int
     GRADIENT_CODEC_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    AGAIN_FIELD_NUMBER: _builtins.int
     call_id: _builtins.bytes
     """16 bytes"""
     run: _builtins.str
@@ -108,6 +109,8 @@ class CallHeader(_message.Message):
     """what the gradient is to come back as, where the run leaves that to each link; empty: as the manifest says"""
     attempt: _builtins.int
     """how many times its trainer has launched this microbatch before: each takes another way"""
+    again: _builtins.bool
+    """a call for it was made before, or may have been: another peer may have added it, too"""
     @_builtins.property
     def accumulate(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """stages that must add this microbatch to their accumulator"""
@@ -139,10 +142,11 @@ class CallHeader(_message.Message):
         evaluation: _builtins.bool = ...,
         gradient_codec: _builtins.str = ...,
         attempt: _builtins.int = ...,
+        again: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "labels", b"labels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "attempt", b"attempt", "call_id", b"call_id", "evaluation", b"evaluation", "gradient_codec", b"gradient_codec", "inputs", b"inputs", "labels", b"labels", "microbatch", b"microbatch", "path", b"path", "records", b"records", "run", b"run", "stage", b"stage", "step", b"step", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "again", b"again", "attempt", b"attempt", "call_id", b"call_id", "evaluation", b"evaluation", "gradient_codec", b"gradient_codec", "inputs", b"inputs", "labels", b"labels", "microbatch", b"microbatch", "path", b"path", "records", b"records", "run", b"run", "stage", b"stage", "step", b"step", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

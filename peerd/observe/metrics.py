@@ -73,7 +73,7 @@ METRICS = (
     MetricSpec("peerd_microbatches_duplicate_total", "counter", "Microbatches counted twice in an applied average; must stay 0"),
     MetricSpec("peerd_microbatches_lost_total", "counter", "Microbatches missing from an applied average; must stay 0"),
     MetricSpec("peerd_inexact_steps_total", "counter", "Steps of this stage that were given up"),
-    MetricSpec("peerd_ledger_resets_total", "counter", "Times this daemon dropped its ledger"),
+    MetricSpec("peerd_ledger_resets_total", "counter", "Times this daemon dropped its ledger or a part of it"),
     MetricSpec("peerd_reloads_total", "counter", "Times this daemon downloaded its stage's state again"),
     MetricSpec("peerd_faults_seen_total", "counter", "Peers this daemon came to suspect"),
     MetricSpec("peerd_messages_refused_total", "counter", "Broken messages from other peers"),

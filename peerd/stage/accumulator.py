@@ -33,12 +33,17 @@ class Accumulator:
         `tied` parameters belong to another stage as well; only one of the two stages counts them in its norm.
         """
         self._shapes = dict(shapes)
+        self._made_of = dtype, device, overflows, tied, counts_tied
         self._tied = {name: self._shapes[name] for name in tied}
         self._counts_tied = counts_tied
         self._overflows = overflows
         length = sum(shape.numel() for shape in shapes.values()) + 1 + overflows
         self.flat = torch.zeros(length, dtype=dtype, device=device)
         self._views = views_of(self.flat, self._shapes)
+
+    def another(self) -> Accumulator:
+        """An empty one of the same kind."""
+        return Accumulator(self._shapes, *self._made_of)
 
     def add(self, gradients: Sequence[Tensor], loss: float | None) -> None:
         """Add one microbatch's gradients, in the parameters' order, and at the last stage its loss."""

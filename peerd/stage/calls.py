@@ -140,7 +140,8 @@ class StageService:
         if key in self._held:
             raise BadMessageError("this call is under way already")
         record = self._state.record
-        ticket = Ticket(call.step, call.index, self._mark(call.step), record.stage in call.accumulate, call.needs_backward)
+        accumulate = record.stage in call.accumulate
+        ticket = Ticket(call.step, call.index, self._mark(call.step), accumulate, call.needs_backward, again=call.again)
         is_early = ledger_of(record) < call.step
         self._held[key] = ticket
         try:

@@ -24,6 +24,8 @@ class Ticket:
     backward: bool = True
     """Whether a backward pass will follow."""
     cancelled: bool = False
+    again: bool = False
+    """Another peer may have added it, too."""
     queued_s: float = 0.0
     """The time that it has waited for the executor."""
     computed_s: float = 0.0

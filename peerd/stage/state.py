@@ -18,7 +18,8 @@ from peerd.config.codec import parse_averaged
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, WrongStateError
 from peerd.models.stages import StageModule
-from peerd.policy.step.ledger import at_next_step, both_dropped, marked, may_accumulate, this_dropped, with_overlap
+from peerd.policy.step.asides import all_merged, dropped, merged, other_holder, to_merge
+from peerd.policy.step.ledger import at_next_step, both_dropped, marked, may_accumulate, with_overlap
 from peerd.policy.step.norms import KEPT_NORMS
 from peerd.policy.step.roster import Roster, lineage_after, lineage_skipped, why_inexact, why_refuse
 from peerd.policy.step.stepping import KEPT_AVERAGES
@@ -29,8 +30,9 @@ from peerd.stage.export import HistoryEntry
 from peerd.stage.holdings import Holdings, history_of
 from peerd.stage.parameters import flat_parameters, set_mean_parameters
 from peerd.stage.results import HeldAverage, Ticket, TiedGradients
+from peerd.stage.sums import Sums
 from peerd.stage.update import apply_means
-from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, StepNorm, TiedSum, Void, check_transition
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm, TiedSum, Void, check_transition
 from peerd.table.view import LiveView
 from peerd.timeline.spans import SpanKind, SpanRing
 
@@ -57,8 +59,8 @@ class StageState:
         self._live = live
         self.record = with_overlap(record) if manifest.train.overlaps_steps else record
         self.holdings = Holdings(manifest, record.stage, device)
-        self._accumulators = accumulators_of(manifest, self.holdings.module, device)
-        """This step's accumulator and, where steps overlap, the next step's."""
+        self._sums = [Sums(accumulator) for accumulator in accumulators_of(manifest, self.holdings.module, device)]
+        """Those of this step's ledger and, where steps overlap, of the next step's."""
         self.average: HeldAverage | None = None
         """The finished average of this step."""
         self.history: list[HistoryEntry] = []
@@ -74,8 +76,8 @@ class StageState:
 
     @property
     def accumulator(self) -> Accumulator:
-        """This step's."""
-        return self._accumulators[0]
+        """This step's main one."""
+        return self._sums[0].main
 
     @property
     def has_joiners(self) -> bool:
@@ -91,16 +93,29 @@ class StageState:
             return "not asked to"
         if ticket.cancelled:
             return "the caller gave the call up"
-        reason = may_accumulate(self.record, self._live(), step=ticket.step, index=ticket.index, accept_mark=ticket.accept_mark)
+        step, index, live = ticket.step, ticket.index, self._live()
+        reason = may_accumulate(self.record, live, step=step, index=index, accept_mark=ticket.accept_mark)
         if reason is not None:
             return reason
-        self._accumulators[ticket.step - self.record.step].add(gradients, loss)
-        self.record = marked(self.record, ticket.step, ticket.index)
+        other = other_holder(self.record, live, step=step, index=index, again=ticket.again)
+        sums = self._sums[step - self.record.step]
+        if other is not None:
+            other = self._begin_aside(sums, step, other)
+        sums.of(other).add(gradients, loss)
+        self.record = marked(self.record, step, index, other)
         return ""
+
+    def _begin_aside(self, sums: Sums, step: int, other: PeerId) -> PeerId | None:
+        """Make room to sum apart what this peer may hold as well; None if there is no memory for it."""
+        spare = to_merge(self.record, step, other)
+        if spare is not None:
+            sums.merge(spare)
+            self.record = merged(self.record, step, spare)
+        return other if sums.begin(other) else None
 
     def module_at(self, step: int) -> StageModule:
         steps_ahead = step - self.record.step
-        module = self.holdings.of_step(steps_ahead) if steps_ahead < len(self._accumulators) else None
+        module = self.holdings.of_step(steps_ahead) if steps_ahead < len(self._sums) else None
         if module is None:
             raise WrongStateError(f"this peer is at step {self.record.step}")
         return module
@@ -114,10 +129,16 @@ class StageState:
     # The life of a step
 
     def open_round(self, roster: Roster) -> tuple[str, Tensor | None]:
-        """Freeze the ledger and return a CPU copy of the accumulator, or the reason for a refusal."""
+        """Freeze the ledger and return a CPU copy of the accumulator, or the reason for a refusal.
+
+        The round's memory is that of the asides, which end here.
+        """
         reason = why_refuse(self.record, roster, self._manifest.train.microbatches_per_step)
         if reason is not None:
             return reason, None
+        for sums in self._sums:
+            sums.merge_all()
+        self.record = all_merged(self.record)
         self._move(Phase.AVERAGING)
         share = self.accumulator.flat.detach().to("cpu", copy=True)
         return "", torch.cat([share, flat_parameters(self.holdings.module, share.dtype)]) if self._averages_parameters(
@@ -277,15 +298,19 @@ class StageState:
         self.record = replace(mine, lineage=lineage_replaced(mine.lineage, history), tied=history, tied_sums=())
         self._drop_ledgers()
 
-    def reset_ledger(self) -> None:
-        """Rule 6 (reset): empty the ledger; all microbatches that the accumulator held are missing again."""
-        self.accumulator.zero()
-        self.record = this_dropped(self.record)
+    def drop_sums(self, names: Sequence[PeerId]) -> None:
+        """Rule 6 (reset): drop these sums of this step's ledger; what they held is missing again."""
+        if self.record.phase is not Phase.ACCUMULATING:
+            return
+        if self.record.peer in names:
+            self.accumulator.zero()
+        self._sums[0].drop(names)
+        self.record = dropped(self.record, names)
 
     def _drop_ledgers(self) -> None:
         """Empty the ledger of this step and, where steps overlap, of the next."""
-        for accumulator in self._accumulators:
-            accumulator.zero()
+        for sums in self._sums:
+            sums.zero()
         self.record = both_dropped(self.record)
 
     def fence(self, incarnation: int) -> None:
@@ -323,8 +348,8 @@ class StageState:
 
     def _begin_next(self, lineage: Lineage, tied: Lineage) -> None:
         """Begin the next step, with the part of it that is already computed."""
-        self.accumulator.zero()
-        self._accumulators.append(self._accumulators.pop(0))
+        self._sums[0].zero()
+        self._sums.append(self._sums.pop(0))
         self.record = replace(at_next_step(self.record), lineage=lineage, tied=tied, voids=())
 
     def _move(
@@ -346,7 +371,7 @@ class StageState:
     def release(self) -> None:
         """Free all tensors; the record and the history stay. This is the last job of the stage."""
         self.holdings.release()
-        self._accumulators.clear()
+        self._sums.clear()
         self.average = None
 
     # Snapshots

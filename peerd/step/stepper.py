@@ -33,7 +33,7 @@ RETRY_PAUSE_S = 0.25
 LOG = structlog.get_logger()
 _TOLD: dict[type[Act], str] = {
     acts.Reload: "downloading the stage's state",
-    acts.ResetLedger: "ledger dropped",
+    acts.DropSums: "a part of the ledger dropped",
     acts.SkipStep: "step given up: it is not exact",
     acts.StepBack: "going back to a checkpoint",
 }
@@ -270,9 +270,9 @@ class Stepper:
                 await self._reload(peer)
             case acts.CloseRound(reason=reason):
                 await self._close_round(reason)
-            case acts.ResetLedger():
+            case acts.DropSums(names=names):
                 self.resets += 1
-                await self._executor.run(Priority.CONTROL, self._state.reset_ledger)
+                await self._executor.run(Priority.CONTROL, lambda: self._state.drop_sums(names))
             case acts.SkipStep():
                 self._lost_since_s = None  # the next step must look lost for the whole time again
                 await self._trials.update(self._state.skip_step)

@@ -14,7 +14,7 @@ from peerd.swarm.identity import SIGNATURE_BYTES, Identity, public_key_of, verif
 from peerd.table.forms import as_list
 from peerd.table.record import PeerId, PeerRecord, RawRecord, RunId
 
-MAX_RECORD_BYTES = 8192
+MAX_RECORD_BYTES = 16384
 """Room for four ledgers of the largest step: mine and, where I speak for my stage, all its peers', of this step and of the next."""
 NUM_FIELDS = 27
 """Places that every record has. Each later one holds a part: fields that only some records have something to say of."""

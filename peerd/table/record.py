@@ -11,6 +11,8 @@ from peerd.table.forms import FLAG, LEDGER, NORM, REAL, count, many, one_of, opt
 MAX_PEERS = 1 << 20
 MAX_PERIODS = 256
 """No peer counts as live for longer than three times so many announce periods after its last record."""
+MAX_ASIDES = 3
+"""A peer has memory for so many: that of a round, which it does not need meanwhile."""
 MAX_KEPT_STEPS = 8
 """Number of finished steps whose norm or tied sum is read from a record."""
 
@@ -94,6 +96,18 @@ class Suspicion:
 
 
 SUSPICION = row(Suspicion, PEER, count(), count())
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A part of a ledger that is summed by itself: microbatches that another peer may hold as well, and that can be given up alone."""
+
+    other: PeerId
+    """That peer; empty where it is not known which."""
+    done: int
+
+
+ASIDE = row(Aside, PEER, LEDGER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +248,10 @@ class PeerRecord(Vitals):
     """This peer announces itself at least once in so many announce periods, and its record lives three times as long."""
     summary: Annotated[StageSummary | None, 31, optional(SUMMARY)] = None
     """The summary of its stage, where this peer speaks for the stage."""
+    asides: Annotated[tuple[Aside, ...], 32, many(ASIDE, MAX_ASIDES)] = ()
+    """Disjoint parts of `done`; the one that grew last is the last."""
+    next_asides: Annotated[tuple[Aside, ...], 32, many(ASIDE, MAX_ASIDES)] = ()
+    """Those of `next_done`."""
 
     @property
     def worth(self) -> tuple[int, Lineage, bytes]:

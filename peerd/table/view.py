@@ -40,6 +40,10 @@ class LiveView:
     records: tuple[PeerRecord, ...]
     """Live records of the run, sorted by peer id, mine included. Of a large swarm those of my own and the neighbouring
     stages, and of every other one its speakers'."""
+    suspected: tuple[PeerRecord, ...] = ()
+    """Records that would count if no live peer suspected them. Their peers may be alive, and still hold what they say."""
+    expired: tuple[PeerRecord, ...] = ()
+    """Records that have expired, of peers that were at the step before mine or further."""
     _by_peer: dict[PeerId, PeerRecord] = field(default_factory=dict, init=False, repr=False, compare=False)
     _by_stage: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _serving: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -150,15 +154,25 @@ class SwarmView:
 
     def live(self, now_s: float) -> LiveView:
         """T5 (suspicion): the records that rose within the TTL and that no live peer suspects at their present pair."""
-        fresh = [s.record for s in self.sightings.values() if s.is_fresh(now_s, self.ttl_s) or s.record.peer == self.me]
+        mine = self.sightings.get(self.me)
+        step = mine.record.step if mine is not None else 0
+        fresh, expired = [], []
+        for seen in self.sightings.values():
+            if seen.is_fresh(now_s, self.ttl_s) or seen.record.peer == self.me:
+                fresh.append(seen.record)
+            elif seen.record.step >= step - 1 and seen.record.phase is not Phase.JOINING:
+                expired.append(seen.record)
         accused: dict[PeerId, tuple[int, int]] = {}
         for record in fresh:
             for suspicion in record.suspects:
                 if suspicion.peer not in (record.peer, self.me):
                     pair = (suspicion.incarnation, suspicion.version)
                     accused[suspicion.peer] = max(accused.get(suspicion.peer, pair), pair)
-        counted = [r for r in fresh if r.peer not in accused or r.pair > accused[r.peer]]
-        return LiveView(me=self.me, records=tuple(sorted(counted, key=lambda r: r.peer)))
+        counted: list[PeerRecord] = []
+        suspected: list[PeerRecord] = []
+        for record in sorted(fresh, key=lambda r: r.peer):
+            (suspected if record.peer in accused and record.pair <= accused[record.peer] else counted).append(record)
+        return LiveView(me=self.me, records=tuple(counted), suspected=tuple(suspected), expired=tuple(expired))
 
     def holds_until_s(self, now_s: float) -> float:
         """The time at which the next record expires; until then `live` stays the same if nothing is merged."""
@@ -167,9 +181,7 @@ class SwarmView:
 
     def suspects(self, now_s: float) -> frozenset[PeerId]:
         """Peers with a fresh record that does not count because a live peer suspects them."""
-        counted = {r.peer for r in self.live(now_s).records}
-        fresh = {s.record.peer for s in self.sightings.values() if s.is_fresh(now_s, self.ttl_s)}
-        return frozenset(fresh - counted)
+        return frozenset(record.peer for record in self.live(now_s).suspected)
 
 
 def _say_the_same(record: PeerRecord, known: PeerRecord) -> bool:

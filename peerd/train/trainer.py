@@ -240,13 +240,15 @@ class Trainer:
 
     async def _call_for(self, launch: Launch) -> Call:
         inputs, labels = await self._prepared.take(launch.step, launch.index)
+        attempt = self._launched.get((launch.step, launch.index), 0)
         return Call(
             call_id=os.urandom(16),
             stage=0,
             step=launch.step,
             index=launch.index,
             accumulate=launch.accumulate,
-            attempt=self._launched.get((launch.step, launch.index), 0),
+            attempt=attempt,
+            again=launch.again or attempt > 0,
             inputs=inputs,
             labels=labels,
         )

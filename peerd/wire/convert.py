@@ -103,6 +103,7 @@ def call_to(call: Call, run: str, records: Iterable[RawRecord]) -> stage_pb2.Cal
         trace=call.trace,
         gradient_codec=str(call.gradient_codec) if call.gradient_codec else "",
         attempt=call.attempt,
+        again=call.again,
     )
 
 
@@ -127,6 +128,7 @@ def call_from(header: stage_pb2.CallHeader) -> Call:
         trace=header.trace,
         gradient_codec=_known_codec(header.gradient_codec),
         attempt=header.attempt,
+        again=header.again,
     )
 
 

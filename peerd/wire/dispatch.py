@@ -92,10 +92,11 @@ class Dispatcher:
         path = dict(call.path)
         refused: set[PeerId] = set()
         pause_s = BUSY_PAUSE_S
-        attempt = call.attempt
+        attempt, again, furthest = call.attempt, call.again, call.stage
 
         def note(stage: int, peer: PeerId) -> None:
-            path[stage] = peer
+            nonlocal furthest
+            path[stage], furthest = peer, max(furthest, stage)
             on_forwarded(stage, peer)
 
         while time.monotonic() < deadline_s:
@@ -115,7 +116,7 @@ class Dispatcher:
                 continue
             note(call.stage, peer.peer)
             try:
-                return await self._try(router, peer, replace(call, path=dict(path)), note)
+                return await self._try(router, peer, replace(call, path=dict(path), again=again), note)
             except BusyError as error:
                 if error.retry_after_s:
                     self._deaf_until_s[peer.peer] = time.monotonic() + error.retry_after_s
@@ -127,7 +128,9 @@ class Dispatcher:
                     refused.add(peer.peer)
                 await self._table.changed(STALE_PAUSE_S)
                 attempt += 1
+                again |= furthest > call.stage  # a later stage may have added it
             except RemoteError as error:
+                again |= not isinstance(error, UnheardError)
                 self._give_up_on(router, peer, call, error)
             path.pop(call.stage, None)
         raise PeerGoneError(f"no peer of stage {call.stage} took the microbatch within {self._total_s:.0f} s")

@@ -60,6 +60,8 @@ class Call:
     """By later stage, the peer that computed this microbatch before. A retry prefers it."""
     attempt: int = 0
     """Number of times that the trainer has launched it before. Each launch takes another path."""
+    again: bool = False
+    """A call for this microbatch was or may have been made before, so another peer may have added it too."""
     gradient_codec: Codec | None = None
     """The codec for the gradient in the reply, where the run chooses codecs for each link."""
     trace: bytes = b""

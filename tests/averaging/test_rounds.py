@@ -203,7 +203,7 @@ async def test_a_member_that_does_not_answer_closes_the_round_and_every_ledger_i
 async def test_a_member_whose_ledger_changed_refuses_and_the_leader_closes_the_round(make_group: MakeGroup) -> None:
     group = make_group(2)
     roster, other = group.roster(), group.members[PeerId("member1")]
-    other.state.reset_ledger()
+    other.state.drop_sums([other.state.record.peer])
     reason = await group.leader(roster).rounds.lead(roster)
     assert "the ledger of this peer has changed since" in reason
     await group.settled(Phase.ACCUMULATING)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.route.admission import able_to_compute, newest_taken, slots_for, why_refuse_call
 from peerd.policy.route.launching import Launch, launchable, share, window
 from peerd.policy.route.wiring import Router, point_of
+from peerd.policy.step.asides import merged, other_holder, to_merge
 from peerd.policy.step.ledger import ledger_of, marked, may_accumulate, number_of
 from peerd.table.record import PeerRecord
 from peerd.table.view import LiveView
@@ -35,6 +36,7 @@ class Work:
     """Met so far: by its length also the stage that is called."""
     attempt: int = 0
     """How many times its trainer has launched it before."""
+    again: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -92,7 +94,8 @@ class Calls:
         def ended(_path: Path | str) -> None:
             self._in_flight[key] = peer.now + HOLD_OFF_S
 
-        Attempt(peer, self, Work(launch, (), self._launched[key]), ended).go()
+        attempt = self._launched[key]
+        Attempt(peer, self, Work(launch, (), attempt, launch.again or attempt > 0), ended).go()
         self._launched[key] += 1
 
     # the callee
@@ -150,7 +153,7 @@ class Calls:
             else:
                 self._end(call, whole)
 
-        Attempt(peer, self, Work(call.work.launch, path, call.work.attempt), answered).go()
+        Attempt(peer, self, replace(call.work, path=path), answered).go()
 
     def _backward(self, call: Accepted, whole: Path) -> None:
         """The critical section: add, then set the bit, then announce."""
@@ -162,7 +165,7 @@ class Calls:
         if "bit after gradient" in peer.world.scenario.off and peer.record.done >> launch.index & 1:
             refusal = None if call.mark == (peer.record.incarnation, peer.record.ledger_no) else refusal
         if refusal is None:
-            self._add(launch, whole)
+            self._add(call.work, whole)
             peer.lost_since_s = None
             peer.world.counts["added"] += 1
         elif refusal.startswith("already"):
@@ -178,12 +181,19 @@ class Calls:
             step, mark = peer.record.step, (peer.record.incarnation, peer.record.ledger_no)
         return may_accumulate(peer.record, peer.live(), step=step, index=launch.index, accept_mark=mark)
 
-    def _add(self, launch: Launch, whole: Path) -> None:
-        peer = self._peer
+    def _add(self, work: Work, whole: Path) -> None:
+        peer, launch = self._peer, work.launch
+        other = other_holder(peer.record, peer.live(), step=launch.step, index=launch.index, again=work.again)
+        if "asides" in peer.world.scenario.off:
+            other = None
+        spare = to_merge(peer.record, launch.step, other) if other is not None else None
+        if spare is not None:
+            peer.record = merged(peer.record, launch.step, spare)
         early = launch.step == peer.record.step + 1
         (peer.next_accumulator if early else peer.accumulator).append(Gradient(launch.step, launch.index, whole))
         peer.world.counts["added early"] += early
-        peer.record = marked(peer.record, launch.step, launch.index)
+        peer.world.counts["added aside"] += other is not None
+        peer.record = marked(peer.record, launch.step, launch.index, other)
         peer.change()
 
     def _end(self, call: Accepted, outcome: Path | str) -> None:
@@ -256,6 +266,8 @@ class Attempt:
         if outcome == "unreachable":
             self._router.ban(chosen)
             peer.suspect(chosen.peer)
+        if outcome not in ("refused", "busy", "unreachable"):
+            self._work = replace(self._work, again=True)
         peer.after(peer.world.rng.uniform(0.02, 0.1), lambda: self._again(number))
 
     def _time_out(self, number: int, chosen: PeerRecord, accepted: list[Accepted]) -> None:
@@ -268,6 +280,7 @@ class Attempt:
 
         peer = self._peer
         peer.world.counts["timeouts"] += 1
+        self._work = replace(self._work, again=True)
         self._router.ban(chosen)
         peer.world.send(peer, chosen.peer, cancel)
         self._again(number)

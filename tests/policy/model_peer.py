@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
+from peerd.policy.step.asides import dropped
 from peerd.policy.step.leaving import has_successors, owes_nothing
-from peerd.policy.step.ledger import at_next_step, both_dropped, this_dropped, with_overlap
+from peerd.policy.step.ledger import at_next_step, both_dropped, with_overlap
 from peerd.policy.step.norms import KEPT_NORMS
 from peerd.policy.step.roster import lineage_after, lineage_skipped
 from peerd.policy.step.situation import OwnState, Situation
@@ -307,10 +308,10 @@ class ModelPeer:
                 self.reload()
             case acts.CloseRound():
                 self.rounds.close("closed")
-            case acts.ResetLedger() if "overlap reset" not in off:
+            case acts.DropSums(names=names) if "overlap reset" not in off:
                 self.world.counts["resets"] += 1
-                self.accumulator = []
-                self.record = this_dropped(self.record)
+                self.record = dropped(self.record, names)
+                self.accumulator = [gradient for gradient in self.accumulator if self.record.done >> gradient.index & 1]
                 self.change()
             case acts.SkipStep():
                 self.world.counts["inexact"] += 1

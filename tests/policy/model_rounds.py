@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from peerd.policy.step.asides import all_merged
 from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt, why_refuse
 from peerd.table.record import AverageId, Lineage, PeerId, Phase, StepNorm
 from tests.policy.model_theta import Average, ThetaId
@@ -110,6 +111,7 @@ class Rounds:
         if not off and why_refuse(peer.record, roster, peer.world.scenario.num_microbatches) is not None:
             return False
         self.current = Round(roster, peer.now)
+        peer.record = all_merged(peer.record)
         peer.change(tell=False, phase=Phase.AVERAGING)
         for member in roster.peers:
             self._send_part(member, roster, tuple(peer.accumulator), peer.record.done)

@@ -94,7 +94,7 @@ def test_the_checks_notice_when_a_rule_is_switched_off(rule: str) -> None:
 # Scripted runs: one trace for each hole that takes several peers to show
 
 
-def scripted(*faults: Fault, seed: int = 1, **sizes: int | bool | frozenset[str]) -> World:
+def scripted(*faults: Fault, seed: int = 1, **sizes: float | bool | frozenset[str]) -> World:
     return World(Scenario(seed=seed, survivor=Survivor.ANY, faults=faults, **sizes))  # type: ignore[arg-type]
 
 
@@ -154,6 +154,30 @@ def test_hole_14_a_zombie_that_wakes_does_not_declare_its_stage_lost() -> None:
     assert outcome.problems == ()
     assert outcome.counts["fences"] >= 1
     assert outcome.counts["inexact"] == 0
+
+
+MICROBATCHES = 512
+
+
+def computed_again(off: frozenset[str], seed: int) -> int:
+    """Microbatches added more than once, where both peers of a stage, with much of a step, fall silent for a second and are suspected."""
+    faults = []
+    for at_s, name, place in ((15.0, "p1", 0.3), (20.0, "p3", 0.9)):
+        faults += [Fault(at_s, Kind.ONE_WAY, name=name, other=other / 4, lasts_s=1.0) for other in range(4)]
+        faults += [Fault(at_s + 0.05, Kind.SUSPECT, name="p0", other=place)]
+    world = scripted(*faults, seed=seed, num_microbatches=MICROBATCHES, last_step=1, takeover_s=1e3, off=off)
+    outcome = world.run()
+    assert outcome.problems == ()
+    return outcome.counts["added"] - 2 * MICROBATCHES
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_hole_23_wrong_suspicions_cost_what_was_done_twice_and_not_ledgers(seed: int) -> None:
+    assert computed_again(frozenset(), seed) <= MICROBATCHES // 50
+
+
+def test_hole_23_without_asides_they_cost_ledgers() -> None:
+    assert computed_again(frozenset({"asides"}), 0) > MICROBATCHES // 10
 
 
 def test_hole_12_a_peer_restarted_without_its_stored_incarnation_serves_again() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.step.acts import Act, CloseRound, Commit, FetchAverage, Propose, Reload, ResetLedger, Serve, SkipStep, Wait
+from peerd.policy.step.acts import Act, CloseRound, Commit, DropSums, FetchAverage, Propose, Reload, Serve, SkipStep, Wait
 from peerd.policy.step.roster import Roster, compose, entry_of
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import KEPT_AVERAGES, decide, looks_lost
@@ -23,7 +23,7 @@ NEXT_PHASE: dict[type[Act], Phase] = {
     FetchAverage: Phase.AVERAGED,
     Reload: Phase.JOINING,
     CloseRound: Phase.ACCUMULATING,
-    ResetLedger: Phase.ACCUMULATING,
+    DropSums: Phase.ACCUMULATING,
     Propose: Phase.AVERAGING,
     SkipStep: Phase.ACCUMULATING,
     Serve: Phase.ACCUMULATING,
@@ -72,14 +72,14 @@ def test_two_members_never_both_reset_however_stale_their_views(mine: int, mine_
     """Each sees an earlier state of the other: counts only grow."""
     one, two = member("p1", done=mine), member("p2", done=other)
     one_now, two_now = replace(one, done=mine | mine_grew), replace(two, done=other | other_grew)
-    resets = [isinstance(decided(one_now, two), ResetLedger), isinstance(decided(two_now, one), ResetLedger)]
+    resets = [isinstance(decided(one_now, two), DropSums), isinstance(decided(two_now, one), DropSums)]
     assert not all(resets)
 
 
 @given(ledgers, ledgers)
 def test_of_two_ledgers_that_meet_exactly_one_is_dropped(first: int, second: int) -> None:
     one, two = member("p1", done=first), member("p2", done=second)
-    resets = [isinstance(decided(one, two), ResetLedger), isinstance(decided(two, one), ResetLedger)]
+    resets = [isinstance(decided(one, two), DropSums), isinstance(decided(two, one), DropSums)]
     assert sum(resets) == bool(first & second)
 
 
@@ -170,7 +170,7 @@ def test_hole_3_a_slow_round_gives_way_to_the_average_of_a_mate() -> None:
 
 def test_hole_7_the_smaller_of_two_ledgers_that_meet_is_dropped() -> None:
     small, large = member("p1", done=0b001), member("p2", done=0b011)
-    assert isinstance(decided(small, large), ResetLedger)
+    assert isinstance(decided(small, large), DropSums)
     assert isinstance(decided(large, small), Wait)
 
 

@@ -116,7 +116,7 @@ def test_what_drops_a_ledger_drops_the_next_one_too_but_for_an_overlap_of_this_s
     stage = Stage()
     stage.add(0)
     add_early(stage, 1)
-    stage.state.reset_ledger()
+    stage.state.drop_sums([stage.state.record.peer])
     assert (stage.state.record.done, stage.state.record.next_done) == (0, 0b10)
     late = early(stage, 2)
     stage.state.fence(9)

@@ -37,6 +37,7 @@ class Stage:
 
     stage: int = 1
     num_stages: int = 2
+    num_microbatches: int = MANIFEST.train.microbatches_per_step
     recompute: str = "always"
     mates: list[PeerRecord] = field(default_factory=list)
     state: StageState = field(init=False)
@@ -45,7 +46,7 @@ class Stage:
         torch.set_num_threads(1)
         compute = replace(MANIFEST.compute, recompute=self.recompute)  # type: ignore[arg-type]
         record = PeerRecord(peer=ME, incarnation=1, stage=self.stage)
-        train = replace(MANIFEST.train, num_stages=self.num_stages)
+        train = replace(MANIFEST.train, num_stages=self.num_stages, microbatches_per_step=self.num_microbatches)
         self.state = StageState(replace(MANIFEST, compute=compute, train=train), record, CPU, self.live)
         self.state.serve()
 

@@ -30,9 +30,11 @@ from peerd.swarm.signed import (
     unpack_record,
 )
 from peerd.table.record import (
+    Aside,
     AverageId,
     Evaluation,
     Lineage,
+    PeerId,
     PeerRecord,
     Phase,
     Reach,
@@ -64,6 +66,8 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "ledger_no": counts,
     "next_done": st.integers(0, (1 << 8192) - 1) | st.integers(0, 255),
     "next_ledger_no": counts,
+    "asides": st.lists(st.builds(Aside, peers | st.just(PeerId("")), st.integers(0, 255)), max_size=3).map(tuple),
+    "next_asides": st.lists(st.builds(Aside, peers, st.integers(0, 255)), max_size=3).map(tuple),
     "average_id": st.binary(max_size=16).map(AverageId),
     "lineage": st.builds(Lineage, counts, st.binary(max_size=32)),
     "gradient_norm": st.none() | reals | st.just(math.inf),
@@ -247,6 +251,7 @@ def test_every_field_of_a_record_travels() -> None:
     """A new field that is forgotten in the encoding would silently come back as its default."""
     odd: dict[str, Any] = {entry.name: _unlike_default(entry.default) for entry in fields(PeerRecord)}
     odd |= {"peer": ME.peer, "lineage": Lineage(3, b"c"), "suspects": (Suspicion(ME.peer, 1, 2),), "voids": (Void(ME.peer, 1, 2),)}
+    odd |= {"asides": (Aside(PeerId(""), 5),), "next_asides": (Aside(ME.peer, 6),)}
     odd |= {"tied": Lineage(2, b"t"), "tied_sums": (TiedSum(4, AverageId(b"s")),)}
     odd |= {"gradient_norm": 2.5, "norms": (StepNorm(4, 0.5), StepNorm(5, math.inf))}
     odd |= {"phase": Phase.AVERAGED, "reach": Reach.RELAYED, "last_loss": 1.5, "addresses": ("a",)}

@@ -38,6 +38,7 @@ def calls(draw: st.DrawFn) -> Call:
         labels=draw(tensors()),
         path=draw(st.dictionaries(st.integers(0, 4095), peers, max_size=4)),
         attempt=draw(st.integers(0, (1 << 32) - 1)),
+        again=draw(st.booleans()),
         gradient_codec=draw(st.none() | st.sampled_from(EXAMPLES).map(parse_codec)),
     )
 

@@ -48,6 +48,8 @@ class Client:
 
     answers: dict[PeerId, list[RemoteError]] = field(default_factory=dict)
     asked: list[PeerId] = field(default_factory=list)
+    again: list[bool] = field(default_factory=list)
+    goes_on: bool = True
     paths: list[dict[int, PeerId]] = field(default_factory=list)
     cancelled: list[PeerId] = field(default_factory=list)
     losses: dict[PeerId, float] = field(default_factory=dict)
@@ -58,7 +60,9 @@ class Client:
     ) -> CallResult:
         self.asked.append(peer)
         self.paths.append(dict(call.path))
-        on_forwarded(2, PeerId("later"))
+        self.again.append(call.again)
+        if self.goes_on:
+            on_forwarded(2, PeerId("later"))
         if left := self.answers.get(peer):
             raise left.pop(0)
         return CallResult(gradient=self.gradient, downstream_s=0.0, queued_s=0.0, records=(), loss=self.losses.get(peer))
@@ -122,6 +126,24 @@ async def test_a_call_that_nobody_took_is_not_one_to_do_again() -> None:
     assert sending.client.asked == [A, B]
     assert sending.failures == [A]
     assert sending.dispatcher.replayed == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_on", "again"),
+    [
+        (PeerGoneError("gone"), False, True),
+        (UnheardError("nobody there"), False, False),
+        (BusyError("all slots are taken"), False, False),
+        (WrongStateError("I am at step 2"), False, False),
+        (WrongStateError("parameters that changed"), True, True),
+    ],
+)
+async def test_the_next_peer_hears_of_it_where_the_first_or_one_behind_it_may_have_added_the_microbatch(
+    error: RemoteError, goes_on: bool, again: bool
+) -> None:
+    sending = Sending(Client({A: [error]}, goes_on=goes_on))
+    await sending.send()
+    assert sending.client.again == [False, again]
 
 
 async def test_a_banned_peer_is_tried_again_when_it_has_announced_itself_anew() -> None:

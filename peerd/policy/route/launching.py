@@ -27,6 +27,8 @@ class Launch:
     step: int
     index: int
     accumulate: frozenset[int]
+    again: bool = False
+    """Another trainer, which may be alive, comes before me: it may have launched it, too."""
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -126,9 +128,9 @@ def launchable(
 def what_launches_hang_on(record: PeerRecord) -> tuple[object, ...]:
     """The parts of a record that can give a trainer more to launch. While none of them changes, only time and finished microbatches do.
 
-    A ledger that grows takes work away. A peer's death, a void or a ledger with another number gives it back.
+    A ledger that grows takes work away. A peer's death, a void, a ledger with another number or an aside that is dropped gives it back.
     """
-    ledgers = (record.incarnation, record.ledger_no, record.next_ledger_no, record.voids, record.summary)
+    ledgers = (record.incarnation, record.ledger_no, record.next_ledger_no, len(record.asides), record.voids, record.summary)
     return record.peer, record.stage, record.step, record.phase, record.leaving, record.trains, record.trains_from, ledgers
 
 
@@ -140,12 +142,15 @@ def _of_step(
     for bitmap in wanted.values():
         absent |= bitmap
     trainers = tuple(trainers_of(live, step))
+    suspected = [r.peer for r in live.suspected if r.trains and r.trains_from <= step]
+    perhaps = tuple(sorted({*trainers, *suspected})) if suspected else trainers
     launches = []
     for index in indices(absent):
         since = missing_since_s.get((step, index), now_s)
         ranked = owners(trainers, step, index)
         if live.me in ranked and now_s - since >= takeover_s * ranked.index(live.me):
-            launches.append(Launch(step, index, accumulate_set(wanted, index)))
+            again = owners(perhaps, step, index)[0] != live.me
+            launches.append(Launch(step, index, accumulate_set(wanted, index), again))
     return launches, {(step, index) for index in indices(absent)}
 
 

@@ -99,8 +99,11 @@ class CloseRound(_Reasoned):
 
 
 @dataclass(frozen=True, slots=True)
-class ResetLedger(_Reasoned):
-    verb = "drop the ledger"
+class DropSums(_Reasoned):
+    """Drop these sums of this step's ledger (asides.py); the main one has this peer's own id."""
+
+    verb = "drop a part of the ledger"
+    names: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,7 @@ Act = (
     | CopyTied
     | Reload
     | CloseRound
-    | ResetLedger
+    | DropSums
     | SkipStep
     | StepBack
     | Serve

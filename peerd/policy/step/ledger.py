@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.record import Aside, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 
@@ -162,28 +162,33 @@ def with_overlap(mine: PeerRecord) -> PeerRecord:
     return replace(mine, next_ledger_no=mine.ledger_no + 1)
 
 
-def marked(mine: PeerRecord, step: int, index: int) -> PeerRecord:
-    """Set the bit of (step, index), once its gradient is in the accumulator."""
-    if step == mine.step + 1:
-        return replace(mine, next_done=mine.next_done | 1 << index)
-    return replace(mine, done=mine.done | 1 << index)
+def marked(mine: PeerRecord, step: int, index: int, other: PeerId | None = None) -> PeerRecord:
+    """Set the bit of (step, index), once its gradient is in the accumulator, or in the aside of what `other` may hold as well."""
+    early, bit = step == mine.step + 1, 1 << index
+    mine = replace(mine, next_done=mine.next_done | bit) if early else replace(mine, done=mine.done | bit)
+    if other is None:
+        return mine
+    asides = mine.next_asides if early else mine.asides
+    grown = (*(a for a in asides if a.other != other), Aside(other, bit | sum(a.done for a in asides if a.other == other)))
+    return replace(mine, next_asides=grown) if early else replace(mine, asides=grown)
 
 
 def this_dropped(mine: PeerRecord) -> PeerRecord:
     """Drop this step's ledger, so that its microbatches are missing again; the next step's ledger stays."""
-    return replace(mine, done=0, ledger_no=_unused(mine))
+    return replace(mine, done=0, asides=(), ledger_no=_unused(mine))
 
 
 def both_dropped(mine: PeerRecord) -> PeerRecord:
     dropped = this_dropped(mine)
-    return replace(dropped, next_done=0, next_ledger_no=_unused(dropped)) if mine.next_ledger_no else dropped
+    return replace(dropped, next_done=0, next_asides=(), next_ledger_no=_unused(dropped)) if mine.next_ledger_no else dropped
 
 
 def at_next_step(mine: PeerRecord) -> PeerRecord:
     """Move to the next step. Its ledger, if any, becomes this step's and keeps its number, so calls accepted for it still count."""
     if not mine.next_ledger_no:
         return replace(this_dropped(mine), step=mine.step + 1)
-    return replace(mine, step=mine.step + 1, done=mine.next_done, ledger_no=mine.next_ledger_no, next_done=0, next_ledger_no=_unused(mine))
+    begun = replace(mine, step=mine.step + 1, done=mine.next_done, asides=mine.next_asides, ledger_no=mine.next_ledger_no)
+    return replace(begun, next_done=0, next_asides=(), next_ledger_no=_unused(mine))
 
 
 def _unused(mine: PeerRecord) -> int:

@@ -16,16 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from peerd.policy.hashing import peer_rank, turn_of
+from peerd.policy.hashing import turn_of
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
+from peerd.policy.step.asides import sums_to_drop
 from peerd.policy.step.ledger import stage_step, why_not_averaged
 from peerd.policy.step.norms import told_by
 from peerd.policy.step.recovery import step_to_bring, step_to_go_back_to
 from peerd.policy.step.roster import compose
 from peerd.policy.step.situation import Situation
 from peerd.policy.step.tied import better_copy, sum_told
-from peerd.table.record import PeerRecord, Phase
+from peerd.table.record import Phase
 
 KEPT_AVERAGES = 4
 """The number of averages that a peer keeps for mates that catch up (K)."""
@@ -150,15 +151,14 @@ def _fetch_from_averaged(now: Situation) -> Act | None:
 
 
 def _reset_overlap(now: Situation) -> Act | None:
-    """Rule 6 (reset): of two overlapping ledgers the smaller is dropped; never both, because counts only grow (hole 7)."""
+    """Rule 6 (reset): of two overlapping sums the smaller is dropped; never both, because a sum only grows (hole 7)."""
     mine = now.mine
     if mine.phase is not Phase.ACCUMULATING or not mine.done:
         return None
-    my_key = _overlap_key(mine)
     for mate in now.live.members(mine.stage, mine.step):
-        meets = mate.peer != mine.peer and mate.lineage == mine.lineage and mate.done & mine.done
-        if meets and my_key < _overlap_key(mate):
-            return acts.ResetLedger(f"the ledger shares microbatches with that of {mate.peer}")
+        names = sums_to_drop(mine, mate) if mate.peer != mine.peer and mate.lineage == mine.lineage else []
+        if names:
+            return acts.DropSums(f"the ledger shares microbatches with that of {mate.peer}", tuple(names))
     return None
 
 
@@ -287,9 +287,3 @@ def looks_lost(now: Situation) -> bool:
 def _newest_step(now: Situation) -> int:
     """The newest step that any stage is at."""
     return max(stage_step(now.live, stage) or 0 for stage in range(now.rules.num_stages))
-
-
-def _overlap_key(record: PeerRecord) -> tuple[int, bytes]:
-    """(number of microbatches, inverted hash): among equal counts the peer with the higher hash drops its ledger."""
-    inverted = bytes(255 - byte for byte in peer_rank(record.peer, record.stage, record.step))
-    return (record.done.bit_count(), inverted)

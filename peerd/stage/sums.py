@@ -1,0 +1,53 @@
+"""The sums of one ledger: the main accumulator, and one for each aside (policy/step/asides.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import structlog
+
+from peerd.stage.accumulator import Accumulator
+from peerd.table.record import PeerId
+
+LOG = structlog.get_logger()
+
+
+class Sums:
+    """Every method is a job for the executor's thread."""
+
+    def __init__(self, main: Accumulator) -> None:
+        self.main = main
+        self._asides: dict[PeerId, Accumulator] = {}
+        """By the peer that may hold the same, where it holds anything."""
+
+    def begin(self, other: PeerId) -> bool:
+        """Make room for an aside. False if the device has no memory for it."""
+        if other not in self._asides:
+            try:
+                self._asides[other] = self.main.another()
+            except RuntimeError as error:  # both of the processor's memory and of a GPU's
+                LOG.warning("no memory to sum apart what another peer may hold, too", error=str(error))
+                return False
+        return True
+
+    def of(self, other: PeerId | None) -> Accumulator:
+        return self.main if other is None else self._asides[other]
+
+    def merge(self, other: PeerId) -> None:
+        """Add an aside to the main sum."""
+        aside = self._asides.pop(other, None)
+        if aside is not None:
+            self.main.flat += aside.flat
+
+    def merge_all(self) -> None:
+        for other in list(self._asides):
+            self.merge(other)
+
+    def drop(self, others: Iterable[PeerId]) -> None:
+        """Drop these asides."""
+        for other in others:
+            self._asides.pop(other, None)
+
+    def zero(self) -> None:
+        self._asides.clear()
+        self.main.zero()
