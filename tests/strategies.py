@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, Suspicion, Vitals
+from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, Suspicion
 from peerd.table.view import LiveView
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -63,21 +61,3 @@ def view_of(*found: PeerRecord) -> LiveView:
 def member(name: str, **fields: object) -> PeerRecord:
     """A serving peer, the rest by keyword."""
     return PeerRecord(peer=PeerId(name), **{"phase": Phase.ACCUMULATING, **fields})  # type: ignore[arg-type]
-
-
-@dataclass
-class FixedRow:
-    """A peer's own row as a test sets it."""
-
-    mine: PeerRecord | None = None
-    measured: Vitals = field(default_factory=Vitals)
-    fences: list[str] = field(default_factory=list)
-
-    def record(self) -> PeerRecord | None:
-        return self.mine
-
-    def vitals(self) -> Vitals:
-        return self.measured
-
-    def fenced(self, reason: str) -> None:
-        self.fences.append(reason)

@@ -24,7 +24,7 @@ from peerd.stage.export import write_export
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import StartState, write_start
 from peerd.swarm.identity import LocalState
-from peerd.swarm.signed import pack_manifest, sign_manifest
+from peerd.swarm.signed import pack, sign_manifest
 from peerd.table.record import Lineage
 from tests.tiny_run import corpus_of, tiny_manifest
 
@@ -41,7 +41,7 @@ class Homes:
     def home(self, name: str) -> Home:
         home = Home(self.folder / name)
         home.folder.mkdir(exist_ok=True)
-        LocalState(home).remember(self.signed.run, pack_manifest(self.signed), 0)
+        LocalState(home).remember(self.signed.run, pack(self.signed), 0)
         return home
 
     def save(self, name: str, stage: int, step: int, lineage: Lineage = EXACT, shift: float = 0.0) -> Path:

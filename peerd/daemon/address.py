@@ -9,7 +9,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from peerd.errors import AddressError
-from peerd.swarm.identity import public_key_of
+from peerd.link.peer_keys import public_key_of
 from peerd.table.record import PeerId, RunId
 
 REMEDY = "paste the whole line that `peerd start` printed, like /ip4/203.0.113.5/tcp/4001/p2p/12D3KooW...#RUN-ID"

@@ -29,7 +29,7 @@ from peerd.owner.governor import Governor
 from peerd.swarm.directory import Directory
 from peerd.swarm.identity import Identity, LocalState
 from peerd.swarm.membership import Membership
-from peerd.swarm.signed import SignedManifest, pack_manifest, unpack_manifest
+from peerd.swarm.signed import SignedManifest, pack, unpack_manifest
 from peerd.table.circuit import direct, is_circuit
 from peerd.table.record import PeerId, RunId
 from peerd.table.view import TTL_PERIODS
@@ -80,7 +80,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     stack.push_async_callback(directory.close)
     directory.store_manifest_soon(signed)
     start = str(run.start.path) if run.start else ""
-    local.remember(signed.run, pack_manifest(signed), network.port, start=start, data=run.text.source)
+    local.remember(signed.run, pack(signed), network.port, start=start, data=run.text.source)
     archive = Archive(home.history(signed.run))
     stack.push_async_callback(archive.close)
     place = Place(signed=signed, device=device, data_source=run.text.source, corpus=run.text.corpus, start=run.start)

@@ -40,7 +40,7 @@ from peerd.table.circuit import direct, is_circuit
 from peerd.table.record import PeerId, RunId
 from peerd.wire.direct_service import DirectServicer
 from peerd.wire.grpc_server import DirectEndpoint, start_server
-from peerd.wire.messages import Description, RawManifest
+from peerd.wire.messages import Description
 from peerd.wire.services import Door
 from peerd.wire.swarm_client import SwarmClient
 
@@ -271,7 +271,7 @@ async def visit_peer(network: Network, address: Address) -> Visited:
 
 def choose_run(description: Description, address: Address) -> SignedManifest:
     """The run that the address means. AddressError where the peer does not serve it, SignatureError where it is not signed."""
-    runs = [read_manifest(raw.body, raw.organiser_key, raw.signature) for raw in description.manifests]
+    runs = [read_manifest(*raw) for raw in description.manifests]
     matching = [run for run in runs if address.run in (None, run.run)]
     if not matching:
         served = ", ".join(f"#{run.run} ({run.manifest.name})" for run in runs) or "none"
@@ -283,5 +283,4 @@ def choose_run(description: Description, address: Address) -> SignedManifest:
 
 
 def describe_self(manifests: Sequence[SignedManifest]) -> Description:
-    raws = tuple(RawManifest(m.body, m.organiser_key, m.signature) for m in manifests)
-    return Description(raws, __version__, time.time())
+    return Description(tuple(signed.raw for signed in manifests), __version__, time.time())

@@ -174,7 +174,7 @@ class Peer:
             live = {record.peer for record in self.membership.live().records}
             for peer, seen in list(self.membership.view.sightings.items()):
                 if seen.risen_at_s < forgotten_s and peer != self.membership.me and peer not in live:
-                    self.gossip.forget(peer)
+                    self.membership.forget(peer)
                     await self.network.forget(peer)
 
     async def _watch_addresses(self) -> None:

@@ -8,6 +8,7 @@ import structlog
 
 from peerd import __version__
 from peerd.daemon.device import describe
+from peerd.swarm.membership import OwnRow
 from peerd.table.record import PeerRecord, Vitals
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger()
 
 
-class Row:
+class Row(OwnRow):
     """What `Membership` publishes: nothing before a stage is served."""
 
     def __init__(self) -> None:

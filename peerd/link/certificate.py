@@ -11,15 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import NameOID
 
 from peerd.errors import BadMessageError
-from peerd.link.libp2p import PeerID
+from peerd.link.peer_keys import peer_id_of, public_key_of, verify
 from peerd.table.record import PeerId
 
 MAX_CERTIFICATE_BYTES = 2048
@@ -31,7 +30,6 @@ _EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
 _SIGNED_PREFIX = b"libp2p-tls-handshake:"
 # ASN.1: a sequence of two octet strings of fixed lengths: an Ed25519 key in libp2p's protobuf form, and its signature.
 _KEY_HEAD, _SIGNATURE_HEAD = bytes.fromhex("306804240801 1220"), bytes.fromhex("0440")
-_PEER_HEAD = bytes.fromhex("002408011220")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ def make_certificate(
     key = ec.generate_private_key(ec.SECP256R1())
     own = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     now = now or datetime.datetime.now(datetime.UTC)
-    extension = _KEY_HEAD + raw_key_of(peer) + _SIGNATURE_HEAD + sign(_SIGNED_PREFIX + own)
+    extension = _KEY_HEAD + public_key_of(peer) + _SIGNATURE_HEAD + sign(_SIGNED_PREFIX + own)
     built = (
         x509.CertificateBuilder()
         .subject_name(_name(peer))
@@ -79,7 +77,7 @@ def checked_pem(der: bytes, peer: PeerId, now: datetime.datetime | None = None) 
         raise BadMessageError("the bytes are not a certificate") from None
     if holder is None:
         raise BadMessageError("the certificate proves no peer id")
-    if holder != PeerID.from_base58(peer).to_bytes() or not named:
+    if holder != peer or not named:
         raise BadMessageError(f"the certificate is not that of {peer}")
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise BadMessageError("the certificate's key is not of the kind that peerd uses (P-256)")
@@ -88,8 +86,8 @@ def checked_pem(der: bytes, peer: PeerId, now: datetime.datetime | None = None) 
     return bytes(parsed.public_bytes(Encoding.PEM))
 
 
-def holder_of(certificate: bytes) -> bytes | None:
-    """Return the raw peer id that a certificate (DER) proves; None where it proves none. Raises ValueError for other bytes."""
+def holder_of(certificate: bytes) -> PeerId | None:
+    """Return the peer id that a certificate (DER) proves; None where it proves none. Raises ValueError for other bytes."""
     try:
         parsed = x509.load_der_x509_certificate(certificate)
         extension = parsed.extensions.get_extension_for_oid(_EXTENSION).value
@@ -100,21 +98,8 @@ def holder_of(certificate: bytes) -> bytes | None:
         raise ValueError(str(error)) from None
     assert isinstance(extension, x509.UnrecognizedExtension)
     key, signature = extension.value[len(_KEY_HEAD) :][:32], extension.value[-64:]
-    if extension.value != _KEY_HEAD + key + _SIGNATURE_HEAD + signature:
-        return None
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, _SIGNED_PREFIX + own)
-    except InvalidSignature:
-        return None
-    return _PEER_HEAD + key
-
-
-def raw_key_of(peer: PeerId) -> bytes:
-    """Return the raw Ed25519 public key in a peer id. Raises ValueError where it holds none."""
-    raw: bytes = PeerID.from_base58(peer).to_bytes()
-    if len(raw) != len(_PEER_HEAD) + 32 or not raw.startswith(_PEER_HEAD):
-        raise ValueError(f"{peer[:16]}... is not an Ed25519 peer id")
-    return raw[len(_PEER_HEAD) :]
+    is_sound = extension.value == _KEY_HEAD + key + _SIGNATURE_HEAD + signature and verify(key, _SIGNED_PREFIX + own, signature)
+    return peer_id_of(key) if is_sound else None
 
 
 def _name(peer: PeerId) -> x509.Name:

@@ -14,8 +14,8 @@ from typing import Any
 
 from peerd.errors import BadMessageError, BusyError, PeerdError, UnreachableError
 from peerd.generated import relay_pb2
-from peerd.link.certificate import raw_key_of
 from peerd.link.p2pd import P2pd
+from peerd.link.peer_keys import public_key_of
 from peerd.link.seal import Seal
 from peerd.link.streams import Stream, StreamTasks, hear, say
 from peerd.table.circuit import circuit_address, direct, is_circuit, relay_in
@@ -212,7 +212,7 @@ class Circuits:
 
 def _peer_in(text: str) -> PeerId:
     try:
-        raw_key_of(PeerId(text[:64]))
+        public_key_of(text)
     except ValueError:
         raise BadMessageError("the circuit offer names no valid caller") from None
     return PeerId(text)

@@ -11,7 +11,6 @@ import contextlib
 import ssl
 
 from peerd.link.certificate import holder_of
-from peerd.link.libp2p import PeerID
 from peerd.table.record import PeerId
 
 _GREETING = ("/multistream/1.0.0", "/tls/1.0.0")
@@ -30,7 +29,7 @@ async def answers_as(peer: PeerId, host: str, port: int, timeout_s: float, *, di
                 return False
             await writer.start_tls(caller_context("h2" if direct else "libp2p"))
             certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        return certificate is not None and holder_of(certificate) == PeerID.from_base58(peer).to_bytes()
+        return certificate is not None and holder_of(certificate) == peer
     except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError):  # ssl.SSLError is an OSError
         return False
     finally:

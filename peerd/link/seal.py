@@ -15,13 +15,10 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from peerd.errors import BadMessageError, PeerGoneError
-from peerd.link.certificate import holder_of, make_certificate, raw_key_of
+from peerd.link.certificate import holder_of, make_certificate
 from peerd.link.dialling import caller_context
-from peerd.link.libp2p import PeerID
+from peerd.link.peer_keys import public_key_of, verify
 from peerd.link.streams import Stream
 from peerd.table.record import PeerId
 
@@ -42,7 +39,7 @@ class Seal:
         reader, writer = stream
         await writer.start_tls(caller_context())
         certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        if certificate is None or holder_of(certificate) != PeerID.from_base58(callee).to_bytes():
+        if certificate is None or holder_of(certificate) != callee:
             raise PeerGoneError(f"{callee} is not at the other end of the circuit")
         writer.write(self._sign(_claim(certificate, await reader.readexactly(NONCE_BYTES))))
         await writer.drain()
@@ -56,10 +53,8 @@ class Seal:
         writer.write(nonce)
         await writer.drain()
         signature = await reader.readexactly(SIGNATURE_BYTES)
-        try:
-            Ed25519PublicKey.from_public_bytes(raw_key_of(caller)).verify(signature, _claim(certificate, nonce))
-        except (InvalidSignature, ValueError):
-            raise BadMessageError(f"{caller} is not at the other end of the circuit") from None
+        if not verify(public_key_of(caller), _claim(certificate, nonce), signature):
+            raise BadMessageError(f"{caller} is not at the other end of the circuit")
 
     @cached_property
     def _own(self) -> tuple[ssl.SSLContext, bytes]:

@@ -19,7 +19,7 @@ import structlog
 from peerd.background import Tasks
 from peerd.errors import PeerdError, UnreachableError
 from peerd.link.libp2p import DHTID, P2P, DHTNode, DHTRecord, MSGPackSerializer, RecordValidatorBase, get_dht_time
-from peerd.swarm.signed import SignedManifest, SignedRecord, pack_manifest, pack_record, unpack_manifest, unpack_record
+from peerd.swarm.signed import SignedManifest, SignedRecord, pack, unpack_manifest, unpack_record
 from peerd.table.record import RawRecord, RunId
 
 MANIFEST_SUBKEY = "manifest"
@@ -105,12 +105,12 @@ class Directory:
     def store_soon(self, run: RunId, signed: SignedRecord) -> None:
         """Store my record in the background; a store that fails is made good by the next."""
         expires = get_dht_time() + 3 * self._period_s * signed.record.periods + 3.0
-        key, subkey, value = stage_key(run, signed.record.stage), signed.record.peer, pack_record(signed)
+        key, subkey, value = stage_key(run, signed.record.stage), signed.record.peer, pack(signed)
         self._stores.start(self._store(key, subkey, value, expires))
 
     def store_manifest_soon(self, signed: SignedManifest) -> None:
         expires = get_dht_time() + MANIFEST_LIFE_S
-        self._stores.start(self._store(signed.run, MANIFEST_SUBKEY, pack_manifest(signed), expires))
+        self._stores.start(self._store(signed.run, MANIFEST_SUBKEY, pack(signed), expires))
 
     async def read_records(self, run: RunId, stages: Iterable[int]) -> list[RawRecord]:
         """The records of these stages as they are stored; not verified here."""

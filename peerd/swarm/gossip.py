@@ -132,11 +132,6 @@ class Gossip:
         record = live.find(caller)
         return self._membership.news.unknown_to(known, record.stage if record is not None and live.is_summarised else None, clock_s())
 
-    def forget(self, peer: PeerId) -> None:
-        """It is gone for good."""
-        self._membership.forget(peer)
-        self._membership.news.forget(peer)
-
     async def _keep_word(self) -> None:
         """Tell at once what cannot wait for the next period."""
         while True:

@@ -1,7 +1,6 @@
 """This daemon's identity: its Ed25519 key, the lock that makes it the only one, and the little state that outlives it.
 
-The key file is what libp2p reads: a protobuf of key type Ed25519 and 64 bytes, private then public. A peer id is the
-identity multihash of the public key, so signatures verify against the id alone.
+The key file is what libp2p reads: a protobuf of key type Ed25519 and 64 bytes, private then public.
 """
 
 from __future__ import annotations
@@ -9,24 +8,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
-import base58
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from filelock import FileLock, Timeout
 
 from peerd.config.paths import Home
 from peerd.errors import DiskError, IdentityInUseError, SignatureError
+from peerd.link.peer_keys import peer_id_of
 from peerd.table.record import PeerId, RunId
 
 _PRIVATE_PREFIX = bytes([0x08, 0x01, 0x12, 0x40])
-_PEER_PREFIX = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
 SIGNATURE_BYTES = 64
 MAX_PEERS = 64
 MAX_INCARNATION = 1 << 62
-REMEMBERED_KEYS = 1 << 12
 
 
 class Identity:
@@ -64,29 +59,6 @@ class Identity:
             path.unlink(missing_ok=True)  # half a key would pass for a damaged one at the next start
             raise DiskError(f"{path}: {error.strerror}", "free some disk space, or choose another folder with --home") from None
         return cls(key)
-
-
-def peer_id_of(public_key: bytes) -> PeerId:
-    return PeerId(base58.b58encode(_PEER_PREFIX + public_key).decode())
-
-
-@lru_cache(maxsize=REMEMBERED_KEYS)
-def public_key_of(peer: str) -> bytes:
-    """The raw public key inside a peer id; ValueError when it is not an Ed25519 peer id."""
-    if len(peer) > 64:
-        raise ValueError("peer id too long")
-    raw = base58.b58decode(peer)
-    if len(raw) != len(_PEER_PREFIX) + 32 or not raw.startswith(_PEER_PREFIX):
-        raise ValueError(f"{peer[:16]}... is not an Ed25519 peer id")
-    return raw[len(_PEER_PREFIX) :]
-
-
-def verify(public_key: bytes, message: bytes, signature: bytes) -> bool:
-    try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
 
 
 def lock_home(home: Home) -> FileLock:

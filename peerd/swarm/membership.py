@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from peerd.errors import BadMessageError
 from peerd.policy.swarm.spreading import News, periods, summarise
@@ -33,30 +33,19 @@ def clock_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
-class OwnRow(Protocol):
-    """What this peer tells of itself."""
+class OwnRow:
+    """What this peer tells of itself: nothing, if it only looks at the table."""
 
     def record(self) -> PeerRecord | None:
         """The exact step state; None before there is one."""
-
-    def vitals(self) -> Vitals:
-        """What is measured, asked for only where there is a record."""
-
-    def fenced(self, reason: str) -> None:
-        """The view was cleared, rule T3 (fence): the claims of this peer are void."""
-
-
-class NoRow:
-    """The row of a peer that only looks at the table."""
-
-    def record(self) -> PeerRecord | None:
         return None
 
     def vitals(self) -> Vitals:
+        """What is measured, asked for only where there is a record."""
         return Vitals()
 
     def fenced(self, reason: str) -> None:
-        """There is nothing to give up."""
+        """The view was cleared, rule T3 (fence): the claims of this peer are void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +77,7 @@ class Membership:
         self.run = run
         self.view = SwarmView(me=identity.peer, ttl_s=ttl_s)
         self.raws: dict[PeerId, SignedRecord] = {}
-        self.row: OwnRow = row or NoRow()
+        self.row = row or OwnRow()
         self.news = News(ttl_s / TTL_PERIODS)
         """Records that rose lately, for peers that ask for what is new."""
         self.patience = Patience(FORGIVEN_S)
@@ -180,6 +169,7 @@ class Membership:
     def forget(self, peer: PeerId) -> None:
         """It is gone for good. The view keeps its tombstone, so that an old record does not bring it back."""
         self.raws.pop(peer, None)
+        self.news.forget(peer)
 
     def suspect(self, record: PeerRecord) -> None:
         """This peer did not answer a re-dial at its present pair."""

@@ -10,9 +10,11 @@ import msgpack
 
 from peerd.config.manifest import Manifest, parse_bytes, run_id
 from peerd.errors import BadMessageError, SignatureError
-from peerd.swarm.identity import SIGNATURE_BYTES, Identity, public_key_of, verify
+from peerd.link.peer_keys import public_key_of, verify
+from peerd.swarm.identity import SIGNATURE_BYTES, Identity
 from peerd.table.forms import as_list
 from peerd.table.record import PeerId, PeerRecord, RawRecord, RunId
+from peerd.wire.messages import RawManifest
 
 MAX_RECORD_BYTES = 16384
 """Room for four ledgers of the largest step: mine and, where I speak for my stage, all its peers', of this step and of the next."""
@@ -54,6 +56,10 @@ class SignedManifest:
     body: bytes
     organiser_key: bytes
     signature: bytes
+
+    @property
+    def raw(self) -> RawManifest:
+        return (self.body, self.organiser_key, self.signature)
 
     @property
     def run(self) -> RunId:
@@ -109,32 +115,28 @@ def read_manifest(body: bytes, organiser_key: bytes, signature: bytes) -> Signed
     return SignedManifest(parse_bytes(body, "the run's manifest"), body, organiser_key, signature)
 
 
-def pack_manifest(signed: SignedManifest) -> bytes:
-    return bytes(msgpack.packb([signed.body, signed.organiser_key, signed.signature]))
+def pack(signed: SignedRecord | SignedManifest) -> bytes:
+    return bytes(msgpack.packb(signed.raw))
 
 
-def unpack_manifest(raw: bytes) -> SignedManifest:
-    try:
-        body, key, signature = msgpack.unpackb(raw, max_array_len=3, max_bin_len=1 << 17)
-        if not all(isinstance(part, bytes) for part in (body, key, signature)):
-            raise ValueError("not three byte strings")
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-        raise BadMessageError(f"bad manifest: {error}") from None
-    return read_manifest(body, key, signature)
+def unpack_manifest(packed: bytes) -> SignedManifest:
+    return read_manifest(*_unpacked("manifest", packed, 3, 1 << 17))
 
 
-def pack_record(signed: SignedRecord) -> bytes:
-    return bytes(msgpack.packb([signed.body, signed.signature]))
-
-
-def unpack_record(raw: bytes, run: RunId) -> SignedRecord:
-    try:
-        body, signature = msgpack.unpackb(raw, max_array_len=2, max_bin_len=MAX_RECORD_BYTES)
-        if not (isinstance(body, bytes) and isinstance(signature, bytes)):
-            raise ValueError("not two byte strings")
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-        raise BadMessageError(f"bad record: {error}") from None
+def unpack_record(packed: bytes, run: RunId) -> SignedRecord:
+    body, signature = _unpacked("record", packed, 2, MAX_RECORD_BYTES)
     return read_record(body, signature, run)
+
+
+def _unpacked(what: str, packed: bytes, count: int, most_bytes: int) -> list[bytes]:
+    """So many byte strings, each of at most so many bytes."""
+    try:
+        parts = msgpack.unpackb(packed, max_array_len=count, max_bin_len=most_bytes)
+        if not isinstance(parts, list) or len(parts) != count or not all(isinstance(part, bytes) for part in parts):
+            raise ValueError(f"not {count} byte strings")
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+        raise BadMessageError(f"bad {what}: {error}") from None
+    return parts
 
 
 def _to_list(record: PeerRecord) -> list[Any]:

@@ -139,13 +139,14 @@ def _read_ledger(value: Any) -> int:
     return int.from_bytes(_ledger_bytes.read(value), "little")
 
 
-def _write_ledger(ledger: int) -> bytes:
-    return ledger.to_bytes((ledger.bit_length() + 7) // 8, "little")
+def bitmap_to(bitmap: int) -> bytes:
+    """The lowest bits in the first byte."""
+    return bitmap.to_bytes((bitmap.bit_length() + 7) // 8, "little")
 
 
 _ledger_bytes = raw(MAX_MICROBATCHES_PER_STEP // 8)
-LEDGER = Form(_read_ledger, _write_ledger)
-"""A bitmap of microbatches, the lowest bits in the first byte."""
+LEDGER = Form(_read_ledger, bitmap_to)
+"""A bitmap of microbatches."""
 FLAG = Form(_read_flag)
 REAL = Form(_read_real)
 NORM = Form(_read_norm)

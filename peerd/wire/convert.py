@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from peerd.config.codec import NONE, Codec, parse_codec
 from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
@@ -15,9 +16,10 @@ from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.policy.step.contributions import StageTally, Tally
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.policy.swarm.spreading import MOST_TAGS, TAG_BYTES
+from peerd.table.forms import bitmap_to
 from peerd.table.record import AverageId, Lineage, PeerId, RawRecord
 from peerd.wire.chunks import Headed, Pieces
-from peerd.wire.messages import ITEM_BYTES, Average, Call, CallResult, Description, Part, RawManifest, Snapshot, TensorBytes
+from peerd.wire.messages import ITEM_BYTES, Average, Call, CallResult, Description, Part, Snapshot, TensorBytes
 
 MAX_RECORDS = 64
 MAX_STAGES = 4096
@@ -30,6 +32,8 @@ MAX_LINEAGE_BYTES = 32
 """The most that fits a record. A joiner that took on a longer lineage could not announce itself."""
 ID_BYTES = 16
 TRACE_BYTES = 24
+_RANGE, _COUNTS = ("stage", "first_step", "last_step", "steps"), ("peer", "steps", "microbatches", "tokens")
+Copied = TypeVar("Copied")
 MOST_WITH_HEADER = 16 * 1024
 """Tokens up to this size (bytes) are sent with the header. Activations never are: their arrival after the header measures the link."""
 
@@ -250,17 +254,13 @@ def are_hashes(hashes: Sequence[bytes]) -> bool:
 
 
 def description_to(description: Description) -> swarm_pb2.DescribeReply:
-    manifests = [swarm_pb2.SignedManifest(body=m.body, organiser_key=m.organiser_key, signature=m.signature) for m in description.manifests]
+    manifests = [swarm_pb2.SignedManifest(body=body, organiser_key=key, signature=sign) for body, key, sign in description.manifests]
     return swarm_pb2.DescribeReply(manifests=manifests, software=description.software, clock_s=description.clock_s)
 
 
 def description_from(reply: swarm_pb2.DescribeReply) -> Description:
-    manifests = tuple(RawManifest(m.body, m.organiser_key, m.signature) for m in reply.manifests)
+    manifests = tuple((m.body, m.organiser_key, m.signature) for m in reply.manifests)
     return Description(manifests, reply.software, reply.clock_s)
-
-
-def bitmap_to(bitmap: int) -> bytes:
-    return bitmap.to_bytes((bitmap.bit_length() + 7) // 8, "little")
 
 
 def bitmap_from(raw: bytes) -> int:
@@ -270,30 +270,12 @@ def bitmap_from(raw: bytes) -> int:
 
 
 def tallies_to(stages: Iterable[StageTally]) -> list[swarm_pb2.StageTally]:
-    return [
-        swarm_pb2.StageTally(
-            stage=s.stage,
-            first_step=s.first_step,
-            last_step=s.last_step,
-            steps=s.steps,
-            tallies=[swarm_pb2.Tally(peer=t.peer, steps=t.steps, microbatches=t.microbatches, tokens=t.tokens) for t in s.tallies],
-        )
-        for s in stages
-    ]
+    return [_copied(swarm_pb2.StageTally, s, _RANGE, tallies=[_copied(swarm_pb2.Tally, t, _COUNTS) for t in s.tallies]) for s in stages]
 
 
 def tallies_from(messages: Iterable[swarm_pb2.StageTally]) -> tuple[StageTally, ...]:
     """Check the form of tallies. Whether they can be true is decided in policy/step/contributions.py."""
-    stages = tuple(
-        StageTally(
-            stage=m.stage,
-            first_step=m.first_step,
-            last_step=m.last_step,
-            steps=m.steps,
-            tallies=tuple(Tally(peer=t.peer, steps=t.steps, microbatches=t.microbatches, tokens=t.tokens) for t in m.tallies),
-        )
-        for m in messages
-    )
+    stages = tuple(_copied(StageTally, m, _RANGE, tallies=tuple(_copied(Tally, t, _COUNTS) for t in m.tallies)) for m in messages)
     rows = [row for stage in stages for row in stage.tallies]
     if len(stages) > MAX_STAGES or len(rows) > MAX_TALLIES:
         raise BadMessageError(f"{len(rows)} tallies of {len(stages)} stages")
@@ -304,3 +286,8 @@ def tallies_from(messages: Iterable[swarm_pb2.StageTally]) -> tuple[StageTally, 
     ):
         raise BadMessageError("a tally is out of range")
     return stages
+
+
+def _copied(kind: Callable[..., Copied], source: Any, names: Iterable[str], **others: Any) -> Copied:
+    """A value of another kind whose fields of these names are the source's."""
+    return kind(**{name: getattr(source, name) for name in names}, **others)

@@ -12,6 +12,8 @@ from peerd.policy.step.roster import Roster
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, RawRecord
 
 ITEM_BYTES = {"float32": 4, "int32": 4}
+RawManifest = tuple[bytes, bytes, bytes]
+"""A received manifest, not verified: canonical JSON, the organiser's raw public key, the signature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +133,6 @@ class Snapshot:
     num_bytes: int
     chunk_hashes: tuple[bytes, ...]
     metadata: str
-
-
-@dataclass(frozen=True, slots=True)
-class RawManifest:
-    """A received manifest, not verified: canonical JSON, the organiser's raw public key, the signature."""
-
-    body: bytes
-    organiser_key: bytes
-    signature: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.config.paths import MAX_SOCKET_NAME_CHARS, MAX_SOCKET_PATH_CHARS, Home
-from peerd.swarm.identity import peer_id_of
+from peerd.link.peer_keys import peer_id_of
 
 LONGEST_NAME = "from-" + peer_id_of(Ed25519PrivateKey.generate().public_key().public_bytes_raw()) + ".99999"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from peerd.daemon.address import Address, parse_address
 from peerd.errors import AddressError, ExitCode
-from peerd.swarm.identity import peer_id_of
+from peerd.link.peer_keys import peer_id_of
 from peerd.table.record import RunId
 
 PEER = peer_id_of(Ed25519PrivateKey.from_private_bytes(bytes(range(32))).public_key().public_bytes_raw())

@@ -10,7 +10,8 @@ from peerd.config.organiser import create_key, load_key
 from peerd.config.paths import Home
 from peerd.daemon.address import parse_address
 from peerd.daemon.enter import _address_book, _met_before
-from peerd.swarm.identity import LocalState, peer_id_of
+from peerd.link.peer_keys import peer_id_of
+from peerd.swarm.identity import LocalState
 from peerd.swarm.signed import sign_manifest
 from peerd.table.record import RunId
 from tests.tiny_run import tiny_manifest

@@ -10,7 +10,7 @@ from peerd.link.libp2p import DHTID, DHTRecord, MSGPackSerializer
 from peerd.swarm import directory
 from peerd.swarm.directory import MAX_SOUND, RunValidator, stage_key
 from peerd.swarm.identity import Identity
-from peerd.swarm.signed import pack_record, sign_record
+from peerd.swarm.signed import pack, sign_record
 from peerd.table.record import PeerRecord, RunId
 
 RUN = RunId("a" * 32)
@@ -20,7 +20,7 @@ ME, OTHER = (Identity(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)
 def stored(version: int = 1, stage: int = 1, signer: Identity = ME, key: str = stage_key(RUN, 1)) -> DHTRecord:
     signed = sign_record(PeerRecord(peer=ME.peer, version=version, stage=stage), signer, RUN)
     key_bytes = DHTID.generate(source=key).to_bytes()
-    return DHTRecord(key_bytes, msgpack.packb(ME.peer), MSGPackSerializer.dumps(pack_record(signed)), 0.0)
+    return DHTRecord(key_bytes, msgpack.packb(ME.peer), MSGPackSerializer.dumps(pack(signed)), 0.0)
 
 
 def test_a_record_is_kept_under_its_own_stage_and_signature_only() -> None:

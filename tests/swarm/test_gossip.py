@@ -20,7 +20,7 @@ from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedRecord, sign_record
 from peerd.table.record import PeerId, PeerRecord, Phase, RawRecord, RunId, Suspicion
 from peerd.wire.swarm_client import SwarmClient
-from tests.strategies import FixedRow
+from tests.swarm.fixed_row import FixedRow
 
 RUN = RunId("a" * 32)
 PERIOD_S = 5.0

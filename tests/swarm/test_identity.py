@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from peerd.config.paths import Home
 from peerd.errors import DiskError, IdentityInUseError, SignatureError
-from peerd.swarm.identity import Identity, LocalState, lock_home, peer_id_of, public_key_of, verify
+from peerd.link.peer_keys import peer_id_of, public_key_of, verify
+from peerd.swarm.identity import Identity, LocalState, lock_home
 from peerd.table.record import RunId
 
 RUN, OTHER_RUN = RunId("a" * 32), RunId("b" * 32)

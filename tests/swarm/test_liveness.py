@@ -16,7 +16,7 @@ from peerd.swarm.membership import Membership
 from peerd.swarm.signed import sign_record
 from peerd.table.record import PeerId, PeerRecord, Phase, RawRecord, RunId
 from peerd.wire.swarm_client import SwarmClient
-from tests.strategies import FixedRow
+from tests.swarm.fixed_row import FixedRow
 
 RUN = RunId("a" * 32)
 ME, MATE = (Identity(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)) for number in range(2))

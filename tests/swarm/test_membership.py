@@ -14,7 +14,7 @@ from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership, Word, clock_s
 from peerd.swarm.signed import sign_record
 from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RawRecord, RunId, StepNorm, Suspicion, TiedSum, Vitals
-from tests.strategies import FixedRow
+from tests.swarm.fixed_row import FixedRow
 
 RUN = RunId("a" * 32)
 ME, MATE, THIRD = (Identity(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)) for number in range(3))

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, ManifestError, SignatureError
-from peerd.swarm.identity import Identity, peer_id_of
+from peerd.link.peer_keys import peer_id_of
+from peerd.swarm.identity import Identity
 from peerd.swarm.signed import (
     MAX_RECORD_BYTES,
     NUM_FIELDS,
-    pack_manifest,
-    pack_record,
+    pack,
     peek_record,
     read_manifest,
     read_record,
@@ -215,7 +215,7 @@ def test_a_record_comes_back_as_it_was(record: PeerRecord) -> None:
         return
     assert read_record(signed.body, signed.signature, RUN) == signed
     assert peek_record(signed.body) == (record.peer, record.pair)
-    assert unpack_record(pack_record(signed), RUN) == signed
+    assert unpack_record(pack(signed), RUN) == signed
 
 
 @given(records_of_runs())
@@ -353,7 +353,7 @@ def test_a_record_of_no_peer_is_refused() -> None:
 def test_a_manifest_comes_back_as_it_was_and_names_its_run() -> None:
     key = Ed25519PrivateKey.generate()
     signed = sign_manifest(Manifest(name="mine"), key)
-    assert unpack_manifest(pack_manifest(signed)) == signed
+    assert unpack_manifest(pack(signed)) == signed
     assert signed.run != sign_manifest(Manifest(name="other"), key).run
     assert signed.run != sign_manifest(Manifest(name="mine"), Ed25519PrivateKey.generate()).run
 

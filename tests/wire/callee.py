@@ -25,7 +25,7 @@ from peerd.wire.services import Door
 from peerd.wire.tensors import encode
 from tests.link.local_peers import Served
 from tests.paper_host import PaperHost
-from tests.strategies import FixedRow
+from tests.swarm.fixed_row import FixedRow
 from tests.tiny_run import tiny_manifest
 
 RUN = RunId("a" * 32)

@@ -18,6 +18,7 @@ from peerd.generated import (
 )
 from peerd.link.traffic import Traffic
 from peerd.policy.step.roster import Roster, RosterEntry
+from peerd.table.forms import bitmap_to
 from peerd.table.record import AverageId, PeerId
 from peerd.wire import convert
 from peerd.wire.chunks import digest_of
@@ -117,7 +118,7 @@ async def test_gradients_of_a_tied_weight_come_whole_and_as_they_were_sent_or_no
 
 
 def part(average_id: AverageId, ledger: int = 0, slice_index: int = 0, num_bytes: int = 8) -> averaging_pb2.PartHeader:
-    return averaging_pb2.PartHeader(average_id=average_id, slice=slice_index, ledger=convert.bitmap_to(ledger), num_bytes=num_bytes)
+    return averaging_pb2.PartHeader(average_id=average_id, slice=slice_index, ledger=bitmap_to(ledger), num_bytes=num_bytes)
 
 
 async def reduce(callee: Callee, header: averaging_pb2.PartHeader, *chunks: bytes) -> Any:

@@ -12,6 +12,7 @@ from peerd.errors import BadMessageError
 from peerd.generated import averaging_pb2, stage_pb2, swarm_pb2
 from peerd.policy.step.contributions import StageTally, Tally
 from peerd.policy.step.roster import Roster
+from peerd.table.forms import bitmap_to
 from peerd.table.record import PeerId
 from peerd.wire import convert
 from peerd.wire.messages import Call, TensorBytes
@@ -43,7 +44,7 @@ def test_a_roster_and_so_its_id_come_back_as_they_were(roster: Roster) -> None:
 
 @given(bitmaps)
 def test_a_ledger_comes_back_as_it_was(bitmap: int) -> None:
-    assert convert.bitmap_from(convert.bitmap_to(bitmap)) == bitmap
+    assert convert.bitmap_from(bitmap_to(bitmap)) == bitmap
 
 
 @given(tensors())
