@@ -16,6 +16,7 @@ import torch
 
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.stepping import KEPT_AVERAGES
+from peerd.stage.disk_room import DiskRoom
 from peerd.stage.results import HeldAverage, TiedGradients
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage
 from peerd.wire.tensors import encode_flat
@@ -26,21 +27,27 @@ LOG = structlog.get_logger()
 class AverageLog:
     """Every method runs on one thread, the one that computes the sums of rounds."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype, room: DiskRoom | None = None) -> None:
         self._folder = folder
         self._dtype = dtype
+        self._room = room or DiskRoom(folder)
         self._kept: dict[int, tuple[Roster, Lineage, AverageId, int]] = {}
         """By step: the roster, the lineage, the id of the tied sum at the end of the file, and the number of its elements."""
         shutil.rmtree(folder, ignore_errors=True)
 
     def put(self, held: HeldAverage) -> bool:
-        """Write the average of a step and delete the oldest. Returns False where the disk takes nothing: the run goes on without it."""
+        """Write the average of a step and delete the oldest. Returns False if the disk or the owner's limit has no room for it."""
         step = held.roster.step
         tied_sum, tied = (held.tied.id, held.tied.values) if held.tied else (NO_AVERAGE, torch.empty(0, dtype=self._dtype))
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with self._path(step).open("wb") as file:
-                file.writelines((*encode_flat(held.flat_sum), *encode_flat(tied)))
+            with self._room.writing(held.flat_sum.nbytes + tied.nbytes):
+                while self._kept and self._room.is_exceeded:
+                    self._forget(min(self._kept))
+                if self._room.is_exceeded:
+                    return False
+                with self._path(step).open("wb") as file:
+                    file.writelines((*encode_flat(held.flat_sum), *encode_flat(tied)))
         except OSError as error:
             LOG.warning("cannot write the average for mates that catch up", step=step, error=error.strerror)
             self._forget(step)

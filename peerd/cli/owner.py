@@ -54,7 +54,9 @@ def resume(context: click.Context, as_json: bool) -> None:
 @click.option("--daily", metavar="SIZE", help="Data quota per day, both ways, like 20GB; the peer pauses when it is used up.")
 @click.option("--monthly", metavar="SIZE", help="Data quota per month.")
 @click.option("--memory", metavar="SIZE", help="Most memory for a stage, on the device that computes; counts from the next join or resume.")
-@click.option("--disk", metavar="SIZE", help="Most disk for a run's checkpoints: the oldest go first, the newest stays.")
+@click.option(
+    "--disk", metavar="SIZE", help="Most disk for a run's checkpoints and averages: the oldest go first, the newest checkpoint stays."
+)
 @click.option("--duty", metavar="SHARE", help="Share of the time to compute, like 50%.")
 @click.option("--power", metavar="WATTS", help="Most that the GPU may draw on average, like 200W: it rests as much as that takes.")
 @click.option("--hours", metavar="FROM-TO", help="Work only within these hours of the day, like 22:00-07:00.")

@@ -67,6 +67,11 @@ class Home:
         return self.folder / "checkpoints" / run
 
     @property
+    def checkpoint_folders(self) -> list[Path]:
+        """Those of all runs that this home was in."""
+        return list((self.folder / "checkpoints").glob("*"))
+
+    @property
     def dashboard(self) -> Path:
         """The dashboard's last port and its token; readable by this user only."""
         return self.folder / "dashboard.json"

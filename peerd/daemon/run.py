@@ -19,6 +19,7 @@ import uvloop
 
 from peerd import SCHEMA
 from peerd.background import INTERNAL_ERRORS, Tasks
+from peerd.config.atomic import remove_drafts
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.control.server import Verb, control_server
@@ -54,12 +55,15 @@ def run_daemon(settings: Settings) -> int:
     home = Home(Path(settings.home))
     lock = lock_home(home)
     configure(home)
+    for folder in home.checkpoint_folders:
+        remove_drafts(folder)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.get_loop().set_exception_handler(on_lost_error)
             tell_on_signal(runner.get_loop())
             return runner.run(_live(settings, home))
     finally:
+        shutil.rmtree(home.averages, ignore_errors=True)  # of no use to the next daemon
         lock.release()
         if settings.ephemeral:
             shutil.rmtree(home.folder, ignore_errors=True)

@@ -113,7 +113,7 @@ class Seat:
         self.service = StageService(manifest, state, executor, self.dispatcher, pace, self, peer.tracing)
         held = state.holdings.module, state.keep_graph
         self.service.slots = affordable_slots(manifest, *held, memory_bytes, on_gpu=has_own_memory(place.device))
-        log = AverageLog(peer.network.home.averages, state.accumulator.flat.dtype)
+        log = AverageLog(peer.network.home.averages, state.accumulator.flat.dtype, store.room)
         self.rounds = Rounds(state, executor, AveragingClient(links, run), log, averaging_s, clock_s, self, peer.spans)
         self.snapshots = SnapshotServer(state, executor, partial(place.start.of_stage, manifest) if place.start else None)
         self.downloader = Downloader(StateClient(links, run), membership, peer.patience_s)
@@ -153,7 +153,7 @@ class Seat:
     def keep_limits(self, limits: Limits) -> None:
         """Those of the owner's limits that the stage has to do with."""
         self.service.pace = replace(self.service.pace, duty=limits.duty)
-        self.store.quota_bytes = limits.disk
+        self.store.room.quota_bytes = limits.disk
 
     def close(self) -> None:
         """Serve no more. The stage's memory is free again; what was counted and the last record stay for those who ask."""

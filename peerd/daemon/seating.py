@@ -18,6 +18,7 @@ from peerd.policy.route.admission import choose_stage
 from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.recovery import Beginning
 from peerd.stage.checkpoints import Checkpoint, CheckpointStore
+from peerd.stage.disk_room import DiskRoom
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.state import StageState
 from peerd.table.record import PeerRecord
@@ -31,7 +32,9 @@ async def take_seat(peer: Peer, wanted: int, watcher: Watcher) -> Seat:
     """The seat for the stage `wanted`, or for the one that needs help most; the table tells of it from then on."""
     place, settings = peer.place, peer.settings
     memory_bytes = memory_for(place.device, peer.governor.limits.memory)
-    store = CheckpointStore(peer.network.home.checkpoints(place.signed.run), place.manifest.train.num_stages)
+    home, run = peer.network.home, place.signed.run
+    room = DiskRoom(home.checkpoints(run), home.averages)
+    store = CheckpointStore(home.checkpoints(run), place.manifest.train.num_stages, room)
     checkpoints = await asyncio.to_thread(store.scan)
     stage = await asyncio.to_thread(_stage_to_serve, peer, wanted, memory_bytes, checkpoints)
     steps = tuple(checkpoint.step for checkpoint in checkpoints if checkpoint.stage == stage)

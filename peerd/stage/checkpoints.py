@@ -7,11 +7,9 @@ that does not match its hash is damaged and ignored. The newest `KEPT` are kept,
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 
 import structlog
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from peerd.config.atomic import commit, draft
 from peerd.errors import DiskError
+from peerd.stage.disk_room import DiskRoom
 from peerd.stage.export import HistoryEntry
 from peerd.stage.snapshots import Downloaded
 from peerd.table.record import Lineage
@@ -47,11 +46,11 @@ class Checkpoint:
 class CheckpointStore:
     """One run's checkpoints in one home. Methods block: call them off the event loop."""
 
-    def __init__(self, folder: Path, num_stages: int) -> None:
+    def __init__(self, folder: Path, num_stages: int, room: DiskRoom | None = None) -> None:
         self._folder = folder
         self._num_stages = num_stages
-        self.quota_bytes = 0
-        """The owner's limit for all checkpoints together; 0: no limit. A change takes effect at the next `save`."""
+        self.room = room or DiskRoom(folder)
+        """What the owner lets files take. The newest checkpoint and the one being written stay within no limit that is less than both."""
 
     def scan(self) -> list[Checkpoint]:
         """The undamaged checkpoints of this number of stages, oldest first. Damaged ones are logged and left on disk."""
@@ -71,22 +70,32 @@ class CheckpointStore:
             "lineage": state.lineage.chain.hex(),
             "history": _history_json(state.history),
         }
+        pieces = file_of(state.tensors, metadata)
+        others = _names(self._folder)
+        mine = [found for found in others if (found.stage, found.num_stages) == (stage, self._num_stages) and found.step < state.step]
+        others = [found for found in others if found not in mine] + mine
         try:
-            with draft(self._folder) as path:
+            with self.room.writing(sum(map(len, pieces))), draft(self._folder) as path:
+                others = self._make_room(others, keep=1)
                 with path.open("wb") as file:
-                    file.writelines(file_of(state.tensors, metadata))
+                    file.writelines(pieces)
                 written = self._folder / f"{stage}of{self._num_stages}-{state.step}-{_digest(path)}.safetensors"
                 commit(path, written)
-        except DiskError as error:
+            others = [found for found in others if found.path != written]
+            stays = [found for found in others if found in mine][1 - KEPT :]
+            for old in others:
+                if old not in stays:
+                    old.path.unlink(missing_ok=True)
+            self._make_room(stays, keep=0)
+        except (DiskError, OSError) as error:
             LOG.warning("checkpoint could not be written", step=state.step, error=str(error))
-            return
-        others = [found for found in _names(self._folder) if found.path != written]
-        mine = [found for found in others if (found.stage, found.num_stages) == (stage, self._num_stages) and found.step < state.step]
-        sizes = [_size(found.path) for found in mine]
-        stays = mine[len(mine) - num_kept(sizes, self.quota_bytes, _size(written)) :]
-        for old in others:
-            if old not in stays:
-                old.path.unlink(missing_ok=True)
+
+    def _make_room(self, found: list[Checkpoint], keep: int) -> list[Checkpoint]:
+        """Remove checkpoints from the beginning of the list until the limit holds. Returns those that are left, at least `keep`."""
+        left = list(found)
+        while len(left) > keep and self.room.is_exceeded:
+            left.pop(0).path.unlink(missing_ok=True)
+        return left
 
     def load(self, stage: int, step: int) -> Downloaded | None:
         """Read a step that `scan` found; None if it cannot be read any more."""
@@ -96,12 +105,6 @@ class CheckpointStore:
                 if found is not None:
                     return found
         return None
-
-
-def num_kept(sizes: Sequence[int], quota: int, newest: int) -> int:
-    """How many of the older files stay beside a newest one of `newest` bytes. `sizes`: their bytes, oldest first; `quota` 0: no limit."""
-    room = quota - newest if quota else math.inf
-    return sum(total <= room for total in accumulate(reversed(sizes[1 - KEPT :])))
 
 
 def scan_folder(folder: Path) -> list[Checkpoint]:
@@ -129,13 +132,6 @@ def read_checkpoint(checkpoint: Checkpoint) -> Downloaded | None:
 def _names(folder: Path) -> list[Checkpoint]:
     parts = [(path, _NAME.fullmatch(path.stem)) for path in folder.glob("*.safetensors")]
     return sorted(Checkpoint(int(name[3]), int(name[1]), int(name[2]), path) for path, name in parts if name)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0  # deleted meanwhile
 
 
 def _history_json(history: Sequence[HistoryEntry]) -> str:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from peerd.config import manifest as manifest_files
 from peerd.config.atomic import commit, draft
 from peerd.config.manifest import Manifest
 from peerd.table.record import Evaluation
+from peerd.wire.tensors import file_of
 
 EVALUATIONS_FILE = "evaluations.jsonl"
 
@@ -81,20 +78,9 @@ def write_text(target: Path, text: str) -> None:
 
 
 def write_tensors(target: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file, whole or not at all. Raises DiskError."""
-    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    """Write a safetensors file of float32 tensors, whole or not at all. Raises DiskError."""
+    on_cpu = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     with draft(target.parent) as path:
-        path.touch()
-        mode = path.stat().st_mode
-        try:
-            save_file(on_cpu, path, metadata)
-        except SafetensorError as error:
-            raise _as_os_error(error) from error
-        path.chmod(mode)  # safetensors makes the file readable by its owner only, whatever the umask
+        with path.open("wb") as file:
+            file.writelines(file_of(on_cpu, metadata))
         commit(path, target)
-
-
-def _as_os_error(error: SafetensorError) -> OSError:
-    """The OSError behind a SafetensorError, which reports it only as `(os error N)` in its message."""
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else OSError(str(error))

@@ -25,7 +25,7 @@ def write_hf_export(folder: Path, manifest: Manifest, parameters: Mapping[str, T
     shards = split_into_shards({name: tensor.numel() * tensor.element_size() for name, tensor in published.tensors.items()})
     names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
     for name, held in zip(names, shards, strict=True):
-        write_tensors(folder / name, _apart({each: published.tensors[each] for each in held}), {"format": "pt", "step": str(step)})
+        write_tensors(folder / name, {each: published.tensors[each] for each in held}, {"format": "pt", "step": str(step)})
     places = {each: name for name, held in zip(names, shards, strict=True) for each in held}
     total = sum(tensor.numel() * tensor.element_size() for tensor in published.tensors.values())
     texts = {
@@ -39,16 +39,6 @@ def write_hf_export(folder: Path, manifest: Manifest, parameters: Mapping[str, T
         if stale.name not in names:
             stale.unlink()
     return [*names, *texts]
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, each in its own memory, as safetensors requires: layers may share their weights."""
-    seen: set[int] = set()
-    found = {}
-    for name, tensor in tensors.items():
-        found[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
-        seen.add(tensor.data_ptr())
-    return found
 
 
 def split_into_shards(sizes: Mapping[str, int], most_bytes: int = MAX_SHARD_BYTES) -> list[list[str]]:

@@ -6,13 +6,14 @@ The key file is what libp2p reads: a protobuf of key type Ed25519 and 64 bytes, 
 from __future__ import annotations
 
 import json
-import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from filelock import FileLock, Timeout
 
+from peerd.config.atomic import commit, draft
 from peerd.config.paths import Home
 from peerd.errors import DiskError, IdentityInUseError, SignatureError
 from peerd.link.peer_keys import peer_id_of
@@ -51,13 +52,10 @@ class Identity:
     def _create(cls, path: Path) -> Identity:
         key = Ed25519PrivateKey.generate()
         raw = _PRIVATE_PREFIX + key.private_bytes_raw() + key.public_key().public_bytes_raw()
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(raw)
-        except OSError as error:
-            path.unlink(missing_ok=True)  # half a key would pass for a damaged one at the next start
-            raise DiskError(f"{path}: {error.strerror}", "free some disk space, or choose another folder with --home") from None
+        with draft(path.parent) as part:
+            part.touch(mode=0o600)
+            part.write_bytes(raw)
+            commit(part, path)
         return cls(key)
 
 
@@ -77,10 +75,12 @@ def lock_home(home: Home) -> FileLock:
 
 
 class LocalState:
-    """What must outlive the daemon: the incarnation, rule T1 (order), and pinned organiser keys. Small, written atomically."""
+    """What must outlive the daemon: the incarnation, rule T1 (order), and pinned organiser keys. Any thread may change it."""
 
     def __init__(self, home: Home) -> None:
         self._path = home.state
+        self._guard = threading.Lock()
+        """Held from a change until it is on disk, so that an older content never replaces a newer one."""
         self._incarnation = 0
         self._organisers: dict[str, str] = {}
         self.run = ""
@@ -111,48 +111,48 @@ class LocalState:
 
     def raise_incarnation(self, seen: int = 0) -> int:
         """max(stored, seen) + 1, on disk before it is used."""
-        self._incarnation = max(self._incarnation, seen) + 1
-        self._write()
-        return self._incarnation
+        with self._guard:
+            self._incarnation = max(self._incarnation, seen) + 1
+            self._write()
+            return self._incarnation
 
     def pin(self, run: RunId, organiser_key: bytes) -> bool:
         """Remember a run's organiser on first join. True when it was new; SignatureError when it is another now."""
-        known = self._organisers.get(run)
-        if known is None:
-            self._organisers[run] = organiser_key.hex()
-            self._write()
-            return True
+        with self._guard:
+            known = self._organisers.get(run)
+            if known is None:
+                self._organisers[run] = organiser_key.hex()
+                self._write()
+                return True
         if known != organiser_key.hex():
             raise SignatureError(f"run {run} is signed by another organiser than the one pinned", "ask the organiser for the right address")
         return False
 
     def remember(self, run: RunId, manifest: bytes, port: int, start: str = "", data: str = "") -> None:
         """The run this home is in, for coming back without an address; where the file that it begins from and its text lie here."""
-        if run != self.run:
-            self.peers, self.start, self.data = [], "", ""
-        self.run, self.manifest, self.port = run, manifest, port
-        self.start, self.data = start or self.start, data or self.data
-        self._write()
+        with self._guard:
+            if run != self.run:
+                self.peers, self.start, self.data = [], "", ""
+            self.run, self.manifest, self.port = run, manifest, port
+            self.start, self.data = start or self.start, data or self.data
+            self._write()
 
     def remember_peers(self, addresses: Sequence[str]) -> None:
         """Whom to ask when coming back: those met last come first. Nobody met: the old ones stay."""
-        fresh = list(dict.fromkeys([*addresses, *self.peers]))[:MAX_PEERS]
-        if fresh != self.peers:
-            self.peers = fresh
-            self._write()
+        with self._guard:
+            fresh = list(dict.fromkeys([*addresses, *self.peers]))[:MAX_PEERS]
+            if fresh != self.peers:
+                self.peers = fresh
+                self._write()
 
     def _write(self) -> None:
         last = {"run": self.run, "port": self.port, "peers": self.peers, "start": self.start, "data": self.data}
         if self.manifest is not None:
             last["manifest"] = self.manifest.hex()
         document = json.dumps({"incarnation": self._incarnation, "organisers": self._organisers, "last": last})
-        part = self._path.with_suffix(".part")
-        try:
-            part.write_text(document)
-            part.replace(self._path)
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            raise DiskError(f"{self._path}: {error.strerror}", "free some disk space") from None
+        with draft(self._path.parent) as path:
+            path.write_text(document)
+            commit(path, self._path)
 
 
 def _count(value: object) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from peerd.stage.checkpoints import KEPT, CheckpointStore, num_kept, scan_folder
+from peerd.stage.checkpoints import KEPT, CheckpointStore, scan_folder
+from peerd.stage.disk_room import DiskRoom
 from peerd.stage.export import HistoryEntry
 from peerd.stage.snapshots import Downloaded
 from peerd.table.record import Lineage
@@ -45,7 +47,7 @@ def test_where_the_owner_has_room_for_two_the_oldest_go_and_the_newest_stays_wha
         store.save(1, state(step))
     one = store.scan()[0].path.stat().st_size
     for quota, left in ((2 * one, [4, 5]), (2 * one - 1, [6]), (1, [7]), (0, [7, 8])):
-        store.quota_bytes = quota
+        store.room.quota_bytes = quota
         store.save(1, state(left[-1]))
         assert [found.step for found in store.scan()] == left
 
@@ -55,19 +57,51 @@ def test_a_step_that_was_gone_back_to_stays_beside_later_ones_that_may_be_damage
     for step in range(10, 10 + KEPT):
         store.save(1, state(step))
     store.scan()[-1].path.write_bytes(b"cut")
-    store.quota_bytes = 1
+    store.room.quota_bytes = 1
     store.save(1, state(5))
     assert [found.step for found in store.scan()] == [5]
 
 
-@given(st.lists(st.integers(0, 100), max_size=8), st.integers(0, 400), st.integers(1, 100))
-def test_as_many_of_the_newest_stay_as_there_is_room_for(sizes: list[int], quota: int, newest: int) -> None:
-    number = num_kept(sizes, quota, newest)
-    kept = sizes[len(sizes) - number :]
-    assert number <= min(len(sizes), KEPT - 1)
-    assert not quota or not kept or newest + sum(kept) <= quota
-    one_more = sizes[len(sizes) - number - 1 :] if number < len(sizes) else []
-    assert number == min(len(sizes), KEPT - 1) or (quota and newest + sum(one_more) > quota)
+def test_the_limit_holds_while_one_is_written_and_counts_the_averages_and_the_draft(tmp_path: Path) -> None:
+    folder, averages = tmp_path / "checkpoints", tmp_path / "averages"
+    store = CheckpointStore(folder, 2, DiskRoom(folder, averages))
+    store.save(1, state(1))
+    one = store.scan()[0].path.stat().st_size
+    averages.mkdir()
+    (averages / "0.sum").write_bytes(bytes(one))
+    store.room.quota_bytes = 4 * one
+    for step in range(2, 7):
+        largest = largest_while(lambda step=step: store.save(1, state(step)), folder, averages)  # type: ignore[misc]
+        assert largest <= 4 * one
+    assert [found.step for found in store.scan()] == [4, 5, 6]
+
+
+def test_a_draft_that_a_killed_daemon_left_goes_with_the_next_checkpoint(tmp_path: Path) -> None:
+    code = "import os, signal, sys; from pathlib import Path; from peerd.config.atomic import draft\n"
+    code += "with draft(Path(sys.argv[1])) as path: path.write_bytes(bytes(5000)); os.kill(os.getpid(), signal.SIGKILL)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 5000
+    store = CheckpointStore(tmp_path, 2)
+    store.save(1, state(1))
+    assert list(tmp_path.iterdir()) == [store.scan()[0].path]
+
+
+def largest_while(work: Callable[[], None], *folders: Path) -> int:
+    """The most bytes that the files in the folders took at any write of `work`."""
+    largest = 0
+
+    def look(event: str, _arguments: object) -> None:
+        nonlocal largest
+        if is_looking and event in ("open", "os.rename", "os.remove"):
+            largest = max(largest, sum(path.stat().st_size for folder in folders for path in folder.iterdir()))
+
+    is_looking = True
+    sys.addaudithook(look)
+    try:
+        work()
+    finally:
+        is_looking = False
+    return largest
 
 
 def test_a_damaged_or_cut_file_is_passed_over(tmp_path: Path) -> None:

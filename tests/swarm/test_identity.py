@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,9 @@ def test_a_file_that_is_no_key_is_told_and_kept(tmp_path: Path, content: bytes) 
 def test_a_key_that_cannot_be_read_or_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(DiskError):
         Identity.load_or_create(tmp_path)
+    (tmp_path / "file").touch()
     with pytest.raises(DiskError):
-        Identity.load_or_create(tmp_path / "nowhere" / "identity.key")
+        Identity.load_or_create(tmp_path / "file" / "identity.key")
 
 
 # The lock
@@ -120,6 +122,21 @@ def test_what_one_part_writes_no_other_loses(tmp_path: Path) -> None:
     state.pin(RUN, KEY)
     state.raise_incarnation()
     assert (LocalState(home).incarnation, LocalState(home).pin(RUN, KEY)) == (1, False)
+
+
+def test_two_threads_write_and_neither_fails_nor_undoes_what_the_other_wrote(tmp_path: Path) -> None:
+    state, rounds = LocalState(Home(tmp_path)), 400
+
+    def meet() -> None:
+        for number in range(rounds):
+            state.remember_peers([f"/ip4/127.0.0.1/tcp/{number}"])
+
+    with ThreadPoolExecutor(2) as pool:
+        met = pool.submit(meet)
+        assert [state.raise_incarnation() for _ in range(rounds)][-1] == rounds
+        met.result()
+    found = LocalState(Home(tmp_path))
+    assert (found.incarnation, found.peers[0]) == (rounds, f"/ip4/127.0.0.1/tcp/{rounds - 1}")
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,14 @@ def test_a_run_resumes_exactly_after_everybody_was_killed() -> None:
         everybody[1].wait_until_mid_step(5)
         for daemon in everybody:
             daemon.kill()
+        drafts = [each.home.checkpoints(first.ready.run) / ".elsewhere-1-00c0ffee.part" for each in everybody[1:]]
+        for path in drafts:
+            path.write_bytes(b"half a checkpoint")
         back = [_again(swarm, everybody[number]) for number in (1, 2)]  # the organiser's daemon does not come back
         for daemon in back:
             daemon.wait_for_step(STEPS)
         assert any("resuming from disk" in daemon.log for daemon in back)
+        assert not any(path.exists() for path in drafts)
         swarm.assert_exact()
         assert_equals_reference(swarm.export(back[0]), swarm.manifest, STEPS, swarm.folder / "cache" / "peerd")
         shutil.rmtree(first.home.folder)
