@@ -104,7 +104,7 @@ class ModelPeer:
         self.start()
 
     def join(self, stage: int) -> None:
-        self.change(stage=stage, phase=Phase.JOINING)
+        self.change(stage=stage, phase=Phase.JOINING, checkpoints=self.recovery.on_disk(stage))
         self.downloading = True
         self.theta = self.world.thetas.first(stage)
         self.start()

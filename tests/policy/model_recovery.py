@@ -27,9 +27,11 @@ class Recovery:
     def begin(self, stage: int) -> None:
         peer = self._peer
         self.going_on = True
-        kept = peer.world.checkpoints.get(peer.name, ())
-        peer.change(stage=stage, checkpoints=tuple(found.step for found in kept if found.stage == stage))
+        peer.change(stage=stage, checkpoints=self.on_disk(stage))
         peer.start()
+
+    def on_disk(self, stage: int) -> tuple[int, ...]:
+        return tuple(found.step for found in self._peer.world.checkpoints.get(self._peer.name, ()) if found.stage == stage)
 
     def tick(self) -> None:
         peer = self._peer
