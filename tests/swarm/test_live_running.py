@@ -189,7 +189,7 @@ def refused(swarm: Swarm) -> dict[str, Daemon]:
         home.state.write_text(json.dumps({"incarnation": 3, "organisers": {run: "00" * 32}}))
         return swarm.spawn(join=swarm.address)
 
-    def with_a_full_disk() -> Daemon:
+    def with_a_file_limit() -> Daemon:
         """Its identity is just short enough to be written."""
         settings = replace(swarm.daemons[1].settings, home=str(swarm.new_home().folder), data="")
         return swarm.spawn_with(settings, most_file_bytes=100)
@@ -204,7 +204,7 @@ def refused(swarm: Swarm) -> dict[str, Daemon]:
         "other organiser": pinned_to_another(),
         "unknown stage": swarm.spawn(join=swarm.address, stage=7),
         "other data": swarm.spawn(join=swarm.address, data="/etc/hostname"),
-        "full disk": with_a_full_disk(),
+        "file limit": with_a_file_limit(),
         "clock off": with_its_clock_off(),
     }
 
@@ -218,7 +218,7 @@ def refused(swarm: Swarm) -> dict[str, Daemon]:
         ("other organiser", ExitCode.SIGNATURE, "another organiser"),
         ("unknown stage", ExitCode.STAGE, "stages are 0 to 1"),
         ("other data", ExitCode.MANIFEST, "organiser's own text"),
-        ("full disk", ExitCode.DISK, "free some disk space"),
+        ("file limit", ExitCode.DISK, "raise `ulimit -f`"),
         ("clock off", ExitCode.CLOCK, "s ahead of the swarm's"),
     ],
 )
