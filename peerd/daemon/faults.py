@@ -1,7 +1,7 @@
 """Faults on demand, for tests and the demo's chaos: nothing of this runs unless Settings.allow_faults says so.
 
-A daemon can be told (control verb `fault`) to be slow for a while, to send broken messages for a while, or to end, stop or
-fail at a named point of its work. All of it is laid around public methods of other rooms here, in `install`, so
+A daemon can be told (control verb `fault`) to be slow, to send broken messages, to find its disk full or its clock off for a
+while, or to end, stop or fail at a named point of its work. All of it is laid around public methods of other rooms here, in `install`, so
 that no other file knows of it. What comes of each fault stands in docs/faults.md.
 """
 
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import errno
 import functools
 import inspect
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +30,10 @@ from peerd.control.protocol import SCHEMA
 from peerd.control.server import Say
 from peerd.daemon.peer import Peer
 from peerd.errors import UsageError
+from peerd.observe.store import HistoryStore
 from peerd.stage import jobs
 from peerd.stage.calls import StageService
+from peerd.stage.disk_room import DiskRoom
 from peerd.stage.snapshots import SnapshotServer
 from peerd.stage.state import StageState
 from peerd.wire.clients import AveragingClient, StageClient
@@ -39,6 +43,7 @@ from peerd.wire.swarm_client import SwarmClient
 SHARE_BROKEN = 0.25
 """Of a corrupt peer's messages so many are broken."""
 MAX_FOR_S = 3600.0
+MAX_CLOCK_OFF_S = 366 * 86400.0
 AFTER_SENDING_S = 0.02
 NOT_FINITE = b"\xff" * 8
 """As float64 or float32 not a number, as a token in no vocabulary."""
@@ -104,6 +109,8 @@ class Faults:
         self._armed: tuple[Point, signal.Signals | None] | None = None
         """None in place of a signal: an error that nothing expects."""
         self._corrupt_until_s = 0.0
+        self._disk_full_until_s = 0.0
+        self._clock_off_s, self._clock_off_until_s = 0.0, 0.0
         self._random = random.Random(0)
 
     def install(self) -> None:
@@ -116,6 +123,9 @@ class Faults:
             _wrap(SwarmClient, way, functools.partial(_gossiping, self))
         for owner, method in ((Rounds, "reduce"), (Rounds, "get_average"), (SnapshotServer, "snapshot")):
             _wrap(owner, method, functools.partial(_answering, self))
+        for place, method in ((os, "fsync"), (DiskRoom, "writing"), (HistoryStore, "add")):
+            _wrap(place, method, functools.partial(_writing, self))
+        _skew_clock(self)
 
     async def fault(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         """The control verb; see control/protocol.py."""
@@ -125,10 +135,15 @@ class Faults:
             case "corrupt":
                 self._random = random.Random(request.get("seed", 0))
                 self._corrupt_until_s = time.monotonic() + _number(request, "for_s")
+            case "disk-full":
+                self._disk_full_until_s = time.monotonic() + _number(request, "for_s")
+            case "skewed-clock":
+                self._clock_off_s = _number(request, "by_s", -MAX_CLOCK_OFF_S, MAX_CLOCK_OFF_S)
+                self._clock_off_until_s = time.monotonic() + _number(request, "for_s")
             case "kill" | "stop" | "bug" as kind if request.get("at") in list(Point):
                 self._armed = (Point(request["at"]), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}.get(kind))
             case _:
-                raise UsageError(f"a fault is slow, corrupt, or kill, stop or bug at one of {', '.join(Point)}")
+                raise UsageError(f"a fault is slow, corrupt, disk-full, skewed-clock, or kill, stop or bug at one of {', '.join(Point)}")
         LOG.warning("a fault was ordered", **{name: value for name, value in request.items() if name != "verb"})
         return {"schema": SCHEMA}
 
@@ -146,6 +161,15 @@ class Faults:
     def breaks_this_one(self) -> bool:
         """Whether the message at hand is to go out broken."""
         return time.monotonic() < self._corrupt_until_s and self._random.random() < SHARE_BROKEN
+
+    @property
+    def disk_is_full(self) -> bool:
+        return time.monotonic() < self._disk_full_until_s
+
+    @property
+    def clock_off_s(self) -> float:
+        """How far the wall clock of this process is ahead just now."""
+        return self._clock_off_s if time.monotonic() < self._clock_off_until_s else 0.0
 
     def broken(self, chunks: Sequence[Any]) -> tuple[Any, ...]:
         """The same number of bytes, of which the first are no number."""
@@ -267,8 +291,28 @@ def _answering(faults: Faults, method: Method, _is_async: bool) -> Method:
     return answer
 
 
-def _number(request: Mapping[str, Any], name: str) -> float:
+def _writing(faults: Faults, method: Method, _is_async: bool) -> Method:
+    """Every file that is to last is synced; what need not last is announced to the disk's room, or goes to the history."""
+
+    def write(*arguments: Any) -> Any:
+        if faults.disk_is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return method(*arguments)
+
+    return write
+
+
+def _skew_clock(faults: Faults) -> None:
+    """Every module's name for the wall clock leads to one that can be off: hivemind's own does, too."""
+    right = time.time
+    skewed = functools.wraps(right)(lambda: right() + faults.clock_off_s)
+    for module in list(sys.modules.values()):
+        for name in [name for name, value in vars(module).items() if value is right]:
+            setattr(module, name, skewed)
+
+
+def _number(request: Mapping[str, Any], name: str, least: float = 0.0, most: float = MAX_FOR_S) -> float:
     value = request.get(name)
-    if not isinstance(value, int | float) or not 0 <= value <= MAX_FOR_S:
-        raise UsageError(f"a fault's {name} is a number from 0 to {MAX_FOR_S:g}")
+    if not isinstance(value, int | float) or not least <= value <= most:
+        raise UsageError(f"a fault's {name} is a number from {least:g} to {most:g}")
     return float(value)
