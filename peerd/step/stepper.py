@@ -87,7 +87,7 @@ class Stepper:
         """Set at the next commit, and then replaced by a new event."""
         self._retiring = asyncio.Event()
         self._retired = asyncio.Event()
-        self._resumable: tuple[int, float] = (-1, 0.0)
+        self._resumable: tuple[acts.LoadCheckpoint | None, float] = (None, 0.0)
         """The checkpoint's step at which to resume, and the time since which the policy has named it."""
         self._going_back: tuple[int, float] = (-1, 0.0)
         """The step that rule 14 (step back) names, and the time since which it has named it; -1: none."""
@@ -170,7 +170,7 @@ class Stepper:
             self._lost_since_s = None
         elif self._lost_since_s is None:
             self._lost_since_s = now.now_s
-        back = step_to_go_back_to(own.record, live, self._rules.num_stages)
+        back = step_to_go_back_to(own.record, live, self._rules)
         if (-1 if back is None else back) != self._going_back[0]:
             self._going_back = (-1 if back is None else back, now.now_s)
         at_start = own.record.step <= self._beginning.step
@@ -189,15 +189,16 @@ class Stepper:
         seen = [sighting.record for sighting in self._membership.view.sightings.values() if sighting.record.peer != self._membership.me]
         newest_seen = max((record.step for record in seen), default=0)
         beginning = self._beginning
-        act = plan(now.mine, now.live, self._rules.num_stages, beginning=beginning, newest_seen=newest_seen)
+        act = plan(now.mine, now.live, self._rules, beginning=beginning, newest_seen=newest_seen)
         if isinstance(act, acts.Serve | acts.LoadStart) and beginning.loses_steps:
             LOG.warning("beginning anew", reason=act.reason, remedy="if a peer has one: `peerd leave`, and `peerd join` once it is back")
             self._beginning = replace(beginning, reached=beginning.step)  # so that this is logged once
         if not isinstance(act, acts.LoadCheckpoint):
             return act
-        if act.step != self._resumable[0]:
-            self._resumable = (act.step, now.now_s)
-        is_settled = now.now_s - self._resumable[1] >= self._rules.ttl_s  # peers with a newer checkpoint may still join
+        wait_s = self._rules.ttl_s if act.is_lossless else self._rules.lost_wait_s  # peers with a better checkpoint may still join
+        if act != self._resumable[0]:
+            self._resumable = (act, now.now_s)
+        is_settled = now.now_s - self._resumable[1] >= wait_s
         return act if is_settled else acts.Wait(act.reason)
 
     async def _load_start(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.route.admission import donors
 from peerd.policy.step.acts import LoadCheckpoint, Wait
 from peerd.policy.step.recovery import Beginning, plan, step_to_bring, step_to_go_back_to
+from peerd.policy.step.situation import StepRules
 from peerd.table.record import NO_AVERAGE, Lineage, PeerId, Phase
 
 if TYPE_CHECKING:
@@ -21,8 +23,13 @@ class Recovery:
     def __init__(self, peer: ModelPeer) -> None:
         self._peer = peer
         self.going_on = False
-        self._resumable: tuple[int, float] = (-1, 0.0)
+        self._resumable: tuple[LoadCheckpoint | None, float] = (None, 0.0)
         self._going_back: tuple[int | None, float] = (None, 0.0)
+
+    @property
+    def _rules(self) -> StepRules:
+        world = self._peer.world
+        return replace(world.rules, ties_stages=False) if "sum of the step before" in world.scenario.off else world.rules
 
     def begin(self, stage: int) -> None:
         peer = self._peer
@@ -35,23 +42,24 @@ class Recovery:
 
     def tick(self) -> None:
         peer = self._peer
-        live, num_stages = peer.live(), peer.world.scenario.num_stages
+        live, rules = peer.live(), self._rules
         if live.serving(peer.record.stage):
-            brought = step_to_bring(peer.record, live, num_stages) if "bring" not in peer.world.scenario.off else None
+            brought = step_to_bring(peer.record, live, rules) if "bring" not in peer.world.scenario.off else None
             if brought is not None:
                 self._load(brought)
-            elif step_to_go_back_to(peer.record, live, num_stages) is None:
+            elif step_to_go_back_to(peer.record, live, rules) is None:
                 self.download(frozenset())
             return
         seen = [sighting.record.step for name, sighting in peer.view.sightings.items() if name != peer.name]
         beginning = Beginning(founder=False)
-        found = plan(peer.record, live, num_stages, beginning=beginning, newest_seen=max(seen, default=0))
+        found = plan(peer.record, live, rules, beginning=beginning, newest_seen=max(seen, default=0))
         assert isinstance(found, Wait | LoadCheckpoint), "a run under way must not begin anew"
-        step = found.step if isinstance(found, LoadCheckpoint) else -1
-        if step != self._resumable[0]:
-            self._resumable = (step, peer.now)
-        if step >= 0 and peer.now - self._resumable[1] >= peer.view.ttl_s:
-            self._load(step)
+        if isinstance(found, Wait):
+            return
+        if found != self._resumable[0]:
+            self._resumable = (found, peer.now)
+        if peer.now - self._resumable[1] >= (rules.ttl_s if found.is_lossless else rules.lost_wait_s):
+            self._load(found.step)
 
     def _load(self, step: int) -> None:
         peer = self._peer
@@ -64,7 +72,7 @@ class Recovery:
 
     def back_since_s(self, live: LiveView) -> float | None:
         """Since when rule 14 (step back) has named the same step; None while it names none."""
-        step = step_to_go_back_to(self._peer.record, live, self._peer.world.scenario.num_stages)
+        step = step_to_go_back_to(self._peer.record, live, self._rules)
         if step != self._going_back[0]:
             self._going_back = (step, self._peer.now)
         return self._going_back[1] if step is not None else None

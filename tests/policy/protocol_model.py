@@ -41,7 +41,7 @@ RULES_OFF = (
     *("sums told", "wait before lost"),
 )
 """What a scenario may switch off to be noticed within a few dozen random runs; these take a scripted one: "previous" (hole 4), "copy",
-"bring" and "step back"."""
+"bring", "step back" and "sum of the step before"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +285,9 @@ class World:
         """Whether another peer of its stage survives as the scenario demands, and another trainer too."""
         alive = [p for p in self.peers.values() if p.alive and not p.record.leaving]
         rest = [p for p in alive if p is not target]
+        stages = {p.record.stage for p in rest if p.record.phase is not Phase.JOINING}
+        if len(stages) < self.scenario.num_stages and not self._can_resume([p.name for p in rest]):
+            return False  # a stage is yet to come back, and needs what is on the disks
         mates = [p for p in rest if p.record.stage == target.record.stage and p.record.phase is not Phase.JOINING]
         if self.scenario.survivor is Survivor.UP_TO_DATE:
             newest = max((p.record.step for p in self.peers.values() if p.alive and p.record.stage == target.record.stage), default=0)
@@ -329,10 +332,11 @@ class World:
             self.at(lasts_s * self.rng.random(), None, lambda name=name, stage=stage: self.come_back(name, stage))  # type: ignore[misc]
 
     def _can_resume(self, back: Sequence[PeerId]) -> bool:
+        """Whether a step is on the disks of all stages, if these peers serve the stages of their newest checkpoints."""
         held: list[set[int]] = [set() for _ in range(self.scenario.num_stages)]
         for name in back:
-            for found in self.checkpoints.get(name, []):
-                held[found.stage].add(found.step)
+            found = self.checkpoints.get(name, [])
+            held[found[-1].stage if found else 0] |= {each.step for each in found if each.stage == found[-1].stage}
         return bool(set.intersection(*held)) and any(self.peers[name].record.trains for name in back)
 
     def come_back(self, name: PeerId, stage: int) -> None:

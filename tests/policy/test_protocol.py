@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from peerd.table.record import Phase
+from peerd.table.record import PeerId, Phase
 from tests.policy.model_faults import Fault, Kind, Scenario, Survivor, draw
 from tests.policy.protocol_model import RULES_OFF, World, run
 
@@ -270,6 +270,33 @@ def test_living_stages_go_back_to_the_newest_step_that_a_stage_from_the_dead_can
 
 def test_if_they_did_not_the_run_would_stand_still() -> None:
     assert "stalled" in stage_came_back_older(frozenset({"step back"})).run().stalled
+
+
+def sums_died(off: frozenset[str] = frozenset()) -> World:
+    """Stage 1 dies at step 4, with step 3 on its disks. p0, alone in stage 0, has loaded its own step 4, and so holds no sum of step 3."""
+    world = World(Scenario(seed=1, survivor=Survivor.ANY, last_step=8, ties_stages=True, off=off))
+    p0, mate = world.peers[PeerId("p0")], world.peers[PeerId("p2")]
+    world.run(until=lambda: min(peer.record.step for peer in world.peers.values()) == 4)
+    p0.alive = False
+    world.come_back(PeerId("p0"), 0)
+    p0 = world.peers[PeerId("p0")]
+    world.run(until=lambda: p0.record.phase is Phase.ACCUMULATING)
+    mate.alive = False
+    for name in ("p1", "p3"):
+        world.peers[PeerId(name)].alive = False
+        world.at(1.0, None, lambda name=name: world.come_back(PeerId(name), 1))  # type: ignore[misc]
+    return world
+
+
+def test_hole_24_a_stage_whose_sums_died_with_it_resumes_where_it_needs_none() -> None:
+    world = sums_died()
+    assert world.run().problems == ()
+    assert world.counts["stepped back"] == 1
+    assert world.counts["inexact"] == 0
+
+
+def test_hole_24_if_it_resumed_at_the_step_before_that_would_be_given_up() -> None:
+    assert sums_died(frozenset({"sum of the step before"})).run().counts["inexact"] > 0
 
 
 @pytest.mark.parametrize("kind", [Kind.CUT, Kind.ONE_WAY])

@@ -131,6 +131,8 @@ class Serve(_Reasoned):
 class LoadCheckpoint(_Reasoned):
     verb = "load a checkpoint"
     step: int
+    is_lossless: bool = True
+    """False: some stage gives a step up as inexact because of it, so this is a last resort."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,10 @@
 The record of every peer lists the steps of its stage that it holds on disk. Peers that serve also provide the parameters of
 their stage's step and of the one before, its frontier. Where nobody serves some stage, the run resumes at the newest step
 that every stage can provide.
+
+The step before cannot be finished without the sum that it applied to a tied weight (tied.py). Only peers that finished it
+themselves have that sum: a peer that loaded its state does not (hole 24). So a step that costs no other comes first; if there is
+none, the run resumes at one that does, after a longer wait.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ from dataclasses import dataclass
 
 from peerd.policy.step.acts import LoadCheckpoint, LoadStart, Serve, Wait
 from peerd.policy.step.ledger import stage_step
+from peerd.policy.step.situation import StepRules
+from peerd.policy.step.tied import other_end, sum_told
 from peerd.table.record import PeerRecord
 from peerd.table.view import LiveView
 
@@ -39,17 +45,19 @@ class Beginning:
 
 
 def plan(
-    mine: PeerRecord, live: LiveView, num_stages: int, *, beginning: Beginning = Beginning(), newest_seen: int = 0
+    mine: PeerRecord, live: LiveView, rules: StepRules, *, beginning: Beginning = Beginning(), newest_seen: int = 0
 ) -> Wait | Serve | LoadStart | LoadCheckpoint:
     """The act of a joiner whose stage nobody serves. `mine.checkpoints` are the steps of its stage on its disk.
 
     `newest_seen` is the highest step seen in any record, of live peers or not.
     """
-    offers = [_frontier(live, stage) | _on_disks(mine, live, stage) for stage in range(num_stages)]
+    stages = range(rules.num_stages)
+    stages = range(rules.num_stages)
+    offers = [_frontier(live, stage) | _on_disks(mine, live, stage) for stage in stages]
     begun = any(step > beginning.step for steps in offers for step in steps)
     if not begun and newest_seen > beginning.step:
         return Wait(f"the run was at step {newest_seen}, and nobody who holds its parameters is in sight")
-    if not begun and not beginning.founder and not any(live.serving(stage) for stage in range(num_stages)):
+    if not begun and not beginning.founder and not any(live.serving(stage) for stage in stages):
         return Wait("nobody who serves the run is in sight yet")
     if not begun and beginning.needs_state and not any(record.gives_start for record in live.records):
         return Wait("nobody who has the state that the run begins from is in sight")
@@ -61,52 +69,74 @@ def plan(
     for stage, steps in enumerate(offers):
         if not steps:
             return Wait(f"nobody who holds the parameters of stage {stage} is in sight")
-    common = frozenset.intersection(*offers)
-    if not common:
+    step, is_lossless = _newest_common(mine, live, rules)
+    if step is None:
         return Wait("no step is held by every stage: peers with other checkpoints have to come back")
-    step = max(common)
-    ahead = [stage for stage in range(num_stages) if live.serving(stage) and step not in _frontier(live, stage)]
+    ahead = [stage for stage in stages if live.serving(stage) and step not in _frontier(live, stage, rules if is_lossless else None)]
     if ahead:
         return Wait(f"the run resumes at step {step}, to which stage {ahead[0]} has to go back first")
     if step not in mine.checkpoints:
         return Wait(f"the run resumes at step {step}, which another peer of this stage holds")
-    return LoadCheckpoint(f"the run resumes at step {step}, the newest that every stage can provide", step)
+    return LoadCheckpoint(f"the run resumes at step {step}, the newest that every stage can provide", step, is_lossless)
 
 
-def step_to_bring(mine: PeerRecord, live: LiveView, num_stages: int) -> int | None:
+def step_to_bring(mine: PeerRecord, live: LiveView, rules: StepRules) -> int | None:
     """Rule J5 (bring): the step of a joiner's own checkpoint that saves steps which its stage's serving peers have lost.
 
     They have lost steps if some other stage is two steps ahead of them: no peer of it holds the parameters that their step needs. The
     checkpoint must be newer than what they hold, and at most one step beyond every other stage; a later one is of a run that others
     have given up. A run of one stage goes on from the newest state, whoever holds it. None: nothing to bring.
     """
-    newest = stage_step(live, mine.stage)
-    others = [step for stage in range(num_stages) if stage != mine.stage and (step := stage_step(live, stage)) is not None]
-    if newest is None or (num_stages > 1 and (not others or max(others) < newest + 2)):
+    newest, far = stage_step(live, mine.stage), _other_end(mine.stage, rules)
+    others = {stage: step for stage in range(rules.num_stages) if stage != mine.stage and (step := stage_step(live, stage)) is not None}
+    if newest is None or (rules.num_stages > 1 and max(others.values(), default=0) < newest + 2):
         return None
-    most = min(others) + 1 if others else None
+    most = min(others.values()) + 1 if others else None
     able = [step for step in mine.checkpoints if step > max(newest, mine.step) and (most is None or step <= most)]
-    return max(able, default=None)
+    lossless = [step for step in able if far is None or step <= others.get(far, step)]
+    return max(lossless or able, default=None)
 
 
-def step_to_go_back_to(mine: PeerRecord, live: LiveView, num_stages: int) -> int | None:
+def step_to_go_back_to(mine: PeerRecord, live: LiveView, rules: StepRules) -> int | None:
     """Rule 14 (step back): the step at which the run can resume only if the peers that serve this stage go back to it.
 
     It is the newest step that every stage can provide, where nobody serves some other stage and its joiners hold neither the
     step of this stage nor the one before. None: there is no such need, or no such step.
     """
-    frontier = _frontier(live, mine.stage)
-    if not frontier or all(live.serving(stage) for stage in range(num_stages)):
+    if not live.serving(mine.stage) or all(live.serving(stage) for stage in range(rules.num_stages)):
         return None
-    common = frozenset.intersection(*(_frontier(live, stage) | _on_disks(mine, live, stage) for stage in range(num_stages)))
-    step = max(common, default=None)
-    return None if step in frontier else step
+    step, is_lossless = _newest_common(mine, live, rules)
+    return None if step in _frontier(live, mine.stage, rules if is_lossless else None) else step
 
 
-def _frontier(live: LiveView, stage: int) -> frozenset[int]:
-    """The steps whose parameters the serving peers of a stage hold; empty if nobody serves it."""
+def _newest_common(mine: PeerRecord, live: LiveView, rules: StepRules) -> tuple[int | None, bool]:
+    """The newest step that every stage can provide, and whether no step is given up for it; None if there is no such step."""
+    for limits in (rules, None):
+        offers = (_frontier(live, stage, limits) | _on_disks(mine, live, stage) for stage in range(rules.num_stages))
+        common = frozenset.intersection(*offers)
+        if common:
+            return max(common), limits is not None
+    return None, True
+
+
+def _frontier(live: LiveView, stage: int, rules: StepRules | None = None) -> frozenset[int]:
+    """The step of a stage's serving peers and the one before; empty if nobody serves it.
+
+    With `rules`, the step before counts only if it can be finished exactly: where nobody serves the other end of a tied weight, some
+    peer has to hold the sum that the step applied.
+    """
     newest = stage_step(live, stage)
-    return frozenset() if newest is None else frozenset({newest, max(0, newest - 1)})
+    if newest is None:
+        return frozenset()
+    before, far = max(0, newest - 1), None if rules is None else _other_end(stage, rules)
+    if far is None or live.serving(far) or any(r.step < newest or sum_told(r, before) is not None for r in live.serving(stage)):
+        return frozenset({newest, before})
+    return frozenset({newest})
+
+
+def _other_end(stage: int, rules: StepRules) -> int | None:
+    """The stage that holds the other copy of this stage's tied weight; None if there is none."""
+    return other_end(stage, rules.num_stages) if rules.ties_stages else None
 
 
 def _on_disks(mine: PeerRecord, live: LiveView, stage: int) -> frozenset[int]:

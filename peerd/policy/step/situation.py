@@ -29,6 +29,11 @@ class StepRules:
     ties_stages: bool = False
     """The first and the last stage apply the sum of their gradients to a weight that both hold (tied.py)."""
 
+    @property
+    def lost_wait_s(self) -> float:
+        """How long peers that hold what is missing may take to come back, before something is given up for good."""
+        return max(self.lost_after_s, 3 * self.ttl_s)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnState:

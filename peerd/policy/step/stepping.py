@@ -52,10 +52,10 @@ def _join(now: Situation) -> Act:
     newest = max((m.step for m in now.mates), default=None)
     if newest is None or newest < mine.step:
         return acts.Serve("no peer of the stage is ahead of what this peer holds")
-    brought = step_to_bring(mine, now.live, rules.num_stages)
+    brought = step_to_bring(mine, now.live, rules)
     if brought is not None:
         return acts.LoadCheckpoint(f"the stage is at step {newest}, and other stages cannot go on from there", brought)
-    back = step_to_go_back_to(mine, now.live, rules.num_stages)
+    back = step_to_go_back_to(mine, now.live, rules)
     if back is not None:
         return acts.Wait(f"the stage is about to go back to step {back}")
     best = min(now.mates, key=lambda m: (-m.step, turn_of(mine.peer, m.peer)))
@@ -207,7 +207,7 @@ def _skip_lost(now: Situation) -> Act | None:
     if since_s is None or not looks_lost(now):
         return None
     is_far = _newest_step(now) >= now.mine.step + 2
-    if now.now_s - since_s >= (3 * rules.ttl_s if is_far else max(rules.lost_after_s, 3 * rules.ttl_s)):
+    if now.now_s - since_s >= (3 * rules.ttl_s if is_far else rules.lost_wait_s):
         return acts.SkipStep("other stages moved on and nobody alive holds this step's average")
     return None
 
@@ -215,9 +215,9 @@ def _skip_lost(now: Situation) -> Act | None:
 def _step_back(now: Situation) -> Act | None:
     """Rule 14 (step back): another stage died and came back with older steps than the serving stages hold in memory."""
     since_s, rules = now.own.back_since_s, now.rules
-    if since_s is None or now.now_s - since_s < max(rules.lost_after_s, 3 * rules.ttl_s):
+    if since_s is None or now.now_s - since_s < rules.lost_wait_s:
         return None
-    step = step_to_go_back_to(now.mine, now.live, rules.num_stages)
+    step = step_to_go_back_to(now.mine, now.live, rules)
     return (
         acts.StepBack(f"the run can resume only at step {step}, the newest that every stage can provide", step)
         if step is not None
