@@ -6,8 +6,9 @@ the step's exact mean loss. In float16 runs the number of microbatches that over
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ class Accumulator:
         self._overflows = overflows
         length = sum(shape.numel() for shape in shapes.values()) + 1 + overflows
         self.flat = torch.zeros(length, dtype=dtype, device=device)
+        self.is_void = False
+        """True if what is in here does not count, because a change of it failed half way or is to come. `zero` ends that."""
         self._views = views_of(self.flat, self._shapes)
 
     def another(self) -> Accumulator:
@@ -46,17 +49,34 @@ class Accumulator:
         return Accumulator(self._shapes, *self._made_of)
 
     def add(self, gradients: Sequence[Tensor], loss: float | None) -> None:
-        """Add one microbatch's gradients, in the parameters' order, and at the last stage its loss."""
-        if self._overflows and not all_finite(gradients):
-            self.flat[-2] += 1
-        else:
-            for view, gradient in zip(self._views.values(), gradients, strict=True):
-                view.add_(gradient.to(view.device))
-        if loss is not None:
-            self.flat[-1] += loss
+        """Add one microbatch's gradients, in the parameters' order, and at the last stage its loss.
+
+        Memory is allocated and shapes are checked first: an error up to there changes nothing. A later one leaves a void sum.
+        """
+        if [gradient.shape for gradient in gradients] != [view.shape for view in self._views.values()]:
+            raise ValueError("the gradients are not of the parameters' shapes")
+        overflowed = self._overflows and not all_finite(gradients)
+        odd = [gradient.numel() for gradient in gradients if (gradient.dtype, gradient.device) != (self.flat.dtype, self.flat.device)]
+        buffer = torch.empty(0 if overflowed else max(odd, default=0), dtype=self.flat.dtype, device=self.flat.device)
+        with self.changing():
+            if overflowed:
+                self.flat[-2] += 1
+            else:
+                for view, gradient in zip(self._views.values(), gradients, strict=True):
+                    view.add_(buffer[: view.numel()].view(view.shape).copy_(gradient) if odd else gradient)
+            if loss is not None:
+                self.flat[-1] += loss
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """The sum is void if the block raises an error."""
+        self.is_void = True
+        yield
+        self.is_void = False
 
     def zero(self) -> None:
         self.flat.zero_()
+        self.is_void = False
 
     @property
     def shapes(self) -> tuple[torch.Size, ...]:

@@ -7,10 +7,12 @@ frozen record.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, WrongStateError
 from peerd.models.stages import StageModule
 from peerd.policy.step.asides import all_merged, dropped, merged, other_holder, to_merge
-from peerd.policy.step.ledger import at_next_step, both_dropped, marked, may_accumulate, with_overlap
+from peerd.policy.step.ledger import at_next_step, both_dropped, ledger_dropped, marked, may_accumulate, with_overlap
 from peerd.policy.step.norms import KEPT_NORMS
 from peerd.policy.step.roster import Roster, lineage_after, lineage_skipped, why_inexact, why_refuse
 from peerd.policy.step.stepping import KEPT_AVERAGES
@@ -29,6 +31,7 @@ from peerd.stage.evaluated import EvaluatedStep
 from peerd.stage.export import HistoryEntry
 from peerd.stage.holdings import Holdings, history_of
 from peerd.stage.parameters import flat_parameters, set_mean_parameters
+from peerd.stage.phase_spans import PhaseSpans
 from peerd.stage.results import HeldAverage, Ticket, TiedGradients
 from peerd.stage.sums import Sums
 from peerd.stage.update import apply_means
@@ -36,8 +39,8 @@ from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecor
 from peerd.table.view import LiveView
 from peerd.timeline.spans import SpanKind, SpanRing
 
+LOG = structlog.get_logger()
 MAX_HISTORY = 100_000
-_PHASES = {Phase.ACCUMULATING: SpanKind.ACCUMULATING, Phase.AVERAGING: SpanKind.AVERAGING, Phase.AVERAGED: SpanKind.AVERAGED}
 
 
 class StageState:
@@ -71,8 +74,7 @@ class StageState:
         self.keep_graph = manifest.compute.recompute == "never" if keep_graph is None else keep_graph
         self.evaluated = EvaluatedStep(manifest)
         self.spans = spans or SpanRing(0)
-        self._phase_since: tuple[float, int] = (time.monotonic(), record.step)
-        """When this phase began, and the step that it belongs to."""
+        self._phases = PhaseSpans(self.spans, record.step)
 
     @property
     def accumulator(self) -> Accumulator:
@@ -98,12 +100,28 @@ class StageState:
         if reason is not None:
             return reason
         other = other_holder(self.record, live, step=step, index=index, again=ticket.again)
-        sums = self._sums[step - self.record.step]
-        if other is not None:
-            other = self._begin_aside(sums, step, other)
-        sums.of(other).add(gradients, loss)
-        self.record = marked(self.record, step, index, other)
+        with self._whole_or_dropped(step) as sums:
+            if other is not None:
+                other = self._begin_aside(sums, step, other)
+            grown = marked(self.record, step, index, other)
+            sums.of(other).add(gradients, loss)
+        self.record = grown
         return ""
+
+    @contextlib.contextmanager
+    def _whole_or_dropped(self, step: int) -> Iterator[Sums]:
+        """The sums of a step's ledger. The ledger is dropped if the block fails in the middle of an addition."""
+        sums = self._sums[step - self.record.step]
+        sums.make_whole()
+        try:
+            yield sums
+        except BaseException as error:
+            if sums.is_void:
+                held = (self.record.done if step == self.record.step else self.record.next_done).bit_count()
+                LOG.error("ledger dropped: an addition to it failed half way", step=step, microbatches=held, error=repr(error))
+                self.record = ledger_dropped(self.record, step)
+                sums.void()
+            raise
 
     def _begin_aside(self, sums: Sums, step: int, other: PeerId) -> PeerId | None:
         """Make room to sum apart what this peer may hold as well; None if there is no memory for it."""
@@ -136,23 +154,20 @@ class StageState:
         reason = why_refuse(self.record, roster, self._manifest.train.microbatches_per_step)
         if reason is not None:
             return reason, None
-        for sums in self._sums:
-            sums.merge_all()
+        for ahead in range(len(self._sums)):
+            with self._whole_or_dropped(roster.step + ahead) as sums:
+                sums.merge_all()
         self.record = all_merged(self.record)
-        self._move(Phase.AVERAGING)
         share = self.accumulator.flat.detach().to("cpu", copy=True)
-        return "", torch.cat([share, flat_parameters(self.holdings.module, share.dtype)]) if self._averages_parameters(
-            roster.step
-        ) else share
+        if self._averages_parameters(roster.step):
+            share = torch.cat([share, flat_parameters(self.holdings.module, share.dtype)])
+        self._move(Phase.AVERAGING)
+        return "", share
 
     def average_length(self, step: int) -> int:
         """Number of elements in an average of this stage: the accumulator, at some steps followed by the parameters."""
-        length = self.accumulator.flat.numel()
-        return (
-            length + sum(parameter.numel() for parameter in self.holdings.module.parameters())
-            if self._averages_parameters(step)
-            else length
-        )
+        parameters = self.holdings.module.parameters() if self._averages_parameters(step) else ()
+        return self.accumulator.flat.numel() + sum(parameter.numel() for parameter in parameters)
 
     def _averages_parameters(self, step: int) -> bool:
         every = self._manifest.train.average_parameters_every_steps
@@ -302,16 +317,19 @@ class StageState:
         """Rule 6 (reset): drop these sums of this step's ledger; what they held is missing again."""
         if self.record.phase is not Phase.ACCUMULATING:
             return
-        if self.record.peer in names:
-            self.accumulator.zero()
-        self._sums[0].drop(names)
         self.record = dropped(self.record, names)
+        self._sums[0].drop(names)
+        if self.record.peer in names:
+            self.accumulator.is_void = True
+            self.accumulator.zero()
 
     def _drop_ledgers(self) -> None:
         """Empty the ledger of this step and, where steps overlap, of the next."""
         for sums in self._sums:
-            sums.zero()
+            sums.void()
         self.record = both_dropped(self.record)
+        for sums in self._sums:
+            sums.make_whole()
 
     def fence(self, incarnation: int) -> None:
         """T3 (fence): begin a new incarnation. A finished average is a fact and stays; the ledger is a claim and goes."""
@@ -356,17 +374,10 @@ class StageState:
         self, phase: Phase, average_id: AverageId = NO_AVERAGE, gradient_norm: float | None = None, tied_sum: AverageId = NO_AVERAGE
     ) -> None:
         check_transition(self.record.phase, phase)
-        self._note_phase()
+        self._phases.ended(self.record.phase, self.record.step)
         if phase is not Phase.AVERAGED:
             self.average = None
         self.record = replace(self.record, phase=phase, average_id=average_id, gradient_norm=gradient_norm, tied_sum=tied_sum)
-
-    def _note_phase(self) -> None:
-        """Note how long the phase that ends now took. Joining is left out: it is no part of a step."""
-        (since_s, step), self._phase_since = self._phase_since, (time.monotonic(), self.record.step)
-        kind = _PHASES.get(self.record.phase)
-        if kind is not None:
-            self.spans.add(kind, since_s, step)
 
     def release(self) -> None:
         """Free all tensors; the record and the history stay. This is the last job of the stage."""

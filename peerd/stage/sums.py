@@ -33,11 +33,27 @@ class Sums:
     def of(self, other: PeerId | None) -> Accumulator:
         return self.main if other is None else self._asides[other]
 
+    @property
+    def is_void(self) -> bool:
+        """Whether a change of a sum failed half way."""
+        return any(each.is_void for each in (self.main, *self._asides.values()))
+
+    def void(self) -> None:
+        """Nothing in here counts any more. This cannot fail; `make_whole` frees the main sum of what it holds."""
+        self._asides.clear()
+        self.main.is_void = True
+
+    def make_whole(self) -> None:
+        """Empty a main sum that is void."""
+        if self.main.is_void:
+            self.main.zero()
+
     def merge(self, other: PeerId) -> None:
         """Add an aside to the main sum."""
         aside = self._asides.pop(other, None)
         if aside is not None:
-            self.main.flat += aside.flat
+            with self.main.changing():
+                self.main.flat += aside.flat
 
     def merge_all(self) -> None:
         for other in list(self._asides):
@@ -49,5 +65,5 @@ class Sums:
             self._asides.pop(other, None)
 
     def zero(self) -> None:
-        self._asides.clear()
-        self.main.zero()
+        self.void()
+        self.make_whole()

@@ -88,7 +88,7 @@ class Fetching:
         LOG.warning("the copies of the tied weight differ: downloading the other stage's", step=step, peer=act.peer)
         try:
             found = await self._downloader.download(act.stage, MOST_STATE_BYTES, act.peer, tied_only=True)
-            await self._executor.run(Priority.CONTROL, lambda: self._state.copy_tied(found.tensors, found.step))
+            await self._trials.update(lambda: self._state.copy_tied(found.tensors, found.step))
         except (RemoteError, StageError):
             self._refused[act.peer, step] = clock_s()
 

@@ -212,7 +212,7 @@ class Stepper:
         await self._take_over(found)
 
     async def _take_over(self, found: Downloaded) -> None:
-        await self._executor.run(Priority.CONTROL, lambda: self._state.load(found.tensors, found.step, found.lineage, found.history))
+        await self._trials.update(lambda: self._state.load(found.tensors, found.step, found.lineage, found.history))
         self._beginning = replace(self._beginning, needs_state=False)
 
     async def _load_checkpoint(self, step: int, reason: str) -> None:

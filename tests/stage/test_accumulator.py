@@ -49,7 +49,7 @@ def test_a_stage_that_is_not_the_last_adds_no_loss() -> None:
 
 
 def test_a_gradient_too_few_is_an_error_and_not_a_silent_shift() -> None:
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match="shapes"):
         Accumulator(SHAPES, torch.float32, CPU).add(gradients_of(0)[:-1], loss=None)
 
 

@@ -7,16 +7,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
 from structlog.testing import capture_logs
 
 from peerd.background import INTERNAL_ERRORS
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
 from peerd.stage.executor import Executor
+from peerd.stage.snapshots import Downloaded
 from peerd.step import trials
 from peerd.step.stepper import Stepper
 from peerd.step.trials import MOST_ERRORS
-from peerd.table.record import PeerId
+from peerd.table.record import Lineage, PeerId
+from tests.stage.test_half_way import Broken
 from tests.step.test_commit import averaged
 
 COMMIT = acts.Commit("all have averaged")
@@ -74,6 +77,24 @@ async def test_a_commit_with_a_bug_ends_the_daemon_for_the_parameters_may_be_hal
     with capture_logs() as logs, pytest.raises(TypeError):
         await stepper.run()
     assert reported(logs) == [(COMMIT.reason, "TypeError('a bug')")]
+
+
+async def test_a_state_that_is_half_loaded_ends_the_daemon(stepper: Stepper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would serve by J1 (join) what is partly another step's, once its mates are gone."""
+    state = stepper._state
+    tensors = {name: torch.ones_like(value) for name, value in state.holdings.tensors(state.record).items()}
+    last = max(name for name in tensors if name.startswith("parameters/"))
+    tensors[last] = tensors[last].as_subclass(Broken)
+
+    async def download(*_arguments: Any) -> Downloaded:
+        return Downloaded(3, Lineage(), tensors, ())
+
+    monkeypatch.setattr(stepper, "_downloader", type("Downloader", (), {"download": staticmethod(download)}))
+    decides(stepper, monkeypatch, RELOAD, acts.Serve("nobody is ahead"))
+    monkeypatch.setattr(stepper._state, "serve", stepper._retiring.set)
+    with capture_logs(), pytest.raises(RuntimeError, match="the device has failed"):
+        await stepper.run()
+    assert any(bool((parameter == 1).all()) for parameter in state.holdings.module.parameters())
 
 
 async def test_a_bug_that_stays_ends_the_daemon(stepper: Stepper, monkeypatch: pytest.MonkeyPatch) -> None:

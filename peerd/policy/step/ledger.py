@@ -178,9 +178,14 @@ def this_dropped(mine: PeerRecord) -> PeerRecord:
     return replace(mine, done=0, asides=(), ledger_no=_unused(mine))
 
 
+def ledger_dropped(mine: PeerRecord, step: int) -> PeerRecord:
+    """Drop the ledger of `step` alone: this step's, or the next one's if there is one."""
+    return this_dropped(mine) if step == mine.step else replace(mine, next_done=0, next_asides=(), next_ledger_no=_unused(mine))
+
+
 def both_dropped(mine: PeerRecord) -> PeerRecord:
     dropped = this_dropped(mine)
-    return replace(dropped, next_done=0, next_asides=(), next_ledger_no=_unused(dropped)) if mine.next_ledger_no else dropped
+    return ledger_dropped(dropped, mine.step + 1) if mine.next_ledger_no else dropped
 
 
 def at_next_step(mine: PeerRecord) -> PeerRecord:
