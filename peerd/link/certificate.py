@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from peerd.errors import BadMessageError
+from peerd.errors import BadMessageError, WrongStateError
 from peerd.link.peer_keys import peer_id_of, public_key_of, verify
 from peerd.table.record import PeerId
 
@@ -66,7 +66,10 @@ def make_certificate(
 
 
 def checked_pem(der: bytes, peer: PeerId, now: datetime.datetime | None = None) -> bytes:
-    """Return the certificate as PEM. Raises BadMessageError with the reason unless it is that of `peer` and valid at `now`."""
+    """Return the certificate as PEM. Raises BadMessageError with the reason unless it is that of `peer`.
+
+    Raises WrongStateError if it is not valid at `now`: one of the two clocks is wrong, and nobody lies.
+    """
     now = now or datetime.datetime.now(datetime.UTC)
     try:
         if len(der) > MAX_CERTIFICATE_BYTES:
@@ -82,7 +85,7 @@ def checked_pem(der: bytes, peer: PeerId, now: datetime.datetime | None = None) 
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise BadMessageError("the certificate's key is not of the kind that peerd uses (P-256)")
     if not parsed.not_valid_before_utc <= now <= parsed.not_valid_after_utc:
-        raise BadMessageError("the certificate has expired, or is not valid yet; a clock may be wrong")
+        raise WrongStateError("the certificate has expired, or is not valid yet; a clock may be wrong")
     return bytes(parsed.public_bytes(Encoding.PEM))
 
 

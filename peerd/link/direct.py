@@ -79,7 +79,7 @@ class Pins:
         """All certificates, concatenated. gRPC's threads read this."""
 
     def show(self, peer: PeerId, certificate: bytes) -> bool:
-        """Accept this certificate for `peer` from now on. Returns False without room. Raises BadMessageError if it is not the peer's."""
+        """Accept this certificate for `peer` from now on. Returns False without room. Raises as `checked_pem`."""
         pem = checked_pem(certificate, peer)
         self._gone.pop(peer, None)
         if self._pems.get(peer) == pem:

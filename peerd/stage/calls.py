@@ -138,7 +138,7 @@ class StageService:
         self._check(call)
         key = caller.encode() + call.call_id
         if key in self._held:
-            raise BadMessageError("this call is under way already")
+            raise BusyError("this call is under way already")
         record = self._state.record
         accumulate = record.stage in call.accumulate
         ticket = Ticket(call.step, call.index, self._mark(call.step), accumulate, call.needs_backward, again=call.again)

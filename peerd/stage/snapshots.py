@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
+from peerd.errors import BadMessageError, PeerGoneError, RemoteError, StageError, WrongStateError
 from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.policy.route.admission import donors, givers_of_start
 from peerd.stage.executor import Executor, Priority
@@ -168,7 +168,7 @@ class Downloader:
                 partial.add(chunk)
                 self.bytes_done = partial.num_bytes
         if not partial.complete:
-            raise BadMessageError("the state ended early")
+            raise PeerGoneError("the state ended early")
         return header
 
 

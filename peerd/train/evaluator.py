@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from collections.abc import Callable
 
 import structlog
@@ -102,7 +101,6 @@ class Evaluator:
     def _call_for(self, step: int, index: int) -> Call:
         inputs, labels = encoded(*self._corpus.evaluation_microbatch(index))
         return Call(
-            call_id=os.urandom(16),
             stage=0,
             step=step,
             index=index,

@@ -23,7 +23,7 @@ from peerd.config.atomic import commit, disk_error
 from peerd.config.data_config import DataConfig
 from peerd.data.tokenizer import MAX_TOKENIZER_BYTES, keep_tokenizer, kept_tokenizer
 from peerd.data.tokens import CHUNK_BYTES, TokenFile, chunk_hashes, hash_of_hashes, kept_tokens
-from peerd.errors import BadMessageError, BusyError, DiskError, RemoteError, StageError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, DiskError, PeerGoneError, RemoteError, StageError, WrongStateError
 from peerd.link.links import CHUNK_BYTES as MESSAGE_BYTES
 from peerd.policy.route.admission import givers_of_data
 from peerd.swarm.membership import Membership
@@ -188,7 +188,7 @@ class DataFetcher:
                     self.bytes_done += due
                     pending.clear()
         if self.bytes_done != self.bytes_total:
-            raise BadMessageError("the data ended early")
+            raise PeerGoneError("the data ended early")
 
 
 def _append(part: IO[bytes], chunk: bytes, digest: bytes, number: int) -> None:

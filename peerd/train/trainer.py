@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
@@ -242,7 +241,6 @@ class Trainer:
         inputs, labels = await self._prepared.take(launch.step, launch.index)
         attempt = self._launched.get((launch.step, launch.index), 0)
         return Call(
-            call_id=os.urandom(16),
             stage=0,
             step=launch.step,
             index=launch.index,

@@ -13,7 +13,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from peerd.errors import BadMessageError, PeerdError
+from peerd.errors import BadMessageError, PeerGoneError
 from peerd.generated import averaging_pb2, stage_pb2
 from peerd.link.links import CHUNK_BYTES, Bytes
 
@@ -83,7 +83,12 @@ class ChunkCoder:
 
 
 def opening(message: Any, kind: Any, words: str) -> tuple[Any, Bytes]:
-    """Return the header of a stream's first message and the bytes that came with it. Raises BadMessageError(words) without a header."""
+    """Return the header of a stream's first message and the bytes that came with it. Raises BadMessageError(words) without a header.
+
+    Without any message it raises PeerGoneError, as `collected` does.
+    """
+    if message is None:
+        raise PeerGoneError("the stream ended before its first message")
     chunk: Bytes = b""
     if isinstance(message, Headed):
         message, chunk = message.message, message.chunk
@@ -127,10 +132,11 @@ def digest_of(chunks: Iterable[Bytes]) -> bytes:
     return hasher.digest()
 
 
-async def collected(
-    read: Callable[[], Awaitable[Any]], num_bytes: int, begun: Bytes = b"", ended: type[PeerdError] = BadMessageError
-) -> tuple[Any, ...]:
-    """Read chunks of exactly `num_bytes` together, including `begun`. Raises `ended` if the stream ends too early."""
+async def collected(read: Callable[[], Awaitable[Any]], num_bytes: int, begun: Bytes = b"") -> tuple[Any, ...]:
+    """Read chunks of exactly `num_bytes` together, including `begun`. Raises BadMessageError if they do not add up.
+
+    Raises PeerGoneError if the stream ends too early: its sender gave up or was cut off, and no rule is broken.
+    """
     chunks: list[Any] = []
     missing = num_bytes
     while missing > 0:
@@ -139,7 +145,7 @@ async def collected(
         else:
             message = await read()
             if message is None:
-                raise ended(f"the chunks do not add up to the size in the header: the stream ended {missing} bytes early")
+                raise PeerGoneError(f"the stream ended {missing} bytes early")
             chunk = message.chunk
         missing -= len(chunk)
         if missing < 0 or not chunk:

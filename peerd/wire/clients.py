@@ -217,7 +217,9 @@ class DataClient(Client):
 async def _header_of(rpc: Any, patience_s: float, untold: str) -> Any:
     """Return the header that begins a stream. Raises BadMessageError(untold) if the stream begins with anything else."""
     first = await read_within(rpc.__aiter__(), patience_s)
-    if first is None or first.WhichOneof("kind") != "header":
+    if first is None:
+        raise PeerGoneError("the stream ended before its first message")
+    if first.WhichOneof("kind") != "header":
         raise BadMessageError(untold)
     return first.header
 
@@ -250,4 +252,4 @@ async def _wait_for_done(rpc: Any, patience_s: float, on_forwarded: Callable[[in
 
 async def _read_chunks(rpc: Any, num_bytes: int, patience_s: float) -> tuple[Any, ...]:
     stream = rpc.__aiter__()
-    return await collected(lambda: read_within(stream, patience_s), num_bytes, ended=PeerGoneError)
+    return await collected(lambda: read_within(stream, patience_s), num_bytes)

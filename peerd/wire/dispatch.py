@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from peerd.policy.step.ledger import holders, work_step
 from peerd.table.record import PeerId, PeerRecord, RawRecord
 from peerd.table.view import LiveView
 from peerd.wire.clients import StageClient
+from peerd.wire.convert import ID_BYTES
 from peerd.wire.messages import Call, CallResult
 
 BUSY_PAUSE_S = 0.02
@@ -115,8 +117,9 @@ class Dispatcher:
                 await self._table.changed(min(self._patience_s, max(0.01, until_s - time.monotonic())))
                 continue
             note(call.stage, peer.peer)
+            asked = replace(call, call_id=os.urandom(ID_BYTES), path=dict(path), again=again)
             try:
-                return await self._try(router, peer, replace(call, path=dict(path), again=again), note)
+                return await self._try(router, peer, asked, note)
             except BusyError as error:
                 if error.retry_after_s:
                     self._deaf_until_s[peer.peer] = time.monotonic() + error.retry_after_s
@@ -131,7 +134,7 @@ class Dispatcher:
                 again |= furthest > call.stage  # a later stage may have added it
             except RemoteError as error:
                 again |= not isinstance(error, UnheardError)
-                self._give_up_on(router, peer, call, error)
+                self._give_up_on(router, peer, asked, error)
             path.pop(call.stage, None)
         raise PeerGoneError(f"no peer of stage {call.stage} took the microbatch within {self._total_s:.0f} s")
 

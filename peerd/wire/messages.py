@@ -49,13 +49,14 @@ class TensorBytes:
 class Call:
     """A request to one stage to compute one microbatch."""
 
-    call_id: bytes
     stage: int
     step: int
     index: int
     accumulate: frozenset[int]
     inputs: TensorBytes
     labels: TensorBytes
+    call_id: bytes = b""
+    """The dispatcher gives each attempt its own, so that CANCEL of a failed attempt never calls off a later one."""
     evaluation: bool = False
     """Forward only, with the parameters of `step`. The reply is the loss."""
     path: dict[int, PeerId] = field(default_factory=dict)

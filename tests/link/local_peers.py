@@ -17,6 +17,7 @@ from typing import Any, cast
 from peerd.link.links import Links
 from peerd.link.p2pd import P2pd
 from peerd.link.streams import Stream
+from peerd.link.throttle import Throttles
 from peerd.link.tunnel import Tunnel
 from peerd.table.record import PeerId
 from peerd.wire.grpc_server import start_server
@@ -38,12 +39,12 @@ class Served:
     def socket(self) -> Path:
         return self.folder / "grpc.sock"
 
-    def links_of(self, caller: str) -> Links:
+    def links_of(self, caller: str, throttles: Throttles | None = None) -> Links:
         """Channels on which `caller` reaches the server, whatever id it calls it by."""
         folder = self.folder / f"p{len(self._open)}"
         folder.mkdir()
         nobody = cast(P2pd, SimpleNamespace(p2p=SimpleNamespace(peer_id=SimpleNamespace(to_base58=lambda: caller))))
-        tunnel = _LocalTunnel(nobody, folder, self.socket, lambda _peer: ())
+        tunnel = _LocalTunnel(nobody, folder, self.socket, lambda _peer: (), throttles)
         links = Links(tunnel)
         self._open.append((links, tunnel))
         return links

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.errors import BadMessageError
+from peerd.errors import BadMessageError, WrongStateError
 from peerd.link.certificate import MAX_CERTIFICATE_BYTES, Certificate, checked_pem, holder_of, make_certificate
 from peerd.swarm.identity import Identity
 from peerd.table.record import PeerId
@@ -49,7 +49,7 @@ def test_a_certificate_counts_only_while_it_is_valid() -> None:
     owner, now = new_identity(), datetime.datetime.now(datetime.UTC)
     der = make_certificate(owner.peer, owner.sign, now=now, days=2).der
     for days in (-2, 3):
-        with pytest.raises(BadMessageError, match="expired, or is not valid yet"):
+        with pytest.raises(WrongStateError, match="expired, or is not valid yet"):
             checked_pem(der, owner.peer, now=now + datetime.timedelta(days=days))
     checked_pem(der, owner.peer, now=now + datetime.timedelta(days=1))
 
