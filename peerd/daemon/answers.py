@@ -25,6 +25,7 @@ from peerd.daemon.watching.history import number_in
 from peerd.errors import PeerdError, TimedOutError, UsageError
 from peerd.policy.swarm.checkup import CAPPED
 from peerd.policy.swarm.health import Facts, health
+from peerd.swarm.membership import clock_s
 from peerd.table.record import Phase, Reach
 from peerd.wire.dial_back import dial_backs
 
@@ -209,15 +210,17 @@ class Answers:
     def _facts(self) -> Facts:
         """What this peer's health is derived from."""
         peer, seat, train = self._peer, self._peer.seat, self._peer.place.manifest.train
-        last = sorted(seat.commit_times_s.items())[-2:]
+        me, met = peer.membership.me, peer.membership.view.sightings
         return Facts(
             mine=seat.state.record,
             live=peer.membership.live(),
             num_stages=train.num_stages,
             num_microbatches=train.microbatches_per_step,
             decision=seat.stepper.decision.reason,
-            still_s=peer.notes.still_s,
-            step_s=last[1][1] - last[0][1] if len(last) == 2 else 0.0,
+            progress=peer.notes.progress,
+            now_s=clock_s(),
+            lifetime_s=peer.membership.view.ttl_s,
+            has_met_others=any(seen.record.peer != me and not seen.record.leaving for seen in met.values()),
             complete=bool(train.steps) and seat.state.record.step >= train.steps,
         )
 

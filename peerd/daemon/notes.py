@@ -19,7 +19,7 @@ class Notes:
         self._membership = membership
         self._local = local
         self._train = train
-        self.progress: Progress | None = None
+        self.progress = self._advanced(None)
 
     async def run(self) -> None:
         """Note what changed. Addresses go to disk soon: all peers may be killed at any moment, and then nobody knows where to meet."""
@@ -27,22 +27,19 @@ class Notes:
         while True:
             live = self._membership.live()
             if live is not noted:
-                train = self._train
-                self.progress = advance(self.progress, live, train.num_stages, train.microbatches_per_step, clock_s())
+                self.progress = self._advanced(self.progress)
                 noted, addresses = live, self._addresses_met()
                 if addresses != remembered:
                     await asyncio.to_thread(self._local.remember_peers, addresses)
                     remembered = addresses
             await asyncio.sleep(NOTES_PERIOD_S)
 
+    def _advanced(self, before: Progress | None) -> Progress:
+        return advance(before, self._membership.live(), self._train.num_stages, self._train.microbatches_per_step, clock_s())
+
     async def remember_peers(self) -> None:
         """Keep on disk where to come back without an address."""
         await asyncio.to_thread(self._local.remember_peers, self._addresses_met())
-
-    @property
-    def still_s(self) -> float:
-        """How long the run has made no progress."""
-        return clock_s() - self.progress.since_s if self.progress else 0.0
 
     def _addresses_met(self) -> list[str]:
         others = [r for r in self._membership.live().records if r.peer != self._membership.me and r.addresses]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.swarm.health import STALLED_AFTER_S, Facts, HealthNote, advance, health
+from peerd.policy.swarm.health import FIRST_PROGRESS_S, STALLED_AFTER_S, Facts, HealthNote, advance, health
 from peerd.table.record import AverageId, Lineage, PeerRecord, Phase
 from peerd.table.view import LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, live_views, member, view_of
@@ -16,16 +16,23 @@ from tests.strategies import FULL, NUM_MICROBATCHES, live_views, member, view_of
 ME = member("me", step=5, trains=True)
 
 
-def facts_of(*records: PeerRecord, still_s: float = 0.0, step_s: float = 0.0, complete: bool = False) -> Facts:
+BOTH = view_of(ME, member("a", stage=1, step=5))
+LIFETIME_S = 15.0
+
+
+def facts_of(*records: PeerRecord, still_s: float = 0.0, gap_s: float = 0.1, step_s: float = 0.0, **more: bool) -> Facts:
+    """A run in which every stage had a peer, and then what is true of `records` was so for `still_s`."""
+    before = replace(advance(None, BOTH, 2, NUM_MICROBATCHES, 0.0), gap_s=gap_s, step_s=step_s)
     return Facts(
         mine=records[0],
         live=view_of(*records),
         num_stages=2,
         num_microbatches=NUM_MICROBATCHES,
         decision="microbatches are still missing",
-        still_s=still_s,
-        step_s=step_s,
-        complete=complete,
+        progress=replace(advance(before, view_of(*records), 2, NUM_MICROBATCHES, 0.0), since_s=0.0),
+        now_s=still_s,
+        lifetime_s=LIFETIME_S,
+        **more,
     )
 
 
@@ -42,12 +49,32 @@ def test_a_run_that_goes_on_has_nothing_to_tell() -> None:
 
 
 def test_an_empty_stage_is_named_and_is_not_called_a_stall_too() -> None:
-    assert codes(facts_of(ME, still_s=1e6)) == ["stage-empty"]
-    assert "stage 1" in health(facts_of(ME))[0].title
+    facts = facts_of(ME, still_s=1e6)
+    assert codes(facts) == ["stage-empty"]
+    assert "stage 1" in health(facts)[0].title
 
 
 def test_a_run_without_data_says_so() -> None:
-    assert codes(facts_of(replace(ME, trains=False), member("a", stage=1, step=5))) == ["no-trainer"]
+    assert codes(facts_of(replace(ME, trains=False), member("a", stage=1, step=5), still_s=20.0)) == ["no-trainer"]
+
+
+def test_nobody_is_missed_that_may_be_back_at_once() -> None:
+    """A peer that restarts or is suspected wrongly is away for less than a record's life."""
+    for records in ((ME,), (replace(ME, trains=False), member("a", stage=1, step=5))):
+        assert codes(facts_of(*records, still_s=LIFETIME_S - 1)) == []
+        assert len(codes(facts_of(*records, still_s=LIFETIME_S))) == 1
+
+
+def test_what_was_never_there_is_missed_at_once() -> None:
+    facts = facts_of(ME)
+    assert codes(replace(facts, progress=advance(None, facts.live, 2, NUM_MICROBATCHES, 0.0))) == ["stage-empty"]
+
+
+def test_a_peer_that_reaches_nobody_says_so_and_not_that_others_lack_peers() -> None:
+    alone = replace(ME, trains=False)
+    assert codes(facts_of(alone, still_s=20.0, has_met_others=True)) == ["cut-off"]
+    assert codes(facts_of(alone, still_s=10.0, has_met_others=True)) == []
+    assert codes(facts_of(alone, still_s=20.0)) == ["stage-empty", "no-trainer"], "the others have left"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +87,7 @@ def test_a_run_without_data_says_so() -> None:
     ],
 )
 def test_a_stall_names_the_stage_that_is_behind_and_what_it_lacks(other: PeerRecord, reason: str) -> None:
-    facts = facts_of(ME, other, still_s=STALLED_AFTER_S)
+    facts = facts_of(ME, other, still_s=STALLED_AFTER_S + 10)
     assert reason in stalled(facts).title
     assert "microbatches are still missing" in stalled(facts).title
     assert stalled(facts).severity == "problem"
@@ -69,9 +96,32 @@ def test_a_stall_names_the_stage_that_is_behind_and_what_it_lacks(other: PeerRec
 def test_a_stall_is_called_one_only_after_long_for_this_run_and_never_at_its_end() -> None:
     other = member("a", stage=1, step=5)
     assert codes(facts_of(ME, other, still_s=STALLED_AFTER_S - 1)) == []
-    assert codes(facts_of(ME, other, still_s=100.0, step_s=40.0)) == []
-    assert codes(facts_of(ME, other, still_s=130.0, step_s=40.0)) == ["stalled"]
+    assert codes(facts_of(ME, other, still_s=170.0, gap_s=60.0)) == []
+    assert codes(facts_of(ME, other, still_s=190.0, gap_s=60.0)) == ["stalled"]
+    assert codes(facts_of(ME, other, still_s=190.0, gap_s=60.0, step_s=600.0)) == [], "its averaging takes longer than a microbatch"
+    assert codes(facts_of(ME, other, still_s=FIRST_PROGRESS_S - 1, gap_s=0.0)) == [], "what a microbatch takes is not known"
+    assert codes(facts_of(ME, other, still_s=FIRST_PROGRESS_S, gap_s=0.0)) == ["stalled"]
     assert codes(facts_of(ME, other, still_s=1e6, complete=True)) == []
+
+
+def test_the_pace_of_a_run_is_that_of_this_step_and_the_last_from_when_every_stage_had_a_peer() -> None:
+    seen = advance(None, view_of(ME), 2, NUM_MICROBATCHES, 0.0)
+
+    def at(now_s: float, done: int = 0, step: int = 5) -> None:
+        nonlocal seen
+        records = replace(ME, done=done, step=step), member("a", stage=1, step=step, done=done)
+        seen = advance(seen, view_of(*records), 2, NUM_MICROBATCHES, now_s)
+
+    at(1000.0)
+    assert (seen.since_s, seen.began_s, seen.patience_s) == (1000.0, 1000.0, FIRST_PROGRESS_S), "nobody could do anything before"
+    at(1060.0, 0b1)
+    at(1070.0, 0b11)
+    assert (seen.since_s, seen.gap_s, seen.patience_s) == (1070.0, 60.0, 180.0)
+    at(1500.0, 0b11, step=6)
+    assert (seen.gap_s, seen.last_gap_s, seen.step_s) == (0.0, 430.0, 500.0)
+    at(1510.0, 0b1, step=7)
+    at(1520.0, 0b11, step=7)
+    assert (seen.step_s, seen.patience_s) == (10.0, STALLED_AFTER_S), "the slow step is forgotten"
 
 
 def test_a_joiner_behind_its_stage_and_steps_given_up_are_named() -> None:

@@ -265,7 +265,8 @@ def test_a_peer_that_hears_nobody_any_more_takes_a_new_p2pd_once_and_goes_on_whe
         process.suspend()
     try:
         until(lambda: lonely.log.count("it reaches nobody") == before + 1, timeout_s=60)
-        until(lambda: "p2pd-restarted" in {item["code"] for item in lonely.status["health"]})
+        until(lambda: {"p2pd-restarted", "cut-off"} <= {item["code"] for item in lonely.status["health"]})
+        assert "stage-empty" not in {item["code"] for item in lonely.status["health"]}
     finally:
         for process in stopped:
             process.resume()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from peerd.policy.step.ledger import full, held, stage_step
 from peerd.table.record import PeerRecord, Phase
 from peerd.table.view import LiveView
 
 STALLED_AFTER_S = 30.0
-STALLED_AFTER_STEPS = 3.0
+STALLED_AFTER_GAPS = 3.0
+FIRST_PROGRESS_S = 300.0
+"""How long a run may stand still before this peer has seen any progress, and so knows what a microbatch takes."""
+NEVER_S = float("-inf")
+TRAINER, OTHERS = -1, -2
+"""Beside the stages' numbers: what a run needs, of which this peer notes since when it is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +28,35 @@ class HealthNote:
     remedy: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far the run has come: the stages' steps added up, and the fewest microbatches that were missing since."""
+    """How far the run has come, how fast, and what it lacks. Its clocks begin when every stage has a peer."""
 
     steps: int
+    """The stages' steps added up."""
+    step: int
+    """The step of the stage that is behind."""
     missing: int
+    """The fewest microbatches that were missing since `steps` changed."""
+    began_s: float
+    """When `step` began."""
     since_s: float
-    """When it last came further."""
+    """When the run last came further."""
+    gap_s: float = 0.0
+    """The longest time without progress in this step."""
+    last_gap_s: float = 0.0
+    """The same of the step before."""
+    step_s: float = 0.0
+    """How long the step before took; 0: unknown."""
+    lacks_since_s: Mapping[int, float] = field(default_factory=dict)
+    """By stage without a peer, TRAINER or OTHERS: since when nobody is there; NEVER_S if this peer has never seen one."""
+
+    @property
+    def patience_s(self) -> float:
+        """How long this run may stand still, from the time that it took between two microbatches, and for a step."""
+        gap_s = max(self.gap_s, self.last_gap_s)
+        step_s = self.step_s or self.since_s - self.began_s
+        return max(STALLED_AFTER_S, STALLED_AFTER_GAPS * gap_s, step_s) if gap_s else FIRST_PROGRESS_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,33 +69,69 @@ class Facts:
     num_microbatches: int
     decision: str
     """The step rules' last reason."""
-    still_s: float = 0.0
-    """For how long the run has come no further."""
-    step_s: float = 0.0
-    """How long a step took lately; 0: unknown."""
+    progress: Progress
+    now_s: float
+    lifetime_s: float
+    """Life of a record. A peer that is missed for less time may have restarted, or may be suspected wrongly."""
+    has_met_others: bool = False
+    """Whether there was another peer that has not said that it leaves."""
     complete: bool = False
 
 
 def advance(before: Progress | None, live: LiveView, num_stages: int, num_microbatches: int, now_s: float) -> Progress:
     """`before`, or what has come further. Rounds that fail and ledgers that are dropped are no progress; a resumed run begins anew."""
     stages = [(stage, stage_step(live, stage)) for stage in range(num_stages)]
-    steps = sum(step for _, step in stages if step is not None)
+    known = [step for _, step in stages if step is not None]
+    steps, step = sum(known), min(known, default=0)
     missing = sum(
         (full(num_microbatches) & ~held(live, stage, step)).bit_count() if step is not None else num_microbatches for stage, step in stages
     )
-    if before is None or steps != before.steps or missing < before.missing:
-        return Progress(steps, missing, now_s)
-    return before
+    lacks = {key: before.lacks_since_s.get(key, now_s) if before is not None else NEVER_S for key in _lacking(live, num_stages)}
+    if before is None:
+        return Progress(steps=steps, step=step, missing=missing, began_s=now_s, since_s=now_s, lacks_since_s=lacks)
+    came = replace(before, steps=steps, step=step, missing=missing, since_s=now_s, lacks_since_s=lacks)
+    if len(known) < num_stages:
+        return replace(before, lacks_since_s=lacks) if lacks != before.lacks_since_s else before
+    if any(key >= 0 for key in before.lacks_since_s):
+        return replace(came, began_s=now_s)
+    gap_s = max(before.gap_s, now_s - before.since_s)
+    if step != before.step:
+        return replace(came, began_s=now_s, step_s=now_s - before.began_s, gap_s=0.0, last_gap_s=gap_s)
+    if steps != before.steps or missing < before.missing:
+        return replace(came, gap_s=gap_s)
+    return replace(before, lacks_since_s=lacks) if lacks != before.lacks_since_s else before
+
+
+def _lacking(live: LiveView, num_stages: int) -> list[int]:
+    """What there is nobody for: stages, TRAINER and OTHERS."""
+    trains = any(record.trains or (record.summary is not None and record.summary.trainers) for record in live.records)
+    others = any(record.peer != live.me for record in live.records)
+    empty = [stage for stage in range(num_stages) if not live.serving(stage)]
+    return [*empty, *([] if trains else [TRAINER]), *([] if others else [OTHERS])]
 
 
 def health(facts: Facts) -> list[HealthNote]:
     """Problems first."""
-    items = [item for item in (_empty_stages(facts), _no_trainer(facts), _stalled(facts), _inexact(facts), _joining(facts)) if item]
+    swarm = [_cut_off(facts)] if _cut_off(facts) else [_empty_stages(facts), _no_trainer(facts), _stalled(facts)]
+    items = [item for item in (*swarm, _inexact(facts), _joining(facts)) if item]
     return sorted(items, key=lambda item: ("problem", "warning", "info").index(item.severity))
 
 
+def _missed(facts: Facts) -> list[int]:
+    """What has been lacking for longer than a record lives."""
+    since_s = facts.progress.lacks_since_s
+    return [key for key in _lacking(facts.live, facts.num_stages) if facts.now_s - since_s.get(key, facts.now_s) >= facts.lifetime_s]
+
+
+def _cut_off(facts: Facts) -> HealthNote | None:
+    if OTHERS not in _missed(facts) or not facts.has_met_others:
+        return None
+    title = "this peer reaches nobody: its connection is down, or all others are gone"
+    return HealthNote("cut-off", title, "problem", "`peerd doctor` says what is wrong with the connection; the daemon goes on trying")
+
+
 def _empty_stages(facts: Facts) -> HealthNote | None:
-    empty = [str(stage) for stage in range(facts.num_stages) if not facts.live.serving(stage)]
+    empty = [str(stage) for stage in _missed(facts) if stage >= 0]
     if not empty:
         return None
     which = ("stage " if len(empty) == 1 else "stages ") + ", ".join(empty)
@@ -76,17 +139,17 @@ def _empty_stages(facts: Facts) -> HealthNote | None:
 
 
 def _no_trainer(facts: Facts) -> HealthNote | None:
-    if any(record.trains or (record.summary is not None and record.summary.trainers) for record in facts.live.records):
+    if TRAINER not in _missed(facts):
         return None
     return HealthNote("no-trainer", "no peer has the run's data", "problem", "start a peer that has the data, with --data PATH")
 
 
 def _stalled(facts: Facts) -> HealthNote | None:
-    """No microbatch added and no step finished anywhere for long; not while a stage is empty, which says why."""
-    patience_s = max(STALLED_AFTER_S, STALLED_AFTER_STEPS * facts.step_s)
-    if facts.complete or facts.still_s < patience_s or _empty_stages(facts) is not None:
+    """No microbatch added and no step finished anywhere for longer than this run takes; not while a stage is empty."""
+    still_s, is_empty = facts.now_s - facts.progress.since_s, any(key >= 0 for key in _lacking(facts.live, facts.num_stages))
+    if facts.complete or is_empty or still_s < facts.progress.patience_s:
         return None
-    title = f"no progress for {facts.still_s:.0f} s: {_what_lacks(facts)}; this peer: {facts.decision}"
+    title = f"no progress for {still_s:.0f} s: {_what_lacks(facts)}; this peer: {facts.decision}"
     return HealthNote("stalled", title, "problem", "it recovers by itself where it can; else `peerd peers` shows which stage needs a peer")
 
 
