@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from peerd.config.bounds import between
+from peerd.config.bounds import Bounds, check_bounds
 
 REMOTE = ("http://", "https://", "hub:")
 """Prefixes of data sources and tokenizers that are not on this machine."""
@@ -26,13 +27,13 @@ class DataConfig:
     """The field of jsonl records or parquet rows that holds the text; empty: plain text files."""
     tokenizer: str = "bytes"
     """`bytes`, `bpe:SIZE` (trained on the text), or in a run.toml a tokenizer.json, its folder or `hub:NAME`."""
-    evaluation_fraction: float = 0.0
+    evaluation_fraction: Annotated[float, Bounds(0.0, 0.5)] = 0.0
     """Share of the tokens, at the end of the token file, that is used for evaluation and never for training."""
     blake3: str = ""
     """Hash of the token file, hex; filled in when the run is started."""
     chunks_blake3: str = ""
     """Hash of the hashes of its chunks, which checks a download from a peer; filled in when the run is started."""
-    num_tokens: int = 0
+    num_tokens: Annotated[int, Bounds(0, 1 << 48)] = 0
     """Length of the token file; filled in when the run is started."""
     token_bytes: int = 1
     """Bytes per token in the token file: 1, 2 or 4, little endian; filled in when the run is started."""
@@ -42,8 +43,7 @@ class DataConfig:
     """The token that ends each document; filled in when the run is started. Empty if there is none."""
 
     def __post_init__(self) -> None:
-        between("data.evaluation_fraction", self.evaluation_fraction, 0.0, 0.5)
-        between("data.num_tokens", self.num_tokens, 0, 1 << 48)
+        check_bounds("data.", self)
         if self.token_bytes not in (1, 2, 4):
             raise ValueError("data.token_bytes must be 1, 2 or 4")
         if not _names_a_tokenizer(self.tokenizer):

@@ -13,10 +13,10 @@ import math
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from peerd.config import cut
-from peerd.config.bounds import between as _between
+from peerd.config.bounds import Bounds, NumSteps, check_bounds
 from peerd.config.codec import parse_allowed, parse_averaged
 from peerd.config.data_config import DataConfig as DataConfig
 from peerd.config.data_config import check_hash
@@ -38,13 +38,13 @@ class StartConfig:
 
     state: str = ""
     """In a run.toml: the file that `peerd new --from` wrote. Empty: random weights."""
-    step: int = 0
+    step: NumSteps = 0
     """Number of steps that the state has been trained; filled in when the run is started."""
     blake3: str = ""
     """Hash of the file, hex; filled in when the run is started."""
 
     def __post_init__(self) -> None:
-        _between("start.step", self.step, 0, 1 << 40)
+        check_bounds("start.", self)
         check_hash("start.blake3", self.blake3)
         if not self.state and (self.step or self.blake3):
             raise ValueError("start.step and start.blake3 need start.state")
@@ -52,18 +52,17 @@ class StartConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeConfig:
-    threads: int = 0
+    threads: Annotated[int, Bounds(0, 1024)] = 0
     """Torch threads per peer; 0: torch's default. A fixed number makes the gradients of different peers equal to the bit."""
     recompute: Literal["auto", "always", "never"] = "auto"
     """Recompute a stage's forward pass during backward (saves memory) or keep the graph (faster)."""
-    slots: int = 0
+    slots: Annotated[int, Bounds(0, 4096)] = 0
     """Microbatches a peer holds at once; 0: derived from the number of stages and, if links have high latency, from free memory."""
     offload_optimizer: bool = False
     """Keep the optimizer's state in host memory and update there, which saves GPU memory; no effect on CPUs."""
 
     def __post_init__(self) -> None:
-        _between("compute.threads", self.threads, 0, 1024)
-        _between("compute.slots", self.slots, 0, 4096)
+        check_bounds("compute.", self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,17 +86,15 @@ class WireConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmConfig:
-    announce_period_s: float = 5.0
+    announce_period_s: Annotated[float, Bounds(0.2, 300.0)] = 5.0
     """Time between a peer's announcements; after three missed periods it counts as gone."""
-    rebalance_period_s: float = 60.0
+    rebalance_period_s: Annotated[float, Bounds(0.0, 86400.0)] = 60.0
     """Time between decisions whether a peer moves to a weaker stage; 0: never."""
-    checkpoint_every_steps: int = 5
+    checkpoint_every_steps: NumSteps = 5
     """Each peer saves its stage whenever this many steps are done, so that a swarm can resume after all peers stopped; 0: never."""
 
     def __post_init__(self) -> None:
-        _between("swarm.announce_period_s", self.announce_period_s, 0.2, 300.0)
-        _between("swarm.rebalance_period_s", self.rebalance_period_s, 0.0, 86400.0)
-        _between("swarm.checkpoint_every_steps", self.checkpoint_every_steps, 0, 1 << 40)
+        check_bounds("swarm.", self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +102,7 @@ class Manifest:
     """The definition of a whole run. All peers of a run hold equal manifests."""
 
     name: str = "run"
-    seed: int = 0
+    seed: Annotated[int, Bounds(0, 2**63 - 1)] = 0
     model: AnyModel = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     start: StartConfig = field(default_factory=StartConfig)
@@ -117,7 +114,7 @@ class Manifest:
     def __post_init__(self) -> None:
         if not (1 <= len(self.name) <= 64 and all(c.isalnum() or c in "-_." for c in self.name)):
             raise ValueError("name must be 1 to 64 letters, digits, '-', '_' or '.'")
-        _between("seed", self.seed, 0, 2**63 - 1)
+        check_bounds("", self)
         if self.train.dropout and self.model.has_own_dropout:
             raise ValueError(f"train.dropout does not go with a {self.model.title}, which places its own dropout")
         if self.train.num_stages > self.model.num_layers:

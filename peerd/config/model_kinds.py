@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from peerd.config import cut
-from peerd.config.bounds import between
+from peerd.config.bounds import Bounds, check_bounds
 
 REFUSED_CONFIG_KEYS = frozenset(
     {"auto_map", "trust_remote_code", "quantization_config", "attn_implementation", "_attn_implementation", "experts_implementation"}
@@ -22,6 +22,7 @@ MAX_CONFIG_DEPTH = 32
 NOT_ASKED = -100
 """The label of a token that a masked model does not predict; torch leaves it out of the mean loss."""
 MAX_BLOCKS = 4096
+Size = Annotated[int, Bounds(1, 1_000_000)]
 
 
 class ReadsText:
@@ -63,12 +64,12 @@ class ModelConfig(ReadsText):
     """False if peerd's own tests prove that it splits exactly; otherwise every run checks this before it starts."""
 
     kind: Literal["decoder"] = "decoder"
-    num_layers: int = 4
-    d_model: int = 128
-    num_heads: int = 4
-    d_ff: int = 512
+    num_layers: Size = 4
+    d_model: Size = 128
+    num_heads: Size = 4
+    d_ff: Size = 512
     """Width of the gated hidden layer."""
-    vocab_size: int = 256
+    vocab_size: Size = 256
     """256 for the byte tokenizer."""
     layers_per_group: int = 1
     """Number of consecutive layers that share one set of weights (ALBERT, arXiv 1909.11942); 1: each has its own."""
@@ -82,8 +83,7 @@ class ModelConfig(ReadsText):
     """Input and output embeddings are one weight (Press and Wolf 2017, arXiv 1608.05859)."""
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "d_model", "num_heads", "d_ff", "vocab_size"):
-            between(f"model.{name}", getattr(self, name), 1, 1_000_000)
+        check_bounds("model.", self)
         if self.d_model % (2 * self.num_heads):
             raise ValueError(f"model.d_model ({self.d_model}) must be a multiple of twice model.num_heads ({self.num_heads})")
         cut.check_model(self)
@@ -117,13 +117,13 @@ class HuggingFaceConfig(ReadsText):
     kind: Literal["hf"] = "hf"
     config: str
     """The content of its config.json."""
-    num_layers: int
-    d_model: int
+    num_layers: Size
+    d_model: Size
     """Width of its hidden states."""
-    vocab_size: int
+    vocab_size: Size
     objective: Literal["causal", "masked"] = "causal"
     """The language model of the architecture that is trained."""
-    masked_share: float = 0.0
+    masked_share: Annotated[float, Bounds(0.0, 0.9)] = 0.0
     """Share of each sequence's tokens that is hidden from a masked model, which predicts them; 0: it predicts each following token."""
     mask_token: int = 0
     """The token that replaces a hidden one."""
@@ -131,10 +131,8 @@ class HuggingFaceConfig(ReadsText):
     """Input and output embeddings are one weight. This field overrides the config's own of the same name."""
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "d_model", "vocab_size"):
-            between(f"model.{name}", getattr(self, name), 1, 1_000_000)
-        between("model.masked_share", self.masked_share, 0.0, 0.9)
-        between("model.mask_token", self.mask_token, 0, self.vocab_size - 1)
+        check_bounds("model.", self)
+        Bounds(0, self.vocab_size - 1).check("model.mask_token", self.mask_token)
         if self.masked_share and self.objective != "masked":
             raise ValueError('model.masked_share needs model.objective "masked": a causal model predicts the following tokens')
         kind = self.fields.get("model_type")
@@ -185,13 +183,13 @@ class BlocksConfig:
     """Shape of one sample of the first block's input, float32; filled in by `peerd new`, like the next two fields."""
     shapes: tuple[tuple[int, ...], ...]
     """Shape of each block's output for one sample, float32."""
-    num_labels: int
+    num_labels: Annotated[int, Bounds(1, 1 << 31)]
     """Number of labels; a label is a number below it."""
 
     def __post_init__(self) -> None:
         if not (1 <= len(self.entry) <= 64 and all(c.isalnum() or c in "-_." for c in self.entry)):
             raise ValueError("model.entry must be 1 to 64 letters, digits, '-', '_' or '.'")
-        between("model.num_labels", self.num_labels, 1, 1 << 31)
+        check_bounds("model.", self)
         if not 1 <= len(self.shapes) <= MAX_BLOCKS:
             raise ValueError(f"model.shapes has {len(self.shapes)} blocks; it must have between 1 and {MAX_BLOCKS}")
         for shape in (self.input_shape, *self.shapes):

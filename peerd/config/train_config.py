@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from peerd.config import cut
-from peerd.config.bounds import between
+from peerd.config.bounds import Bounds, NumSteps, check_bounds
 from peerd.table.forms import MAX_MICROBATCHES_PER_STEP as MAX_MICROBATCHES_PER_STEP
 
 MAX_NAME_PATTERNS = 64
@@ -15,83 +15,65 @@ MAX_NAME_PATTERNS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    num_stages: int = 2
+    num_stages: Annotated[int, Bounds(1, 4096)] = 2
     cut: Literal["even", "cost"] | tuple[int, ...] = "even"
     """Cut into stages: equal numbers of layers, about equal work (filled in when the run is started), or a number for each."""
-    microbatches_per_step: int = 16
-    microbatch_size: int = 4
+    microbatches_per_step: Annotated[int, Bounds(1, MAX_MICROBATCHES_PER_STEP)] = 16
+    microbatch_size: Annotated[int, Bounds(1, 65536)] = 4
     """Sequences per microbatch."""
-    sequence_length: int = 128
+    sequence_length: Annotated[int, Bounds(2, 1 << 20)] = 128
     """Tokens per sequence."""
     first_sequence_length: int = 0
     """Tokens per sequence at the first step; the length then rises linearly. 0: sequence_length from the start."""
     sequence_length_steps: int = 0
     """The first step with sequence_length tokens per sequence."""
-    steps: int = 0
+    steps: NumSteps = 0
     """The run ends after this many steps; 0: never."""
-    learning_rate: float = 3e-3
-    warmup_steps: int = 0
+    learning_rate: Annotated[float, Bounds(0.0, 100.0)] = 3e-3
+    warmup_steps: NumSteps = 0
     """Steps over which the learning rate rises linearly from zero."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up; see schedule.py."""
-    final_learning_rate: float = 0.0
+    final_learning_rate: Annotated[float, Bounds(0.0, 100.0)] = 0.0
     """The final rate of a linear or cosine schedule."""
-    decay_steps: int = 0
+    decay_steps: NumSteps = 0
     """The step that reaches the final rate, warm-up included; 0: the last step of the run."""
     optimizer: Literal["adamw", "lamb", "sgd"] = "adamw"
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    momentum: float = 0.9
+    beta1: Annotated[float, Bounds(0.0, 0.999999)] = 0.9
+    beta2: Annotated[float, Bounds(0.0, 0.999999)] = 0.95
+    epsilon: Annotated[float, Bounds(1e-16, 1.0)] = 1e-8
+    momentum: Annotated[float, Bounds(0.0, 0.999999)] = 0.9
     """Momentum of SGD."""
-    weight_decay: float = 0.01
+    weight_decay: Annotated[float, Bounds(0.0, 10.0)] = 0.01
     no_decay: tuple[str, ...] = ()
     """Names of parameters without weight decay, `*` for any characters; vectors (norms and biases) never have it."""
-    max_gradient_norm: float = 0.0
+    max_gradient_norm: Annotated[float, Bounds(0.0, 1e9)] = 0.0
     """Gradients are scaled down if the norm of the whole model, all stages together, exceeds this; 0: never."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Bounds(0.0, 0.99)] = 0.0
     """Share of activations set to zero, by masks that depend on seed, step, microbatch and module alone."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of the forward and backward passes; parameters and gradient sums keep theirs."""
-    loss_scale: float = 65536.0
+    loss_scale: Annotated[float, Bounds(1.0, 2.0**32)] = 65536.0
     """Initial scale of float16's gradients, a power of two; halved when they overflow, which costs the step's update."""
-    loss_scale_growth_steps: int = 2000
+    loss_scale_growth_steps: Annotated[int, Bounds(1, 1_000_000)] = 2000
     """The scale is doubled after this many steps without overflow."""
     delayed_updates: bool = False
     """The update of a step is made while the next step is computed without it, so every gradient is one update late."""
-    average_parameters_every_steps: int = 0
+    average_parameters_every_steps: NumSteps = 0
     """Interval in steps at which peers of a stage also average parameters, against rounding differences of unlike devices; 0: never."""
     accumulate: Literal["float32", "float64"] = "float32"
     """Precision of gradient accumulators and their all-reduce; float64 makes the sum independent of its order."""
-    evaluate_every_steps: int = 0
+    evaluate_every_steps: NumSteps = 0
     """Interval in steps at which the swarm computes the loss on the evaluation tokens, also after the last step; 0: never."""
-    evaluation_microbatches: int = 16
+    evaluation_microbatches: Annotated[int, Bounds(1, MAX_MICROBATCHES_PER_STEP)] = 16
     """Number of microbatches of an evaluation, always the same ones."""
 
     def __post_init__(self) -> None:
-        between("train.num_stages", self.num_stages, 1, 4096)
-        between("train.microbatches_per_step", self.microbatches_per_step, 1, MAX_MICROBATCHES_PER_STEP)
-        between("train.microbatch_size", self.microbatch_size, 1, 65536)
-        between("train.sequence_length", self.sequence_length, 2, 1 << 20)
+        check_bounds("train.", self)
         cut.check_ramp(self)
-        between("train.steps", self.steps, 0, 1 << 40)
-        between("train.warmup_steps", self.warmup_steps, 0, 1 << 40)
-        between("train.learning_rate", self.learning_rate, 0.0, 100.0)
-        between("train.beta1", self.beta1, 0.0, 0.999999)
-        between("train.beta2", self.beta2, 0.0, 0.999999)
-        between("train.epsilon", self.epsilon, 1e-16, 1.0)
-        between("train.weight_decay", self.weight_decay, 0.0, 10.0)
-        between("train.momentum", self.momentum, 0.0, 0.999999)
         if len(self.no_decay) > MAX_NAME_PATTERNS or not all(1 <= len(pattern) <= 256 for pattern in self.no_decay):
             raise ValueError(f"train.no_decay must be at most {MAX_NAME_PATTERNS} names of 1 to 256 characters")
         self._check_schedule()
-        between("train.max_gradient_norm", self.max_gradient_norm, 0.0, 1e9)
-        between("train.average_parameters_every_steps", self.average_parameters_every_steps, 0, 1 << 40)
-        between("train.evaluate_every_steps", self.evaluate_every_steps, 0, 1 << 40)
-        between("train.evaluation_microbatches", self.evaluation_microbatches, 1, MAX_MICROBATCHES_PER_STEP)
-        between("train.dropout", self.dropout, 0.0, 0.99)
-        between("train.loss_scale", self.loss_scale, 1.0, 2.0**32)
-        between("train.loss_scale_growth_steps", self.loss_scale_growth_steps, 1, 1_000_000)
         if self.delayed_updates and self.average_parameters_every_steps:
             raise ValueError("train.average_parameters_every_steps cannot go with train.delayed_updates: set one of them only")
         if not math.log2(self.loss_scale).is_integer():
@@ -103,8 +85,6 @@ class TrainConfig:
         return every > 0 and (step % every == 0 or step == self.steps)
 
     def _check_schedule(self) -> None:
-        between("train.final_learning_rate", self.final_learning_rate, 0.0, 100.0)
-        between("train.decay_steps", self.decay_steps, 0, 1 << 40)
         if self.schedule == "constant":
             if self.final_learning_rate or self.decay_steps:
                 raise ValueError('train.final_learning_rate and train.decay_steps need train.schedule "linear" or "cosine"')
