@@ -20,15 +20,18 @@ class DataConfig:
     """The tokens that the run trains on. Peers agree on the token file's hash, never on a path."""
 
     source: str = "stdlib"
-    """`stdlib` (the Python standard library's sources), or in a run.toml a file, a folder, a URL or `hub:NAME` of the organiser."""
+    """ "stdlib": the Python standard library's sources; or a file, a folder, an http(s) address, or hub:OWNER/NAME.
+
+    Peers learn neither paths nor addresses of the organiser's.
+    """
     source_blake3: str = ""
     """Hash of the file behind a URL, hex; filled in when the run is started. A file with another hash is refused."""
     field: str = ""
-    """The field of jsonl records or parquet rows that holds the text; empty: plain text files."""
+    """Where the text is in records of jsonl or parquet files; empty: the files are plain text."""
     tokenizer: str = "bytes"
-    """`bytes`, `bpe:SIZE` (trained on the text), or in a run.toml a tokenizer.json, its folder or `hub:NAME`."""
+    """ "bytes"; "bpe:SIZE": trained on the text; or a tokenizer.json, its folder, or hub:OWNER/NAME."""
     evaluation_fraction: Annotated[float, Bounds(0.0, 0.5)] = 0.0
-    """Share of the tokens, at the end of the token file, that is used for evaluation and never for training."""
+    """Share of the text, at its end, that is kept for evaluation and never trained on."""
     blake3: str = ""
     """Hash of the token file, hex; filled in when the run is started."""
     chunks_blake3: str = ""

@@ -37,7 +37,7 @@ class StartConfig:
     """The state that the run starts from: random weights drawn with the seed, or the state of an earlier run."""
 
     state: str = ""
-    """In a run.toml: the file that `peerd new --from` wrote. Empty: random weights."""
+    """Empty: first weights. Or a file that `peerd new --from` wrote: the state that an earlier run reached."""
     step: NumSteps = 0
     """Number of steps that the state has been trained; filled in when the run is started."""
     blake3: str = ""
@@ -53,13 +53,19 @@ class StartConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeConfig:
     threads: Annotated[int, Bounds(0, 1024)] = 0
-    """Torch threads per peer; 0: torch's default. A fixed number makes the gradients of different peers equal to the bit."""
+    """Torch threads per peer; 0 takes the machine's. A fixed number makes gradients equal to the bit between peers."""
     recompute: Literal["auto", "always", "never"] = "auto"
-    """Recompute a stage's forward pass during backward (saves memory) or keep the graph (faster)."""
+    """ "always" saves memory, "never" is faster, "auto" decides by the memory at hand.
+
+    The forward pass of a stage is computed again during backward, or its graph is kept.
+    """
     slots: Annotated[int, Bounds(0, 4096)] = 0
-    """Microbatches a peer holds at once; 0: derived from the number of stages and, if links have high latency, from free memory."""
+    """Microbatches a peer holds at once; 0: as the number of stages needs, up to four times as many over long links.
+
+    More than the number of stages needs only as free memory allows.
+    """
     offload_optimizer: bool = False
-    """Keep the optimizer's state in host memory and update there, which saves GPU memory; no effect on CPUs."""
+    """Keep the optimizer's state in the machine's memory to spare a GPU's. Changes nothing on CPUs."""
 
     def __post_init__(self) -> None:
         check_bounds("compute.", self)
@@ -70,11 +76,14 @@ class WireConfig:
     """The codec of each kind of tensor: one of `CODECS` in codec.py, or "auto" to let each link choose."""
 
     activations: str = "none"
-    """Hidden states sent to the next stage."""
+    """Hidden states on their way to the next stage. "auto": each link is compressed as far as it needs."""
     activation_gradients: str = "none"
-    """Gradients sent to the previous stage."""
+    """Gradients on their way back."""
     weight_gradients: str = "none"
-    """Gradients that peers of a stage average; the error of compression is added at the next step (error feedback). Or "powersgd:RANK"."""
+    """Gradients that the peers of a stage average, or "powersgd:4". Replicas stay equal, but the sum is not exact.
+
+    The error of compression is added at the next step (error feedback).
+    """
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -87,11 +96,11 @@ class WireConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmConfig:
     announce_period_s: Annotated[float, Bounds(0.2, 300.0)] = 5.0
-    """Time between a peer's announcements; after three missed periods it counts as gone."""
+    """How often a peer announces itself; three missed periods and it counts as gone."""
     rebalance_period_s: Annotated[float, Bounds(0.0, 86400.0)] = 60.0
-    """Time between decisions whether a peer moves to a weaker stage; 0: never."""
+    """How often peers consider moving to a weaker stage; 0: never."""
     checkpoint_every_steps: NumSteps = 5
-    """Each peer saves its stage whenever this many steps are done, so that a swarm can resume after all peers stopped; 0: never."""
+    """Each peer keeps its stage on disk this often, so that a run that was switched off resumes; 0: never."""
 
     def __post_init__(self) -> None:
         check_bounds("swarm.", self)
@@ -102,7 +111,9 @@ class Manifest:
     """The definition of a whole run. All peers of a run hold equal manifests."""
 
     name: str = "run"
+    """Letters, digits, '-', '_', '.'. With the organiser's key it makes the run's id."""
     seed: Annotated[int, Bounds(0, 2**63 - 1)] = 0
+    """Decides the first weights and which text each microbatch holds."""
     model: AnyModel = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     start: StartConfig = field(default_factory=StartConfig)

@@ -64,23 +64,34 @@ class ModelConfig(ReadsText):
     """False if peerd's own tests prove that it splits exactly; otherwise every run checks this before it starts."""
 
     kind: Literal["decoder"] = "decoder"
+    """ "decoder": the built-in one; "hf": a transformers model by its config; "blocks": an installed entry point."""
     num_layers: Size = 4
     d_model: Size = 128
     num_heads: Size = 4
+    """2 x num_heads must divide d_model."""
     d_ff: Size = 512
     """Width of the gated hidden layer."""
     vocab_size: Size = 256
-    """256 for the byte tokenizer."""
+    """256 for the byte tokenizer, else at least what the tokenizer has."""
     layers_per_group: int = 1
-    """Number of consecutive layers that share one set of weights (ALBERT, arXiv 1909.11942); 1: each has its own."""
+    """So many layers in a row share one set of weights; 1: each has its own.
+
+    ALBERT, arXiv 1909.11942.
+    """
     boundary: Literal["none", "bottleneck", "maxout"] = "none"
-    """The layer that narrows hidden states where the model is cut (SWARM appendix I)."""
+    """Between stages: "none", or narrowed by "bottleneck" or "maxout", which costs some quality.
+
+    SWARM appendix I.
+    """
     boundary_factor: int = 2
-    """Factor by which hidden states are narrowed."""
+    """So many times narrower."""
     boundary_layers: tuple[int, ...] = ()
-    """Layers before which hidden states are narrowed; empty: wherever the run is cut into stages."""
+    """Layers before which it is narrowed; []: wherever the run is cut into stages."""
     tie_word_embeddings: bool = False
-    """Input and output embeddings are one weight (Press and Wolf 2017, arXiv 1608.05859)."""
+    """Input and output embeddings are one weight; in several stages the first and the last each hold it.
+
+    Press and Wolf 2017, arXiv 1608.05859.
+    """
 
     def __post_init__(self) -> None:
         check_bounds("model.", self)
@@ -115,20 +126,25 @@ class HuggingFaceConfig(ReadsText):
     narrows_at_cuts: ClassVar = False
 
     kind: Literal["hf"] = "hf"
+    """ "decoder": the built-in one; "hf": a transformers model by its config; "blocks": an installed entry point."""
     config: str
-    """The content of its config.json."""
+    """The content of its config.json. `peerd new` has checked that it splits exactly; `peerd start` checks again."""
     num_layers: Size
+    # Width of its hidden states.
     d_model: Size
-    """Width of its hidden states."""
     vocab_size: Size
+    """256 for the byte tokenizer, else at least what the tokenizer has."""
     objective: Literal["causal", "masked"] = "causal"
-    """The language model of the architecture that is trained."""
+    """ "causal" or "masked": which of its language models."""
     masked_share: Annotated[float, Bounds(0.0, 0.9)] = 0.0
-    """Share of each sequence's tokens that is hidden from a masked model, which predicts them; 0: it predicts each following token."""
+    """Of each sequence's tokens a masked model learns so many, hidden from it; 0: it learns the token that follows."""
     mask_token: int = 0
-    """The token that replaces a hidden one."""
+    """The number of the token that hides another."""
     tie_word_embeddings: bool = False
-    """Input and output embeddings are one weight. This field overrides the config's own of the same name."""
+    """Input and output embeddings are one weight; in several stages the first and the last each hold it.
+
+    This field overrides the config's own of the same name.
+    """
 
     def __post_init__(self) -> None:
         check_bounds("model.", self)
@@ -177,14 +193,21 @@ class BlocksConfig:
     narrows_at_cuts: ClassVar = False
 
     kind: Literal["blocks"] = "blocks"
+    """ "decoder": the built-in one; "hf": a transformers model by its config; "blocks": an installed entry point."""
     entry: str
-    """Name in the entry-point group `peerd.blocks`."""
+    """Name in the entry-point group peerd.blocks; each peer must have its package installed."""
     input_shape: tuple[int, ...]
-    """Shape of one sample of the first block's input, float32; filled in by `peerd new`, like the next two fields."""
+    """One sample for the first block. This and what follows is the entry's; `peerd new` has filled it in.
+
+    float32, without the microbatch.
+    """
     shapes: tuple[tuple[int, ...], ...]
-    """Shape of each block's output for one sample, float32."""
+    """What each block gives for one sample.
+
+    float32, without the microbatch.
+    """
+    # Number of labels; a label is a number below it.
     num_labels: Annotated[int, Bounds(1, 1 << 31)]
-    """Number of labels; a label is a number below it."""
 
     def __post_init__(self) -> None:
         if not (1 <= len(self.entry) <= 64 and all(c.isalnum() or c in "-_." for c in self.entry)):

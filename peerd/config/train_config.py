@@ -16,57 +16,84 @@ MAX_NAME_PATTERNS = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     num_stages: Annotated[int, Bounds(1, 4096)] = 2
+    """Parts the model is cut into; each needs at least one peer. At most model.num_layers."""
     cut: Literal["even", "cost"] | tuple[int, ...] = "even"
-    """Cut into stages: equal numbers of layers, about equal work (filled in when the run is started), or a number for each."""
+    """Layers of each stage: "even", "cost" (about equal work), or a list such as [3, 2]."""
     microbatches_per_step: Annotated[int, Bounds(1, MAX_MICROBATCHES_PER_STEP)] = 16
+    """The unit of work that travels through the stages. More of them keep more peers busy."""
     microbatch_size: Annotated[int, Bounds(1, 65536)] = 4
     """Sequences per microbatch."""
     sequence_length: Annotated[int, Bounds(2, 1 << 20)] = 128
     """Tokens per sequence."""
     first_sequence_length: int = 0
-    """Tokens per sequence at the first step; the length then rises linearly. 0: sequence_length from the start."""
+    """Sequences begin so short and grow to sequence_length by step sequence_length_steps; 0: no ramp.
+
+    The length rises linearly.
+    """
+    # The first step with sequence_length tokens per sequence.
     sequence_length_steps: int = 0
-    """The first step with sequence_length tokens per sequence."""
     steps: NumSteps = 0
-    """The run ends after this many steps; 0: never."""
+    """The run ends after so many steps, those before its start included; 0 goes on for ever."""
     learning_rate: Annotated[float, Bounds(0.0, 100.0)] = 3e-3
     warmup_steps: NumSteps = 0
-    """Steps over which the learning rate rises linearly from zero."""
+    """Steps over which the learning rate rises from zero."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up; see schedule.py."""
+    """After the warm-up: "constant", or "linear" or "cosine" down to final_learning_rate."""
+    # The final rate of a linear or cosine schedule.
     final_learning_rate: Annotated[float, Bounds(0.0, 100.0)] = 0.0
-    """The final rate of a linear or cosine schedule."""
     decay_steps: NumSteps = 0
-    """The step that reaches the final rate, warm-up included; 0: the last step of the run."""
+    """The step at which the falling rate has come down, warm-up included; 0: at the run's last."""
     optimizer: Literal["adamw", "lamb", "sgd"] = "adamw"
+    """ "adamw", "lamb" (large batches), or "sgd" with momentum."""
     beta1: Annotated[float, Bounds(0.0, 0.999999)] = 0.9
     beta2: Annotated[float, Bounds(0.0, 0.999999)] = 0.95
     epsilon: Annotated[float, Bounds(1e-16, 1.0)] = 1e-8
+    # Momentum of SGD.
     momentum: Annotated[float, Bounds(0.0, 0.999999)] = 0.9
-    """Momentum of SGD."""
     weight_decay: Annotated[float, Bounds(0.0, 10.0)] = 0.01
     no_decay: tuple[str, ...] = ()
-    """Names of parameters without weight decay, `*` for any characters; vectors (norms and biases) never have it."""
+    """Parameters without weight decay, such as ["embedding.weight", "blocks.*"]. Vectors (norms, biases) never have it.
+
+    `*` stands for any characters.
+    """
     max_gradient_norm: Annotated[float, Bounds(0.0, 1e9)] = 0.0
-    """Gradients are scaled down if the norm of the whole model, all stages together, exceeds this; 0: never."""
+    """Clip gradients by the norm of the whole model's, over all stages; 0: never."""
     dropout: Annotated[float, Bounds(0.0, 0.99)] = 0.0
-    """Share of activations set to zero, by masks that depend on seed, step, microbatch and module alone."""
+    """Share of hidden states left out while training, after the embedding and of what the layers add to them.
+
+    The masks depend on seed, step, microbatch and module alone.
+    """
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision of the forward and backward passes; parameters and gradient sums keep theirs."""
+    """ "bfloat16" or "float16" for the passes; parameters stay float32. All peers' devices should be good at it.
+
+    Parameters and gradient sums keep theirs.
+    """
     loss_scale: Annotated[float, Bounds(1.0, 2.0**32)] = 65536.0
-    """Initial scale of float16's gradients, a power of two; halved when they overflow, which costs the step's update."""
+    """First scale of float16's gradients, a power of two; it is halved when they overflow.
+
+    An overflow costs the step's update.
+    """
     loss_scale_growth_steps: Annotated[int, Bounds(1, 1_000_000)] = 2000
-    """The scale is doubled after this many steps without overflow."""
+    """The scale is doubled after so many steps without overflow."""
     delayed_updates: bool = False
-    """The update of a step is made while the next step is computed without it, so every gradient is one update late."""
+    """Make a step's update while the next step is computed without it: every gradient is one update late."""
     average_parameters_every_steps: NumSteps = 0
-    """Interval in steps at which peers of a stage also average parameters, against rounding differences of unlike devices; 0: never."""
+    """Peers of a stage average parameters this often, against drift of unlike devices; 0: never.
+
+    Unlike devices round differently.
+    """
     accumulate: Literal["float32", "float64"] = "float32"
-    """Precision of gradient accumulators and their all-reduce; float64 makes the sum independent of its order."""
+    """ "float64" makes the sum of gradients independent of its order (exact comparisons); "float32" is faster."""
     evaluate_every_steps: NumSteps = 0
-    """Interval in steps at which the swarm computes the loss on the evaluation tokens, also after the last step; 0: never."""
+    """The loss on the evaluation text is computed this often, by the swarm itself; 0: never.
+
+    An evaluation also follows the last step.
+    """
     evaluation_microbatches: Annotated[int, Bounds(1, MAX_MICROBATCHES_PER_STEP)] = 16
-    """Number of microbatches of an evaluation, always the same ones."""
+    """Microbatches of one evaluation.
+
+    They are always the same ones.
+    """
 
     def __post_init__(self) -> None:
         check_bounds("train.", self)
