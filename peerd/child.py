@@ -1,14 +1,17 @@
-"""Child processes of commands, for work that needs torch: they take a request as JSON and print an answer as JSON.
+"""Child processes of commands, for work that needs torch: `python -m peerd.child MODULE REQUEST`.
 
-A child that fails prints one line on standard error and exits with the error's exit code, which the command then uses as its own.
+The module has a function `run(request: Request)`; the request comes as JSON, and what `run` returns is printed as JSON. A child that
+fails prints one line on standard error and exits with the error's exit code, which the command then uses as its own.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -16,26 +19,28 @@ from peerd import SCHEMA
 from peerd.errors import ExitCode, PeerdError, UsageError
 
 REMEDY = "the peerd commands start this process with one request, a JSON text"
-Request = TypeVar("Request")
 
 
-def answer(work: Callable[[str], Mapping[str, Any]], arguments: Sequence[str], *, interrupted: str = "") -> int:
-    """Do the work on the one argument and print what it returns. Returns the exit code; an interrupt prints the line given."""
+def main(arguments: Sequence[str]) -> int:
+    """Let the module do its work and print what it returns. Returns the exit code."""
+    # gRPC and hivemind read these when they are imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
     try:
-        if len(arguments) != 1:
+        if len(arguments) != 2:
             raise UsageError(f"{len(arguments)} arguments given", REMEDY)
-        print(json.dumps({"schema": SCHEMA, **work(arguments[0])}))
+        run = importlib.import_module(arguments[0]).run
+        print(json.dumps({"schema": SCHEMA, **run(parse_request(get_type_hints(run)["request"], arguments[1]))}))
     except PeerdError as error:
         print(f"peerd: error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        if interrupted:
-            print(f"peerd: {interrupted}", file=sys.stderr)
         return ExitCode.INTERRUPTED
     return ExitCode.OK
 
 
-def parse_request(kind: type[Request], text: str) -> Request:
+def parse_request(kind: Any, text: str) -> Any:
     """Parse a request. UsageError if the text is not a JSON object with the fields of that dataclass."""
     try:
         return TypeAdapter(kind).validate_json(text)
@@ -43,3 +48,7 @@ def parse_request(kind: type[Request], text: str) -> Request:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise UsageError(f"not a request: {place + ': ' if place else ''}{first['msg']}", REMEDY) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,12 +1,11 @@
 """Generates text from a prompt, for a quick look at what a model has learned.
 
-`python -m peerd.generate JSON` reads an export of either format, or peers' homes that together hold every stage. JSON: the fields of
-`GenerationRequest`. Each new token takes a pass of the whole text through the model: this is simple, and slow for large models.
+It reads an export of either format, or peers' homes that together hold every stage. Each new token takes a pass of the whole text through
+the model: this is simple, and slow for large models.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peerd.child import answer, parse_request
 from peerd.config.data_config import DataConfig
 from peerd.config.manifest import Manifest
 from peerd.config.paths import cache_folder
@@ -131,11 +129,3 @@ def run(request: GenerationRequest) -> dict[str, Any]:
     """The whole command. Returns the fields to print."""
     model = open_text_model([Path(source) for source in request.sources])
     return {"prompt": request.prompt, "text": generate(model, request)}
-
-
-def main(arguments: Sequence[str]) -> int:
-    return answer(lambda text: run(parse_request(GenerationRequest, text)), arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,19 +1,17 @@
 """Imports a model that is not peerd's own: makes a manifest's [model] from a config, a checkpoint's folder or an installed entry.
 
-`python -m peerd.intake JSON` prints what to write into the run file and, if there are weights, writes the state to start from.
-JSON: the fields of `IntakeRequest`. Before anything is written, the model is checked to split exactly.
+The answer is what to write into the run file; if there are weights, the state to start from is written. Before anything is written, the
+model is checked to split exactly.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from peerd.child import answer, parse_request
 from peerd.config.manifest import Manifest, TrainConfig
 from peerd.config.model_kinds import BlocksConfig, HuggingFaceConfig
 from peerd.data.download import HUB_PREFIX
@@ -90,18 +88,10 @@ def _read(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _answered(text: str) -> dict[str, Any]:
+def run(request: IntakeRequest) -> dict[str, Any]:
     try:
-        return take_in(parse_request(IntakeRequest, text))
+        return take_in(request)
     except OSError as error:
         raise DiskError(str(error)) from None
     except ValueError as error:  # raised by the manifest's dataclasses
         raise ManifestError(str(error)) from None
-
-
-def main(arguments: Sequence[str]) -> int:
-    return answer(_answered, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

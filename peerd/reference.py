@@ -1,7 +1,6 @@
 """Trains a run in one process. A swarm of any shape must arrive at the same result.
 
-`python -m peerd.reference JSON` trains as the peers do, stage by stage and microbatch by microbatch, without a network.
-JSON: the fields of `ReferenceRequest`.
+It trains as the peers do, stage by stage and microbatch by microbatch, without a network.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peerd.child import answer, parse_request
 from peerd.config import manifest as manifest_files
 from peerd.config.atomic import draft
 from peerd.config.codec import parse_allowed
@@ -264,11 +262,3 @@ def _open_data(manifest: Manifest, given: str, folder: Path) -> tuple[Manifest, 
 
 def _print_progress(entry: HistoryEntry) -> None:
     print(f"step {entry.step + 1}  loss {entry.loss:.4f}", file=sys.stderr, flush=True)
-
-
-def main(arguments: Sequence[str]) -> int:
-    return answer(lambda text: run(parse_request(ReferenceRequest, text)), arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

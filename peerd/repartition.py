@@ -1,12 +1,11 @@
 """Gathers the state of a run, with any number of stages, into one file by parameter name.
 
-`python -m peerd.repartition JSON` reads exported folders or peers' homes. JSON: the fields of `RepartitionRequest`. A run that starts
-from that file may have another number of stages (as in Universal Checkpointing).
+It reads exported folders or peers' homes. A run that starts from that file may have another number of stages (as in Universal
+Checkpointing).
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from peerd.child import answer, parse_request
 from peerd.config import manifest as manifest_files
 from peerd.config.manifest import Manifest
 from peerd.config.paths import Home
@@ -165,11 +163,3 @@ def run(request: RepartitionRequest) -> dict[str, Any]:
         "inexact_steps": reached.inexact_steps,
         "manifest": asdict(_with_boundaries(reached.manifest)),
     }
-
-
-def main(arguments: Sequence[str]) -> int:
-    return answer(lambda text: run(parse_request(RepartitionRequest, text)), arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from peerd.cli.main import run
 from peerd.config import manifest as manifests
 from peerd.config.manifest import Manifest, TrainConfig
-from peerd.costs import costs_of
+from peerd.costs import run as run_child
 from peerd.models.blocks import describe_entry
 from peerd.models.stages import StageModule, build_stage, layers_of
 from peerd.planner.workload import Load, ModelLoads, estimate_stage, stage_load
@@ -35,7 +36,7 @@ def run_of(kind: str) -> Manifest:
 
 def told_of(manifest: Manifest) -> ModelLoads:
     """The loads as `peerd new` reads them."""
-    told = costs_of(manifest.canonical_bytes().decode())
+    told = run_child(dataclasses.asdict(manifest))
     groups = tuple(Load(**each) for each in told.pop("groups"))
     return ModelLoads(groups=groups, **{name: Load(**fields) for name, fields in told.items()})
 

@@ -14,10 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from peerd.child import main
 from peerd.config import manifest as manifest_files
 from peerd.config.manifest import Manifest
 from peerd.errors import ExitCode
-from peerd.reference import ReferenceResult, main, train_reference
+from peerd.reference import ReferenceResult, train_reference
 from tests.tiny_run import corpus_of, real_text, replace_train, tiny_manifest
 
 
@@ -90,7 +91,7 @@ def test_the_command_writes_an_export_and_one_line_of_json(tmp_path: Path) -> No
     run_file = write_run(tmp_path, tiny_manifest(2), "text.txt")
     (tmp_path / "text.txt").write_bytes(real_text().read_bytes())
     done = subprocess.run(
-        [sys.executable, "-m", "peerd.reference", request(run_file, tmp_path / "out")],
+        [sys.executable, "-m", "peerd.child", "peerd.reference", request(run_file, tmp_path / "out")],
         env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
@@ -115,13 +116,13 @@ def test_an_export_can_be_trained_again_from_its_own_run_file(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_bytes(real_text().read_bytes())
     run_file = write_run(tmp_path, tiny_manifest(2), "text.txt")
-    assert main([request(run_file, tmp_path / "a")]) == ExitCode.OK
-    assert main([request(tmp_path / "a" / "run.toml", tmp_path / "b")]) == ExitCode.OK
+    assert main(["peerd.reference", request(run_file, tmp_path / "a")]) == ExitCode.OK
+    assert main(["peerd.reference", request(tmp_path / "a" / "run.toml", tmp_path / "b")]) == ExitCode.OK
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert first["loss_last"] == second["loss_last"]
     (tmp_path / "other.txt").write_text("quite another text " * 10)
     wrong_data = request(tmp_path / "a" / "run.toml", tmp_path / "c", data=str(tmp_path / "other.txt"))
-    assert main([wrong_data]) == ExitCode.MANIFEST
+    assert main(["peerd.reference", wrong_data]) == ExitCode.MANIFEST
     assert capsys.readouterr().err.startswith("peerd: error: this machine's data has blake3 ")
 
 
@@ -146,7 +147,7 @@ def test_what_cannot_work_is_one_line_and_an_exit_code(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run_file = write_run(tmp_path, replace_train(tiny_manifest(), sequence_length=64), str(real_text()))
-    assert main([request(run_file, tmp_path / "out", **changes)]) == code
+    assert main(["peerd.reference", request(run_file, tmp_path / "out", **changes)]) == code
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("peerd: error: ")
@@ -155,6 +156,6 @@ def test_what_cannot_work_is_one_line_and_an_exit_code(
 
 
 def test_an_argument_that_is_no_json_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["{"]) == ExitCode.USAGE
-    assert main([]) == ExitCode.USAGE
+    assert main(["peerd.reference", "{"]) == ExitCode.USAGE
+    assert main(["peerd.reference"]) == ExitCode.USAGE
     assert capsys.readouterr().err.count("peerd: error: ") == 2

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from peerd.child import main
 from peerd.cli.new import recut
 from peerd.config import manifest as manifest_files
 from peerd.config.manifest import Manifest, StartConfig
@@ -18,7 +19,7 @@ from peerd.config.paths import Home
 from peerd.errors import ManifestError, UsageError
 from peerd.models.stages import initial_parameter_spec
 from peerd.reference import train_reference
-from peerd.repartition import gather, main
+from peerd.repartition import gather
 from peerd.stage.checkpoints import CheckpointStore
 from peerd.stage.export import write_export
 from peerd.stage.snapshots import Downloaded
@@ -162,13 +163,13 @@ def test_odd_sources_are_one_clear_error(homes: Homes, tmp_path: Path) -> None:
 def test_the_command_prints_one_json_object_or_one_line(homes: Homes, capsys: pytest.CaptureFixture[str]) -> None:
     sources = [str(homes.save("a", 0, 1)), str(homes.save("b", 1, 1))]
     out = homes.folder / "start.safetensors"
-    assert main([json.dumps({"sources": sources, "out": str(out)})]) == 0
+    assert main(["peerd.repartition", json.dumps({"sources": sources, "out": str(out)})]) == 0
     reply = json.loads(capsys.readouterr().out)
     assert (reply["step"], reply["optimizer"], reply["manifest"]["train"]["num_stages"]) == (1, True, 2)
     assert StartState(out).step == 1
-    assert main([json.dumps({"sources": sources[:1], "out": str(out)})]) == ManifestError.exit_code
+    assert main(["peerd.repartition", json.dumps({"sources": sources[:1], "out": str(out)})]) == ManifestError.exit_code
     assert capsys.readouterr().err.startswith("peerd: error: the checkpoints hold no step")
-    assert main(["{}"]) == UsageError.exit_code
+    assert main(["peerd.repartition", "{}"]) == UsageError.exit_code
 
 
 def test_a_narrow_model_takes_its_narrow_places_along(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +180,7 @@ def test_a_narrow_model_takes_its_narrow_places_along(tmp_path: Path, capsys: py
     folder = tmp_path / "exported"
     folder.mkdir()
     write_export(folder, narrow, trained.parameters, trained.optimizer_state, trained.history)
-    assert main([json.dumps({"sources": [str(folder)], "out": str(tmp_path / "start.safetensors")})]) == 0
+    assert main(["peerd.repartition", json.dumps({"sources": [str(folder)], "out": str(tmp_path / "start.safetensors")})]) == 0
     document = json.loads(capsys.readouterr().out)["manifest"]
     earlier = manifest_files.parse(document, "test")
     assert earlier.model.boundary_layers == (2, 4)

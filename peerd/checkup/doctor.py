@@ -1,16 +1,6 @@
-"""`python -m peerd.checkup.doctor ORDER-JSON`: checks what a volunteer can get wrong, and prints one JSON object on standard output.
-
-No check stands in another's way: what one of them cannot do is a finding, too.
-"""
+"""Checks what a volunteer can get wrong. A check that cannot be made is a finding, too, and the others go on."""
 
 from __future__ import annotations
-
-import os
-import sys
-
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +10,6 @@ from typing import Any
 
 from peerd.checkup import here as here
 from peerd.checkup.here import Order
-from peerd.child import answer, parse_request
 from peerd.config.paths import Home
 from peerd.control.client import ControlClient
 from peerd.errors import PeerdError
@@ -180,14 +169,6 @@ def _answers_in(told: Mapping[str, Any]) -> list[Dialled]:
     return [Dialled(PeerId(each["peer"]), each["observed"], each["reached"]) for each in told["answers"]]
 
 
-def checkup(text: str) -> dict[str, Any]:
-    findings = examine(parse_request(Order, text))
+def run(request: Order) -> dict[str, Any]:
+    findings = examine(request)
     return {"worst": worst(findings), "checks": [asdict(finding) for finding in findings]}
-
-
-def main(arguments: list[str]) -> int:
-    return answer(checkup, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

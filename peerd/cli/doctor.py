@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,7 @@ def doctor(context: click.Context, /, addresses: tuple[str, ...], as_json: bool,
 
     order = {"home": str(chosen_home(context).folder), "addresses": addresses, **checked, "host": ipv4(checked["host"])}
     with _patience():
-        reply = run_child("peerd.checkup.doctor", json.dumps(order), timeout_s=DOCTOR_TIMEOUT_S, what="the checkup")
+        reply = run_child("peerd.checkup.doctor", order, what="the checkup", timeout_s=DOCTOR_TIMEOUT_S)
     if not is_printed(reply, as_json):
         print_checkup(reply)
     return 1 if reply["worst"] == "problem" else 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,7 +17,7 @@ from peerd.cli.options import SEED, FiniteRange, is_printed, reply_options
 @click.option("--temperature", type=FiniteRange(0, 100), default=0.0, show_default=True, help="0: always the likeliest token.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the draws at a temperature above 0.")
 @reply_options
-def generate(folders: tuple[str, ...], prompt: str, max_tokens: int, temperature: float, seed: int, as_json: bool) -> None:
+def generate(folders: tuple[str, ...], as_json: bool, **request: Any) -> None:
     """Let a model go on from a prompt.
 
     DIR is what `peerd export` wrote, in either format; or, repeated, the homes of peers that hold every stage between them.
@@ -29,13 +29,7 @@ def generate(folders: tuple[str, ...], prompt: str, max_tokens: int, temperature
     """
     from peerd.cli.launch import run_child
 
-    request = {
-        "sources": [str(Path(folder).expanduser().absolute()) for folder in folders],
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "seed": seed,
-    }
-    reply = run_child("peerd.generate", json.dumps(request), timeout_s=None, what="generating text")
+    request["sources"] = [str(Path(folder).expanduser().absolute()) for folder in folders]
+    reply = run_child("peerd.generate", request, what="generating text")
     if not is_printed(reply, as_json):
-        click.echo(f"{prompt}{reply['text']}")
+        click.echo(f"{reply['prompt']}{reply['text']}")

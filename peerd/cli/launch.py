@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from peerd.errors import DiskError, ExitCode, PeerdError, TimedOutError, error_class_of
 
@@ -159,12 +159,12 @@ def stop_process(process: subprocess.Popen[bytes], grace_s: float = STOP_GRACE_S
         return process.wait()
 
 
-def run_child(module: str, *arguments: str, timeout_s: float | None, what: str) -> dict[str, object]:
+def run_child(module: str, request: object, *, what: str, timeout_s: float | None = None) -> dict[str, Any]:
     """Run a module of peerd and return the JSON object that is its last line on stdout. Its stderr goes to this process's stderr.
 
     Raises ChildFailedError with the child's exit code; the child has already printed the reason.
     """
-    process = subprocess.Popen(module_command(module, *arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    process = subprocess.Popen(module_command("peerd.child", module, json.dumps(request)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -170,17 +170,16 @@ def _with_model(folder: Path, manifest: Manifest, fields: dict[str, Any], given:
         "seed": fields["seed"],
         "start": str(folder / START_FILE),
     }
-    reply = run_child("peerd.intake", json.dumps(request), timeout_s=None, what="taking in the model")
-    for remark in cast("list[str]", reply["remarks"]):
+    reply = run_child("peerd.intake", request, what="taking in the model")
+    for remark in reply["remarks"]:
         click.echo(f"peerd: {remark}", err=True)
     start, data = manifests.StartConfig(state=START_FILE if reply["start"] else ""), manifest.data
     if reply["tokenizer"] and "tokenizer" not in given:
-        data = dataclasses.replace(data, tokenizer=cast("str", reply["tokenizer"]))
+        data = dataclasses.replace(data, tokenizer=reply["tokenizer"])
         click.echo("peerd: its own tokenizer is used; --tokenizer names another", err=True)
     try:
         train = dataclasses.replace(manifest.train, evaluate_every_steps=fields["evaluate_every_steps"])
-        model = cast("dict[str, Any]", reply["model"])
-        document = {"model": model | _masking(model, data.tokenizer), "train": {"num_stages": manifest.train.num_stages}}
+        document = {"model": reply["model"] | _masking(reply["model"], data.tokenizer), "train": {"num_stages": manifest.train.num_stages}}
         taken_in = manifests.parse(document, "the model").model
         return dataclasses.replace(manifest, model=taken_in, data=data, start=start, train=train)
     except ValueError as error:
@@ -216,8 +215,8 @@ def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) ->
     from peerd.config import manifest as manifests
 
     request = {"sources": [str(Path(source).expanduser().absolute()) for source in sources], "out": str(folder / START_FILE)}
-    reply = run_child("peerd.repartition", json.dumps(request), timeout_s=None, what="reading the earlier run")
-    earlier = manifests.parse(cast("dict[str, Any]", reply["manifest"]), "the earlier run")
+    reply = run_child("peerd.repartition", request, what="reading the earlier run")
+    earlier = manifests.parse(reply["manifest"], "the earlier run")
     tokenizer = given.get("tokenizer") or known_tokenizer(earlier)
     data = data_of({"source": earlier.data.source, "field": earlier.data.field} | given | {"tokenizer": tokenizer})
     fraction = given.get("evaluation_fraction", earlier.data.evaluation_fraction)
@@ -231,7 +230,7 @@ def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) ->
             name=given["name"] if given.get("name") else _name_from(folder),
             seed=given.get("seed", earlier.seed),
             data=dataclasses.replace(data, evaluation_fraction=fraction),
-            start=manifests.StartConfig(state=START_FILE, step=cast("int", reply["step"])),
+            start=manifests.StartConfig(state=START_FILE, step=reply["step"]),
             train=dataclasses.replace(earlier.train, **recut(earlier, {name: given[name] for name in _TRAIN_FIELDS if name in given})),
         )
     except ValueError as error:

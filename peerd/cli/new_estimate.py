@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+import dataclasses
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from peerd.config.manifest import Manifest
@@ -18,8 +19,7 @@ def loads_of(manifest: Manifest) -> ModelLoads:
     planned = planned_loads(manifest)
     if planned is not None:
         return planned
-    told = run_child("peerd.costs", manifest.canonical_bytes().decode(), timeout_s=None, what="estimating the costs")
-    reply = cast("dict[str, Any]", told)
+    reply = run_child("peerd.costs", dataclasses.asdict(manifest), what="estimating the costs")
     parts = {name: Load(**reply[name]) for name in ("first", "last", "narrowing", "widening")}
     return ModelLoads(groups=tuple(Load(**each) for each in reply["groups"]), **parts)
 

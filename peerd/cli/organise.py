@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -98,7 +97,7 @@ def _prepare(path: Path, source: str) -> dict[str, Any]:
     """Make the token file in a child process, so that the client does not load the libraries for it."""
     from peerd.cli.launch import run_child
 
-    return run_child("peerd.data", json.dumps({"run_file": str(path), "data": source}), timeout_s=None, what="making the token file")
+    return run_child("peerd.data.prepare", {"run_file": str(path), "data": source}, what="making the token file")
 
 
 def run_file_path(value: str) -> Path:
@@ -235,8 +234,8 @@ def reference(run_file: str, steps: int, out: Path, data: str | None, as_json: b
     manifest.load(path)
     source = existing_source(data, "--data") if data else ""
     create_folder(out)
-    request = json.dumps({"run_file": str(path), "steps": steps, "out": str(out), "data": source})
-    reply = run_child("peerd.reference", request, timeout_s=None, what="the reference run")
+    request = {"run_file": str(path), "steps": steps, "out": str(out), "data": source}
+    reply = run_child("peerd.reference", request, what="the reference run")
     if is_printed(reply, as_json):
         return
     click.echo(

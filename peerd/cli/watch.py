@@ -54,7 +54,7 @@ def peers(context: click.Context, address: str | None, as_json: bool) -> None:
     else:
         from peerd.cli.launch import run_child
 
-        reply = run_child("peerd.daemon.visit", address, timeout_s=VISIT_TIMEOUT_S, what="asking that peer")
+        reply = run_child("peerd.daemon.visit", address, what="asking that peer", timeout_s=VISIT_TIMEOUT_S)
     if is_printed(reply, as_json):
         return
     from peerd.cli.render import print_peers

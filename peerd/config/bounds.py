@@ -1,4 +1,4 @@
-"""Numeric bounds of configuration fields. A field states them in its annotation: `Annotated[int, Bounds(1, 4096)]`."""
+"""Numeric bounds of configuration fields. A field states them in its annotation: `Annotated[int, Between(1, 4096)]`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_type_hints
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class Between:
     low: float
     high: float
 
@@ -18,7 +18,7 @@ class Bounds:
             raise ValueError(f"{name} is {value}; it must be between {self.low:g} and {self.high:g}")
 
 
-NumSteps = Annotated[int, Bounds(0, 1 << 40)]
+NumSteps = Annotated[int, Between(0, 1 << 40)]
 
 
 def check_bounds(section: str, config: Any) -> None:
@@ -28,6 +28,6 @@ def check_bounds(section: str, config: Any) -> None:
 
 
 @functools.cache
-def _bounds_of(kind: Any) -> list[tuple[str, Bounds]]:
+def _bounds_of(kind: Any) -> list[tuple[str, Between]]:
     hints = get_type_hints(kind, include_extras=True).items()
-    return [(name, each) for name, hint in hints for each in getattr(hint, "__metadata__", ()) if isinstance(each, Bounds)]
+    return [(name, each) for name, hint in hints for each in getattr(hint, "__metadata__", ()) if isinstance(each, Between)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from peerd.config.bounds import Bounds, check_bounds
+from peerd.config.bounds import Between, check_bounds
 
 REMOTE = ("http://", "https://", "hub:")
 """Prefixes of data sources and tokenizers that are not on this machine."""
@@ -30,13 +30,13 @@ class DataConfig:
     """Where the text is in records of jsonl or parquet files; empty: the files are plain text."""
     tokenizer: str = "bytes"
     """ "bytes"; "bpe:SIZE": trained on the text; or a tokenizer.json, its folder, or hub:OWNER/NAME."""
-    evaluation_fraction: Annotated[float, Bounds(0.0, 0.5)] = 0.0
+    evaluation_fraction: Annotated[float, Between(0.0, 0.5)] = 0.0
     """Share of the text, at its end, that is kept for evaluation and never trained on."""
     blake3: str = ""
     """Hash of the token file, hex; filled in when the run is started."""
     chunks_blake3: str = ""
     """Hash of the hashes of its chunks, which checks a download from a peer; filled in when the run is started."""
-    num_tokens: Annotated[int, Bounds(0, 1 << 48)] = 0
+    num_tokens: Annotated[int, Between(0, 1 << 48)] = 0
     """Length of the token file; filled in when the run is started."""
     token_bytes: int = 1
     """Bytes per token in the token file: 1, 2 or 4, little endian; filled in when the run is started."""

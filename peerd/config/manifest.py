@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from peerd.config import cut
-from peerd.config.bounds import Bounds, NumSteps, check_bounds
+from peerd.config.bounds import Between, NumSteps, check_bounds
 from peerd.config.codec import parse_allowed, parse_averaged
 from peerd.config.data_config import DataConfig as DataConfig
 from peerd.config.data_config import check_hash
@@ -52,14 +52,14 @@ class StartConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeConfig:
-    threads: Annotated[int, Bounds(0, 1024)] = 0
+    threads: Annotated[int, Between(0, 1024)] = 0
     """Torch threads per peer; 0 takes the machine's. A fixed number makes gradients equal to the bit between peers."""
     recompute: Literal["auto", "always", "never"] = "auto"
     """ "always" saves memory, "never" is faster, "auto" decides by the memory at hand.
 
     The forward pass of a stage is computed again during backward, or its graph is kept.
     """
-    slots: Annotated[int, Bounds(0, 4096)] = 0
+    slots: Annotated[int, Between(0, 4096)] = 0
     """Microbatches a peer holds at once; 0: as the number of stages needs, up to four times as many over long links.
 
     More than the number of stages needs only as free memory allows.
@@ -95,9 +95,9 @@ class WireConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmConfig:
-    announce_period_s: Annotated[float, Bounds(0.2, 300.0)] = 5.0
+    announce_period_s: Annotated[float, Between(0.2, 300.0)] = 5.0
     """How often a peer announces itself; three missed periods and it counts as gone."""
-    rebalance_period_s: Annotated[float, Bounds(0.0, 86400.0)] = 60.0
+    rebalance_period_s: Annotated[float, Between(0.0, 86400.0)] = 60.0
     """How often peers consider moving to a weaker stage; 0: never."""
     checkpoint_every_steps: NumSteps = 5
     """Each peer keeps its stage on disk this often, so that a run that was switched off resumes; 0: never."""
@@ -112,7 +112,7 @@ class Manifest:
 
     name: str = "run"
     """Letters, digits, '-', '_', '.'. With the organiser's key it makes the run's id."""
-    seed: Annotated[int, Bounds(0, 2**63 - 1)] = 0
+    seed: Annotated[int, Between(0, 2**63 - 1)] = 0
     """Decides the first weights and which text each microbatch holds."""
     model: AnyModel = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

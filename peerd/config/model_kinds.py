@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from peerd.config import cut
-from peerd.config.bounds import Bounds, check_bounds
+from peerd.config.bounds import Between, check_bounds
 
 REFUSED_CONFIG_KEYS = frozenset(
     {"auto_map", "trust_remote_code", "quantization_config", "attn_implementation", "_attn_implementation", "experts_implementation"}
@@ -22,7 +22,7 @@ MAX_CONFIG_DEPTH = 32
 NOT_ASKED = -100
 """The label of a token that a masked model does not predict; torch leaves it out of the mean loss."""
 MAX_BLOCKS = 4096
-Size = Annotated[int, Bounds(1, 1_000_000)]
+Size = Annotated[int, Between(1, 1_000_000)]
 
 
 class ReadsText:
@@ -136,7 +136,7 @@ class HuggingFaceConfig(ReadsText):
     """256 for the byte tokenizer, else at least what the tokenizer has."""
     objective: Literal["causal", "masked"] = "causal"
     """ "causal" or "masked": which of its language models."""
-    masked_share: Annotated[float, Bounds(0.0, 0.9)] = 0.0
+    masked_share: Annotated[float, Between(0.0, 0.9)] = 0.0
     """Of each sequence's tokens a masked model learns so many, hidden from it; 0: it learns the token that follows."""
     mask_token: int = 0
     """The number of the token that hides another."""
@@ -148,7 +148,7 @@ class HuggingFaceConfig(ReadsText):
 
     def __post_init__(self) -> None:
         check_bounds("model.", self)
-        Bounds(0, self.vocab_size - 1).check("model.mask_token", self.mask_token)
+        Between(0, self.vocab_size - 1).check("model.mask_token", self.mask_token)
         if self.masked_share and self.objective != "masked":
             raise ValueError('model.masked_share needs model.objective "masked": a causal model predicts the following tokens')
         kind = self.fields.get("model_type")
@@ -207,7 +207,7 @@ class BlocksConfig:
     float32, without the microbatch.
     """
     # Number of labels; a label is a number below it.
-    num_labels: Annotated[int, Bounds(1, 1 << 31)]
+    num_labels: Annotated[int, Between(1, 1 << 31)]
 
     def __post_init__(self) -> None:
         if not (1 <= len(self.entry) <= 64 and all(c.isalnum() or c in "-_." for c in self.entry)):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from peerd.config import cut
-from peerd.config.bounds import Bounds, NumSteps, check_bounds
+from peerd.config.bounds import Between, NumSteps, check_bounds
 from peerd.table.forms import MAX_MICROBATCHES_PER_STEP as MAX_MICROBATCHES_PER_STEP
 
 MAX_NAME_PATTERNS = 64
@@ -15,15 +15,15 @@ MAX_NAME_PATTERNS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    num_stages: Annotated[int, Bounds(1, 4096)] = 2
+    num_stages: Annotated[int, Between(1, 4096)] = 2
     """Parts the model is cut into; each needs at least one peer. At most model.num_layers."""
     cut: Literal["even", "cost"] | tuple[int, ...] = "even"
     """Layers of each stage: "even", "cost" (about equal work), or a list such as [3, 2]."""
-    microbatches_per_step: Annotated[int, Bounds(1, MAX_MICROBATCHES_PER_STEP)] = 16
+    microbatches_per_step: Annotated[int, Between(1, MAX_MICROBATCHES_PER_STEP)] = 16
     """The unit of work that travels through the stages. More of them keep more peers busy."""
-    microbatch_size: Annotated[int, Bounds(1, 65536)] = 4
+    microbatch_size: Annotated[int, Between(1, 65536)] = 4
     """Sequences per microbatch."""
-    sequence_length: Annotated[int, Bounds(2, 1 << 20)] = 128
+    sequence_length: Annotated[int, Between(2, 1 << 20)] = 128
     """Tokens per sequence."""
     first_sequence_length: int = 0
     """Sequences begin so short and grow to sequence_length by step sequence_length_steps; 0: no ramp.
@@ -34,31 +34,31 @@ class TrainConfig:
     sequence_length_steps: int = 0
     steps: NumSteps = 0
     """The run ends after so many steps, those before its start included; 0 goes on for ever."""
-    learning_rate: Annotated[float, Bounds(0.0, 100.0)] = 3e-3
+    learning_rate: Annotated[float, Between(0.0, 100.0)] = 3e-3
     warmup_steps: NumSteps = 0
     """Steps over which the learning rate rises from zero."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up: "constant", or "linear" or "cosine" down to final_learning_rate."""
     # The final rate of a linear or cosine schedule.
-    final_learning_rate: Annotated[float, Bounds(0.0, 100.0)] = 0.0
+    final_learning_rate: Annotated[float, Between(0.0, 100.0)] = 0.0
     decay_steps: NumSteps = 0
     """The step at which the falling rate has come down, warm-up included; 0: at the run's last."""
     optimizer: Literal["adamw", "lamb", "sgd"] = "adamw"
     """ "adamw", "lamb" (large batches), or "sgd" with momentum."""
-    beta1: Annotated[float, Bounds(0.0, 0.999999)] = 0.9
-    beta2: Annotated[float, Bounds(0.0, 0.999999)] = 0.95
-    epsilon: Annotated[float, Bounds(1e-16, 1.0)] = 1e-8
+    beta1: Annotated[float, Between(0.0, 0.999999)] = 0.9
+    beta2: Annotated[float, Between(0.0, 0.999999)] = 0.95
+    epsilon: Annotated[float, Between(1e-16, 1.0)] = 1e-8
     # Momentum of SGD.
-    momentum: Annotated[float, Bounds(0.0, 0.999999)] = 0.9
-    weight_decay: Annotated[float, Bounds(0.0, 10.0)] = 0.01
+    momentum: Annotated[float, Between(0.0, 0.999999)] = 0.9
+    weight_decay: Annotated[float, Between(0.0, 10.0)] = 0.01
     no_decay: tuple[str, ...] = ()
     """Parameters without weight decay, such as ["embedding.weight", "blocks.*"]. Vectors (norms, biases) never have it.
 
     `*` stands for any characters.
     """
-    max_gradient_norm: Annotated[float, Bounds(0.0, 1e9)] = 0.0
+    max_gradient_norm: Annotated[float, Between(0.0, 1e9)] = 0.0
     """Clip gradients by the norm of the whole model's, over all stages; 0: never."""
-    dropout: Annotated[float, Bounds(0.0, 0.99)] = 0.0
+    dropout: Annotated[float, Between(0.0, 0.99)] = 0.0
     """Share of hidden states left out while training, after the embedding and of what the layers add to them.
 
     The masks depend on seed, step, microbatch and module alone.
@@ -68,12 +68,12 @@ class TrainConfig:
 
     Parameters and gradient sums keep theirs.
     """
-    loss_scale: Annotated[float, Bounds(1.0, 2.0**32)] = 65536.0
+    loss_scale: Annotated[float, Between(1.0, 2.0**32)] = 65536.0
     """First scale of float16's gradients, a power of two; it is halved when they overflow.
 
     An overflow costs the step's update.
     """
-    loss_scale_growth_steps: Annotated[int, Bounds(1, 1_000_000)] = 2000
+    loss_scale_growth_steps: Annotated[int, Between(1, 1_000_000)] = 2000
     """The scale is doubled after so many steps without overflow."""
     delayed_updates: bool = False
     """Make a step's update while the next step is computed without it: every gradient is one update late."""
@@ -89,7 +89,7 @@ class TrainConfig:
 
     An evaluation also follows the last step.
     """
-    evaluation_microbatches: Annotated[int, Bounds(1, MAX_MICROBATCHES_PER_STEP)] = 16
+    evaluation_microbatches: Annotated[int, Between(1, MAX_MICROBATCHES_PER_STEP)] = 16
     """Microbatches of one evaluation.
 
     They are always the same ones.

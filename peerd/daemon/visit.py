@@ -1,24 +1,12 @@
-"""`python -m peerd.daemon.visit ADDRESS`: who is in the swarm at an address, asked without joining it.
-
-Prints one PeersReply on standard output, or one error line on standard error and its exit code. Runs under an identity
-of its own that is thrown away.
-"""
+"""Asks a peer for the swarm's table without joining the swarm, under an identity that is thrown away."""
 
 from __future__ import annotations
-
-import os
-import sys
-
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
 
 import asyncio
 from typing import Any
 
 import uvloop
 
-from peerd.child import answer
 from peerd.daemon.address import parse_address
 from peerd.daemon.enter import first_look, membership_for
 from peerd.daemon.network import ask_for_run, visitor
@@ -36,10 +24,7 @@ async def visit(text: str) -> dict[str, Any]:
         return dict(TableReport(signed, membership).peers(tokens_per_second=0.0))
 
 
-def main(text: str) -> dict[str, Any]:
+def run(request: str) -> dict[str, Any]:
+    """The request is the address."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(visit(text))
-
-
-if __name__ == "__main__":
-    sys.exit(answer(main, sys.argv[1:]))
+        return runner.run(visit(request))

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 
+from peerd import child
 from peerd.checkup import doctor
 from peerd.cli import launch
 from peerd.config import paths
@@ -56,11 +57,11 @@ def machine(monkeypatch: pytest.MonkeyPatch, short_home: Path, peerd: Command) -
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def in_this_process(module: str, order: str, **_bounds: object) -> dict[str, Any]:
+def in_this_process(module: str, order: dict[str, Any], **_bounds: object) -> dict[str, Any]:
     assert module == doctor.__name__
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        assert doctor.main([order]) == 0
+        assert child.main([module, json.dumps(order)]) == 0
     return dict(json.loads(said.getvalue()))
 
 

@@ -27,9 +27,9 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The findings of the next checkup; it records the request."""
     story: dict[str, Any] = {}
 
-    def run_child(module: str, order: str, **_bounds: object) -> dict[str, Any]:
+    def run_child(module: str, order: dict[str, Any], **_bounds: object) -> dict[str, Any]:
         assert module == "peerd.checkup.doctor"
-        story["order"] = json.loads(order)
+        story["order"] = json.loads(json.dumps(order))
         return dict(story["reply"])
 
     monkeypatch.setattr(launch, "run_child", run_child)

@@ -1,18 +1,13 @@
-"""Makes a run's token file before the run starts, and prints its properties.
-
-`python -m peerd.data JSON` shows a bar on a terminal. JSON: the fields of `TokenFileRequest`.
-"""
+"""Makes a run's token file before the run starts, with a bar on a terminal."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peerd.child import answer, parse_request
 from peerd.config.manifest import load
 from peerd.config.paths import cache_folder
 from peerd.data.progress import TerminalBar, silent
@@ -26,7 +21,7 @@ class TokenFileRequest:
     """Source that replaces the run's own."""
 
 
-def prepare(request: TokenFileRequest) -> dict[str, Any]:
+def run(request: TokenFileRequest) -> dict[str, Any]:
     """Make the token file of a run.toml, and return its properties."""
     run_file = Path(request.run_file)
     manifest, bar = load(run_file), TerminalBar()
@@ -34,6 +29,10 @@ def prepare(request: TokenFileRequest) -> dict[str, Any]:
     data = data.located(run_file.absolute().parent)
     try:
         made = prepare_tokens(data.source, cache_folder(), data, bar if sys.stderr.isatty() else silent)
+    except KeyboardInterrupt:
+        bar.clear()
+        print("peerd: interrupted; the same command continues from here", file=sys.stderr)
+        raise
     finally:
         bar.clear()
     evaluation = int(data.evaluation_fraction * made.num_tokens)
@@ -49,12 +48,3 @@ def prepare(request: TokenFileRequest) -> dict[str, Any]:
         "file": str(made.path),
         "steps_per_pass": (made.num_tokens - evaluation) / manifest.tokens_per_step,
     }
-
-
-def main(arguments: Sequence[str]) -> int:
-    line = "interrupted; the same command continues from here"
-    return answer(lambda text: prepare(parse_request(TokenFileRequest, text)), arguments, interrupted=line)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
