@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -35,37 +35,35 @@ class Archive:
         self._store: HistoryStore | None = None
         self._complained = False
         self._pruned_s = 0.0
-        self._steps: list[FinishedStep] = []
-        self._samples: list[Sample] = []
-        self._events: list[Event] = []
-        self._averages: list[tuple[Roster, int]] = []
-        self._evaluations: list[Evaluation] = []
+        self._noted: dict[str, list[Any]] = {}
+        """Rows that are not written yet, by the parameter of `HistoryStore.add` that takes them."""
         self.num_noted = 0
         """Number of rows noted. While it is unchanged, a query for the newest rows returns the same as before."""
 
     def note_step(self, step: FinishedStep) -> None:
-        self._steps.append(step)
-        self.num_noted += 1
+        self._note("steps", step)
 
     def note_sample(self, sample: Sample) -> None:
-        self._samples.append(sample)
-        self.num_noted += 1
+        self._note("samples", sample)
 
     def note_event(self, event: Event) -> None:
-        self._events.append(event)
-        self.num_noted += 1
+        self._note("events", event)
 
     def note_average(self, roster: Roster, tokens: int) -> None:
         """Note an applied average and the number of tokens of one of its microbatches."""
-        self._averages.append((roster, tokens))
+        self._note("averages", (roster, tokens))
 
     def note_evaluation(self, evaluation: Evaluation) -> None:
-        self._evaluations.append(evaluation)
+        self._note("evaluations", evaluation)
+
+    def _note(self, kind: str, row: object) -> None:
+        self._noted.setdefault(kind, []).append(row)
+        self.num_noted += 1
 
     @property
     def has_news(self) -> bool:
         """True if anything other than samples is noted and not yet written."""
-        return bool(self._steps or self._events or self._averages or self._evaluations)
+        return bool(self._noted.keys() - {"samples"})
 
     async def write(self) -> None:
         """Write everything noted to disk. Returns when that is done or has failed."""
@@ -81,16 +79,13 @@ class Archive:
         self._pool.shutdown(wait=False)
 
     async def _run(self, query: Callable[[HistoryStore], Found]) -> Found | None:
-        pending = (self._steps, self._samples, self._events, self._averages)
-        self._steps, self._samples, self._events, self._averages = [], [], [], []
-        evaluations, self._evaluations = self._evaluations, []
+        noted, self._noted = self._noted, {}
 
         def work() -> Found | None:
             try:
                 store = self._store = self._store or HistoryStore(self._path)
-                _put(store, *pending)
-                if evaluations:
-                    store.add_evaluations(evaluations)
+                if noted:
+                    store.add(**noted)
                 self._prune(store)
                 found = query(store)
             except Exception as error:  # outermost frame of the thread: the run continues without the history
@@ -118,12 +113,3 @@ class Archive:
         if store is not None:
             with contextlib.suppress(sqlite3.Error):
                 store.close()
-
-
-def _put(
-    store: HistoryStore, steps: list[FinishedStep], samples: list[Sample], events: list[Event], averages: list[tuple[Roster, int]]
-) -> None:
-    if steps or samples or events:
-        store.add(steps, samples, events)
-    if averages:
-        store.count(averages)

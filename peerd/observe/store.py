@@ -85,7 +85,15 @@ class HistoryStore:
 
     # Writing
 
-    def add(self, steps: Iterable[FinishedStep] = (), samples: Iterable[Sample] = (), events: Iterable[Event] = ()) -> None:
+    def add(
+        self,
+        steps: Iterable[FinishedStep] = (),
+        samples: Iterable[Sample] = (),
+        events: Iterable[Event] = (),
+        averages: Iterable[tuple[Roster, int]] = (),
+        evaluations: Iterable[Evaluation] = (),
+    ) -> None:
+        """Add rows. A later evaluation of a step replaces the earlier one; each average comes with its tokens per microbatch."""
         with self._db:
             self._db.executemany(
                 "INSERT INTO steps VALUES (?, ?, ?, ?) ON CONFLICT (step) DO UPDATE SET"
@@ -97,30 +105,24 @@ class HistoryStore:
                 "INSERT INTO events (time_s, kind, peer, stage, text) VALUES (?, ?, ?, ?, ?)",
                 [(e.time_s, e.kind, e.peer, e.stage, e.text) for e in events],
             )
-
-    def add_evaluations(self, evaluations: Iterable[Evaluation]) -> None:
-        """Add evaluations; a later one of the same step replaces the earlier."""
-        with self._db:
             self._db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?)", [(each.step, each.loss) for each in evaluations])
-
-    def count(self, averages: Iterable[tuple[Roster, int]]) -> None:
-        """Credit the members of applied averages with their microbatches. Each average comes with its tokens per microbatch."""
-        with self._db:
             for roster, tokens in averages:
-                known = self._db.execute("SELECT last_step FROM counted WHERE stage = ?", (roster.stage,)).fetchone()
-                if known is not None and roster.step <= known[0]:
-                    continue
-                self._db.execute(
-                    "INSERT INTO counted VALUES (?, ?, ?, 1) ON CONFLICT (stage) DO UPDATE SET"
-                    " last_step = excluded.last_step, steps = steps + 1",
-                    (roster.stage, roster.step, roster.step),
-                )
-                self._db.executemany(
-                    "INSERT INTO tallies (stage, peer, steps, microbatches, tokens) VALUES (?, ?, 1, ?, ?) ON CONFLICT (stage, peer)"
-                    " DO UPDATE SET steps = steps + 1, microbatches = microbatches + excluded.microbatches,"
-                    " tokens = tokens + excluded.tokens",
-                    [(roster.stage, e.peer, e.done.bit_count(), e.done.bit_count() * tokens) for e in roster.entries if e.done],
-                )
+                self._count(roster, tokens)
+
+    def _count(self, roster: Roster, tokens: int) -> None:
+        """Credit the members of an applied average with their microbatches."""
+        known = self._db.execute("SELECT last_step FROM counted WHERE stage = ?", (roster.stage,)).fetchone()
+        if known is not None and roster.step <= known[0]:
+            return
+        self._db.execute(
+            "INSERT INTO counted VALUES (?, ?, ?, 1) ON CONFLICT (stage) DO UPDATE SET last_step = excluded.last_step, steps = steps + 1",
+            (roster.stage, roster.step, roster.step),
+        )
+        self._db.executemany(
+            "INSERT INTO tallies (stage, peer, steps, microbatches, tokens) VALUES (?, ?, 1, ?, ?) ON CONFLICT (stage, peer)"
+            " DO UPDATE SET steps = steps + 1, microbatches = microbatches + excluded.microbatches, tokens = tokens + excluded.tokens",
+            [(roster.stage, e.peer, e.done.bit_count(), e.done.bit_count() * tokens) for e in roster.entries if e.done],
+        )
 
     def prune(self, now_s: float) -> None:
         """Merge old samples, and delete rows beyond the bounds: every second one of the older steps, the oldest events."""

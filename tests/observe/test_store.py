@@ -136,8 +136,8 @@ def test_a_later_report_fills_in_what_was_unknown(tmp_path: Path) -> None:
 
 def test_each_average_is_counted_once_however_often_it_is_reported(tmp_path: Path) -> None:
     store = HistoryStore(tmp_path / "run.sqlite")
-    store.count([(roster(0, a=0b0111, b=0b1000), 8), (roster(1, a=0b1111, b=0), 16)])
-    store.count([(roster(1, a=0b1111), 16), (roster(0, stage=1, c=0b1111), 8)])
+    store.add(averages=[(roster(0, a=0b0111, b=0b1000), 8), (roster(1, a=0b1111, b=0), 16)])
+    store.add(averages=[(roster(1, a=0b1111), 16), (roster(0, stage=1, c=0b1111), 8)])
     own, other = store.tallies()
     assert (own.stage, own.first_step, own.last_step, own.steps) == (0, 0, 1, 2)
     assert [(t.peer, t.steps, t.microbatches, t.tokens) for t in own.tallies] == [("a", 2, 7, 3 * 8 + 4 * 16), ("b", 1, 1, 8)]
@@ -154,7 +154,7 @@ def test_what_was_counted_before_tokens_were_stays_uncounted_and_the_rest_goes_o
         old.execute("INSERT INTO counted VALUES (0, 0, 4, 5)")
     for _ in range(2):
         store = HistoryStore(path)
-        store.count([(roster(5, a=0b11, b=0b1100), 8)])
+        store.add(averages=[(roster(5, a=0b11, b=0b1100), 8)])
         (stage,) = store.tallies()
         assert [(t.peer, t.microbatches, t.tokens) for t in stage.tallies] == [("a", 22, 0), ("b", 2, 16)]
         store.close()
@@ -199,8 +199,8 @@ def test_a_picture_gets_no_more_points_than_it_can_show(samples: list[Sample], m
 
 def test_evaluations_are_kept_by_step_and_a_later_one_of_a_step_replaces_it(tmp_path: Path) -> None:
     store = HistoryStore(tmp_path / "run.sqlite")
-    store.add_evaluations([Evaluation(0, 5.5), Evaluation(4, 5.0)])
-    store.add_evaluations([Evaluation(8, 4.0), Evaluation(4, 4.5)])
+    store.add(evaluations=[Evaluation(0, 5.5), Evaluation(4, 5.0)])
+    store.add(evaluations=[Evaluation(8, 4.0), Evaluation(4, 4.5)])
     store.prune(0.0)
     store.close()
     again = HistoryStore(tmp_path / "run.sqlite")

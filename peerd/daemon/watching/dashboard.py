@@ -17,7 +17,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import structlog
@@ -29,7 +29,6 @@ from peerd.control.protocol import SCHEMA, PeerInfo
 from peerd.control.server import Say
 from peerd.daemon.answers import Answers
 from peerd.daemon.peer import Peer
-from peerd.daemon.watching.history import event_info
 from peerd.daemon.watching.observer import Observer
 from peerd.errors import PeerdError, PortTakenError, UsageError
 from peerd.observe.entries import Event, FinishedStep, Sample
@@ -186,7 +185,7 @@ class Dashboard:
             "samples": [_sample(sample) for sample in samples],
             "reach_s": reach_s if math.isfinite(reach_s) else None,
             "spacing_s": min(reach_s, _span_s(samples)) / POINTS,
-            "events": [event_info(event) for event in events],
+            "events": [asdict(event) for event in events],
             "churn": churn,
         }
 
@@ -214,7 +213,7 @@ class Dashboard:
             "own": {name: own[name] for name in OWN_FIELDS} | {"peer": {**mine, "addresses": []}, "paused": bool(own["owner"]["paused"])},
             "steps": [_step(entry) for entry in steps],
             "samples": [_sample(sample) for sample in samples],
-            "events": [event_info(event) for event in events],
+            "events": [asdict(event) for event in events],
             "seen": {
                 "step": max((entry.step for entry in steps), default=seen.get("step", 0)),
                 "event": max((event.number for event in events), default=seen.get("event", 0)),

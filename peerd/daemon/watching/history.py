@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from peerd.config.schedule import learning_rate_at
-from peerd.control.protocol import SCHEMA, ContributionInfo, EvaluationInfo, EventInfo, StageContributionsInfo, StepInfo
+from peerd.control.protocol import SCHEMA, ContributionInfo, StageContributionsInfo, StepInfo
 from peerd.control.server import Say, Verb
 from peerd.errors import RemoteError, UsageError
 from peerd.observe.archive import Archive
@@ -51,12 +52,9 @@ class Past:
         return {
             "schema": SCHEMA,
             "steps": await self.steps(since),
-            "evaluations": await self.evaluations(since),
-            "events": [event_info(event) for event in events or []],
+            "evaluations": [asdict(each) for each in await self.all_evaluations() if each.step >= since],
+            "events": [asdict(event) for event in events or []],
         }
-
-    async def evaluations(self, since: int) -> list[EvaluationInfo]:
-        return [{"step": each.step, "loss": each.loss} for each in await self.all_evaluations() if each.step >= since]
 
     async def all_evaluations(self) -> Sequence[Evaluation]:
         return await self._archive.read(lambda store: store.evaluations(0, MAX_STEPS_TOLD)) or ()
@@ -142,17 +140,6 @@ def _whom_to_ask(live: LiveView, num_stages: int) -> list[PeerId]:
         others = [record for record in live.serving(stage) if record.peer != live.me]
         chosen += [record.peer for record in sorted(others, key=lambda record: (-record.tokens, record.peer))[:ASKED_PER_STAGE]]
     return chosen[:MAX_ASKED]
-
-
-def event_info(event: Event) -> EventInfo:
-    return {
-        "number": event.number,
-        "time_s": event.time_s,
-        "kind": event.kind,
-        "peer": event.peer,
-        "stage": event.stage,
-        "text": event.text,
-    }
 
 
 def number_in(request: Mapping[str, Any], name: str, default: int) -> int:
