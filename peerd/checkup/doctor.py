@@ -54,20 +54,17 @@ def examine(order: Order) -> list[Finding]:
         *([] if runs else attempt("direct", here.direct_port(order.host, order.direct_port))),
         *attempt("leftovers", here.leftovers(home, runs=runs)),
     ]
+    under_way = "address"
     try:
         contacts, remembered = _contacts(order, home, runs)
-    except PeerdError as error:
-        return [*findings, *_memory(order, limits, []), problem("address", error.message, error.remedy)]
-    except Exception as error:  # such as a library that is not there
-        return [*findings, _unchecked("network", error)]
-    taken = {finding.code for finding in findings if finding.verdict != "ok"}
-    # The rest can be told on any port.
-    order = replace(order, port=0 if runs or "port" in taken else order.port, direct_port=0 if "direct" in taken else order.direct_port)
-    try:
+        taken = {finding.code for finding in findings if finding.verdict != "ok"}
+        # The rest can be told on any port.
+        order = replace(order, port=0 if runs or "port" in taken else order.port, direct_port=0 if "direct" in taken else order.direct_port)
+        under_way = "p2pd"
         return findings + asyncio.run(_examine_network(order, limits, contacts, status, remembered))
     except PeerdError as error:
-        return [*findings, *_memory(order, limits, []), problem("p2pd", error.message, error.remedy or "install peerd anew")]
-    except Exception as error:  # such as a library that does not load
+        return [*findings, *_memory(order, limits, []), problem(under_way, error.message, error.remedy or "install peerd anew")]
+    except Exception as error:  # such as a library that is not there, or that does not load
         return [*findings, _unchecked("network", error)]
 
 
