@@ -14,24 +14,10 @@ from peerd.config.codec import as_matrix
 from peerd.config.manifest import Manifest
 from peerd.errors import StageError
 from peerd.models.kinds import builder_of
-from peerd.models.module import StageModule
+from peerd.models.module import StageModule as StageModule
 from peerd.planner.cutting import resolved, stage_layers
 from peerd.planner.kinds import planned_loads
 from peerd.planner.workload import Load, ModelLoads, stage_memory_bytes
-
-__all__ = [
-    "StageModule",
-    "build_stage",
-    "estimate_forward_flops",
-    "estimate_graph_bytes",
-    "estimate_stage_memory_bytes",
-    "initial_parameter_spec",
-    "input_of",
-    "keeps_graphs",
-    "labels_shape",
-    "layers_of",
-]
-
 
 AUTO_MEMORY_SHARE = 0.5
 """Share of free memory that "auto" gives to a stage with its graphs: other processes may count on the same free memory."""
