@@ -7,12 +7,12 @@ import contextlib
 import signal
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
-from textual.message import Message
 from textual.widgets import Footer
 
 from peerd.cli.top.curve import drawn
@@ -60,27 +60,6 @@ REFUSAL_SHOWN_S = 10.0
 EXITS = (signal.SIGTERM, signal.SIGHUP)
 
 
-class Heard(Message):
-    """The feed has a new picture, or the reason why it has none."""
-
-    def __init__(self, found: Picture | Trouble) -> None:
-        super().__init__()
-        self.found = found
-
-
-class HasLeft(Message):
-    """The daemon has answered the request to leave, and has ended."""
-
-
-class Refused(Message):
-    """The daemon refused the request of a key."""
-
-    def __init__(self, verb: str, trouble: Trouble) -> None:
-        super().__init__()
-        self.verb = verb
-        self.text = f"it does not {verb}: {trouble.text}"
-
-
 class TopApp(App[None]):
     """Shows the pictures of the feed until the user quits."""
 
@@ -126,20 +105,21 @@ class TopApp(App[None]):
         self.app_resume_signal.subscribe(self, lambda _app: self._paint_all())
         for number in EXITS:
             asyncio.get_running_loop().add_signal_handler(number, self.exit)
-        self._feed.start(lambda found: self.post_message(Heard(found)))
+        self._feed.start(partial(self.call_later, self.heard))
 
     def on_unmount(self) -> None:
         self._feed.stop()
         for number in EXITS:
             asyncio.get_running_loop().remove_signal_handler(number)
 
-    def on_heard(self, message: Heard) -> None:
-        if isinstance(message.found, Trouble):
-            self._trouble = message.found
+    def heard(self, found: Picture | Trouble) -> None:
+        """The feed has a new picture, or the reason why it has none."""
+        if isinstance(found, Trouble):
+            self._trouble = found
         else:
-            if message.found.pid != self._picture.pid:
+            if found.pid != self._picture.pid:
                 self._leaving = ""
-            self._trouble, self._picture, self._heard_s = None, message.found, time.monotonic()
+            self._trouble, self._picture, self._heard_s = None, found, time.monotonic()
         self._show()
 
     def on_swarm_list_opened(self, message: SwarmList.Opened) -> None:
@@ -147,25 +127,23 @@ class TopApp(App[None]):
 
     def action_pause(self) -> None:
         verb = "resume" if self._picture.paused else "pause"
-        self._feed.pause(verb == "pause", lambda trouble: trouble and self.post_message(Refused(verb, trouble)))
+        self._feed.pause(verb == "pause", partial(self.call_later, self._told, verb))
 
     def action_leave(self) -> None:
         def answered(yes: bool | None) -> None:
             if yes:
                 self._leaving = "leaving"
                 self._show()
-                self._feed.leave(lambda trouble: self.post_message(Refused("leave", trouble) if trouble else HasLeft()))
+                self._feed.leave(partial(self.call_later, self._told, "leave"))
 
         self.push_screen(LeaveQuestion(self._picture), answered)
 
-    def on_has_left(self, _message: HasLeft) -> None:
-        self._leaving = "left"
-        self._show()
-
-    def on_refused(self, message: Refused) -> None:
-        self._refusal, self._refused_s = message.text, time.monotonic()
-        if message.verb == "leave":
-            self._leaving = ""
+    def _told(self, verb: str, trouble: Trouble | None) -> None:
+        """The daemon has answered a key's request, or refused it. A daemon that has left has ended."""
+        if trouble is not None:
+            self._refusal, self._refused_s = f"it does not {verb}: {trouble.text}", time.monotonic()
+        if verb == "leave":
+            self._leaving = "" if trouble is not None else "left"
         self._show()
 
     def _fatal_error(self) -> None:

@@ -236,7 +236,7 @@ async def test_what_is_heard_while_it_quits_is_let_go(home: Home, daemon: Daemon
         await pilot.press("end", "enter")
         for screen in app.screen_stack:
             await screen.query("*").remove()
-        app.post_message(app_module.Heard(app._picture))
+        app.call_later(app.heard, app._picture)
         await pilot.press("ctrl+c")
     assert app.return_code == 0
 
