@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from peerd.errors import BadMessageError, PeerGoneError, UnheardError
@@ -100,15 +100,7 @@ class StageClient(Client):
                 if await read_within(rpc.__aiter__(), patience_s) is not None:
                     raise BadMessageError("the reply has more bytes than the gradient")
                 traffic.told((peer, way), done.receive_rate)
-                return CallResult(
-                    gradient=gradient,
-                    downstream_s=done.downstream_s,
-                    queued_s=done.queued_s,
-                    records=convert.records_from(done.records),
-                    loss=done.loss if done.HasField("loss") else None,
-                    held_s=done.held_s,
-                    slots=done.slots,
-                )
+                return convert.result_from(done, gradient)
 
     async def cancel(self, peer: PeerId, call_id: bytes, timeout_s: float) -> None:
         await self._ask(peer, "Cancel", stage_pb2.CancelRequest(call_id=call_id), timeout_s)
@@ -171,15 +163,7 @@ class StateClient(Client):
 
     async def get_state(self, peer: PeerId, request: StateRequest, patience_s: float) -> tuple[Snapshot, AsyncGenerator[bytes]]:
         """Return the header of a donor's snapshot and its chunks from `first_chunk` on. The caller has to check them."""
-        message = state_pb2.StateRequest(
-            run=self._run,
-            stage=request.stage,
-            first_chunk=request.first_chunk,
-            snapshot=request.snapshot,
-            parameters_only=request.parameters_only,
-            tied_only=request.tied_only,
-        )
-        rpc = (await self._stub(peer)).GetState(message)
+        rpc = (await self._stub(peer)).GetState(state_pb2.StateRequest(run=self._run, **asdict(request)))
         header = await _header_of(rpc, patience_s, "a state without a header")
         return convert.snapshot_from(header), _chunks_of_stream(rpc, "state", self._links, patience_s)
 

@@ -32,6 +32,9 @@ MAX_LINEAGE_BYTES = 32
 """The most that fits a record. A joiner that took on a longer lineage could not announce itself."""
 ID_BYTES = 16
 TRACE_BYTES = 24
+# Fields that a message and the value for it have under the same names.
+_CALL = ("call_id", "stage", "step", "evaluation", "trace", "attempt", "again")
+_TIMES = ("downstream_s", "queued_s", "held_s", "slots")
 _RANGE, _COUNTS = ("stage", "first_step", "last_step", "steps"), ("peer", "steps", "microbatches", "tokens")
 Copied = TypeVar("Copied")
 MOST_WITH_HEADER = 16 * 1024
@@ -92,22 +95,18 @@ def _known_codec(name: str) -> Codec | None:
 
 
 def call_to(call: Call, run: str, records: Iterable[RawRecord]) -> stage_pb2.CallHeader:
-    return stage_pb2.CallHeader(
-        call_id=call.call_id,
+    return _copied(
+        stage_pb2.CallHeader,
+        call,
+        _CALL,
         run=run,
-        stage=call.stage,
-        step=call.step,
         microbatch=call.index,
         accumulate=sorted(call.accumulate),
         path=[stage_pb2.Hop(stage=stage, peer=peer) for stage, peer in call.path.items()],
         inputs=tensor_to(call.inputs),
         labels=tensor_to(call.labels),
         records=records_to(records),
-        evaluation=call.evaluation,
-        trace=call.trace,
         gradient_codec=str(call.gradient_codec) if call.gradient_codec else "",
-        attempt=call.attempt,
-        again=call.again,
     )
 
 
@@ -119,20 +118,16 @@ def call_from(header: stage_pb2.CallHeader) -> Call:
         raise BadMessageError("the microbatch, the accumulate set or the path is out of range")
     if len(header.trace) not in (0, TRACE_BYTES):
         raise BadMessageError(f"a trace context has {TRACE_BYTES} bytes")
-    return Call(
-        call_id=header.call_id,
-        stage=header.stage,
-        step=header.step,
+    return _copied(
+        Call,
+        header,
+        _CALL,
         index=header.microbatch,
         accumulate=frozenset(header.accumulate),
         inputs=tensor_from(header.inputs),
         labels=tensor_from(header.labels),
-        evaluation=header.evaluation,
         path={hop.stage: PeerId(hop.peer) for hop in header.path},
-        trace=header.trace,
         gradient_codec=_known_codec(header.gradient_codec),
-        attempt=header.attempt,
-        again=header.again,
     )
 
 
@@ -164,13 +159,7 @@ def grouped(pieces: Iterable[Bytes]) -> Iterator[Pieces]:
 
 def result_to(result: CallResult, receive_rate: float | None) -> list[stage_pb2.ReplyMessage | Bytes]:
     """Return the last messages of a call: the result, then the gradient's bytes. `receive_rate`: bytes per second from this caller."""
-    done = stage_pb2.Done(
-        downstream_s=result.downstream_s,
-        queued_s=result.queued_s,
-        records=records_to(result.records),
-        held_s=result.held_s,
-        slots=result.slots,
-    )
+    done = _copied(stage_pb2.Done, result, _TIMES, records=records_to(result.records))
     if receive_rate is not None:
         done.receive_rate = receive_rate
     if result.loss is not None:
@@ -179,6 +168,11 @@ def result_to(result: CallResult, receive_rate: float | None) -> list[stage_pb2.
         return [stage_pb2.ReplyMessage(done=done)]
     done.gradient.CopyFrom(tensor_to(result.gradient))
     return [stage_pb2.ReplyMessage(done=done), *result.gradient.chunks]
+
+
+def result_from(done: stage_pb2.Done, gradient: TensorBytes | None) -> CallResult:
+    loss = done.loss if done.HasField("loss") else None
+    return _copied(CallResult, done, _TIMES, gradient=gradient, records=records_from(done.records), loss=loss)
 
 
 def roster_to(roster: Roster) -> averaging_pb2.Roster:
