@@ -86,7 +86,8 @@ def test_a_checkpoint_comes_with_its_tokenizer_and_without_weights_it_says_so(ch
 
 def _loss_of(whole: torch.nn.Module, folder: Path) -> float:
     from peerd.config.paths import cache_folder
-    from peerd.train.corpus import Corpus, prepare_tokens
+    from peerd.data.tokens import prepare_tokens
+    from peerd.train.corpus import Corpus
 
     made = manifest.load(folder / "run.toml")
     corpus = Corpus(prepare_tokens(made.data.source, cache_folder()), made)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, TrainConfig
-from peerd.train.corpus import Corpus, prepare_tokens
+from peerd.data.tokens import prepare_tokens
+from peerd.train.corpus import Corpus
 
 
 def tiny_manifest(num_stages: int = 1, evaluation_fraction: float = 0.0, **train: Any) -> Manifest:

@@ -11,6 +11,9 @@ from peerd.control.protocol import SCHEMA, Counters, StepInfo
 
 STAND_IN_NOTE = "a stand-in sleeps in place of real work: tokens_per_second shows how the swarm shares work, not how fast it computes"
 
+TOTALS = ("duplicate_microbatches", "lost_microbatches", "replayed_microbatches", "suppressed_microbatches", "inexact_steps")
+"""Counters that are added up over the daemons."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
@@ -66,11 +69,7 @@ def summary_of(plan: DemoPlan, seen: Observed) -> dict[str, Any]:
         "stages": plan.num_stages,
         "tokens_per_second": tokens_per_second(seen.steps),
         "duration_s": round(seen.duration_s, 3),
-        "duplicate_microbatches": _total(seen, "duplicate_microbatches"),
-        "lost_microbatches": _total(seen, "lost_microbatches"),
-        "replayed_microbatches": _total(seen, "replayed_microbatches"),
-        "suppressed_microbatches": _total(seen, "suppressed_microbatches"),
-        "inexact_steps": _total(seen, "inexact_steps"),
+        **{name: _total(seen, name) for name in TOTALS},
         "faults": [asdict(fault) for fault in seen.faults],
         "bytes_per_boundary_crossing": _total(seen, "boundary_bytes") / crossings if crossings else None,
         "boundary_tensor_bytes": plan.manifest.boundary_bytes,

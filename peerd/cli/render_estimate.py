@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +69,6 @@ def estimate_fields(stage: StageEstimate) -> dict[str, Any]:
         "num_layers": len(stage.layers),
         "num_parameters": stage.load.num_parameters,
         "parameter_bytes": stage.load.parameter_bytes,
-        "optimizer_bytes": stage.optimizer_bytes,
-        "offloaded_bytes": stage.offloaded_bytes,
         "activation_bytes": stage.load.graph_bytes,
-        "memory_bytes": stage.memory_bytes,
-        "flops_per_token": stage.flops_per_token,
-        "upload_bytes_per_token": stage.upload_bytes_per_token,
-        "averaging_bytes": stage.averaging_bytes,
+        **{name: value for name, value in asdict(stage).items() if name not in ("layers", "load")},
     }

@@ -11,6 +11,8 @@ from peerd.config.bounds import Between, check_bounds
 
 REMOTE = ("http://", "https://", "hub:")
 """Prefixes of data sources and tokenizers that are not on this machine."""
+AGREED = ("blake3", "chunks_blake3", "num_tokens", "token_bytes", "tokenizer_blake3", "end_of_text")
+"""What [data] says of the token file, under the names that `TokenFile` has for them."""
 LOCAL = "local"
 """Name of a file of the organiser's in a signed manifest; peers never learn a path of another machine."""
 

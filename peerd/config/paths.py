@@ -17,50 +17,41 @@ SHORT_PARENT = Path("/tmp")  # noqa: S108 - folders made in it have mode 0700 an
 _DIGEST_BYTES = 8
 
 
+class _Inside:
+    """A path inside a home's folder, by its name there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, home: Home, _kind: type) -> Path:
+        return home.folder / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class Home:
     """Paths of the files of one identity. `folder` is absolute; this class creates nothing."""
 
     folder: Path
-
-    @property
-    def identity(self) -> Path:
-        """The peer's private key, in libp2p's format."""
-        return self.folder / "identity.key"
-
-    @property
-    def lock(self) -> Path:
-        return self.folder / "lock"
-
-    @property
-    def state(self) -> Path:
-        """State kept between runs of the daemon: incarnation and pinned organiser keys."""
-        return self.folder / "state.json"
-
-    @property
-    def limits(self) -> Path:
-        """The owner's limits, and whether the owner paused this peer."""
-        return self.folder / "limits.json"
-
-    @property
-    def usage(self) -> Path:
-        """Bytes sent and received today and this month, for quotas."""
-        return self.folder / "usage.json"
-
-    @property
-    def log(self) -> Path:
-        """The log of a detached daemon."""
-        return self.folder / "daemon.log"
+    identity = _Inside("identity.key")
+    """The peer's private key, in libp2p's format."""
+    lock = _Inside("lock")
+    state = _Inside("state.json")
+    """State kept between runs of the daemon: incarnation and pinned organiser keys."""
+    limits = _Inside("limits.json")
+    """The owner's limits, and whether the owner paused this peer."""
+    usage = _Inside("usage.json")
+    """Bytes sent and received today and this month, for quotas."""
+    log = _Inside("daemon.log")
+    """The log of a detached daemon."""
+    averages = _Inside("averages")
+    """The last averaged gradients, for peers that catch up."""
+    dashboard = _Inside("dashboard.json")
+    """The dashboard's last port and its token; readable by this user only."""
 
     @property
     def full_logs(self) -> tuple[Path, ...]:
         """Rotated logs, the newest first; older ones are deleted."""
         return tuple(self.log.with_name(f"{self.log.name}.{number}") for number in (1, 2))
-
-    @property
-    def averages(self) -> Path:
-        """The last averaged gradients, for peers that catch up."""
-        return self.folder / "averages"
 
     def checkpoints(self, run: str) -> Path:
         """Checkpoints of this peer's stage at the last steps of a run."""
@@ -70,11 +61,6 @@ class Home:
     def checkpoint_folders(self) -> list[Path]:
         """Those of all runs that this home was in."""
         return list((self.folder / "checkpoints").glob("*"))
-
-    @property
-    def dashboard(self) -> Path:
-        """The dashboard's last port and its token; readable by this user only."""
-        return self.folder / "dashboard.json"
 
     def history(self, run: str) -> Path:
         """The history of a run as this home's daemons saw it: steps, samples, events, contributions."""

@@ -14,6 +14,7 @@ import textwrap
 from typing import Any
 
 from peerd.config.codec import EXAMPLES
+from peerd.config.data_config import AGREED
 from peerd.config.manifest import Manifest
 
 _HEAD = """\
@@ -23,13 +24,7 @@ _HEAD = """\
 
 _CODECS = ", ".join(f'"{name}"' for name in EXAMPLES)
 # Filled in when the run starts; the organiser does not write them.
-_DERIVED = {
-    *(
-        ("data", name)
-        for name in ("source_blake3", "blake3", "chunks_blake3", "num_tokens", "token_bytes", "tokenizer_blake3", "end_of_text")
-    ),
-    *(("start", name) for name in ("step", "blake3")),
-}
+_DERIVED = {("start", "step"), ("start", "blake3"), *(("data", name) for name in ("source_blake3", *AGREED))}
 
 _SECTIONS = {
     "model": "What is trained.",

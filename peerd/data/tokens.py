@@ -21,7 +21,7 @@ import numpy as np
 from blake3 import blake3
 
 from peerd.config.atomic import commit, disk_error, draft
-from peerd.config.data_config import LOCAL, REMOTE, DataConfig
+from peerd.config.data_config import AGREED, LOCAL, REMOTE, DataConfig
 from peerd.data.progress import ByteProgress, Report, silent
 from peerd.data.sources import STDLIB, Piece, SourceFile, list_source, pieces
 from peerd.data.tokenizer import (
@@ -135,16 +135,7 @@ def kept_tokens(data: DataConfig, cache: Path) -> TokenFile | None:
     path = cache / f"{data.blake3}.bin"
     if not data.blake3 or not _is_intact(path, data.blake3, data.num_tokens * data.token_bytes, 0):
         return None
-    return TokenFile(
-        path=path,
-        blake3=data.blake3,
-        num_tokens=data.num_tokens,
-        token_bytes=data.token_bytes,
-        chunks_blake3=data.chunks_blake3,
-        vocab_size=0,
-        tokenizer_blake3=data.tokenizer_blake3,
-        end_of_text=data.end_of_text,
-    )
+    return TokenFile(path=path, vocab_size=0, **{name: getattr(data, name) for name in AGREED})
 
 
 def bytes_per_token(vocab_size: int) -> int:

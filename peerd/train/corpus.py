@@ -10,14 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from peerd.config.data_config import AGREED
 from peerd.config.manifest import Manifest
-from peerd.data.sources import STDLIB
 from peerd.data.tokenizer import BYTE_VOCABULARY
-from peerd.data.tokens import TokenFile, prepare_tokens
+from peerd.data.tokens import TokenFile
 from peerd.errors import DiskError, ManifestError
 from peerd.train.masking import Masking
-
-__all__ = ["STDLIB", "Corpus", "TokenFile", "agree_on_data", "prepare_tokens", "window_start"]
 
 EVALUATION = 2**64 - 1
 """Takes the step's place in the hash of an evaluation window: all evaluations read the same windows, and no step is so high."""
@@ -40,12 +38,8 @@ def agree_on_data(manifest: Manifest, token_file: TokenFile) -> Manifest:
             f"the run's has {data.blake3[:12]}... ({data.num_tokens} tokens)",
             "use the organiser's own text as data, or fetch it from a peer with --data swarm",
         )
-    filled_in = ("blake3", "chunks_blake3", "num_tokens", "token_bytes", "tokenizer_blake3", "end_of_text")
-    agreed = dataclasses.replace(
-        data,
-        source_blake3=token_file.source_blake3 or data.source_blake3,
-        **{name: getattr(token_file, name) for name in filled_in},
-    )
+    told = {name: getattr(token_file, name) for name in AGREED}
+    agreed = dataclasses.replace(data, source_blake3=token_file.source_blake3 or data.source_blake3, **told)
     return dataclasses.replace(manifest, data=agreed)
 
 

@@ -29,10 +29,12 @@ from torch.utils.checkpoint import checkpoint
 from peerd.config import manifest as manifest_files
 from peerd.config.manifest import Manifest
 from peerd.config.paths import cache_folder
+from peerd.data.sources import STDLIB
+from peerd.data.tokens import prepare_tokens
 from peerd.models.stages import StageModule, build_stage
 from peerd.stage.executor import BACKWARD_SHARE, FORWARD_SHARE, Pace
 from peerd.stage.optimizer import Optimizer
-from peerd.train.corpus import STDLIB, Corpus, agree_on_data, prepare_tokens
+from peerd.train.corpus import Corpus, agree_on_data
 
 Kind = Literal["alone", "gpipe", "1f1b", "mediated"]
 

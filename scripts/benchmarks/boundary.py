@@ -20,8 +20,10 @@ import torch
 from peerd.config.codec import parse_codec
 from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, TrainConfig, WireConfig
 from peerd.config.paths import cache_folder
+from peerd.data.sources import STDLIB
+from peerd.data.tokens import prepare_tokens
 from peerd.reference import train_reference
-from peerd.train.corpus import STDLIB, Corpus, prepare_tokens
+from peerd.train.corpus import Corpus
 from scripts.benchmarks._report import SCHEMA, progress, run
 
 WINDOW = 20

@@ -25,13 +25,15 @@ from peerd.averaging.compression import Compression, Residual
 from peerd.config.codec import LADDER, parse_averaged
 from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, TrainConfig, WireConfig
 from peerd.config.paths import cache_folder
+from peerd.data.sources import STDLIB
+from peerd.data.tokens import prepare_tokens
 from peerd.models.stages import StageModule, build_stage, initial_parameter_spec
 from peerd.policy.route.compressing import choose_rung
 from peerd.reference import backpropagate
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.update import apply_means
 from peerd.table.record import AverageId
-from peerd.train.corpus import STDLIB, Corpus, prepare_tokens
+from peerd.train.corpus import Corpus
 from scripts.benchmarks._report import SCHEMA, progress, run
 
 WINDOW = 20

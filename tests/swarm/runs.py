@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
 from peerd.config.paths import cache_folder
+from peerd.data.tokens import prepare_tokens
 from peerd.reference import train_reference
-from peerd.train.corpus import Corpus, prepare_tokens
+from peerd.train.corpus import Corpus
 from tests.tiny_run import real_text
 
 PERIOD_S = 1.0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from peerd.data.tokens import prepare_tokens
 from peerd.reference import train_reference
-from peerd.train.corpus import Corpus, prepare_tokens
+from peerd.train.corpus import Corpus
 from tests.swarm.daemons import Swarm, until
 from tests.swarm.runs import assert_equals_reference, exported_steps, swarm_manifest
 

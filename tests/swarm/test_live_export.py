@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from peerd.config.manifest import Manifest
+from peerd.data.tokens import prepare_tokens
 from peerd.models.stages import build_stage
 from peerd.reference import train_reference
-from peerd.train.corpus import Corpus, prepare_tokens
+from peerd.train.corpus import Corpus
 from tests.swarm.daemons import Swarm
 from tests.swarm.machine import slowdown
 from tests.swarm.runs import swarm_manifest

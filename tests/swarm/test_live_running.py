@@ -11,11 +11,12 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import load, load_file
 
+from peerd.data.tokens import prepare_tokens
 from peerd.errors import BadMessageError, BusyError, ExitCode, WrongStateError
 from peerd.link.links import Links
 from peerd.reference import train_reference
 from peerd.table.record import PeerId, RunId
-from peerd.train.corpus import Corpus, prepare_tokens
+from peerd.train.corpus import Corpus
 from peerd.wire.messages import TensorBytes
 from tests.swarm.daemons import Daemon, Swarm, run_peerd, until
 from tests.swarm.machine import slowdown

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.config.manifest import DataConfig
+from peerd.data.sources import STDLIB
+from peerd.data.tokens import TokenFile, prepare_tokens
 from peerd.errors import DiskError, ManifestError
-from peerd.train.corpus import STDLIB, Corpus, TokenFile, agree_on_data, prepare_tokens, window_start
+from peerd.train.corpus import Corpus, agree_on_data, window_start
 from tests.tiny_run import corpus_of, real_text, replace_train, tiny_manifest
 
 UINT63 = st.integers(0, 2**63 - 1)

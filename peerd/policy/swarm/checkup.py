@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -71,18 +72,8 @@ def of_versions(found: Mapping[str, str], needed: Mapping[str, str]) -> list[Fin
 
 def numbers_in(version: str) -> tuple[int, ...]:
     """The leading numbers of a version: 2.6.0rc1+cpu -> 2, 6, 0."""
-    numbers: list[int] = []
-    for part in version.split("."):
-        digits = ""
-        for character in part:
-            if not ("0" <= character <= "9"):
-                break
-            digits += character
-        if digits:
-            numbers.append(int(digits))
-        if digits != part:
-            break
-    return tuple(numbers)
+    leading = re.sub(r"[^0-9.].*", "", version, flags=re.DOTALL)
+    return tuple(int(part) for part in leading.split(".") if part)
 
 
 def of_memory(free_bytes: int, needed_bytes: Sequence[int], allowed_bytes: int = 0) -> Finding:
