@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
@@ -60,30 +61,24 @@ class HeldData:
         return f"not here: launches no microbatches (`peerd join --data {SWARM}` fetches it)"
 
 
+@dataclass(eq=False)
 class Training:
     """Launches and evaluates while one stage is served; without the data it knows what the swarm tells of evaluations."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        membership: Membership,
-        dispatcher: Dispatcher,
-        data: HeldData,
-        announce: Callable[[], None],
-        tracing: CallTracing,
-    ) -> None:
-        """`announce` tells others that the data has come, or that an evaluation was made."""
-        self._manifest = manifest
-        self._membership = membership
-        self._dispatcher = dispatcher
-        self._data = data
-        self._announce = announce
-        self._tracing = tracing
-        self.trainer: Trainer | None = None
-        self.trains_from = 0
-        self._evaluator: Evaluator | None = None
-        if data.corpus is not None:
-            self._begin(data.corpus)
+    _manifest: Manifest
+    _membership: Membership
+    _dispatcher: Dispatcher
+    _data: HeldData
+    _announce: Callable[[], None]
+    """Tells others that the data has come, or that an evaluation was made."""
+    _tracing: CallTracing
+    trainer: Trainer | None = None
+    trains_from: int = 0
+    _evaluator: Evaluator | None = None
+
+    def __post_init__(self) -> None:
+        if self._data.corpus is not None:
+            self._begin(self._data.corpus)
 
     def _begin(self, corpus: Microbatches) -> None:
         self._own_from_now()

@@ -14,7 +14,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -145,24 +145,17 @@ class _Path:
         return isinstance(self.channel, NeighbourChannel)
 
 
+@dataclass(eq=False)
 class DirectPaths:
     """Direct channels to peers that have an endpoint. While a cap is set only neighbours get one, because the tunnel enforces caps."""
 
-    def __init__(
-        self,
-        links: Links,
-        certificate: Certificate,
-        addresses_of: Callable[[PeerId], tuple[str, ...]],
-        throttles: Throttles,
-        neighbours: Neighbours | None = None,
-    ) -> None:
-        self._links = links
-        self._neighbours = neighbours
-        self._certificate = certificate
-        self._addresses_of = addresses_of
-        self._throttles = throttles
-        self._paths: dict[PeerId, _Path] = {}
-        self._closing: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
+    _links: Links
+    _certificate: Certificate
+    _addresses_of: Callable[[PeerId], tuple[str, ...]]
+    _throttles: Throttles
+    _neighbours: Neighbours | None = None
+    _paths: dict[PeerId, _Path] = field(default_factory=dict)
+    _closing: dict[grpc.aio.Channel, asyncio.Task[None]] = field(default_factory=dict)
 
     def channel(self, peer: PeerId) -> Channel | None:
         """Return the open direct channel to a peer, or None. Starts a task that opens one when a try is due."""

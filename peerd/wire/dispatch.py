@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import structlog
@@ -57,35 +57,25 @@ class CallAdapter(Protocol):
         """Return the call in the form that is sent to `peer`."""
 
 
+@dataclass(eq=False)
 class Dispatcher:
     """Sends microbatches, with one router for each stage. `patience_s` bounds a callee's silence, `total_s` one microbatch."""
 
-    def __init__(
-        self,
-        client: StageClient,
-        table: LiveTable,
-        failures: FailureReports,
-        adapter: CallAdapter,
-        num_stages: int,
-        num_microbatches: int,
-        patience_s: float,
-        total_s: float,
-    ) -> None:
-        self._client = client
-        self._table = table
-        self._failures = failures
-        self._adapter = adapter
-        self._num_stages = num_stages
-        self._num_microbatches = num_microbatches
-        self._patience_s = patience_s
-        self._total_s = total_s
-        self._routers: dict[tuple[int, bool], Router] = {}
-        """By stage and whether for evaluation, whose forward passes say nothing about response times in training."""
-        self._deaf_until_s: dict[PeerId, float] = {}
-        """Peers that asked for a pause, and when it ends (monotonic clock)."""
-        self._cancels = Tasks()
-        self.replayed = 0
-        """Number of times that a microbatch went to another peer because its callee failed."""
+    _client: StageClient
+    _table: LiveTable
+    _failures: FailureReports
+    _adapter: CallAdapter
+    _num_stages: int
+    _num_microbatches: int
+    _patience_s: float
+    _total_s: float
+    _routers: dict[tuple[int, bool], Router] = field(default_factory=dict)
+    """By stage and whether for evaluation, whose forward passes say nothing about response times in training."""
+    _deaf_until_s: dict[PeerId, float] = field(default_factory=dict)
+    """Peers that asked for a pause, and when it ends (monotonic clock)."""
+    _cancels: Tasks = field(default_factory=Tasks)
+    replayed: int = 0
+    """Number of times that a microbatch went to another peer because its callee failed."""
 
     async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
         """Return the result of one microbatch. Raises PeerGoneError if no peer took it in time, WrongStateError if its step is over."""

@@ -90,7 +90,7 @@ class Sending:
 
     def __post_init__(self) -> None:
         client = cast(StageClient, self.client)
-        self.dispatcher = Dispatcher(client, self.table, self, self, 2, 8, patience_s=1.0, total_s=self.total_s)
+        self.dispatcher = Dispatcher(client, self.table, self, self, 2, 8, 1.0, self.total_s)
 
     def report_failure(self, peer: PeerId) -> None:
         self.failures.append(peer)
