@@ -17,6 +17,7 @@ from peerd.policy.step.acts import Act
 from peerd.policy.step.recovery import Beginning, plan, step_to_go_back_to
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.situation import OwnState, Situation, StepRules
+from peerd.policy.step.steady import Steady
 from peerd.policy.step.stepping import decide, looks_lost
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.snapshots import MOST_STATE_BYTES, Downloaded, Downloader
@@ -87,10 +88,8 @@ class Stepper:
         """Set at the next commit, and then replaced by a new event."""
         self._retiring = asyncio.Event()
         self._retired = asyncio.Event()
-        self._resumable: tuple[acts.LoadCheckpoint | None, float] = (None, 0.0)
-        """The checkpoint's step at which to resume, and the time since which the policy has named it."""
-        self._going_back: tuple[int, float] = (-1, 0.0)
-        """The step that rule 14 (step back) names, and the time since which it has named it; -1: none."""
+        self._resumable, self._going_back, self._outlived = Steady(), Steady(), Steady()
+        """The checkpoint to load, the step that rule 14 (step back) names, and whether the run has outlived this peer's state."""
         self._beginning = beginning
         self._host = host
         self.decision: Act = acts.Wait("just begun")
@@ -127,7 +126,8 @@ class Stepper:
     @property
     def _is_pressed(self) -> bool:
         """Whether time alone may change the decision; every other change wakes the stepper."""
-        if self._state.record.phase is not Phase.ACCUMULATING or self._lost_since_s is not None or self._going_back[0] >= 0:
+        waits = self._lost_since_s is not None or self._going_back.holds or self._outlived.holds
+        if waits or self._state.record.phase is not Phase.ACCUMULATING:
             return True
         return self._fetching.remembers or self._propose_after_s + TICK_S > clock_s()
 
@@ -170,14 +170,21 @@ class Stepper:
             self._lost_since_s = None
         elif self._lost_since_s is None:
             self._lost_since_s = now.now_s
-        back = step_to_go_back_to(own.record, live, self._rules)
-        if (-1 if back is None else back) != self._going_back[0]:
-            self._going_back = (-1 if back is None else back, now.now_s)
+        back_since_s = self._going_back.since_s(step_to_go_back_to(own.record, live, self._rules), now.now_s)
+        outlived_since_s = self._outlived.since_s(live.is_outlived(own.record) or None, now.now_s)
         at_start = own.record.step <= self._beginning.step
         if own.record.phase is Phase.JOINING and at_start and not live.serving(own.record.stage):
-            return self._recover(now)
-        back_since_s = self._going_back[1] if back is not None else None
-        return decide(replace(now, own=replace(own, lost_since_s=self._lost_since_s, back_since_s=back_since_s)))
+            return self._once_settled(self._recover(now), now)
+        own = replace(own, lost_since_s=self._lost_since_s, back_since_s=back_since_s, outlived_since_s=outlived_since_s)
+        return self._once_settled(decide(replace(now, own=own)), now)
+
+    def _once_settled(self, act: Act, now: Situation) -> Act:
+        """Wait with a checkpoint until it has been the one to load for a while: the dead are believed to live for one life of a record."""
+        if not isinstance(act, acts.LoadCheckpoint):
+            return act
+        since_s = self._resumable.since_s(act, now.now_s)
+        wait_s = now.rules.ttl_s if act.is_lossless else now.rules.lost_wait_s
+        return act if since_s is not None and now.now_s - since_s >= wait_s else acts.Wait(act.reason)
 
     def _rules_in(self, live: LiveView) -> StepRules:
         """The rules' numbers with the present life of a record: if records live longer, a step must look lost for longer."""
@@ -193,13 +200,7 @@ class Stepper:
         if isinstance(act, acts.Serve | acts.LoadStart) and beginning.loses_steps:
             LOG.warning("beginning anew", reason=act.reason, remedy="if a peer has one: `peerd leave`, and `peerd join` once it is back")
             self._beginning = replace(beginning, reached=beginning.step)  # so that this is logged once
-        if not isinstance(act, acts.LoadCheckpoint):
-            return act
-        wait_s = self._rules.ttl_s if act.is_lossless else self._rules.lost_wait_s  # peers with a better checkpoint may still join
-        if act != self._resumable[0]:
-            self._resumable = (act, now.now_s)
-        is_settled = now.now_s - self._resumable[1] >= wait_s
-        return act if is_settled else acts.Wait(act.reason)
+        return act
 
     async def _load_start(self) -> None:
         try:

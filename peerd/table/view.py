@@ -6,7 +6,7 @@ clock and always arguments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median_low
 from types import MappingProxyType
@@ -48,7 +48,7 @@ class LiveView:
     _by_stage: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _serving: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _members: dict[tuple[int, int], tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """These four are filled on first use: many questions are asked about one view."""
+    """These are filled on first use: many questions are asked about one view."""
 
     def find(self, peer: PeerId) -> PeerRecord | None:
         if not self._by_peer:
@@ -69,17 +69,24 @@ class LiveView:
         return self._by_stage.get(stage, ())
 
     def serving(self, stage: int) -> tuple[PeerRecord, ...]:
-        """Live peers of a stage that have its parameters, whatever their step."""
-        found = self._serving.get(stage)
-        if found is None:
-            found = self._serving[stage] = tuple(r for r in self.of_stage(stage) if r.phase is not Phase.JOINING)
-        return found
+        """Live peers of a stage that have its parameters, whatever their step. Outlived ones do not count."""
+        if not self._serving:
+            self._serving.update(_without_outlived(r for r in self.records if r.phase is not Phase.JOINING))
+        return self._serving.get(stage, ())
+
+    def is_outlived(self, record: PeerRecord) -> bool:
+        """True if the run went back without this peer: another stage is two steps behind it or more, and a mate of its stage, too."""
+        self.serving(record.stage)
+        return _is_outlived(record, _spans(self._serving))
 
     def members(self, stage: int, step: int) -> tuple[PeerRecord, ...]:
-        """T4 (members): live records with that stage and step, not joining and not voided for the step."""
+        """T4 (members): live records with that stage and step, not joining and not voided for the step.
+
+        A leaving peer voids nobody: the stage may have nobody left to compute anew what the voided member holds.
+        """
         found = self._members.get((stage, step))
         if found is None:
-            voided = {(v.peer, v.incarnation, v.step) for r in self.of_stage(stage) for v in r.voids}
+            voided = {(v.peer, v.incarnation, v.step) for r in self.of_stage(stage) if not r.leaving for v in r.voids}
             found = tuple(r for r in self.serving(stage) if r.step == step and (r.peer, r.incarnation, step) not in voided)
             self._members[stage, step] = found
         return found
@@ -182,6 +189,32 @@ class SwarmView:
     def suspects(self, now_s: float) -> frozenset[PeerId]:
         """Peers with a fresh record that does not count because a live peer suspects them."""
         return frozenset(record.peer for record in self.live(now_s).suspected)
+
+
+def _without_outlived(serving: Iterable[PeerRecord]) -> dict[int, tuple[PeerRecord, ...]]:
+    """The records by stage, but for outlived ones. In each stage at least the peer at the lowest step stays."""
+    by_stage: dict[int, list[PeerRecord]] = {}
+    for record in serving:
+        by_stage.setdefault(record.stage, []).append(record)
+    while True:
+        spans = _spans(by_stage)
+        left = {stage: [r for r in records if not _is_outlived(r, spans)] for stage, records in by_stage.items()}
+        if left == by_stage:
+            return {stage: tuple(records) for stage, records in left.items()}
+        by_stage = left
+
+
+def _spans(by_stage: Mapping[int, Sequence[PeerRecord]]) -> dict[int, tuple[int, int]]:
+    """The lowest and the newest step of each stage."""
+    return {stage: (min(r.step for r in records), max(r.step for r in records)) for stage, records in by_stage.items()}
+
+
+def _is_outlived(record: PeerRecord, spans: Mapping[int, tuple[int, int]]) -> bool:
+    """Whether another stage can not go on from this peer's step, but can from that of one of its mates."""
+    lowest = spans[record.stage][0] if record.stage in spans else record.step
+    if record.step <= lowest + 1:
+        return False
+    return any(lowest - 1 <= newest <= record.step - 2 for stage, (_, newest) in spans.items() if stage != record.stage)
 
 
 def _say_the_same(record: PeerRecord, known: PeerRecord) -> bool:

@@ -88,12 +88,18 @@ class Scenario:
 
 
 def draw(
-    seed: int, kinds: Sequence[Kind], *, survivor: Survivor = Survivor.UP_TO_DATE, off: frozenset[str] = frozenset(), delayed: bool = False
+    seed: int,
+    kinds: Sequence[Kind],
+    *,
+    survivor: Survivor = Survivor.UP_TO_DATE,
+    off: frozenset[str] = frozenset(),
+    delayed: bool = False,
+    steps: tuple[int, int] = (4, 7),
 ) -> Scenario:
-    """A run of random size with random faults of these kinds, from one to seven for each step or so."""
+    """A run of random size with random faults of these kinds, from one to seven for each step or so. `steps`: fewest and most."""
     rng = random.Random(seed)
     num_stages = rng.choice((1, 2, 2, 3))
-    last_step = rng.randint(4, 7)
+    last_step = rng.randint(*steps)
     count = rng.randint(1, 4) * last_step if kinds else 0
     faults = [
         Fault(rng.uniform(0.3, 3.0 * last_step), rng.choice(kinds), rng.random(), rng.random(), rng.choice((0.5, 2.0, 4.0, 9.0)))
@@ -115,4 +121,5 @@ def draw(
         delayed=delayed,
         ties_stages=seed // 2 % 2 == 1,
         off=off,
+        limit_s=max(300.0, 20.0 * last_step),
     )

@@ -269,8 +269,8 @@ class ModelPeer:
         self.lost_since_s = (self.lost_since_s if self.lost_since_s is not None else self.now) if lost else None
         if lost and "wait before lost" in self.world.scenario.off:
             self.lost_since_s = float("-inf")
-        back_since_s = self.recovery.back_since_s(now.live)
-        self.act(decide(replace(now, own=replace(now.own, lost_since_s=self.lost_since_s, back_since_s=back_since_s))))
+        own = self.recovery.noted(replace(now.own, lost_since_s=self.lost_since_s), now.live)
+        self.act(decide(replace(now, own=own)))
         self.calls.launch(self.live())
         if self.record.leaving and owes_nothing(self.record, self.live()):
             self._go()

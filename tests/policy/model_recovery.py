@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from peerd.policy.route.admission import donors
 from peerd.policy.step.acts import LoadCheckpoint, Wait
-from peerd.policy.step.recovery import Beginning, plan, step_to_bring, step_to_go_back_to
-from peerd.policy.step.situation import StepRules
+from peerd.policy.step.recovery import Beginning, checkpoint_to_bring, plan, step_to_go_back_to
+from peerd.policy.step.situation import OwnState, StepRules
+from peerd.policy.step.steady import Steady
 from peerd.table.record import NO_AVERAGE, Lineage, PeerId, Phase
 
 if TYPE_CHECKING:
@@ -23,8 +24,7 @@ class Recovery:
     def __init__(self, peer: ModelPeer) -> None:
         self._peer = peer
         self.going_on = False
-        self._resumable: tuple[LoadCheckpoint | None, float] = (None, 0.0)
-        self._going_back: tuple[int | None, float] = (None, 0.0)
+        self._resumable, self._going_back, self._outlived = Steady(), Steady(), Steady()
 
     @property
     def _rules(self) -> StepRules:
@@ -44,9 +44,9 @@ class Recovery:
         peer = self._peer
         live, rules = peer.live(), self._rules
         if live.serving(peer.record.stage):
-            brought = step_to_bring(peer.record, live, rules) if "bring" not in peer.world.scenario.off else None
+            brought = checkpoint_to_bring(peer.record, live, rules) if "bring" not in peer.world.scenario.off else None
             if brought is not None:
-                self._load(brought)
+                self._load_once_settled(brought)
             elif step_to_go_back_to(peer.record, live, rules) is None:
                 self.download(frozenset())
             return
@@ -54,12 +54,15 @@ class Recovery:
         beginning = Beginning(founder=False)
         found = plan(peer.record, live, rules, beginning=beginning, newest_seen=max(seen, default=0))
         assert isinstance(found, Wait | LoadCheckpoint), "a run under way must not begin anew"
-        if isinstance(found, Wait):
-            return
-        if found != self._resumable[0]:
-            self._resumable = (found, peer.now)
-        if peer.now - self._resumable[1] >= (rules.ttl_s if found.is_lossless else rules.lost_wait_s):
-            self._load(found.step)
+        if not isinstance(found, Wait):
+            self._load_once_settled(found)
+
+    def _load_once_settled(self, act: LoadCheckpoint) -> None:
+        """Records of dead peers are believed for one life of a record."""
+        peer, rules = self._peer, self._rules
+        since_s = self._resumable.since_s(act, peer.now)
+        if since_s is not None and peer.now - since_s >= (rules.ttl_s if act.is_lossless else rules.lost_wait_s):
+            self._load(act.step)
 
     def _load(self, step: int) -> None:
         peer = self._peer
@@ -70,12 +73,11 @@ class Recovery:
         peer.change(step=kept.step, lineage=kept.lineage, norms=kept.norms)
         peer.tied.take_over(kept.copy)
 
-    def back_since_s(self, live: LiveView) -> float | None:
-        """Since when rule 14 (step back) has named the same step; None while it names none."""
-        step = step_to_go_back_to(self._peer.record, live, self._rules)
-        if step != self._going_back[0]:
-            self._going_back = (step, self._peer.now)
-        return self._going_back[1] if step is not None else None
+    def noted(self, own: OwnState, live: LiveView) -> OwnState:
+        """With the times since which the rules 14 (step back) and 15 (follow) have said the same."""
+        now_s = self._peer.now
+        back_since_s = self._going_back.since_s(step_to_go_back_to(own.record, live, self._rules), now_s)
+        return replace(own, back_since_s=back_since_s, outlived_since_s=self._outlived.since_s(live.is_outlived(own.record) or None, now_s))
 
     def step_back(self) -> None:
         """Rule 14 (step back): hold nothing any more, and offer what is on the disk."""

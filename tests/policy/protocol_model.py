@@ -348,6 +348,13 @@ class World:
             peer.receive(tuple(self.directory.values()))
             peer.recovery.begin(stage)
 
+    def wake(self, name: PeerId) -> None:
+        """End a peer's sleep before its time: what it had put off until then comes now."""
+        sleeper = self.peers[name]
+        sleeper.awake_at = self.now
+        self._events = [(self.now if peer is sleeper else at_s, number, peer, act) for at_s, number, peer, act in self._events]
+        heapq.heapify(self._events)
+
     def enter(self, name: PeerId, stage: int) -> None:
         """A mover goes on in another stage, with what it knew."""
         before = self.peers[name]

@@ -79,6 +79,19 @@ def test_a_thousand_runs_are_exact_and_none_gets_stuck(block: int, delayed: bool
     assert counts["faults"] > 1000
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(10))
+def test_a_tenth_of_a_day_of_virtual_time_has_no_stuck_run(block: int) -> None:
+    """Longer runs, with faults all the way: a hundred seeds a block, half of them with delayed updates."""
+    virtual_s = 0.0
+    for seed in range(20_000 + 100 * block, 20_000 + 100 * (block + 1)):
+        outcome = run(draw(seed, EVERY_KIND, delayed=seed % 2 == 1, steps=(30, 50)))
+        assert outcome.problems == (), seed
+        virtual_s += outcome.ended_at_s
+    assert virtual_s > 8640
+
+
 @pytest.mark.parametrize("rule", RULES_OFF)
 def test_the_checks_notice_when_a_rule_is_switched_off(rule: str) -> None:
     """I1, I2 or a stall, within a few dozen runs of which none has a problem with the rule on."""
@@ -105,7 +118,7 @@ def behind_a_dead_holder(steps_ahead: int, off: frozenset[str] = frozenset(), de
     others = [world.peers[name] for name in sorted(world.peers) if name in ("p1", "p3")]
     world.run(until=lambda: max(peer.record.step for peer in others) == steps_ahead)
     world.strike(Fault(0, Kind.KILL, name="p0"))
-    world.peers[sorted(world.peers)[2]].awake_at = world.now + 5.0
+    world.at(5.0, None, lambda: world.wake(PeerId("p2")))
     return world
 
 
@@ -231,10 +244,10 @@ def came_back_ahead_of_its_mate(off: frozenset[str] = frozenset()) -> World:
     """p2 sleeps at step 0 while p0, its only mate, goes on to step 6, keeps it on its disk and ends. p2 wakes; p0 comes back."""
     asleep = Fault(0.05, Kind.SLEEP, name="p2", lasts_s=1e4)
     world = World(Scenario(seed=1, survivor=Survivor.ANY, last_step=10, off=off, faults=(asleep,)))
-    first, _, mate = (world.peers[name] for name in sorted(world.peers)[:3])
+    first = world.peers[PeerId("p0")]
     world.run(until=lambda: first.record.step == 6 and first.record.phase is Phase.ACCUMULATING)
     world.strike(Fault(0, Kind.KILL, name="p0"))
-    mate.awake_at = world.now + 1.0
+    world.at(1.0, None, lambda: world.wake(PeerId("p2")))
     world.at(4.0, None, lambda: world.come_back(first.name, 0))
     return world
 
@@ -297,6 +310,24 @@ def test_hole_24_a_stage_whose_sums_died_with_it_resumes_where_it_needs_none() -
 
 def test_hole_24_if_it_resumed_at_the_step_before_that_would_be_given_up() -> None:
     assert sums_died(frozenset({"sum of the step before"})).run().counts["inexact"] > 0
+
+
+def test_hole_25_a_peer_that_slept_while_the_run_went_back_follows_it() -> None:
+    """p2 sleeps at step 5. The others die there, go on from step 3 on their disks, and are at step 3 when p2 wakes."""
+    world = World(Scenario(seed=1, survivor=Survivor.ANY, last_step=8, num_microbatches=96))
+    stages = {PeerId("p0"): 0, PeerId("p1"): 1, PeerId("p3"): 1}
+    world.run(until=lambda: min(peer.record.step for peer in world.peers.values()) == 5)
+    world.strike(Fault(0, Kind.SLEEP, name="p2", lasts_s=1e4))
+    world.directory.clear()
+    for name, stage in stages.items():
+        world.peers[name].alive = False
+        world.at(0.1, None, lambda name=name, stage=stage: world.come_back(name, stage))  # type: ignore[misc]
+    world.run(until=lambda: all(peer.alive and peer.record.phase is Phase.ACCUMULATING for peer in map(world.peers.__getitem__, stages)))
+    assert {world.peers[name].record.step for name in stages} == {3}
+    world.wake(PeerId("p2"))
+    assert world.run().problems == ()
+    assert world.counts["reloads"] >= 1
+    assert world.counts["inexact"] == 0
 
 
 @pytest.mark.parametrize("kind", [Kind.CUT, Kind.ONE_WAY])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.policy.step.acts import Act, LoadCheckpoint, LoadStart, Serve, Wait
-from peerd.policy.step.recovery import Beginning, plan, step_to_bring, step_to_go_back_to
+from peerd.policy.step.recovery import Beginning, checkpoint_to_bring, plan, step_to_go_back_to
 from peerd.policy.step.situation import StepRules
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, TiedSum
 from peerd.table.view import LiveView
@@ -30,7 +30,7 @@ def rules(num_stages: int, ties_stages: bool = False) -> StepRules:
     return StepRules(num_stages=num_stages, num_microbatches=4, ttl_s=15.0, averaging_s=9.0, ties_stages=ties_stages)
 
 
-def step_to_load(act: Act) -> int | None:
+def step_to_load(act: Act | None) -> int | None:
     return act.step if isinstance(act, LoadCheckpoint) else None
 
 
@@ -128,10 +128,12 @@ def test_a_joiner_brings_a_checkpoint_only_where_its_stage_has_lost_steps_that_o
     mine = joiner("a", 0, 12, 16, 19)
 
     def brings(mate: int, *others: int) -> int | None:
-        return step_to_bring(mine, view(mine, server("b", 0, mate), *(server(f"c{step}", 1, step) for step in others)), rules(2))
+        found = checkpoint_to_bring(mine, view(mine, server("b", 0, mate), *(server(f"c{step}", 1, step) for step in others)), rules(2))
+        return None if found is None else found.step if found.is_lossless else -found.step
 
     assert brings(15, 19) == 19
     assert brings(15, 18) == 19, "the other stage is about to commit step 18"
+    assert brings(15, 21) == -19, "a last resort: step 19 has to be given up, and perhaps what seems to be at 15 is dead"
     assert brings(15, 17) == 16, "19 is of a run that the others have given up"
     assert brings(18, 19) is None, "the other stage still serves step 18"
     assert brings(19, 19) is None
@@ -142,13 +144,15 @@ def test_an_end_of_a_tied_weight_brings_what_costs_the_other_end_no_step() -> No
     """A checkpoint holds no sum of the step before, which the other end still has to finish."""
     for ties_stages, kept, brought in ((True, (16, 18), 16), (False, (16, 18), 18), (True, (18,), 18)):
         mine = joiner("a", 0, *kept)
-        assert step_to_bring(mine, view(mine, server("b", 0, 15), server("c", 1, 17)), rules(2, ties_stages)) == brought
+        found = checkpoint_to_bring(mine, view(mine, server("b", 0, 15), server("c", 1, 17)), rules(2, ties_stages))
+        assert found is not None
+        assert (found.step, found.is_lossless) == (brought, brought == 16 or not ties_stages)
 
 
 def test_in_a_run_of_one_stage_the_newest_state_wins() -> None:
     mine = joiner("a", 0, 16, 19)
-    assert step_to_bring(mine, view(mine, server("b", 0, 18)), rules(1)) == 19
-    assert step_to_bring(mine, view(mine, server("b", 0, 19)), rules(1)) is None
+    assert step_to_load(checkpoint_to_bring(mine, view(mine, server("b", 0, 18)), rules(1))) == 19
+    assert checkpoint_to_bring(mine, view(mine, server("b", 0, 19)), rules(1)) is None
 
 
 def test_a_serving_stage_goes_back_only_where_another_is_dead_and_cannot_come_to_its_frontier() -> None:
@@ -158,6 +162,13 @@ def test_a_serving_stage_goes_back_only_where_another_is_dead_and_cannot_come_to
     assert step_to_go_back_to(mine, view(mine, server("c", 1, 20), joiner("b", 1, 15)), rules(2)) is None
     assert step_to_go_back_to(mine, view(mine, joiner("b", 1, 7)), rules(2)) is None, "no step in common"
     assert step_to_go_back_to(mine, view(mine), rules(2)) is None, "nobody has come back yet"
+
+
+def test_a_joiner_that_holds_what_no_other_stage_can_go_on_from_goes_back_too() -> None:
+    """Its mate has gone back while it downloaded; nobody serves its stage."""
+    mine = replace(joiner("a", 1, 15), step=20)
+    assert step_to_go_back_to(mine, view(mine, server("b", 0, 15, 15)), rules(2)) == 15
+    assert step_to_go_back_to(mine, view(mine, server("b", 0, 21, 15)), rules(2)) is None, "its own state is the one that stage 0 needs"
 
 
 def test_joiners_wait_until_the_serving_stages_have_gone_back() -> None:

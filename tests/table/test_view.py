@@ -133,3 +133,35 @@ def test_members_are_those_at_the_step_neither_joining_nor_voided() -> None:
     assert view_of(leader, voided, joining, ahead, elsewhere).members(0, 4) == (leader,)
     assert view_of(leader, restarted).members(0, 4) == (leader, restarted)
     assert view_of(leader, voided, joining, ahead).serving(0) == (leader, voided, ahead)
+
+
+def at_step(name: str, stage: int, step: int) -> PeerRecord:
+    return PeerRecord(peer=PeerId(name), stage=stage, step=step, phase=Phase.ACCUMULATING)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6)), min_size=1, max_size=8))
+def test_hole_25_of_every_stage_that_is_served_somebody_counts_and_what_is_left_fits_together(found: list[tuple[int, int]]) -> None:
+    live = view_of(*(at_step(f"p{number}", stage, step) for number, (stage, step) in enumerate(found)))
+    for stage in {stage for stage, _ in found}:
+        assert live.serving(stage)
+        assert not any(live.is_outlived(record) for record in live.serving(stage))
+        alone = [record for record in live.records if record.stage == stage]
+        assert view_of(*alone).serving(stage) == tuple(alone), "a run of one stage outlives nobody: its newest state wins"
+
+
+def test_hole_25_a_peer_that_slept_while_the_run_went_back_does_not_count() -> None:
+    slept, mate, other = at_step("a", 0, 5), at_step("b", 0, 3), at_step("c", 1, 3)
+    assert view_of(slept, mate, other).serving(0) == (mate,)
+    assert view_of(slept, mate, at_step("c", 1, 4)).serving(0) == (slept, mate), "one step apart is the life of a run"
+    assert view_of(slept, other).serving(0) == (slept,), "the other stage is behind, and nobody of this one is with it"
+    joiner = replace(slept, phase=Phase.JOINING)
+    assert view_of(joiner, mate, other).is_outlived(joiner)
+
+
+def test_a_leaving_peer_voids_nobody() -> None:
+    """Otherwise a stage of two stands still: the voided member's work would have to be done again by the peer that leaves."""
+    mate, voids = at_step("b", 0, 3), (Void(PeerId("b"), 0, 3),)
+    author = replace(at_step("a", 0, 3), voids=voids)
+    assert view_of(author, mate).members(0, 3) == (author,)
+    leaving = replace(author, leaving=True)
+    assert view_of(leaving, mate).members(0, 3) == (leaving, mate)

@@ -17,7 +17,7 @@ from peerd.policy.step.acts import LoadCheckpoint, LoadStart, Serve, Wait
 from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.situation import StepRules
 from peerd.policy.step.tied import other_end, sum_told
-from peerd.table.record import PeerRecord
+from peerd.table.record import PeerRecord, Phase
 from peerd.table.view import LiveView
 
 
@@ -80,8 +80,8 @@ def plan(
     return LoadCheckpoint(f"the run resumes at step {step}, the newest that every stage can provide", step, is_lossless)
 
 
-def step_to_bring(mine: PeerRecord, live: LiveView, rules: StepRules) -> int | None:
-    """Rule J5 (bring): the step of a joiner's own checkpoint that saves steps which its stage's serving peers have lost.
+def checkpoint_to_bring(mine: PeerRecord, live: LiveView, rules: StepRules) -> LoadCheckpoint | None:
+    """Rule J5 (bring): a joiner's own checkpoint that saves steps which its stage's serving peers have lost.
 
     They have lost steps if some other stage is two steps ahead of them: no peer of it holds the parameters that their step needs. The
     checkpoint must be newer than what they hold, and at most one step beyond every other stage; a later one is of a run that others
@@ -91,28 +91,35 @@ def step_to_bring(mine: PeerRecord, live: LiveView, rules: StepRules) -> int | N
     others = {stage: step for stage in range(rules.num_stages) if stage != mine.stage and (step := stage_step(live, stage)) is not None}
     if newest is None or (rules.num_stages > 1 and max(others.values(), default=0) < newest + 2):
         return None
-    most = min(others.values()) + 1 if others else None
-    able = [step for step in mine.checkpoints if step > max(newest, mine.step) and (most is None or step <= most)]
-    lossless = [step for step in able if far is None or step <= others.get(far, step)]
-    return max(lossless or able, default=None)
+    first, last = (max(others.values()) - 1, min(others.values()) + 1) if others else (0, max(mine.checkpoints, default=0))
+    able = [step for step in mine.checkpoints if max(newest, mine.step) < step <= last]
+    lossless = [step for step in able if first <= step and (far is None or step <= others.get(far, step))]
+    if not able:
+        return None
+    return LoadCheckpoint(f"the stage is at step {newest}, and other stages cannot go on from there", max(lossless or able), bool(lossless))
 
 
 def step_to_go_back_to(mine: PeerRecord, live: LiveView, rules: StepRules) -> int | None:
-    """Rule 14 (step back): the step at which the run can resume only if the peers that serve this stage go back to it.
+    """Rule 14 (step back): the step at which the run can resume only if the peers that hold this stage go back to it.
 
-    It is the newest step that every stage can provide, where nobody serves some other stage and its joiners hold neither the
-    step of this stage nor the one before. None: there is no such need, or no such step.
+    It is the newest step that every stage can provide, where nobody serves some stage, and its joiners hold neither the step of this
+    stage nor the one before. None: there is no such need, or no such step. A joiner that holds a state counts as one that serves.
     """
-    if not live.serving(mine.stage) or all(live.serving(stage) for stage in range(rules.num_stages)):
+    if all(live.serving(stage) for stage in range(rules.num_stages)):
         return None
-    step, is_lossless = _newest_common(mine, live, rules)
-    return None if step in _frontier(live, mine.stage, rules if is_lossless else None) else step
+    held = frozenset({mine.step}) if mine.phase is Phase.JOINING else frozenset()
+    step, is_lossless = _newest_common(mine, live, rules, held)
+    return None if step in _frontier(live, mine.stage, rules if is_lossless else None) | held else step
 
 
-def _newest_common(mine: PeerRecord, live: LiveView, rules: StepRules) -> tuple[int | None, bool]:
-    """The newest step that every stage can provide, and whether no step is given up for it; None if there is no such step."""
+def _newest_common(mine: PeerRecord, live: LiveView, rules: StepRules, held: frozenset[int] = frozenset()) -> tuple[int | None, bool]:
+    """The newest step that every stage can provide, and whether no step is given up for it; None if there is no such step.
+
+    `held` are steps of its stage that this peer can provide beside those that its record tells.
+    """
     for limits in (rules, None):
-        offers = (_frontier(live, stage, limits) | _on_disks(mine, live, stage) for stage in range(rules.num_stages))
+        offers = [_frontier(live, stage, limits) | _on_disks(mine, live, stage) for stage in range(rules.num_stages)]
+        offers[mine.stage] |= held
         common = frozenset.intersection(*offers)
         if common:
             return max(common), limits is not None

@@ -50,6 +50,8 @@ class OwnState:
     """The time since which the stage has looked lost at every look, without a fence or an added gradient; None: it does not look lost."""
     back_since_s: float | None = None
     """The time since which rule 14 (step back) has named the same step at every look; None: it names no step."""
+    outlived_since_s: float | None = None
+    """The time since which the run looks as if it had gone back without this peer, at every look; None: it does not."""
     refused: frozenset[tuple[PeerId, int]] = frozenset()
     """(mate, step): this mate has refused to give the average of this step. The caller forgets these after a while."""
     unanswered: frozenset[tuple[PeerId, int]] = frozenset()

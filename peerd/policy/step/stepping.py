@@ -22,7 +22,7 @@ from peerd.policy.step.acts import Act
 from peerd.policy.step.asides import sums_to_drop
 from peerd.policy.step.ledger import stage_step, why_not_averaged
 from peerd.policy.step.norms import told_by
-from peerd.policy.step.recovery import step_to_bring, step_to_go_back_to
+from peerd.policy.step.recovery import checkpoint_to_bring, step_to_go_back_to
 from peerd.policy.step.roster import compose
 from peerd.policy.step.situation import Situation
 from peerd.policy.step.tied import better_copy, sum_told
@@ -50,11 +50,16 @@ def _join(now: Situation) -> Act:
     """
     mine, rules = now.mine, now.rules
     newest = max((m.step for m in now.mates), default=None)
+    if now.live.is_outlived(mine):
+        return _follow_run(now) or acts.Wait("the run has gone back while this peer joined")
     if newest is None or newest < mine.step:
+        held_back = step_to_go_back_to(mine, now.live, rules) if newest is None else None
+        if held_back is not None:
+            return _step_back(now) or acts.Wait(f"the run can resume only at step {held_back}")
         return acts.Serve("no peer of the stage is ahead of what this peer holds")
-    brought = step_to_bring(mine, now.live, rules)
+    brought = checkpoint_to_bring(mine, now.live, rules)
     if brought is not None:
-        return acts.LoadCheckpoint(f"the stage is at step {newest}, and other stages cannot go on from there", brought)
+        return brought
     back = step_to_go_back_to(mine, now.live, rules)
     if back is not None:
         return acts.Wait(f"the stage is about to go back to step {back}")
@@ -225,6 +230,15 @@ def _step_back(now: Situation) -> Act | None:
     )
 
 
+def _follow_run(now: Situation) -> Act | None:
+    """Rule 15 (follow): the run went back to a checkpoint while this peer was away, and its mates with it (hole 25)."""
+    mine, since_s = now.mine, now.own.outlived_since_s
+    if since_s is None or now.now_s - since_s < now.rules.ttl_s or mine.phase is Phase.AVERAGING or not now.mates:
+        return None
+    best = max(now.mates, key=lambda m: (m.step, m.peer))
+    return acts.Reload(f"the run went back to step {best.step} without this peer", best.peer)
+
+
 _RULES: tuple[Callable[[Situation], Act | None], ...] = (
     _commit_behind_mate,
     _fetch_from_ahead,
@@ -239,6 +253,7 @@ _RULES: tuple[Callable[[Situation], Act | None], ...] = (
     _commit,
     _skip_lost,
     _step_back,
+    _follow_run,
 )
 
 
