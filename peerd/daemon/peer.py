@@ -25,9 +25,9 @@ from peerd.observe.archive import Archive
 from peerd.owner.governor import Governor
 from peerd.policy.step.contributions import StageTally
 from peerd.stage.malloc import give_back_free_memory
+from peerd.swarm.clock import clock_s
 from peerd.swarm.gossip import Gossip
 from peerd.swarm.liveness import Liveness
-from peerd.swarm.membership import clock_s
 from peerd.timeline.spans import SpanRing
 from peerd.train.sharing import DataFetcher, DataGiver
 from peerd.wire.call_tracing import CallTracing

@@ -33,7 +33,7 @@ from peerd.stage.snapshots import MOST_STATE_BYTES, Downloaded, Downloader, Snap
 from peerd.stage.start import start_lineage
 from peerd.stage.state import StageState
 from peerd.step.stepper import Stepper, rules_of
-from peerd.swarm.membership import clock_s
+from peerd.swarm.clock import clock_s
 from peerd.table.record import NO_RECORD, PeerId, Phase, RawRecord
 from peerd.train.trainer import Trainer
 from peerd.wire.clients import AveragingClient, StageClient, StateClient

@@ -14,7 +14,7 @@ from peerd.errors import PeerdError, PeerGoneError, RemoteError
 from peerd.link.p2pd import watch
 from peerd.policy.swarm.reaching import all_gone_silent
 from peerd.policy.swarm.suspicion import Patience
-from peerd.swarm.membership import clock_s
+from peerd.swarm.clock import clock_s
 from peerd.table.record import PeerId
 
 ANSWER_TIMEOUT_S = 3.0

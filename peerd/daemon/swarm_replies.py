@@ -8,7 +8,8 @@ from typing import Any, cast
 from peerd.control.protocol import SCHEMA, EvaluationInfo, PeerInfo, RunInfo, StageInfo
 from peerd.policy.route.evaluating import newest_evaluation
 from peerd.policy.step.ledger import missing, stage_step, work_step
-from peerd.swarm.membership import Membership, clock_s
+from peerd.swarm.clock import clock_s
+from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedManifest
 from peerd.table.record import Evaluation, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView

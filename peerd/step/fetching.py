@@ -11,7 +11,7 @@ from peerd.stage.executor import Executor, Priority
 from peerd.stage.snapshots import MOST_STATE_BYTES, Downloader
 from peerd.stage.state import StageState
 from peerd.step.trials import Trials
-from peerd.swarm.membership import clock_s
+from peerd.swarm.clock import clock_s
 from peerd.table.record import PeerId, Phase
 
 FORGET_REFUSAL_S = 2.0

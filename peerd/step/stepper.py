@@ -24,7 +24,8 @@ from peerd.stage.snapshots import MOST_STATE_BYTES, Downloaded, Downloader
 from peerd.stage.state import StageState
 from peerd.step.fetching import Fetching
 from peerd.step.trials import Trials
-from peerd.swarm.membership import Membership, clock_s
+from peerd.swarm.clock import clock_s
+from peerd.swarm.membership import Membership
 from peerd.table.record import AverageId, PeerId, Phase
 from peerd.table.view import LiveView
 

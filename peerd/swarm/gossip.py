@@ -26,9 +26,10 @@ from peerd.policy.swarm.spreading import (
     partners,
     whom_to_ask,
 )
+from peerd.swarm.clock import clock_s
 from peerd.swarm.directory import Directory
 from peerd.swarm.liveness import Liveness
-from peerd.swarm.membership import Membership, clock_s
+from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId, RawRecord
 from peerd.table.view import NEAR_STAGES, LiveView
 from peerd.wire.swarm_client import SwarmClient

@@ -13,7 +13,8 @@ import structlog
 from peerd.background import start
 from peerd.errors import PeerGoneError, RemoteError
 from peerd.policy.swarm.reaching import is_out_of_reach
-from peerd.swarm.membership import Membership, clock_s
+from peerd.swarm.clock import clock_s
+from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId, PeerRecord, Reach
 from peerd.wire.swarm_client import SwarmClient
 

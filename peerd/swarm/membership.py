@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from peerd.errors import BadMessageError
 from peerd.policy.swarm.spreading import News, periods, summarise
 from peerd.policy.swarm.suspicion import Patience
+from peerd.swarm.clock import clock_s
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedRecord, peek_record, read_record, sign_record
 from peerd.table.circuit import direct
@@ -26,11 +26,6 @@ ABSORBED_AT_ONCE = 16
 """To check a record takes a quarter of a millisecond."""
 FORGIVEN_S = 10.0
 """A wrong suspicion makes this peer more patient for so long."""
-
-
-def clock_s() -> float:
-    """Monotonic seconds that go on while the machine sleeps: rule T2 (alive)."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class OwnRow:

@@ -17,7 +17,8 @@ from peerd.config.manifest import Manifest
 from peerd.errors import RemoteError, WrongStateError
 from peerd.policy.route.evaluating import due_step, is_my_turn, newest_evaluation
 from peerd.policy.step.ledger import work_step
-from peerd.swarm.membership import Membership, clock_s
+from peerd.swarm.clock import clock_s
+from peerd.swarm.membership import Membership
 from peerd.table.record import Evaluation
 from peerd.train.samples import Microbatches, encoded
 from peerd.wire.dispatch import Dispatcher

@@ -24,7 +24,8 @@ from peerd.policy.route.launching import (
     window,
 )
 from peerd.policy.step.ledger import work_step
-from peerd.swarm.membership import Membership, clock_s
+from peerd.swarm.clock import clock_s
+from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId
 from peerd.table.view import LiveView
 from peerd.train.prefetch import Prefetcher

@@ -10,8 +10,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.control.protocol import PeerInfo
 from peerd.daemon.swarm_replies import TableReport
+from peerd.swarm.clock import clock_s
 from peerd.swarm.identity import Identity
-from peerd.swarm.membership import Membership, clock_s
+from peerd.swarm.membership import Membership
 from peerd.swarm.signed import sign_manifest
 from peerd.table.record import PeerId, PeerRecord, Phase, StageSummary, Suspicion
 from peerd.table.view import Sighting

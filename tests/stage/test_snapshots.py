@@ -22,8 +22,9 @@ from peerd.stage.executor import Executor, Priority
 from peerd.stage.export import HistoryEntry
 from peerd.stage.snapshots import Downloaded, Downloader, SnapshotServer, identity_of
 from peerd.stage.state import StageState
+from peerd.swarm.clock import clock_s
 from peerd.swarm.identity import Identity
-from peerd.swarm.membership import Membership, clock_s
+from peerd.swarm.membership import Membership
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase, RunId
 from peerd.wire.chunks import chunks_of
 from peerd.wire.clients import StateClient, StateRequest

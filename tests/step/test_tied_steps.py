@@ -32,7 +32,8 @@ from peerd.stage.results import HeldMicrobatch, Ticket
 from peerd.stage.snapshots import Downloader, SnapshotServer
 from peerd.stage.state import StageState
 from peerd.step.stepper import Stepper
-from peerd.swarm.membership import Membership, clock_s
+from peerd.swarm.clock import clock_s
+from peerd.swarm.membership import Membership
 from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, RawRecord
 from peerd.table.view import LiveView
 from peerd.train.corpus import Corpus

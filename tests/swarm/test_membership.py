@@ -10,8 +10,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.errors import BadMessageError
+from peerd.swarm.clock import clock_s
 from peerd.swarm.identity import Identity
-from peerd.swarm.membership import Membership, Word, clock_s
+from peerd.swarm.membership import Membership, Word
 from peerd.swarm.signed import sign_record
 from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RawRecord, RunId, StepNorm, Suspicion, TiedSum, Vitals
 from tests.swarm.fixed_row import FixedRow

@@ -17,7 +17,8 @@ from peerd.stage.calls import StageService
 from peerd.stage.executor import Executor, Pace, Priority
 from peerd.stage.snapshots import SnapshotServer
 from peerd.stage.state import StageState
-from peerd.swarm.membership import Membership, clock_s
+from peerd.swarm.clock import clock_s
+from peerd.swarm.membership import Membership
 from peerd.table.record import PeerRecord
 from peerd.wire.clients import AveragingClient
 from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer

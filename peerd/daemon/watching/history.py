@@ -16,7 +16,7 @@ from peerd.observe.archive import Archive
 from peerd.observe.entries import Event
 from peerd.policy.step.contributions import Contribution, Report, StageTally, merge, why_impossible
 from peerd.stage.export import HistoryEntry
-from peerd.swarm.membership import clock_s
+from peerd.swarm.clock import clock_s
 from peerd.table.record import Evaluation, PeerId
 from peerd.table.view import LiveView
 

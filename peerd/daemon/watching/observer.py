@@ -20,7 +20,7 @@ from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.sinks import Sinks
 from peerd.policy.step.ledger import work_step
 from peerd.policy.step.roster import Roster
-from peerd.swarm.membership import clock_s
+from peerd.swarm.clock import clock_s
 from peerd.table.record import Phase
 
 LOOK_PERIOD_S = 1.0
