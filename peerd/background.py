@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import structlog
 
+from peerd.errors import system_error
+
 LOG = structlog.get_logger()
 Result = TypeVar("Result")
 Expected = tuple[type[BaseException], ...]
@@ -27,10 +29,14 @@ class InternalErrors:
         self.count = 0
 
     def report(self, where: str, error: BaseException, **fields: Any) -> None:
-        """Log the error with its traceback, and count it: once, however many tasks it passes through."""
+        """Log the error with its traceback, and count it once, however many tasks it passes through. A full disk is no bug."""
         if isinstance(error, BaseExceptionGroup):
             for each in error.exceptions:
                 self.report(where, each, **fields)
+            return
+        told = system_error(error) if isinstance(error, OSError) else None
+        if told is not None:
+            LOG.warning("the machine refuses", where=where, error=str(told), **fields)
             return
         with self._guard:
             if getattr(error, "_is_reported", False):

@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from peerd import SCHEMA
-from peerd.errors import ExitCode, PeerdError, UsageError
+from peerd.errors import ExitCode, PeerdError, UsageError, system_error
 
 REMEDY = "the peerd commands start this process with one request, a JSON text"
 
@@ -35,6 +35,12 @@ def main(arguments: Sequence[str]) -> int:
     except PeerdError as error:
         print(f"peerd: error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        told = system_error(error)
+        if told is None:
+            raise
+        print(f"peerd: error: {told}", file=sys.stderr)
+        return told.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     return ExitCode.OK

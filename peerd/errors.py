@@ -13,6 +13,7 @@ PeerdError                    carries one line that says what is wrong and one t
 |- NoDaemonError              no daemon runs from this home
 |- TimedOutError              an awaited event did not happen in time
 |- StageError                 unknown stage, or no stage fits this machine
+|- LimitError                 the system lets this process have too little, such as open files
 `- RemoteError                a remote call failed (raised by wire/; the subclasses tell what the caller can do)
    |- BadMessageError         the message is wrong: the sender's fault          INVALID_ARGUMENT
    |- WrongStateError         right message, wrong step or stage, or leaving    FAILED_PRECONDITION
@@ -23,6 +24,9 @@ PeerdError                    carries one line that says what is wrong and one t
 from __future__ import annotations
 
 import enum
+import errno
+import resource
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -43,11 +47,12 @@ class ExitCode(enum.IntEnum):
     NO_DAEMON = 11
     TIMED_OUT = 12
     STAGE = 13
+    LIMIT = 14
     INTERRUPTED = 130
 
 
 FOR_THE_USER_TO_MEND = frozenset(
-    {ExitCode.USAGE, ExitCode.MANIFEST, ExitCode.SIGNATURE, ExitCode.ADDRESS, ExitCode.IDENTITY_IN_USE, ExitCode.STAGE}
+    {ExitCode.USAGE, ExitCode.MANIFEST, ExitCode.SIGNATURE, ExitCode.ADDRESS, ExitCode.IDENTITY_IN_USE, ExitCode.STAGE, ExitCode.LIMIT}
 )
 """Errors that a restart cannot mend: a service that exits with one of these stays down."""
 
@@ -114,6 +119,10 @@ class StageError(PeerdError):
     exit_code = ExitCode.STAGE
 
 
+class LimitError(PeerdError):
+    exit_code = ExitCode.LIMIT
+
+
 class RemoteError(PeerdError):
     """A call to another peer failed; the subclass says what the caller can do."""
 
@@ -146,3 +155,34 @@ def error_class_of(code: int) -> type[PeerdError]:
     known: dict[int, type[PeerdError]] = {kind.exit_code: kind for kind in PeerdError.__subclasses__()}
     known[ExitCode.FAILURE] = PeerdError
     return known.get(code, PeerdError)
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_MACHINES = (*FULL, errno.EROFS, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE)
+"""Errors that tell of the machine, whatever the process was doing."""
+
+
+def disk_error(place: Path, error: OSError, remedy: str = "check the folder and its permissions") -> PeerdError:
+    """What an OSError says about a file or folder. `remedy` is what helps where the number alone does not tell."""
+    match error.errno:
+        case errno.ENOSPC:
+            return DiskError(f"{place}: the disk is full", "free some space")
+        case errno.EDQUOT:
+            return DiskError(f"{place}: this user's disk quota is used up", "free some space")
+        case errno.EROFS:
+            return DiskError(f"{place}: the disk is read-only", "make it writable, or choose a folder on another disk")
+        case errno.EFBIG:
+            return DiskError(f"{place}: the file grew past the size limit of this process", "raise `ulimit -f`")
+        case errno.EIO:
+            return DiskError(f"{place}: the disk fails to read or write", "check the disk and its cable; move the folder to another disk")
+        case errno.EMFILE:
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            return LimitError(f"this process has as many files open as it may: {limit}", "raise the limit with `ulimit -n`")
+        case errno.ENFILE:
+            return LimitError("all processes of this machine have as many files open as they may", "end some, or raise fs.file-max")
+    return DiskError(f"{error.filename or place}: {error.strerror or error}", remedy)
+
+
+def system_error(error: OSError) -> PeerdError | None:
+    """The error that an OSError's number means wherever it was raised; None where an error of that number is a bug or the network's."""
+    return disk_error(Path(error.filename or "standard output"), error) if error.errno in _MACHINES else None

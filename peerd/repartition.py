@@ -18,7 +18,7 @@ from torch import Tensor
 from peerd.config import manifest as manifest_files
 from peerd.config.manifest import Manifest
 from peerd.config.paths import Home
-from peerd.errors import DiskError, ManifestError, UsageError
+from peerd.errors import ManifestError, UsageError, disk_error
 from peerd.models.stages import initial_parameter_spec, layers_of
 from peerd.stage.checkpoints import Checkpoint, read_checkpoint, scan_folder
 from peerd.stage.export import HistoryEntry
@@ -137,7 +137,7 @@ def _read_tensors(path: Path) -> tuple[dict[str, Tensor], int]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             return tensors, int((file.metadata() or {})["step"])
     except OSError as error:
-        raise DiskError(f"{path}: {error.strerror or error}") from None
+        raise disk_error(path, error) from None
     except (SafetensorError, KeyError, ValueError) as error:
         raise ManifestError(f"{path} is not an exported model: {error}", "export the run anew") from None
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 # Leaves that every room may use: the error tree, the version, and how a process answers a command.
-LEAVES = {"background", "child", "errors", "__version__", "SCHEMA"}
+LEAVES = {"background", "child", "errors", "unwritten", "__version__", "SCHEMA"}
 
 # Where parts are put together into a process: these may import every room but the client's.
 COMPOSITION_ROOTS = {"checkup", "costs", "daemon", "equality", "generate", "intake", "reference", "repartition"}

@@ -65,7 +65,10 @@ class KeptAverages:
     def hold(self, held: HeldAverage) -> bool:
         """Keep it in memory. Returns whether it shall go to the log."""
         self._unlogged = {step: other for step, other in self._unlogged.items() if self._is_logged(other)} | {held.roster.step: held}
-        return self._is_logged(held)
+        if not self._is_logged(held):
+            self._log.forget_trouble()
+            return False
+        return True
 
     async def write(self, held: HeldAverage) -> None:
         """Write an average to the log after a pause, so that the first microbatch of the next step does not wait for the disk."""

@@ -11,7 +11,6 @@ import contextlib
 import shutil
 from pathlib import Path
 
-import structlog
 import torch
 
 from peerd.policy.step.roster import Roster
@@ -19,9 +18,10 @@ from peerd.policy.step.stepping import KEPT_AVERAGES
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.results import HeldAverage, TiedGradients
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage
+from peerd.unwritten import UNWRITTEN
 from peerd.wire.tensors import encode_flat
 
-LOG = structlog.get_logger()
+AVERAGES = "averages for mates that catch up"
 
 
 class AverageLog:
@@ -34,12 +34,14 @@ class AverageLog:
         self._kept: dict[int, tuple[Roster, Lineage, AverageId, int]] = {}
         """By step: the roster, the lineage, the id of the tied sum at the end of the file, and the number of its elements."""
         shutil.rmtree(folder, ignore_errors=True)
+        self.forget_trouble()
 
     def put(self, held: HeldAverage) -> bool:
         """Write the average of a step and delete the oldest. Returns False if the disk or the owner's limit has no room for it."""
         step = held.roster.step
         tied_sum, tied = (held.tied.id, held.tied.values) if held.tied else (NO_AVERAGE, torch.empty(0, dtype=self._dtype))
-        try:
+        is_written = False
+        with UNWRITTEN.trying(AVERAGES, self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             with self._room.writing(held.flat_sum.nbytes + tied.nbytes):
                 while self._kept and self._room.is_exceeded:
@@ -48,14 +50,18 @@ class AverageLog:
                     return False
                 with self._path(step).open("wb") as file:
                     file.writelines((*encode_flat(held.flat_sum), *encode_flat(tied)))
-        except OSError as error:
-            LOG.warning("cannot write the average for mates that catch up", step=step, error=error.strerror)
+            is_written = True
+        if not is_written:
             self._forget(step)
             return False
         self._kept[step] = (held.roster, held.lineage, tied_sum, tied.numel())
         for old in sorted(self._kept)[:-KEPT_AVERAGES]:
             self._forget(old)
         return True
+
+    def forget_trouble(self) -> None:
+        """Nothing has to be written just now; from any thread."""
+        UNWRITTEN.forget(AVERAGES)
 
     def get(self, step: int) -> HeldAverage | None:
         kept = self._kept.get(step)

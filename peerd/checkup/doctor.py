@@ -12,7 +12,7 @@ from peerd.checkup import here as here
 from peerd.checkup.here import Order
 from peerd.config.paths import Home
 from peerd.control.client import ControlClient
-from peerd.errors import PeerdError
+from peerd.errors import PeerdError, system_error
 from peerd.policy.owner.governor import Limits
 from peerd.policy.swarm.checkup import (
     Dialled,
@@ -79,6 +79,9 @@ def attempt(code: str, check: Iterator[Finding]) -> list[Finding]:
 
 
 def _unchecked(code: str, error: Exception) -> Finding:
+    told = system_error(error) if isinstance(error, OSError) else None
+    if told is not None:
+        return problem(code, told.message, told.remedy)
     said = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
     return problem(code, f"could not be checked: {said}", "install peerd anew with the versions in scripts/constraints.txt")
 
@@ -123,7 +126,7 @@ async def _examine_network(
             return [*findings, *_memory(order, limits, []), *told]
         book.update({record.peer: record.addresses for record in contact.membership.live().records if record.addresses})
         needed = await asyncio.to_thread(contact.stage_memory_bytes)
-        findings += [*_memory(order, limits, needed), *reached]
+        findings += [*_memory(order, limits, needed), *reached, *_files_for(len(contact.peers))]
         if status is not None:
             findings += await asyncio.to_thread(_told_by_daemon, Home(Path(order.home)), status)
         else:
@@ -145,6 +148,11 @@ def _memory(order: Order, limits: Limits, needed: list[int]) -> list[Finding]:
         return []  # told with the device
     except Exception as error:  # torch may be what is broken
         return [_unchecked("memory", error)]
+
+
+def _files_for(num_peers: int) -> list[Finding]:
+    """Said only where the swarm is too large for the limit of open files."""
+    return [finding for finding in here.open_files(num_peers) if num_peers > 1 and finding.verdict == "problem"]
 
 
 def _told_by_daemon(home: Home, status: Mapping[str, Any]) -> list[Finding]:

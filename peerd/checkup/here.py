@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import resource
 import shutil
 import stat
 import sys
@@ -19,7 +18,7 @@ from peerd.config.limits import load_wishes
 from peerd.config.paths import Home, cache_folder
 from peerd.errors import PeerdError
 from peerd.policy.owner.governor import Limits, Pause, Readings, why_pause
-from peerd.policy.swarm.checkup import Finding, of_disk, of_limits, of_open_files, of_versions, ok, problem, warning
+from peerd.policy.swarm.checkup import Finding, of_disk, of_health, of_limits, of_open_files, of_versions, ok, problem, warning
 
 NEEDED = {"python": "3.11", "torch": "2.6", "hivemind": "1.1.12", "grpcio": "1.85.1", "protobuf": "7.35"}
 """The least versions; grpcio's and protobuf's follow from the code that scripts/protos generates."""
@@ -82,8 +81,11 @@ def disk(home: Home) -> Iterator[Finding]:
         yield of_disk(str(folder), shutil.disk_usage(there).free)
 
 
-def open_files() -> Iterator[Finding]:
-    yield of_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+def open_files(num_peers: int = 1) -> Iterator[Finding]:
+    """Whether a daemon that works with so many others may open what it needs. The limit is raised as a daemon raises its own."""
+    from peerd.daemon.open_files import raise_limit
+
+    yield of_open_files(raise_limit(), num_peers)
 
 
 def home_files(home: Home) -> Iterator[Finding]:
@@ -162,7 +164,7 @@ def running_daemon(home: Home) -> tuple[dict[str, Any] | None, list[Finding]]:
     except PeerdError as error:
         said = error.message
     else:
-        return status, [ok("daemon", f"a daemon runs from this home (process {status['pid']})")]
+        return status, [ok("daemon", f"a daemon runs from this home (process {status['pid']})"), *of_health(status["health"])]
     if not home.lock.exists():
         return None, []
     try:

@@ -27,7 +27,7 @@ from peerd.cli.launch import DaemonFailedError, Ready, describe_exit, module_com
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.control.protocol import PeersReply, StatusReply, StepInfo
-from peerd.errors import DiskError, PeerdError
+from peerd.errors import PeerdError, disk_error
 
 READY_TIMEOUT_S = 240.0
 POLL_SILENCE_S = 3.0
@@ -78,7 +78,7 @@ class DemoSwarm:
         try:
             self.folder = Path(tempfile.mkdtemp(prefix="peerd-demo-"))
         except OSError as error:
-            raise DiskError(f"cannot make a temporary folder: {error.strerror}", "set TMPDIR to a folder you can write to") from None
+            raise disk_error(Path(tempfile.gettempdir()), error, "set TMPDIR to a folder you can write to") from None
         self._pool = ThreadPoolExecutor(max_workers=MAX_THREADS)
         return self
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from peerd.errors import DiskError, ExitCode, PeerdError, TimedOutError, error_class_of
+from peerd.errors import ExitCode, PeerdError, TimedOutError, disk_error, error_class_of
 
 if TYPE_CHECKING:
     from peerd.config.paths import Home
@@ -87,7 +87,7 @@ def _prepare_log(home: Home) -> int:
         with home.log.open("ab") as log:
             return log.tell()
     except OSError as error:
-        raise DiskError(f"cannot write to the home {home.folder}: {error.strerror}", "name another with --home") from None
+        raise disk_error(home.folder, error, "choose a folder you can write to with --home") from None
 
 
 class DaemonFailedError(PeerdError):

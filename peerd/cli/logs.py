@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from peerd.cli.options import chosen_home, home_option
-from peerd.errors import DiskError, NoDaemonError
+from peerd.errors import NoDaemonError, disk_error
 
 if TYPE_CHECKING:
     from peerd.config.paths import Home
@@ -53,7 +53,7 @@ def logs(context: click.Context, follow: bool, most: int, as_json: bool) -> None
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
-        raise DiskError(f"cannot read {home.log}: {error.strerror}", "check its permissions") from None
+        raise disk_error(home.log, error, "check its permissions") from None
 
 
 def lines_of(home: Home, most: int, *, follow: bool) -> Iterator[str]:

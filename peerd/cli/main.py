@@ -5,7 +5,6 @@ Importing this module must stay cheap: click and the standard library only. Each
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from typing import NoReturn
@@ -15,14 +14,15 @@ import click
 from peerd import __version__
 from peerd.cli import demo, doctor, generate, guide, history, logs, new, organise, owner, service, simulate, trace, volunteer, watch
 from peerd.cli.options import home_option
-from peerd.errors import ExitCode, PeerdError
+from peerd.errors import ExitCode, PeerdError, system_error
 
 _EPILOG = """\b
 Files of a daemon: --home DIR, before or after the verb, or PEERD_HOME.
 Exit codes: 0 done; 1 a bug or unforeseen failure; 2 wrong usage;
 3 bad manifest; 4 wrong signature; 5 bad address; 6 unreachable;
 7 port taken; 8 identity in use; 9 clock off; 10 disk; 11 no daemon;
-12 timed out; 13 stage unknown or too large; 130 interrupted.
+12 timed out; 13 stage unknown or too large; 14 limit of the system;
+130 interrupted.
 `peerd help errors` says what to do about each.
 """
 
@@ -106,10 +106,11 @@ def run(arguments: list[str]) -> int:
         _give_up_output()
         return ExitCode.FAILURE
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        told = system_error(error)
+        if told is None:
             return _tell_bug(error)
         _give_up_output()
-        return _fail("the disk is full; free some space", ExitCode.DISK)
+        return _tell(told)
     except Exception as error:  # the outermost frame: every bug is reported here as one line
         return _tell_bug(error)
     return outcome if isinstance(outcome, int) else ExitCode.OK

@@ -22,7 +22,7 @@ from peerd.cli.options import (
     daemon_command,
     is_printed,
 )
-from peerd.errors import DiskError, UsageError
+from peerd.errors import UsageError
 
 if TYPE_CHECKING:
     from peerd.config.manifest import Manifest, ModelConfig
@@ -133,16 +133,14 @@ def new(
 
 def _write(folder: Path, manifest: Manifest, stages: list[StageEstimate], as_json: bool) -> None:
     from peerd.cli.render_estimate import estimate_fields, estimate_lines
+    from peerd.config.atomic import replace_file
     from peerd.config.manifest import run_id
     from peerd.config.organiser import KEY_FILE, create_key, load_key, public_bytes
     from peerd.config.run_file import explained
 
     run_file, key_file = folder / "run.toml", folder / KEY_FILE
     key = load_key(key_file) if key_file.exists() else create_key(key_file)
-    try:
-        run_file.write_text(explained(manifest), encoding="utf-8")
-    except OSError as error:
-        raise DiskError(f"cannot write {run_file}: {error.strerror}") from None
+    replace_file(run_file, explained(manifest))
     run = run_id(public_bytes(key), manifest.name)
     reply = {"schema": SCHEMA, "run": run, "run_file": str(run_file), "key_file": str(key_file), "step": manifest.start.step}
     if is_printed({**reply, "stages": [estimate_fields(stage) for stage in stages]}, as_json):

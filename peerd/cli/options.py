@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from peerd.errors import DiskError, UsageError
+from peerd.errors import UsageError, disk_error
 
 if TYPE_CHECKING:
     from peerd.config.paths import Home
@@ -85,7 +85,7 @@ def create_folder(folder: Path) -> None:
     except (FileExistsError, NotADirectoryError):
         raise UsageError(f"cannot make the folder {folder}: a file is in the way", "name another folder") from None
     except OSError as error:
-        raise DiskError(f"cannot make the folder {folder}: {error.strerror}", "name a folder you can write to") from None
+        raise disk_error(folder, error, "name a folder you can write to") from None
 
 
 def home_option(command: Decorated) -> Decorated:

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from peerd import SCHEMA
 from peerd.cli.options import ask, chosen_home, home_option, is_printed, reply_options
 from peerd.cli.service_files import LABEL, MARK, UNIT, Service, launchd_agent, systemd_unit
-from peerd.errors import DiskError, IdentityInUseError, PeerdError, TimedOutError, UsageError
+from peerd.errors import IdentityInUseError, PeerdError, TimedOutError, UsageError, disk_error
 
 COMMAND_TIMEOUT_S = 120.0
 """Long enough for a restart, which drains the daemon first."""
@@ -58,6 +58,8 @@ def install(context: click.Context, arguments: tuple[str, ...], only_print: bool
     if only_print:
         click.echo(content.decode(), nl=False)
         return
+    from peerd.config.atomic import replace_file
+
     path = _path(manager)
     if path.exists() and MARK.encode() not in path.read_bytes():
         raise UsageError(f"{path} was not written by peerd", "move it away first")
@@ -65,9 +67,9 @@ def install(context: click.Context, arguments: tuple[str, ...], only_print: bool
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         wanted.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.write_bytes(content)
+        replace_file(path, content)
     except OSError as error:
-        raise DiskError(f"cannot write {path}: {error.strerror}", "free some space, or check its folder's permissions") from None
+        raise disk_error(path, error) from None
     if manager == "launchd":
         _run(["launchctl", "bootout", f"{_domain()}/{LABEL}"], may_fail=True)
         _run(["launchctl", "bootstrap", _domain(), str(path)])
@@ -96,7 +98,7 @@ def uninstall() -> None:
     try:
         path.unlink()
     except OSError as error:
-        raise DiskError(f"cannot remove {path}: {error.strerror}", "check its folder's permissions") from None
+        raise disk_error(path, error) from None
     if manager != "launchd":
         _run(["systemctl", "--user", "daemon-reload"])
     click.echo(f"removed {path}")

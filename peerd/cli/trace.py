@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from peerd.cli.options import STEPS, TIMEOUT_S, ask, daemon_command, is_printed
-from peerd.errors import DiskError, UsageError
+from peerd.errors import UsageError, disk_error
 
 MAX_STEPS = 1000
 GRACE_S = 30.0
@@ -49,7 +49,7 @@ def trace(context: click.Context, steps: int, out: str | None, timeout_s: float,
         try:
             file.write_text(json.dumps(timeline_file(reply), separators=(",", ":")), encoding="utf-8")
         except OSError as error:
-            raise DiskError(f"cannot write {file}: {error.strerror}", "name a file you can write to") from None
+            raise disk_error(file, error, "name a file you can write to") from None
     if is_printed(summary(reply), as_json):
         return
     print_trace(reply)

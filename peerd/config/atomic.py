@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from peerd.errors import DiskError
+from peerd.errors import disk_error
 
 DRAFT_SUFFIX = ".part"
 _DRAFTS = f".*{DRAFT_SUFFIX}"
@@ -27,7 +27,7 @@ def draft(folder: Path) -> Iterator[Path]:
     """Yield a new path in `folder` to write to and then `commit`. The folder is created if needed.
 
     A draft that was not committed is removed at the end of the block, and one that a dead process left is removed at its beginning.
-    An OSError inside the block becomes a DiskError with a remedy.
+    An OSError inside the block becomes an error with a remedy.
     """
     path = folder / f".{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}{DRAFT_SUFFIX}"
     _being_written.add(path)
@@ -44,6 +44,14 @@ def draft(folder: Path) -> Iterator[Path]:
         _being_written.discard(path)
 
 
+def replace_file(target: Path, content: str | bytes, mode: int = 0o666) -> None:
+    """Write a whole file: a reader finds the old content or the new, and a power cut loses neither. Raises DiskError or LimitError."""
+    with draft(target.parent) as path:
+        path.touch(mode=mode)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        commit(path, target)
+
+
 def remove_drafts(folder: Path) -> None:
     """Remove all drafts in a folder to which only this process writes, whoever began them; for its start."""
     for path in folder.glob(_DRAFTS):
@@ -57,15 +65,6 @@ def commit(written: Path, target: Path) -> None:
     _sync(written)
     written.replace(target)
     _sync(target.parent)
-
-
-def disk_error(folder: Path, error: OSError) -> DiskError:
-    """Turn an OSError from writing to `folder` into a DiskError that says what to do."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskError(f"{folder}: the disk is full", "free some space and run the command again")
-    if error.errno == errno.EFBIG:
-        return DiskError(f"{folder}: the file grew past the size limit of this process", "raise `ulimit -f`")
-    return DiskError(f"{error.filename or folder}: {error.strerror or error}", "check the folder and its permissions")
 
 
 def _sync(path: Path) -> None:

@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from peerd.config.atomic import commit, draft
+from peerd.config.atomic import replace_file
 from peerd.config.paths import Home
-from peerd.errors import DiskError, UsageError
+from peerd.errors import UsageError, disk_error
 from peerd.policy.owner.governor import MINUTES_A_DAY, Hours, Limits, Pause, clock
 
 NONE = "none"
@@ -165,7 +165,7 @@ def load_wishes(home: Home) -> Wishes:
     except (FileNotFoundError, NotADirectoryError):
         return Wishes()
     except OSError as error:
-        raise DiskError(f"{home.limits}: {error.strerror}") from None
+        raise disk_error(home.limits, error) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{home.limits} is damaged ({error})", "delete it and set the limits anew with `peerd limits`") from None
 
@@ -174,7 +174,5 @@ def save_wishes(home: Home, wishes: Wishes) -> None:
     """Write the home's file. DiskError if that fails."""
     with contextlib.suppress(OSError):  # the draft below fails with the same error and reports it
         home.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with draft(home.folder) as path:
-        document = {"limits": to_fields(wishes.limits), "paused": wishes.paused, "paused_until_s": wishes.paused_until_s}
-        path.write_text(json.dumps(document))
-        commit(path, home.limits)
+    document = {"limits": to_fields(wishes.limits), "paused": wishes.paused, "paused_until_s": wishes.paused_until_s}
+    replace_file(home.limits, json.dumps(document))

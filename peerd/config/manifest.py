@@ -25,7 +25,7 @@ from peerd.config.model_kinds import AnyModel as AnyModel
 from peerd.config.model_kinds import ModelConfig as ModelConfig
 from peerd.config.train_config import MAX_MICROBATCHES_PER_STEP as MAX_MICROBATCHES_PER_STEP
 from peerd.config.train_config import TrainConfig as TrainConfig
-from peerd.errors import DiskError, ManifestError
+from peerd.errors import ManifestError, disk_error
 
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_BOUNDARY_BYTES = 256 * 1024 * 1024
@@ -258,7 +258,7 @@ def load(path: Path) -> Manifest:
     except FileNotFoundError:
         raise ManifestError(f"{path}: no such file", f"write one with `peerd new {path.parent}`") from None
     except OSError as error:
-        raise DiskError(f"{path}: {error.strerror}") from None
+        raise disk_error(path, error) from None
     try:
         document = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerd.errors import DiskError, SignatureError, UsageError
+from peerd.errors import SignatureError, UsageError, disk_error
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -31,7 +31,7 @@ def create_key(path: Path) -> Ed25519PrivateKey:
     except FileExistsError:
         raise UsageError(f"{path} exists; an organiser's key is never overwritten", "choose another folder") from None
     except OSError as error:
-        raise DiskError(f"cannot write {path}: {error.strerror}") from None
+        raise disk_error(path, error) from None
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(pem)
@@ -39,7 +39,7 @@ def create_key(path: Path) -> Ed25519PrivateKey:
             os.fsync(file.fileno())
     except OSError as error:
         path.unlink(missing_ok=True)
-        raise DiskError(f"cannot write {path}: {error.strerror}") from None
+        raise disk_error(path, error) from None
     return key
 
 
@@ -57,7 +57,7 @@ def load_key(path: Path) -> Ed25519PrivateKey:
             f"{path}: no such file", f"the organiser's key lies beside run.toml; `peerd new {path.parent} --force` makes one"
         ) from None
     except OSError as error:
-        raise DiskError(f"cannot read {path}: {error.strerror}") from None
+        raise disk_error(path, error) from None
     try:
         key = serialization.load_pem_private_key(raw, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):

@@ -14,7 +14,7 @@ os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
 def main(arguments: list[str]) -> int:
     """Run until left; the exit code is an ExitCode."""
     from peerd.config.settings import Settings
-    from peerd.errors import ExitCode, PeerdError
+    from peerd.errors import ExitCode, PeerdError, system_error
     from peerd.stage.malloc import limit_arenas
 
     limit_arenas()
@@ -24,6 +24,10 @@ def main(arguments: list[str]) -> int:
         print(f"peerd: error: bad settings: {error}; use `peerd start` or `peerd join`", file=sys.stderr)
         return ExitCode.USAGE
     try:
+        from peerd.daemon.open_files import check_limit, raise_limit
+
+        raise_limit()
+        check_limit(1)
         from peerd.daemon.run import run_daemon
 
         if settings.join_told:
@@ -34,6 +38,12 @@ def main(arguments: list[str]) -> int:
     except PeerdError as error:
         print(f"peerd: error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        told = system_error(error)
+        if told is None:
+            raise
+        print(f"peerd: error: {told}", file=sys.stderr)
+        return told.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
 

@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +17,7 @@ from peerd.control.protocol import SCHEMA, Counters, DirectInfo, HealthItem, Own
 from peerd.control.server import Say, Verb
 from peerd.daemon.departure import Departure
 from peerd.daemon.export import export_run
+from peerd.daemon.open_files import limit, num_open
 from peerd.daemon.peer import Peer
 from peerd.daemon.seat import Seat
 from peerd.daemon.swarm_replies import TableReport, evaluation_info
@@ -24,9 +25,10 @@ from peerd.daemon.volunteering import relay_info
 from peerd.daemon.watching.history import number_in
 from peerd.errors import PeerdError, TimedOutError, UsageError
 from peerd.policy.swarm.checkup import CAPPED
-from peerd.policy.swarm.health import Facts, health
-from peerd.swarm.membership import clock_s
+from peerd.policy.swarm.health import Facts, HealthNote, health, open_files, unwritten_files
+from peerd.swarm.clock import clock_s
 from peerd.table.record import Phase, Reach
+from peerd.unwritten import UNWRITTEN
 from peerd.wire.dial_back import dial_backs
 
 MAX_WAIT_S = 7 * 24 * 3600.0
@@ -226,10 +228,18 @@ class Answers:
 
     def health(self) -> list[HealthItem]:
         """What the user should know, most serious first."""
-        peer, pause = self._peer, self._governor.pause
+        pause = self._governor.pause
         if pause is not None:
-            return [_item("paused", f"paused: {pause.reason}", "info", f"goes on {pause.until}")]
-        items = [_item(item.code, item.title, item.severity, item.remedy) for item in health(self._facts())]
+            return [
+                *_items(unwritten_files(UNWRITTEN.errors())),
+                _item("paused", f"paused: {pause.reason}", "info", f"goes on {pause.until}"),
+            ]
+        files = open_files(num_open(), limit(), max(1, len(self._peer.membership.live().records) - 1))
+        return [*_items([*unwritten_files(UNWRITTEN.errors()), *files, *health(self._facts())]), *self._own_items()]
+
+    def _own_items(self) -> list[HealthItem]:
+        """What belongs to this daemon and not to the run."""
+        peer, items = self._peer, list[HealthItem]()
         if peer.reachability.reach is Reach.CLIENT:
             remedy = "`peerd doctor` says which port to forward; a peer that can be dialled may volunteer with --relay"
             items.append(_item("unreachable", f"it reaches others, and they not it: {peer.reachability.reason}", "warning", remedy))
@@ -251,6 +261,10 @@ def join_line(peer: Peer) -> str:
     """The address others paste: the most public one."""
     address = next(iter(peer.reachability.addresses), f"/p2p/{peer.membership.me}")
     return f"{address}#{peer.place.signed.run}"
+
+
+def _items(notes: Sequence[HealthNote]) -> list[HealthItem]:
+    return [_item(note.code, note.title, note.severity, note.remedy) for note in notes]
 
 
 def _item(code: str, title: str, severity: str, remedy: str) -> HealthItem:

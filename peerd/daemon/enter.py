@@ -17,6 +17,7 @@ from peerd.config.settings import Settings
 from peerd.daemon.address import Address, parse_address
 from peerd.daemon.device import choose_device
 from peerd.daemon.network import Network, allow_direct, ask_for_run, open_network
+from peerd.daemon.open_files import check_limit
 from peerd.daemon.peer import Peer
 from peerd.daemon.place import Entry, Place
 from peerd.daemon.row import Row
@@ -76,6 +77,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         signed = run.signed
         membership = membership_for(identity, signed, book, row)
         reached = await _look_around(network, membership, book)
+    check_limit(len(membership.live().records))
     directory = await Directory.join(network.p2pd.p2p, signed, direct(reached), must_answer=bool(contacts) and bool(direct(reached)))
     stack.push_async_callback(directory.close)
     directory.store_manifest_soon(signed)

@@ -19,7 +19,7 @@ from peerd.control.server import Say
 from peerd.daemon.peer import Peer
 from peerd.daemon.run_data import SWARM
 from peerd.data.tokenizer import tokenizer_path
-from peerd.errors import DiskError, StageError, TimedOutError
+from peerd.errors import StageError, TimedOutError, disk_error
 from peerd.models.published import check_publishable
 from peerd.models.stages import estimate_stage_memory_bytes
 from peerd.stage.export import EVALUATIONS_FILE, write_evaluations, write_export
@@ -77,7 +77,7 @@ async def _export(peer: Peer, folder: Path, say: Say, timeout_s: float, hugging_
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DiskError(f"{folder}: {error.strerror}", "choose another folder") from None
+        raise disk_error(folder, error, "choose another folder") from None
     manifest = with_paths(peer.place.manifest, peer.place.data_source, peer.place.start_path)
     await peer.fetcher.fetch_tokenizer()
     if hugging_face:

@@ -6,10 +6,14 @@ import asyncio
 
 from peerd.config.manifest import TrainConfig
 from peerd.policy.swarm.health import Progress, advance
-from peerd.swarm.identity import LocalState
-from peerd.swarm.membership import Membership, clock_s
+from peerd.swarm.clock import clock_s
+from peerd.swarm.identity import LOCAL_STATE, LocalState
+from peerd.swarm.membership import Membership
+from peerd.unwritten import UNWRITTEN
 
 NOTES_PERIOD_S = 1.0
+RETRY_PERIOD_S = 10.0
+"""Until what could not be written is tried again."""
 
 
 class Notes:
@@ -23,15 +27,15 @@ class Notes:
 
     async def run(self) -> None:
         """Note what changed. Addresses go to disk soon: all peers may be killed at any moment, and then nobody knows where to meet."""
-        noted, remembered = None, None
+        noted, remembered, tried_s = None, None, clock_s()
         while True:
             live = self._membership.live()
             if live is not noted:
                 self.progress = self._advanced(self.progress)
                 noted, addresses = live, self._addresses_met()
-                if addresses != remembered:
+                if addresses != remembered or (LOCAL_STATE in UNWRITTEN and clock_s() - tried_s > RETRY_PERIOD_S):
                     await asyncio.to_thread(self._local.remember_peers, addresses)
-                    remembered = addresses
+                    remembered, tried_s = addresses, clock_s()
             await asyncio.sleep(NOTES_PERIOD_S)
 
     def _advanced(self, before: Progress | None) -> Progress:

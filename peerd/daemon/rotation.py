@@ -6,14 +6,18 @@ file. Where standard error is anything but the home's log (a terminal, a journal
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
 from typing import TextIO
 
 from peerd.config.paths import Home
+from peerd.errors import disk_error
+from peerd.unwritten import UNWRITTEN
 
 MAX_BYTES = 10 << 20
+LOG_LINES = "log"
 
 
 class RotatingStream:
@@ -27,15 +31,21 @@ class RotatingStream:
         self._guard = threading.Lock()
 
     def write(self, text: str) -> int:
-        with self._guard:
-            written = self._stream.write(text)
-            if text.endswith("\n"):  # never within a line
-                self._stream.flush()
-                self._rotate_if_full()
-            return written
+        try:
+            with self._guard:
+                self._stream.write(text)
+                if text.endswith("\n"):  # never within a line
+                    self._stream.flush()
+                    self._rotate_if_full()
+        except OSError as error:  # a full disk, a terminal that is gone: the daemon goes on
+            UNWRITTEN.note(LOG_LINES, disk_error(self._home.log, error), is_logged=False)
+        else:
+            UNWRITTEN.forget(LOG_LINES, is_logged=False)
+        return len(text)
 
     def flush(self) -> None:
-        self._stream.flush()
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
     def _rotate_if_full(self) -> None:
         mine = os.fstat(self._stream.fileno())

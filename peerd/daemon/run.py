@@ -41,7 +41,7 @@ from peerd.daemon.watching.observer import Observer
 from peerd.daemon.watching.otel import OpenTelemetry
 from peerd.daemon.watching.sinks import sinks_of
 from peerd.daemon.watching.tracing import Tracing
-from peerd.errors import ExitCode, PeerdError
+from peerd.errors import ExitCode, PeerdError, system_error
 from peerd.owner.governor import Governor
 from peerd.stage.malloc import give_back_free_memory
 from peerd.swarm.identity import lock_home
@@ -100,6 +100,10 @@ async def _until_left(peer: Peer, service: ControlService) -> int:
     except* PeerdError as errors:
         raise _first(errors) from None
     except* Exception as errors:
+        first = _first(errors)
+        told = system_error(first) if isinstance(first, OSError) else None
+        if told is not None:
+            raise told from None
         INTERNAL_ERRORS.report("daemon", errors)
         raise
     return ExitCode.OK

@@ -21,9 +21,9 @@ from typing import IO, Any
 
 from blake3 import blake3
 
-from peerd.config.atomic import commit, disk_error, draft
+from peerd.config.atomic import commit, replace_file
 from peerd.data.progress import ByteProgress, Report
-from peerd.errors import DiskError, ManifestError, UnreachableError
+from peerd.errors import DiskError, ManifestError, UnreachableError, disk_error
 
 HUB_PREFIX = "hub:"
 HUB = "https://huggingface.co"
@@ -188,9 +188,7 @@ def _obtain_data_set(source: str, folder: Path, report: Report) -> str:
         piece = folder / f"{number:05}.parquet"
         if not piece.exists():
             download(url, folder / f".{number:05}", report).replace(piece)
-    with draft(folder) as path:
-        path.write_text(source)
-        commit(path, whole)
+    replace_file(whole, source)
     return str(folder)
 
 

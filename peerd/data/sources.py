@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peerd.errors import DiskError, ManifestError, UsageError
+from peerd.errors import ManifestError, PeerdError, UsageError, disk_error
 
 STDLIB = "stdlib"
 PIECE_BYTES = 1 << 20
@@ -252,5 +252,5 @@ def _is_utf8(path: Path) -> bool:
     return True
 
 
-def _unreadable(error: OSError) -> DiskError:
-    return DiskError(f"{error.filename}: cannot be read: {error.strerror}", "check the file and its permissions")
+def _unreadable(error: OSError) -> PeerdError:
+    return disk_error(Path(error.filename or ""), error, "check the file and its permissions")

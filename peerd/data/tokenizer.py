@@ -14,9 +14,9 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from peerd.config.atomic import commit, draft
+from peerd.config.atomic import replace_file
 from peerd.config.data_config import DataConfig
-from peerd.errors import DiskError, ManifestError, UsageError
+from peerd.errors import ManifestError, UsageError, disk_error
 
 BYTES = "bytes"
 BPE_PREFIX = "bpe:"
@@ -116,9 +116,7 @@ def open_tokenizer(digest: str, end_of_text: str, cache: Path) -> Tokenizer:
 def keep_tokenizer(content: bytes, cache: Path) -> str:
     """Put a tokenizer.json into the cache and return its hash. Raises DiskError."""
     digest = blake3(content).hexdigest()
-    with draft(cache) as path:
-        path.write_bytes(content)
-        commit(path, kept_tokenizer(digest, cache))
+    replace_file(kept_tokenizer(digest, cache), content)
     return digest
 
 
@@ -137,7 +135,7 @@ def read_tokenizer(named: Path) -> tuple[bytes, str]:
         beside = path.with_name("tokenizer_config.json")
         configuration = beside.read_bytes() if beside.is_file() else b"{}"
     except OSError as error:
-        raise DiskError(f"{error.filename}: cannot be read: {error.strerror}", "check the file and its permissions") from error
+        raise disk_error(named, error, "check the file and its permissions") from error
     return content, end_token(_json_object(content, path), _json_object(configuration, beside))
 
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 from blake3 import blake3
 
-from peerd.config.atomic import commit, disk_error, draft
+from peerd.config.atomic import commit, replace_file
 from peerd.config.data_config import AGREED, LOCAL, REMOTE, DataConfig
 from peerd.data.progress import ByteProgress, Report, silent
 from peerd.data.sources import STDLIB, Piece, SourceFile, list_source, pieces
@@ -36,7 +36,7 @@ from peerd.data.tokenizer import (
     sampled,
     train_bpe,
 )
-from peerd.errors import ManifestError
+from peerd.errors import ManifestError, disk_error
 
 INDEX_VERSION = 2
 CHUNK_BYTES = 16 << 20
@@ -300,9 +300,7 @@ def _read_note(work: _Conversion, stream: IO[bytes]) -> _ConvertedSoFar:
 def _write_note(work: _Conversion, stream: IO[bytes], reached: _ConvertedSoFar) -> None:
     stream.flush()
     os.fsync(stream.fileno())
-    with draft(work.cache) as path:
-        path.write_text(json.dumps(asdict(reached)), encoding="utf-8")
-        commit(path, work.note)
+    replace_file(work.note, json.dumps(asdict(reached)))
 
 
 def _finish(work: _Conversion, num_tokens: int, digest: str, end_of_text: str, index: Path) -> TokenFile:
@@ -320,9 +318,7 @@ def _finish(work: _Conversion, num_tokens: int, digest: str, end_of_text: str, i
     )
     entry = asdict(made) | {"version": INDEX_VERSION, "modified_ns": work.part.stat().st_mtime_ns}
     del entry["path"]
-    with draft(index.parent) as path:
-        path.write_text(json.dumps(entry), encoding="utf-8")
-        commit(path, index)
+    replace_file(index, json.dumps(entry))
     commit(work.part, made.path)
     work.note.unlink(missing_ok=True)
     return made

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import json
 import os
@@ -203,5 +204,5 @@ def check_port_free(host: str, port: int) -> None:
         except PermissionError:
             raise PortTakenError(f"port {port} needs more rights than this user has", "choose one above 1023 with --port") from None
         except OSError as error:
-            in_use = "is in use" if error.errno == 98 or "in use" in str(error) else f"cannot be used on {host}: {error.strerror}"
+            in_use = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used on {host}: {error.strerror}"
             raise PortTakenError(f"port {port} {in_use}", "choose another one with --port, or leave it out") from None

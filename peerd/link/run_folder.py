@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peerd.config import paths
-from peerd.errors import DiskError
+from peerd.errors import DiskError, disk_error
 
 CLAIM_TIMEOUT_S = 5.0
 _LOOK_AGAIN_S = 0.01
@@ -57,7 +57,7 @@ def claim(folder: Path) -> RunFolder:
             os.close(descriptor)
             raise
     except OSError as error:
-        raise DiskError(f"{folder}: {error.strerror}", "choose a folder you can write to with --home") from None
+        raise disk_error(folder, error, "choose a folder you can write to with --home") from None
     return RunFolder(folder, descriptor)
 
 

@@ -1,12 +1,14 @@
 """The event loop's interface to the history: it notes rows without waiting, and a separate thread writes them.
 
-A history that cannot be written (full or broken disk) never stops the run: the log says so once, and the next rows are tried again.
+A history that cannot be written (full or broken disk) never stops the run: the log and `health` say so, and the rows wait for the next
+attempt.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import sqlite3
 import time
 from collections.abc import Callable
@@ -14,15 +16,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-import structlog
-
+from peerd.background import INTERNAL_ERRORS
+from peerd.errors import DiskError, PeerdError, disk_error
 from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.store import HistoryStore
 from peerd.policy.step.roster import Roster
 from peerd.table.record import Evaluation
+from peerd.unwritten import UNWRITTEN
 
 PRUNE_PERIOD_S = 600.0
-LOG = structlog.get_logger()
+MOST_WAITING = 10_000
+"""Of each kind of row, while they cannot be written."""
+HISTORY = "history"
 Found = TypeVar("Found")
 
 
@@ -33,7 +38,6 @@ class Archive:
         self._path = path
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="history")
         self._store: HistoryStore | None = None
-        self._complained = False
         self._pruned_s = 0.0
         self._noted: dict[str, list[Any]] = {}
         """Rows that are not written yet, by the parameter of `HistoryStore.add` that takes them."""
@@ -80,21 +84,33 @@ class Archive:
 
     async def _run(self, query: Callable[[HistoryStore], Found]) -> Found | None:
         noted, self._noted = self._noted, {}
+        waiting: dict[str, list[Any]] = {}
 
         def work() -> Found | None:
+            nonlocal waiting
             try:
+                waiting = noted
                 store = self._store = self._store or HistoryStore(self._path)
                 if noted:
                     store.add(**noted)
+                waiting = {}
                 self._prune(store)
                 found = query(store)
-            except Exception as error:  # outermost frame of the thread: the run continues without the history
-                self._complain(error)
+            except (sqlite3.Error, OSError) as error:
+                UNWRITTEN.note(HISTORY, _told(self._path, error))
+                self._close()  # the next write opens it again, which sets a damaged file aside
                 return None
-            self._complained = False
+            except Exception as error:  # a bug: the run continues without these rows
+                INTERNAL_ERRORS.report(HISTORY, error)
+                waiting = {}
+                return None
+            UNWRITTEN.forget(HISTORY)
             return found
 
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        found = await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        for kind, rows in waiting.items():
+            self._noted[kind] = (rows + self._noted.get(kind, []))[-MOST_WAITING:]
+        return found
 
     def _prune(self, store: HistoryStore) -> None:
         now_s = time.time()
@@ -102,14 +118,19 @@ class Archive:
             self._pruned_s = now_s
             store.prune(now_s)
 
-    def _complain(self, error: Exception) -> None:
-        if not self._complained:
-            LOG.warning("the history cannot be written", file=str(self._path), error=str(error))
-        self._complained = True
-        self._close()  # the next write opens it again, which sets a damaged file aside
-
     def _close(self) -> None:
         store, self._store = self._store, None
         if store is not None:
             with contextlib.suppress(sqlite3.Error):
                 store.close()
+
+
+def _told(path: Path, error: sqlite3.Error | OSError) -> PeerdError:
+    """The error with what to do. SQLite's own numbers stand for the system's."""
+    if isinstance(error, OSError):
+        return disk_error(path, error)
+    meant = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS, sqlite3.SQLITE_IOERR: errno.EIO}
+    number = meant.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+    if number is None:
+        return DiskError(f"{path}: {error}", "check the file and its folder")
+    return disk_error(path, OSError(number, str(error)))

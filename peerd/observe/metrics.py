@@ -78,6 +78,7 @@ METRICS = (
     MetricSpec("peerd_faults_seen_total", "counter", "Peers this daemon came to suspect"),
     MetricSpec("peerd_messages_refused_total", "counter", "Broken messages from other peers"),
     MetricSpec("peerd_internal_errors_total", "counter", "Bugs that showed in this daemon; its log has a traceback of each"),
+    MetricSpec("peerd_files_unwritten", "gauge", "Kinds of files that this daemon could not write lately, such as checkpoints"),
     MetricSpec("peerd_moves_total", "counter", "Times rebalancing took this daemon to another stage"),
     MetricSpec("peerd_p2pd_restarts_total", "counter", "Times the networking process was rebuilt"),
     MetricSpec("peerd_join_seconds", "gauge", "From having chosen the stage to serving it, download included; 0 until it serves"),

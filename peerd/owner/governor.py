@@ -23,9 +23,11 @@ from peerd.link.throttle import Throttles
 from peerd.owner.sensors import Sensors
 from peerd.owner.usage import Usage
 from peerd.policy.owner.governor import Limits, Pause, PauseVerdict, duty_within, judge, why_pause
+from peerd.unwritten import UNWRITTEN
 
 LOOK_PERIOD_S = 2.0
 LOOKS_PER_NOTE = 30
+LIMITS = "limits"
 LOG = structlog.get_logger()
 
 
@@ -74,7 +76,7 @@ class Governor:
                 await self.look()
                 looks += 1
                 if looks % LOOKS_PER_NOTE == 0:
-                    await asyncio.to_thread(self._usage.save)
+                    await asyncio.to_thread(self._save)
                 await asyncio.sleep(LOOK_PERIOD_S)
         finally:
             self._usage.save()
@@ -149,10 +151,19 @@ class Governor:
 
     def _keep(self, wishes: Wishes) -> None:
         if wishes != self._wishes:
-            save_wishes(self._home, wishes)
             before, self._wishes = self._wishes, wishes
+            self._save_wishes()
             if wishes.limits != before.limits:
                 self._apply()
+
+    def _save(self) -> None:
+        self._usage.save()
+        if LIMITS in UNWRITTEN:
+            self._save_wishes()
+
+    def _save_wishes(self) -> None:
+        with UNWRITTEN.trying(LIMITS, self._home.limits):  # the owner's word holds all the same
+            save_wishes(self._home, self._wishes)
 
     def _apply(self) -> None:
         self.throttles.upload.rate = self.limits.upload

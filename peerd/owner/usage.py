@@ -6,9 +6,9 @@ import contextlib
 import datetime
 import json
 
-from peerd.config.atomic import commit, draft
+from peerd.config.atomic import replace_file
 from peerd.config.paths import Home
-from peerd.errors import PeerdError
+from peerd.unwritten import UNWRITTEN
 
 
 class Usage:
@@ -24,6 +24,7 @@ class Usage:
             today, this_month = int(known["today"]), int(known["this_month"])
             self._day, self._month, self.today, self.this_month = str(known["day"]), str(known["month"]), today, this_month
         self.add(0)
+        self._saved = (self._day, self._month, self.today, self.this_month)
 
     def add(self, num_bytes: int) -> None:
         now = datetime.datetime.now()  # noqa: DTZ005 - the owner's own day
@@ -36,7 +37,11 @@ class Usage:
         self.this_month += num_bytes
 
     def save(self) -> None:
-        """A full disk costs the count, not the daemon."""
-        with contextlib.suppress(PeerdError), draft(self._home.folder) as path:
-            path.write_text(json.dumps({"day": self._day, "month": self._month, "today": self.today, "this_month": self.this_month}))
-            commit(path, self._home.usage)
+        """Write what has been counted since the last time. A full disk costs the count, not the daemon."""
+        counted = (self._day, self._month, self.today, self.this_month)
+        if counted == self._saved:
+            return
+        with UNWRITTEN.trying("traffic of today and this month", self._home.usage):
+            known = {"day": self._day, "month": self._month, "today": self.today, "this_month": self.this_month}
+            replace_file(self._home.usage, json.dumps(known))
+            self._saved = counted

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerd.errors import DiskError, UsageError
+from peerd.errors import UsageError, disk_error
 from peerd.policy.swarm.rebalance import Rule
 from peerd.sim.comparison import ComparisonRow
 
@@ -49,7 +49,7 @@ def draw(rows: Sequence[ComparisonRow], path: Path) -> None:
     try:
         figure.savefig(path, dpi=120)
     except OSError as error:
-        raise DiskError(f"cannot write {path}: {error.strerror}") from None
+        raise disk_error(path, error) from None
 
 
 def _draw_throughput(panel: Axes, rows: Sequence[ComparisonRow]) -> None:

@@ -18,11 +18,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from peerd.config.atomic import commit, draft
-from peerd.errors import DiskError
+from peerd.errors import FULL, DiskError
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.export import HistoryEntry
 from peerd.stage.snapshots import Downloaded
 from peerd.table.record import Lineage
+from peerd.unwritten import UNWRITTEN
 from peerd.wire.tensors import file_of
 
 KEPT = 4
@@ -63,7 +64,8 @@ class CheckpointStore:
     def save(self, stage: int, state: Downloaded) -> None:
         """Write one step. Delete later steps, which the run has given up, and the oldest ones beyond `KEPT` and the quota.
 
-        If the disk is full, this checkpoint is skipped and logged.
+        If the disk is full, the oldest go first. If that does not help, this checkpoint is left out: training goes on, the daemon's health
+        tells of it, and the next one is tried.
         """
         metadata = {
             "inexact": str(state.lineage.inexact),
@@ -74,21 +76,31 @@ class CheckpointStore:
         others = _names(self._folder)
         mine = [found for found in others if (found.stage, found.num_stages) == (stage, self._num_stages) and found.step < state.step]
         others = [found for found in others if found not in mine] + mine
-        try:
-            with self.room.writing(sum(map(len, pieces))), draft(self._folder) as path:
-                others = self._make_room(others, keep=1)
-                with path.open("wb") as file:
-                    file.writelines(pieces)
-                written = self._folder / f"{stage}of{self._num_stages}-{state.step}-{_digest(path)}.safetensors"
-                commit(path, written)
-            others = [found for found in others if found.path != written]
+        with UNWRITTEN.trying("checkpoints", self._folder):
+            written = self._write(f"{stage}of{self._num_stages}-{state.step}", pieces, others)
+            others = [found for found in others if found.path != written and found.path.exists()]
             stays = [found for found in others if found in mine][1 - KEPT :]
             for old in others:
                 if old not in stays:
                     old.path.unlink(missing_ok=True)
             self._make_room(stays, keep=0)
-        except (DiskError, OSError) as error:
-            LOG.warning("checkpoint could not be written", step=state.step, error=str(error))
+
+    def _write(self, name: str, pieces: Sequence[bytes | memoryview], others: list[Checkpoint]) -> Path:
+        """Write a file whose name ends with its hash. If the disk is full, remove `others` from the beginning, but for the last."""
+        while True:
+            try:
+                with draft(self._folder) as path, self.room.writing(sum(map(len, pieces))):
+                    others = self._make_room(others, keep=1)
+                    with path.open("wb") as file:
+                        file.writelines(pieces)
+                    written = self._folder / f"{name}-{_digest(path)}.safetensors"
+                    commit(path, written)
+                    return written
+            except DiskError as error:
+                if len(others) < 2 or not isinstance(error.__cause__, OSError) or error.__cause__.errno not in FULL:
+                    raise
+                oldest, *others = others
+                oldest.path.unlink(missing_ok=True)
 
     def _make_room(self, found: list[Checkpoint], keep: int) -> list[Checkpoint]:
         """Remove checkpoints from the beginning of the list until the limit holds. Returns those that are left, at least `keep`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from peerd.config import manifest as manifest_files
-from peerd.config.atomic import commit, draft
+from peerd.config.atomic import commit, draft, replace_file
 from peerd.config.manifest import Manifest
 from peerd.table.record import Evaluation
 from peerd.wire.tensors import file_of
@@ -47,20 +47,20 @@ def write_export(
     lines = "".join(json.dumps(dataclasses.asdict(entry)) + "\n" for entry in entries)
     step = entries[-1].step + 1 if entries else num_updates(optimizer_state or {})
     metadata = {"format": "pt", "step": str(step)}
-    write_text(folder / "run.toml", manifest_files.dump(manifest))
+    replace_file(folder / "run.toml", manifest_files.dump(manifest))
     write_tensors(folder / "model.safetensors", parameters, metadata)
     if optimizer_state is None:
         (folder / "optimizer.safetensors").unlink(missing_ok=True)
     else:
         write_tensors(folder / "optimizer.safetensors", optimizer_state, metadata)
-    write_text(folder / "history.jsonl", lines)
+    replace_file(folder / "history.jsonl", lines)
 
 
 def write_evaluations(folder: Path, evaluations: Sequence[Evaluation]) -> None:
     """Write evaluations.jsonl, one line {"step", "loss"} for each; without evaluations there is no file. Raises DiskError."""
     target = folder / EVALUATIONS_FILE
     if evaluations:
-        write_text(target, "".join(json.dumps(dataclasses.asdict(each)) + "\n" for each in evaluations))
+        replace_file(target, "".join(json.dumps(dataclasses.asdict(each)) + "\n" for each in evaluations))
     else:
         target.unlink(missing_ok=True)
 
@@ -68,13 +68,6 @@ def write_evaluations(folder: Path, evaluations: Sequence[Evaluation]) -> None:
 def num_updates(optimizer_state: Mapping[str, Tensor]) -> int:
     """The number of updates that led to this optimizer state."""
     return max((int(value) for name, value in optimizer_state.items() if name.endswith(".step")), default=0)
-
-
-def write_text(target: Path, text: str) -> None:
-    """Write a text file, whole or not at all. Raises DiskError."""
-    with draft(target.parent) as path:
-        path.write_text(text, encoding="utf-8")
-        commit(path, target)
 
 
 def write_tensors(target: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from peerd.config.atomic import replace_file
 from peerd.config.manifest import Manifest
 from peerd.models.published import publish, tokenizer_files
-from peerd.stage.export import write_tensors, write_text
+from peerd.stage.export import write_tensors
 
 MAX_SHARD_BYTES = 4 << 30
 INDEX_FILE = "model.safetensors.index.json"
@@ -34,7 +35,7 @@ def write_hf_export(folder: Path, manifest: Manifest, parameters: Mapping[str, T
         **tokenizer_files(manifest, tokenizer),
     }
     for name, text in texts.items():
-        write_text(folder / name, text)
+        replace_file(folder / name, text)
     for stale in folder.glob("model-*-of-*.safetensors"):
         if stale.name not in names:
             stale.unlink()

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from peerd.config.manifest import Manifest, StartConfig
-from peerd.errors import DiskError, ManifestError
+from peerd.errors import DiskError, ManifestError, disk_error
 from peerd.models.stages import initial_parameter_spec
 from peerd.stage.export import HistoryEntry, write_tensors
 from peerd.stage.optimizer import optimizer_parts, optimizer_spec
@@ -53,7 +53,7 @@ class StartState:
         except FileNotFoundError:
             raise ManifestError(f"{path}: no such file", f"correct start.state, or {_REMEDY}") from None
         except OSError as error:
-            raise DiskError(f"{path}: {error.strerror or error}") from None
+            raise disk_error(path, error) from None
         except (SafetensorError, KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise ManifestError(f"{path} is not a run's state: {error}", _REMEDY) from None
 

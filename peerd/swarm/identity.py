@@ -13,15 +13,17 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from filelock import FileLock, Timeout
 
-from peerd.config.atomic import commit, draft
+from peerd.config.atomic import replace_file
 from peerd.config.paths import Home
-from peerd.errors import DiskError, IdentityInUseError, SignatureError
+from peerd.errors import DiskError, IdentityInUseError, SignatureError, disk_error
 from peerd.link.peer_keys import peer_id_of
 from peerd.table.record import PeerId, RunId
+from peerd.unwritten import UNWRITTEN
 
 _PRIVATE_PREFIX = bytes([0x08, 0x01, 0x12, 0x40])
 SIGNATURE_BYTES = 64
 MAX_PEERS = 64
+LOCAL_STATE = "incarnation and peers met"
 MAX_INCARNATION = 1 << 62
 
 
@@ -43,7 +45,7 @@ class Identity:
         except FileNotFoundError:
             return cls._create(path)
         except OSError as error:
-            raise DiskError(f"{path}: {error.strerror}", "choose a folder of your own with --home") from None
+            raise disk_error(path, error, "choose a folder of your own with --home") from None
         if len(raw) != 68 or not raw.startswith(_PRIVATE_PREFIX):
             raise SignatureError(f"{path} is not an identity key", "move it away to get a new identity")
         return cls(Ed25519PrivateKey.from_private_bytes(raw[4:36]))
@@ -52,10 +54,7 @@ class Identity:
     def _create(cls, path: Path) -> Identity:
         key = Ed25519PrivateKey.generate()
         raw = _PRIVATE_PREFIX + key.private_bytes_raw() + key.public_key().public_bytes_raw()
-        with draft(path.parent) as part:
-            part.touch(mode=0o600)
-            part.write_bytes(raw)
-            commit(part, path)
+        replace_file(path, raw, mode=0o600)
         return cls(key)
 
 
@@ -70,17 +69,22 @@ def lock_home(home: Home) -> FileLock:
             f"another daemon runs from {home.folder}", "stop it with `peerd leave`, or choose another folder with --home"
         ) from None
     except OSError as error:
-        raise DiskError(f"{home.folder}: {error.strerror}", "choose a folder you can write to with --home") from None
+        raise disk_error(home.folder, error, "choose a folder you can write to with --home") from None
     return lock
 
 
 class LocalState:
-    """What must outlive the daemon: the incarnation, rule T1 (order), and pinned organiser keys. Any thread may change it."""
+    """What must outlive the daemon: the incarnation, rule T1 (order), and pinned organiser keys. Any thread may change it.
+
+    The first change must reach the disk, so that a home that cannot be written is told at the start. If a later one cannot be
+    written, the daemon goes on and tries again. An incarnation that is lost with the daemon is still in others' tables.
+    """
 
     def __init__(self, home: Home) -> None:
         self._path = home.state
         self._guard = threading.Lock()
         """Held from a change until it is on disk, so that an older content never replaces a newer one."""
+        self._has_written = False
         self._incarnation = 0
         self._organisers: dict[str, str] = {}
         self.run = ""
@@ -110,7 +114,7 @@ class LocalState:
         return self._incarnation
 
     def raise_incarnation(self, seen: int = 0) -> int:
-        """max(stored, seen) + 1, on disk before it is used."""
+        """max(stored, seen) + 1, on disk before it is used, if the disk takes it."""
         with self._guard:
             self._incarnation = max(self._incarnation, seen) + 1
             self._write()
@@ -141,7 +145,7 @@ class LocalState:
         """Whom to ask when coming back: those met last come first. Nobody met: the old ones stay."""
         with self._guard:
             fresh = list(dict.fromkeys([*addresses, *self.peers]))[:MAX_PEERS]
-            if fresh != self.peers:
+            if fresh != self.peers or LOCAL_STATE in UNWRITTEN:
                 self.peers = fresh
                 self._write()
 
@@ -150,9 +154,12 @@ class LocalState:
         if self.manifest is not None:
             last["manifest"] = self.manifest.hex()
         document = json.dumps({"incarnation": self._incarnation, "organisers": self._organisers, "last": last})
-        with draft(self._path.parent) as path:
-            path.write_text(document)
-            commit(path, self._path)
+        if not self._has_written:
+            replace_file(self._path, document)
+            self._has_written = True
+            return
+        with UNWRITTEN.trying(LOCAL_STATE, self._path):
+            replace_file(self._path, document)
 
 
 def _count(value: object) -> int:

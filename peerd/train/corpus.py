@@ -14,7 +14,7 @@ from peerd.config.data_config import AGREED
 from peerd.config.manifest import Manifest
 from peerd.data.tokenizer import BYTE_VOCABULARY
 from peerd.data.tokens import TokenFile
-from peerd.errors import DiskError, ManifestError
+from peerd.errors import ManifestError, disk_error
 from peerd.train.masking import Masking
 
 EVALUATION = 2**64 - 1
@@ -75,7 +75,7 @@ class Corpus:
         try:
             self._tokens = np.memmap(token_file.path, dtype=np.dtype(f"<u{token_file.token_bytes}"), mode="r")
         except OSError as error:
-            raise DiskError(f"{token_file.path}: {error.strerror}", "start again: the file is made anew") from error
+            raise disk_error(token_file.path, error, "start again: the file is made anew") from error
 
     def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
         """Tokens and labels of microbatch (step, index), int64 [microbatch_size, sequence_length].

@@ -19,7 +19,7 @@ from typing import IO
 import structlog
 from blake3 import blake3
 
-from peerd.config.atomic import commit, disk_error
+from peerd.config.atomic import commit
 from peerd.config.data_config import DataConfig
 from peerd.data.tokenizer import MAX_TOKENIZER_BYTES, keep_tokenizer, kept_tokenizer
 from peerd.data.tokens import CHUNK_BYTES, TokenFile, chunk_hashes, hash_of_hashes, kept_tokens
@@ -28,6 +28,7 @@ from peerd.link.links import CHUNK_BYTES as MESSAGE_BYTES
 from peerd.policy.route.admission import givers_of_data
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId
+from peerd.unwritten import UNWRITTEN
 from peerd.wire.clients import DataClient
 
 GIVEN_BYTES_PER_S = 8 << 20
@@ -99,15 +100,17 @@ class DataFetcher:
         self.bytes_total = data.num_tokens * data.token_bytes
 
     async def fetch(self) -> TokenFile:
-        """Returns once the file is complete, however long that takes. Raises StageError if that is impossible, and DiskError."""
-        self._check_room()
+        """Returns once the file is complete, however long that takes, on a full disk too. StageError if that is impossible."""
         whole = False
         while (kept := await asyncio.to_thread(kept_tokens, self._data, self._cache)) is None:
             if whole:
                 raise StageError("the run's manifest names its data by two hashes that do not agree", "tell its organiser")
             try:
-                with _owned(self._cache, self._cache / f"{self._data.blake3}.part") as part:
-                    whole = part is not None and await self._fetch_into(part)
+                with UNWRITTEN.trying("the run's data", self._cache):
+                    part_file = self._cache / f"{self._data.blake3}.part"
+                    self._check_room(part_file)
+                    with _owned(part_file) as part:
+                        whole = part is not None and await self._fetch_into(part)
             except RemoteError as error:
                 LOG.info("the data could not be fetched yet", reason=error.message)
             if not whole:
@@ -136,7 +139,7 @@ class DataFetcher:
             except RemoteError as error:
                 LOG.info("the tokenizer could not be fetched", donor=donor.peer, reason=error.message)
 
-    def _check_room(self) -> None:
+    def _check_room(self, part_file: Path) -> None:
         self._cache.mkdir(parents=True, exist_ok=True)
         if self.bytes_total > MAX_FETCHED_BYTES:
             raise StageError(
@@ -144,10 +147,9 @@ class DataFetcher:
                 "get it elsewhere and name it with --data",
             )
         free = shutil.disk_usage(self._cache).free
-        if self.bytes_total > free:
-            raise DiskError(
-                f"the data needs {self.bytes_total / 1e9:.1f} GB in {self._cache} and {free / 1e9:.1f} GB is free", "free some space"
-            )
+        needed = self.bytes_total - (part_file.stat().st_size if part_file.exists() else 0)
+        if needed > free:
+            raise DiskError(f"the data needs {needed / 1e9:.1f} GB in {self._cache} and {free / 1e9:.1f} GB is free", "free some space")
 
     async def _fetch_into(self, part: IO[bytes]) -> bool:
         """Fetch the missing part from one donor after another, then give the file its name. RemoteError if no donor gave the rest."""
@@ -194,11 +196,8 @@ class DataFetcher:
 def _append(part: IO[bytes], chunk: bytes, digest: bytes, number: int) -> None:
     if blake3(chunk).digest() != digest:
         raise BadMessageError(f"chunk {number} of the data does not match its hash")
-    try:
-        part.write(chunk)
-        part.flush()
-    except OSError as error:
-        raise disk_error(Path(part.name).parent, error) from error
+    part.write(chunk)
+    part.flush()
 
 
 def _sound_chunks(path: Path, hashes: Sequence[bytes]) -> int:
@@ -211,13 +210,9 @@ def _sound_chunks(path: Path, hashes: Sequence[bytes]) -> int:
 
 
 @contextlib.contextmanager
-def _owned(cache: Path, path: Path) -> Iterator[IO[bytes] | None]:
+def _owned(path: Path) -> Iterator[IO[bytes] | None]:
     """The unfinished file, locked; None while another daemon of this user fetches the same file."""
-    try:
-        stream = path.open("ab")
-    except OSError as error:
-        raise disk_error(cache, error) from error
-    with stream:
+    with path.open("ab") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

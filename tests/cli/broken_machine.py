@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import resource
 import shutil
 import socket
 import subprocess
@@ -228,13 +227,6 @@ def keep_running(machine: Machine, *command: str) -> None:
 
 def unknown_device(_machine: Machine) -> Sequence[str]:
     return ("--device", "cuda:77")
-
-
-def few_open_files(machine: Machine) -> Sequence[str]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    machine.stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-    return ()
 
 
 def library_that_is_too_old(machine: Machine) -> Sequence[str]:

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -97,7 +98,6 @@ def without_network(monkeypatch: pytest.MonkeyPatch) -> None:
         (broken.p2pd_without_its_daemon, warning("leftovers", "p2pd runs on without its daemon", "end it: kill ")),
         (broken.process_that_holds_the_home_and_does_not_answer, warning("daemon", "a process holds this home", "fuser")),
         (broken.unknown_device, problem("device", "cuda:77 is not available", "--device auto")),
-        (broken.few_open_files, warning("open-files", "256 files", "ulimit -n")),
         (broken.library_that_is_too_old, problem("torch", "torch 2.1.0 is older than 2.6", "scripts/constraints.txt")),
         (broken.port_taken, problem("port", "is in use", "choose another one with --port")),
         (broken.port_of_last_time_taken, warning("port", "is in use: that of last time", "the next start takes another")),
@@ -125,6 +125,17 @@ def test_a_library_that_is_not_there_is_named_and_stands_in_the_way_of_no_other_
         arguments=("--home", str(machine.home.folder)),
     )
     assert {"torch", "device", "disk", "home", "limits", "port", "leftovers"} <= {each["code"] for each in checks}
+
+
+def test_a_hard_limit_of_open_files_that_is_low_is_named_for_the_peers_that_it_has_room_for() -> None:
+    asks = "from peerd.checkup import here; print(*(f for n in (1, 30) for f in here.open_files(n)), sep='\\n')"
+    command = ["prlimit", "--nofile=128:256", sys.executable, "-c", asks]
+    few, too_few = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    assert "warning" in few
+    assert "256 open files allowed, enough for 19 other peers" in few
+    assert "problem" in too_few
+    assert "this peer needs 364 open files for 30 other peers, and the limit is 256" in too_few
+    assert "ulimit -n 1024" in too_few
 
 
 def test_a_p2pd_that_does_not_start_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

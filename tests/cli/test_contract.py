@@ -102,6 +102,7 @@ EXIT_CODES = {
     "NO_DAEMON": 11,
     "TIMED_OUT": 12,
     "STAGE": 13,
+    "LIMIT": 14,
     "INTERRUPTED": 130,
 }
 

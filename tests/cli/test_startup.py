@@ -112,4 +112,4 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
 def test_output_to_a_full_disk_is_one_clear_line() -> None:
     done = subprocess.run(["bash", "-c", f"{sys.executable} -c '{COMMAND}' --help >/dev/full"], check=False, capture_output=True, text=True)
     assert done.returncode == 10
-    assert done.stderr == "peerd: error: the disk is full; free some space\n"
+    assert done.stderr == "peerd: error: standard output: the disk is full; free some space\n"

@@ -157,3 +157,23 @@ def test_a_full_disk_is_told_and_leaves_no_half_an_identity(home: Home) -> None:
     assert done.stderr.startswith(ERROR_PREFIX)
     assert done.stderr.count("\n") == 1
     assert not Home(home.folder / "home").identity.exists()
+
+
+@pytest.mark.parametrize("most", [32, 64])
+def test_too_few_open_files_are_told_with_the_number_that_is_needed(home: Home, most: int) -> None:
+    done = subprocess.run(
+        ["prlimit", f"--nofile={most}:{most}", *module_command("peerd.daemon", joining(home).to_json())],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == ExitCode.LIMIT, done.stderr
+    needed = "this peer needs 74 open files at least, 10 more for each other peer"
+    assert done.stderr.startswith(f"{ERROR_PREFIX}{needed}, and the limit is {most}; raise it, `ulimit -n 1024`")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_the_system_lets_it_and_stays_for_children(tmp_path: Path) -> None:
+    raises = "from peerd.daemon.open_files import raise_limit; print(raise_limit(), flush=True)"
+    child = "import subprocess; subprocess.run(['bash', '-c', 'ulimit -Sn'], check=True)"
+    command = ["prlimit", "--nofile=100:300", sys.executable, "-c", f"{raises}; {child}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["300", "300"]

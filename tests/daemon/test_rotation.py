@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 from peerd.config.paths import Home
-from peerd.daemon.rotation import RotatingStream
+from peerd.daemon.rotation import LOG_LINES, RotatingStream
+from peerd.unwritten import UNWRITTEN
 
 LINE = "x" * 99 + "\n"
 WRITES_AND_BREAKS = """
@@ -89,3 +91,18 @@ def test_threads_that_write_at_once_lose_no_line(tmp_path: Path) -> None:
     lines = [line for path in files if path.exists() for line in path.read_text().splitlines()]
     assert len(lines) == 500
     assert {tuple(line.split()[:2]) for line in lines} == {(str(name), str(number)) for name in range(5) for number in range(100)}
+
+
+def test_a_line_that_the_disk_does_not_take_stops_nobody_and_is_told(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    with home.log.open("a") as log:
+        stream, real = RotatingStream(log, home), os.dup(log.fileno())
+        with Path("/dev/full").open("ab", buffering=0) as full:
+            os.dup2(full.fileno(), log.fileno())
+        stream.write(LINE)
+        assert "the disk is full" in UNWRITTEN.errors()[LOG_LINES].message
+        os.dup2(real, log.fileno())
+        os.close(real)
+        stream.write(LINE)
+    assert LOG_LINES not in UNWRITTEN
+    assert home.log.read_text().endswith(LINE)

@@ -14,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.observe import store as store_module
-from peerd.observe.archive import Archive
+from peerd.observe.archive import HISTORY, Archive
 from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.store import HistoryStore
 from peerd.observe.thinning import DAY_S, at_most, merged, thinned
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.table.record import Evaluation, PeerId
+from peerd.unwritten import UNWRITTEN
+from tests.small_disk import fill, needs_root, small_disk
 
 SAMPLES = st.lists(
     st.builds(
@@ -115,6 +117,27 @@ async def test_a_folder_that_cannot_be_written_costs_the_history_and_nothing_els
     archive.note_step(finished(0))
     assert await archive.read(lambda store: store.steps()) is None
     await archive.close()
+
+
+@needs_root
+async def test_rows_that_a_full_disk_refuses_wait_for_room_and_are_counted_once(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", kilobytes=256) as disk:
+        archive = Archive(disk / "run.sqlite")
+        archive.note_step(finished(0))
+        await archive.write()
+        ballast = fill(disk)
+        for step in range(1, 1500):
+            archive.note_step(finished(step))
+            archive.note_average(roster(step, a=1), 8)
+        await archive.write()
+        assert "the disk is full" in UNWRITTEN.errors()[HISTORY].message
+        archive.note_average(roster(1500, a=1), 8)
+        await archive.write()
+        ballast.unlink()
+        assert await archive.read(lambda store: len(store.steps())) == 1500
+        assert await archive.read(lambda store: store.tallies()[0].tallies[0].microbatches) == 1500
+        assert HISTORY not in UNWRITTEN
+        await archive.close()
 
 
 async def test_a_query_sees_what_was_noted_before_it(tmp_path: Path) -> None:

@@ -157,3 +157,9 @@ def test_that_nobody_can_dial_a_machine_is_no_problem_where_a_relay_takes_it() -
     assert checkup.with_relay(shut, refused) == checkup.with_relay(shut, alone) == shut
     open_ = checkup.of_dial_backs([Dialled(PeerId("a"), "1.2.3.4", True)], 4001)
     assert checkup.with_relay(open_, checkup.of_relay(open_, [])) == open_
+
+
+def test_a_checkup_repeats_what_a_running_daemon_finds_wrong_with_its_machine() -> None:
+    full = {"code": "disk", "title": "cannot write history", "severity": "problem", "remedy": "free some space"}
+    empty = {"code": "stage-empty", "title": "nobody serves stage 1", "severity": "problem", "remedy": "more peers have to join"}
+    assert checkup.of_health([full, empty]) == [checkup.problem("disk", "cannot write history", "free some space")]

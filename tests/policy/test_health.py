@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.swarm.health import FIRST_PROGRESS_S, STALLED_AFTER_S, Facts, HealthNote, advance, health
+from peerd.errors import DiskError, LimitError
+from peerd.policy.swarm.health import (
+    FIRST_PROGRESS_S,
+    STALLED_AFTER_S,
+    Facts,
+    HealthNote,
+    advance,
+    health,
+    open_files,
+    unwritten_files,
+)
 from peerd.table.record import AverageId, Lineage, PeerRecord, Phase
 from peerd.table.view import LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, live_views, member, view_of
@@ -130,6 +140,25 @@ def test_a_joiner_behind_its_stage_and_steps_given_up_are_named() -> None:
     assert codes(facts_of(replace(joiner, step=0), member("a", step=5), member("b", stage=1, step=5))) == ["joining"]
     given_up = replace(ME, lineage=Lineage(2, b"x"))
     assert codes(facts_of(given_up, member("b", stage=1, step=5))) == ["inexact"]
+
+
+def test_files_that_cannot_be_written_for_one_reason_are_one_state() -> None:
+    full, limit = DiskError("/a: the disk is full", "free some space"), LimitError("no more files", "raise the limit")
+    assert unwritten_files({}) == []
+    disk, files = unwritten_files({"checkpoints": full, "log": limit, "history": DiskError("/b: the disk is full", "free some space")})
+    assert (disk.code, disk.severity, disk.title) == ("disk", "problem", "cannot write checkpoints, history: /a: the disk is full")
+    assert disk.remedy == "free some space; training goes on, and it is tried again"
+    assert (files.code, files.title) == ("disk", "cannot write log: no more files")
+
+
+def test_files_run_out_by_name_and_before_that_the_peers_that_will_need_more_are_told() -> None:
+    assert open_files(50, 1024, 20) == []
+    (few,) = open_files(50, 200, 20)
+    assert (few.code, few.severity) == ("few-open-files", "warning")
+    assert few.title == "50 files are open; this peer needs 264 open files for 20 other peers, and the limit is 200"
+    assert "ulimit -n 1024" in few.remedy
+    (none_left,) = open_files(190, 200, 20)
+    assert (none_left.code, none_left.severity) == ("open-files", "problem")
 
 
 @given(live_views(), st.floats(0, 1e6))

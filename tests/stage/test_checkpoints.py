@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,6 +15,8 @@ from peerd.stage.disk_room import DiskRoom
 from peerd.stage.export import HistoryEntry
 from peerd.stage.snapshots import Downloaded
 from peerd.table.record import Lineage
+from peerd.unwritten import UNWRITTEN
+from tests.small_disk import fill, needs_root, set_read_only, small_disk
 
 
 def state(step: int) -> Downloaded:
@@ -135,3 +138,30 @@ def test_where_nothing_can_be_written_a_run_goes_on_without(tmp_path: Path) -> N
     (tmp_path / "in the way").touch()
     CheckpointStore(tmp_path / "in the way", 2).save(0, state(5))
     assert CheckpointStore(tmp_path / "in the way", 2).scan() == []
+
+
+@needs_root
+def test_on_a_full_disk_the_oldest_make_room_and_the_newest_stays(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", kilobytes=64) as disk:
+        store = CheckpointStore(disk / "run", 2)
+        for step in (1, 2, 3):
+            store.save(1, state(step))
+        assert [found.step for found in store.scan()] == [1, 2, 3]
+        ballast = fill(disk)
+        store.save(1, state(4))
+        assert [found.step for found in store.scan()] == [2, 3, 4]
+        assert UNWRITTEN.errors() == {}
+        large = replace(state(5), tensors={"parameters/a": torch.zeros(10_000)})
+        store.save(1, large)
+        assert [found.step for found in store.scan()] == [4]
+        assert "the disk is full" in UNWRITTEN.errors()["checkpoints"].message
+        ballast.unlink()
+        store.save(1, large)
+        assert [found.step for found in store.scan()] == [4, 5]
+        assert UNWRITTEN.errors() == {}
+        set_read_only(disk, yes=True)
+        store.save(1, state(6))
+        assert "the disk is read-only" in UNWRITTEN.errors()["checkpoints"].message
+        set_read_only(disk, yes=False)
+        store.save(1, state(6))
+        assert UNWRITTEN.errors() == {}

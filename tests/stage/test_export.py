@@ -15,8 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from peerd.config import manifest as manifest_files
-from peerd.config.atomic import disk_error
-from peerd.errors import DiskError
+from peerd.errors import DiskError, disk_error
 from peerd.stage.export import HistoryEntry, write_export
 from tests.tiny_run import tiny_manifest
 

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from peerd.config.paths import Home
 from peerd.errors import DiskError, IdentityInUseError, SignatureError
 from peerd.link.peer_keys import peer_id_of, public_key_of, verify
-from peerd.swarm.identity import Identity, LocalState, lock_home
+from peerd.swarm.identity import LOCAL_STATE, Identity, LocalState, lock_home
 from peerd.table.record import RunId
+from peerd.unwritten import UNWRITTEN
+from tests.small_disk import fill, needs_root, small_disk
 
 RUN, OTHER_RUN = RunId("a" * 32), RunId("b" * 32)
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -174,3 +176,24 @@ def test_a_memory_that_cannot_be_written_is_told_and_leaves_no_draft(tmp_path: P
     with pytest.raises(DiskError):
         state.raise_incarnation()
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+
+
+@needs_root
+def test_on_a_full_disk_a_home_that_has_been_written_goes_on_and_is_written_later(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", kilobytes=64) as disk:
+        home = Home(disk / "home")
+        ballast = fill(disk)
+        with pytest.raises(DiskError, match="the disk is full"):
+            LocalState(home).raise_incarnation()
+        ballast.unlink()
+        state = LocalState(home)
+        assert state.raise_incarnation() == 1
+        ballast = fill(disk)
+        assert state.raise_incarnation() == 2
+        state.remember_peers(["/ip4/127.0.0.1/tcp/9"])
+        assert "the disk is full" in UNWRITTEN.errors()[LOCAL_STATE].message
+        assert LocalState(home).incarnation == 1, "the old content is whole"
+        ballast.unlink()
+        state.remember_peers(["/ip4/127.0.0.1/tcp/9"])
+        assert (LocalState(home).incarnation, LocalState(home).peers) == (2, ["/ip4/127.0.0.1/tcp/9"])
+        assert LOCAL_STATE not in UNWRITTEN

@@ -22,7 +22,7 @@ from typing import Any
 
 import structlog
 
-from peerd.config.atomic import commit, draft
+from peerd.config.atomic import replace_file
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.control.protocol import SCHEMA, PeerInfo
@@ -82,10 +82,8 @@ def take_place(settings: Settings, home: Home) -> Spot:
     listener = _bind(settings.dashboard_host, settings.dashboard_port or known_port, must=bool(settings.dashboard_port))
     place = Spot(listener, settings.dashboard_host, listener.getsockname()[1], token)
     if (place.port, token) != (known_port, known_token):
-        with contextlib.suppress(PeerdError), draft(home.folder) as path:  # a full disk costs no more than another port next time
-            path.touch(mode=0o600)
-            path.write_text(json.dumps({"port": place.port, "token": token}))
-            commit(path, home.dashboard)
+        with contextlib.suppress(PeerdError):  # a full disk costs no more than another port next time
+            replace_file(home.dashboard, json.dumps({"port": place.port, "token": token}), mode=0o600)
     return place
 
 

@@ -14,8 +14,9 @@ from peerd.daemon.watching.observer import Observer
 from peerd.link.traffic import PeerRole
 from peerd.observe.metrics import MetricSource, Reading
 from peerd.policy.step.ledger import missing, work_step
-from peerd.swarm.membership import clock_s
+from peerd.swarm.clock import clock_s
 from peerd.timeline.spans import PHASES
+from peerd.unwritten import UNWRITTEN
 
 LAG_OVER_S = 60.0
 
@@ -58,6 +59,7 @@ def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_faults_seen_total": counters["faults_seen"],
         "peerd_messages_refused_total": counters["messages_refused"],
         "peerd_internal_errors_total": counters["internal_errors"],
+        "peerd_files_unwritten": len(UNWRITTEN.errors()),
         "peerd_moves_total": peer.moves,
         "peerd_p2pd_restarts_total": peer.p2pd_restarts,
         "peerd_join_seconds": peer.seat.join_took_s,

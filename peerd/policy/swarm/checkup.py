@@ -15,7 +15,11 @@ MAX_CLOCK_OFFSET_S = 3.0
 LITTLE_MEMORY_BYTES = 1 << 30
 NO_DISK_BYTES, LITTLE_DISK_BYTES = 200 << 20, 5 << 30
 MIN_OPEN_FILES = 1024
+FILES_OF_A_DAEMON, FILES_FOR_A_PEER = 64, 10
+"""Measured: 41, and 9 for each peer that it exchanges tensors with. The rest is for files and browsers that come and go."""
 SLOW_UPLOAD_BITS_PER_S, SLOW_DOWNLOAD_BITS_PER_S = 5e6, 10e6
+OF_THE_MACHINE = ("disk", "open-files", "clock", "p2pd-down", "internal-errors")
+"""The codes of the daemon's health that a checkup repeats."""
 CAPPED = "a cap is set, which the tunnel keeps"
 """The reason for having no direct connections."""
 FAIR_SHARE = 0.8
@@ -116,9 +120,33 @@ def of_disk(folder: str, free_bytes: int) -> Finding:
     return ok("disk", title)
 
 
-def of_open_files(limit: int) -> Finding:
+def of_health(items: Sequence[Mapping[str, str]]) -> list[Finding]:
+    """What a running daemon finds wrong with its machine; the run's own troubles are no findings."""
+    verdicts = {"problem": problem, "warning": warning}
+    return [verdicts[item["severity"]](item["code"], item["title"], item["remedy"]) for item in items if item["code"] in OF_THE_MACHINE]
+
+
+def files_needed(num_peers: int) -> int:
+    """Files and sockets that a daemon has open when it works with so many others."""
+    return FILES_OF_A_DAEMON + FILES_FOR_A_PEER * num_peers
+
+
+def too_few_files(limit: int, num_peers: int) -> tuple[str, str]:
+    """What is missing, and what to do."""
+    needed = files_needed(num_peers)
+    others = f"for {num_peers} other peers" if num_peers > 1 else f"at least, {FILES_FOR_A_PEER} more for each other peer"
+    remedy = f"raise it, `ulimit -n {max(needed, MIN_OPEN_FILES)}` or LimitNOFILE= of a service; beyond the hard limit only root may"
+    return f"this peer needs {needed} open files {others}, and the limit is {limit}", remedy
+
+
+def of_open_files(limit: int, num_peers: int = 1) -> Finding:
+    """`limit`: the most that the system lets this process have."""
+    if limit < files_needed(num_peers):
+        return problem("open-files", *too_few_files(limit, num_peers))
     if limit < MIN_OPEN_FILES:
-        return warning("open-files", f"this process may open {limit} files", f"raise the limit: ulimit -n {MIN_OPEN_FILES}")
+        most = (limit - FILES_OF_A_DAEMON) // FILES_FOR_A_PEER
+        title = f"{limit} open files allowed, enough for {most} other peers"
+        return warning("open-files", title, f"raise the limit: ulimit -n {MIN_OPEN_FILES}")
     return ok("open-files", f"{limit} open files allowed")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from peerd.errors import PeerdError
 from peerd.policy.step.ledger import full, held, stage_step
+from peerd.policy.swarm.checkup import files_needed, too_few_files
 from peerd.table.record import PeerRecord, Phase
 from peerd.table.view import LiveView
 
@@ -16,6 +18,7 @@ FIRST_PROGRESS_S = 300.0
 NEVER_S = float("-inf")
 TRAINER, OTHERS = -1, -2
 """Beside the stages' numbers: what a run needs, of which this peer notes since when it is not there."""
+FEW_FILES_LEFT = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,26 @@ def health(facts: Facts) -> list[HealthNote]:
     swarm = [_cut_off(facts)] if _cut_off(facts) else [_empty_stages(facts), _no_trainer(facts), _stalled(facts)]
     items = [item for item in (*swarm, _inexact(facts), _joining(facts)) if item]
     return sorted(items, key=lambda item: ("problem", "warning", "info").index(item.severity))
+
+
+def unwritten_files(errors: Mapping[str, PeerdError]) -> list[HealthNote]:
+    """One state for each remedy; `errors` gives the reason by the kind of file."""
+    notes = []
+    for remedy in dict.fromkeys(error.remedy for error in errors.values()):
+        files = [kind for kind, error in errors.items() if error.remedy == remedy]
+        title = f"cannot write {', '.join(files)}: {errors[files[0]].message}"
+        notes.append(HealthNote("disk", title, "problem", f"{remedy}; training goes on, and it is tried again"))
+    return notes
+
+
+def open_files(num_open: int, limit: int, num_peers: int) -> list[HealthNote]:
+    """At the limit nothing can be opened, which would look like a broken disk and a bad network."""
+    title, remedy = too_few_files(limit, num_peers)
+    if num_open >= FEW_FILES_LEFT * limit:
+        return [HealthNote("open-files", f"{num_open} files are open; {title}", "problem", f"{remedy}; then start this peer again")]
+    if limit < files_needed(num_peers):
+        return [HealthNote("few-open-files", f"{num_open} files are open; {title}", "warning", f"{remedy}; then start this peer again")]
+    return []
 
 
 def _missed(facts: Facts) -> list[int]:
