@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 import structlog
 
@@ -13,6 +15,7 @@ from peerd.config.manifest import Manifest
 from peerd.errors import RemoteError
 from peerd.policy.route.launching import (
     Launch,
+    Standstill,
     WayTime,
     Work,
     at_first,
@@ -35,8 +38,10 @@ from peerd.wire.dispatch import Dispatcher
 from peerd.wire.messages import Call
 
 TAKEOVER_S = 4.0
-"""Another trainer's microbatch is taken over once missing for this time and for twice the duration of a step."""
+"""Others' microbatches are taken over once nothing of the step has been done for this time, for as long as a step takes, and for twice
+as long as this trainer's own have been under way: where those take long, others' do, too."""
 FIRST_TAKEOVER_S = 12.0
+"""The same while the time of a step is not known."""
 STEP_TIME_SMOOTHING = 0.3
 TICK_S, IDLE_TICK_S = 0.2, 1.0
 """Longest time between two looks: while microbatches are missing, which may become this trainer's to launch, and otherwise."""
@@ -71,13 +76,14 @@ class Trainer:
         self._most_slots = 0
         """The smallest number of slots on the path of the last microbatch."""
         self._way = WayTime()
-        self._in_flight: set[tuple[int, int]] = set()
+        self._in_flight: dict[tuple[int, int], float] = {}
+        """Since when each has been under way, longest first."""
         self._num_ended = 0
         self._begun = -1
         """The newest step that the first stage has reached, as its forwarding of this trainer's microbatches shows."""
         self._has_waiting = False
         """True if own microbatches wait for the window, which may open when any trainer's microbatch is done."""
-        self._missing_since_s: dict[tuple[int, int], float] = {}
+        self._still = Standstill()
         self._launched: dict[tuple[int, int], int] = {}
         """Number of launches of each microbatch of this step and the last."""
         self._again: Counter[tuple[int, int]] = Counter()
@@ -108,14 +114,14 @@ class Trainer:
 
     async def _rest(self, seen: Seen) -> None:
         """Wait for news or until it is time to look. If this machine slept meanwhile, no other trainer was slow: clocks restart."""
-        began_s, most_s = clock_s(), TICK_S if self._missing_since_s else IDLE_TICK_S
+        began_s, most_s = clock_s(), TICK_S if self._still.absent else IDLE_TICK_S
         until_s = began_s + most_s
         while await self._membership.changed(until_s - clock_s()):
             if self._has_waiting or seen != self._seen() or clock_s() >= until_s:
                 break
         slept_s = clock_s() - began_s - most_s
         if slept_s > SLEPT_S:
-            self._missing_since_s.clear()
+            self._still = Standstill()
             self._step_began_s += slept_s
 
     def _seen(self) -> Seen:
@@ -137,16 +143,17 @@ class Trainer:
         live = self._membership.live()
         if work_step(live, self._manifest.train.num_stages) is None:
             return True
-        return not self._in_flight and not self._work(live, clock_s()).launches
+        return not self._in_flight and not self._work(live, clock_s()).steps
 
     def _work(self, live: LiveView, now_s: float) -> Work:
         train = self._manifest.train
-        takeover_s = max(self._takeover_s, self._age_of_summaries_s(live))
+        oldest_s = now_s - next(iter(self._in_flight.values()), now_s)
+        takeover_s = max(self._takeover_s, 2 * oldest_s, self._age_of_summaries_s(live))
         work = launchable(
             live,
             train.num_stages,
             train.microbatches_per_step,
-            self._missing_since_s,
+            self._still,
             now_s,
             takeover_s,
             last_step=train.steps,
@@ -154,7 +161,7 @@ class Trainer:
         )
         if self._stop_at is None:
             return work
-        return replace(work, launches=tuple(launch for launch in work.launches if launch.step < self._stop_at))
+        return replace(work, steps=tuple(each for each in work.steps if each.step < self._stop_at))
 
     def _age_of_summaries_s(self, live: LiveView) -> float:
         """Largest age of the summaries of far stages: a microbatch that seems missing for less time may be there."""
@@ -165,24 +172,29 @@ class Trainer:
     def _launch_missing(self, group: asyncio.TaskGroup) -> None:
         live, now_s, train = self._membership.live(), clock_s(), self._manifest.train
         work = self._work(live, now_s)
-        self._missing_since_s = {key: self._missing_since_s.get(key, now_s) for key in work.absent}
-        if work.absent and (step := min(work.absent)[0]) not in (self._step, self._step - 1):  # a reopened step does not begin again
-            self._begin(step, now_s)
-        waiting = [launch for launch in work.launches if (launch.step, launch.index) not in self._in_flight]
-        self._has_waiting = bool(waiting)
-        if not waiting:
+        self._still = work.still
+        if work.still.absent and work.still.step not in (self._step, self._step - 1):  # a reopened step does not begin again
+            self._begin(work.still.step, now_s)
+        waiting = self._waiting(work)
+        first = next(waiting, None)
+        self._has_waiting = first is not None
+        if first is None:
             self._prepare(live)
             return
         underway = on_the_way(live, train.num_stages, train.microbatch_size, self._way.least_s)
         total = window(live, train.num_stages, self._slots, underway, self._most_slots)
-        if not train.overlaps_steps and self._begun < waiting[0].step:
-            total = at_first(live, waiting[0].step, underway, total)
+        if not train.overlaps_steps and self._begun < first.step:
+            total = at_first(live, first.step, underway, total)
         allowed = share(total, work)
-        for launch in waiting:
+        for launch in chain((first,), waiting):
             if sum(step <= launch.step for step, _ in self._in_flight) >= allowed:  # launches of later steps do not count against it
                 break
-            self._in_flight.add((launch.step, launch.index))
+            self._in_flight[launch.step, launch.index] = now_s
             group.create_task(self._train(launch))
+
+    def _waiting(self, work: Work) -> Iterator[Launch]:
+        for each in work.steps:
+            yield from each.launches(but=sum(1 << index for step, index in self._in_flight if step == each.step))
 
     def _prepare(self, live: LiveView) -> None:
         """Read the own microbatches of the next step ahead; those of this step are all under way."""
@@ -197,7 +209,7 @@ class Trainer:
         if 0 <= self._step == step - 1:
             took_s = now_s - self._step_began_s
             self._step_time_s += STEP_TIME_SMOOTHING * (took_s - self._step_time_s) if self._step_time_s else took_s
-            self._takeover_s = max(TAKEOVER_S, 2 * self._step_time_s)
+            self._takeover_s = max(TAKEOVER_S, self._step_time_s)
         self._tell_again()
         self._step, self._step_began_s = step, now_s
         self._way.next_step()
@@ -228,7 +240,7 @@ class Trainer:
             LOG.debug("microbatch failed", step=launch.step, index=launch.index, error=str(error))
             await asyncio.sleep(FAILURE_PAUSE_S)
         finally:
-            self._in_flight.discard(key)
+            self._in_flight.pop(key, None)
             self._num_ended += 1
             self._membership.wake()
 

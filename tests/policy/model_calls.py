@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.route.admission import able_to_compute, newest_taken, slots_for, why_refuse_call
-from peerd.policy.route.launching import Launch, launchable, share, window
+from peerd.policy.route.launching import Launch, Standstill, launchable, share, window
 from peerd.policy.route.wiring import Router, point_of
 from peerd.policy.step.asides import merged, other_holder, to_merge
 from peerd.policy.step.ledger import ledger_of, marked, may_accumulate, number_of
@@ -57,7 +57,7 @@ class Calls:
         self._routers: dict[int, Router] = {}
         self._slots: list[Accepted] = []
         self._busy_until = 0.0
-        self._missing_since: dict[tuple[int, int], float] = {}
+        self._still = Standstill()
         self._launched: Counter[tuple[int, int]] = Counter()
         self._in_flight: dict[tuple[int, int], float] = {}
         """Until when not to launch again: infinity while under way."""
@@ -66,7 +66,7 @@ class Calls:
         for call in self._slots:
             call.cancelled = True
         self._slots = []
-        self._missing_since = {}
+        self._still = Standstill()
 
     # the trainer
 
@@ -75,8 +75,8 @@ class Calls:
         if not peer.record.trains or peer.record.leaving:
             return
         sizes = (scenario.num_stages, scenario.num_microbatches)
-        work = launchable(live, *sizes, self._missing_since, peer.now, scenario.takeover_s, scenario.last_step, scenario.delayed)
-        self._missing_since = {key: self._missing_since.get(key, peer.now) for key in sorted(work.absent)}
+        work = launchable(live, *sizes, self._still, peer.now, scenario.takeover_s, scenario.last_step, scenario.delayed)
+        self._still = work.still
         self._in_flight = {key: until for key, until in self._in_flight.items() if until > peer.now}
         allowed = share(window(live, scenario.num_stages, SLOTS), work)
         for launch in work.launches:

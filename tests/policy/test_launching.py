@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from peerd.policy.route.launching import (
+    Standstill,
     WayTime,
     Work,
     at_first,
@@ -17,13 +18,14 @@ from peerd.policy.route.launching import (
     first_step_owned,
     launchable,
     on_the_way,
+    owned_first,
     owners,
     share,
     trainers_of,
     what_launches_hang_on,
     window,
 )
-from peerd.policy.step.ledger import is_averaged, stages_missing, work_step
+from peerd.policy.step.ledger import indices, is_averaged, stages_missing, work_step
 from peerd.table.record import PeerId, Phase, StageSummary, Void
 from peerd.table.view import LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, live_views, member, view_of
@@ -32,6 +34,13 @@ from tests.tiny_run import tiny_manifest
 TAKEOVER_S = 4.0
 trainers = st.lists(st.integers(0, 40).map(lambda n: PeerId(f"t{n}")), min_size=1, max_size=6, unique=True)
 sizes = (2, NUM_MICROBATCHES)
+
+
+ANEW = Standstill()
+
+
+def absent_of(work: Work) -> set[tuple[int, int]]:
+    return {(work.still.step, index) for index in indices(work.still.absent)}
 
 
 def as_seen_by(live: LiveView, peer: PeerId) -> LiveView:
@@ -60,9 +69,9 @@ def test_ownership_is_spread_evenly() -> None:
 @given(live_views())
 def test_exactly_one_trainer_launches_a_microbatch_that_has_just_gone_missing(live: LiveView) -> None:
     launches = [
-        launch for peer in trainers_of(live, 0) for launch in launchable(as_seen_by(live, peer), *sizes, {}, 0.0, TAKEOVER_S).launches
+        launch for peer in trainers_of(live, 0) for launch in launchable(as_seen_by(live, peer), *sizes, ANEW, 0.0, TAKEOVER_S).launches
     ]
-    absent = launchable(live, *sizes, {}, 0.0, TAKEOVER_S).absent
+    absent = absent_of(launchable(live, *sizes, ANEW, 0.0, TAKEOVER_S))
     if trainers_of(live, 0):
         assert sorted((launch.step, launch.index) for launch in launches) == sorted(absent)
 
@@ -82,7 +91,7 @@ def test_that_a_ledger_grows_gives_nobody_more_to_launch(live: LiveView, more: i
         before, now = (
             {
                 (launch.step, launch.index, stage)
-                for launch in launchable(as_seen_by(view, peer), *sizes, {}, 0.0, TAKEOVER_S, overlaps=overlaps).launches
+                for launch in launchable(as_seen_by(view, peer), *sizes, ANEW, 0.0, TAKEOVER_S, overlaps=overlaps).launches
                 for stage in launch.accumulate
             }
             for view in (live, after)
@@ -103,8 +112,8 @@ def test_what_may_bring_work_makes_a_trainer_look(changes: dict[str, Any]) -> No
 
 @given(live_views())
 def test_hole_18_whatever_stays_missing_is_in_the_end_launched_by_every_live_trainer(live: LiveView) -> None:
-    absent = launchable(live, *sizes, {}, 0.0, TAKEOVER_S).absent
-    since = dict.fromkeys(absent, 0.0)
+    absent = absent_of(launchable(live, *sizes, ANEW, 0.0, TAKEOVER_S))
+    since = launchable(live, *sizes, ANEW, 0.0, TAKEOVER_S).still
     for rank in range(len(trainers_of(live, 0))):
         now_s = rank * TAKEOVER_S
         count = dict.fromkeys(absent, 0)
@@ -114,9 +123,31 @@ def test_hole_18_whatever_stays_missing_is_in_the_end_launched_by_every_live_tra
         assert all(found == rank + 1 for found in count.values())
 
 
+def test_none_is_taken_over_while_others_are_done_or_lost() -> None:
+    """Microbatches that take a minute each are not late after a takeover time, if the step goes on."""
+    still, now_s = ANEW, 0.0
+    for done in (0b000000, 0b100000, 0b110000, 0b111000, 0b110000):
+        first = member("p1", trains=True, done=done)
+        live = view_of(first, member("p2", trains=True), member("last", stage=1, done=done))
+        mine = {index for index in first_owned(live, 0, NUM_MICROBATCHES) if not done >> index & 1}
+        work = launchable(live, *sizes, still, now_s, TAKEOVER_S)
+        assert {launch.index for launch in work.launches} == mine
+        still, now_s = work.still, now_s + 0.9 * TAKEOVER_S
+    late = launchable(live, *sizes, still, now_s + TAKEOVER_S, TAKEOVER_S)
+    assert {launch.index for launch in late.launches} == {0, 1, 2, 3}
+    assert {launch.index for launch in late.launches if launch.again} == {0, 1, 2, 3} - mine
+
+
+@given(trainers, st.integers(0, 9), st.integers(1, 99))
+def test_each_is_owned_first_by_the_first_of_its_owners(found: list[PeerId], step: int, num_microbatches: int) -> None:
+    for peer in (*found, PeerId("nobody")):
+        expected = sum(1 << index for index in range(num_microbatches) if owners(tuple(found), step, index)[0] == peer)
+        assert owned_first(tuple(found), peer, step, num_microbatches) == expected
+
+
 @given(live_views())
 def test_a_launch_is_for_the_work_step_and_for_the_stages_that_miss_it(live: LiveView) -> None:
-    launches = launchable(live, *sizes, {}, 99.0, TAKEOVER_S).launches
+    launches = launchable(live, *sizes, ANEW, 99.0, TAKEOVER_S).launches
     step = work_step(live, 2)
     for launch in launches:
         assert step is not None
@@ -131,68 +162,68 @@ def test_a_launch_is_for_the_work_step_and_for_the_stages_that_miss_it(live: Liv
 def test_nothing_is_launched_from_the_last_step_on(live: LiveView, last_step: int) -> None:
     step = work_step(live, 2)
     assume(step is not None)
-    endless = launchable(live, *sizes, {}, 0.0, TAKEOVER_S)
-    ending = launchable(live, *sizes, {}, 0.0, TAKEOVER_S, last_step)
+    endless = launchable(live, *sizes, ANEW, 0.0, TAKEOVER_S)
+    ending = launchable(live, *sizes, ANEW, 0.0, TAKEOVER_S, last_step)
     over = step is not None and step + is_averaged(live, 2, step) >= last_step
     assert ending == (Work() if over else endless)
 
 
 @given(live_views(), st.integers(0, 5))
 def test_where_steps_overlap_this_step_comes_first_and_the_next_counts_as_missing_only_after_it(live: LiveView, last_step: int) -> None:
-    alone = launchable(live, *sizes, {}, 0.0, TAKEOVER_S, last_step)
-    work = launchable(live, *sizes, {}, 0.0, TAKEOVER_S, last_step, overlaps=True)
+    alone = launchable(live, *sizes, ANEW, 0.0, TAKEOVER_S, last_step)
+    work = launchable(live, *sizes, ANEW, 0.0, TAKEOVER_S, last_step, overlaps=True)
     assert work.launches[: len(alone.launches)] == alone.launches
     assert work.missing >= alone.missing
     step = work_step(live, 2)
     early = work.launches[len(alone.launches) :]
     assert all(step is not None and launch.step == step + 1 and launch.accumulate for launch in early)
     assert not last_step or all(launch.step < last_step for launch in work.launches)
-    if alone.absent:
-        assert work.absent == alone.absent
+    if alone.still.absent:
+        assert work.still == alone.still
     else:
-        assert {(launch.step, launch.index) for launch in early} <= work.absent
+        assert {(launch.step, launch.index) for launch in early} <= absent_of(work)
 
 
 def test_the_next_step_is_launched_for_stages_at_this_one_and_at_the_next() -> None:
     """While stage 0 averages what stage 1 has committed already."""
     averages = member("p1", trains=True, phase=Phase.AVERAGING, done=FULL, next_ledger_no=1, next_done=0b1)
     ahead = member("p2", stage=1, step=1, next_ledger_no=2, done=0b11)
-    work = launchable(view_of(averages, ahead), *sizes, {}, 0.0, TAKEOVER_S, overlaps=True)
+    work = launchable(view_of(averages, ahead), *sizes, ANEW, 0.0, TAKEOVER_S, overlaps=True)
     assert [(launch.step, launch.index, set(launch.accumulate)) for launch in work.launches] == [
         (1, 1, {0}),
         *((1, index, {0, 1}) for index in range(2, NUM_MICROBATCHES)),
     ]
-    assert work.absent == {(1, index) for index in range(1, NUM_MICROBATCHES)}
-    assert launchable(view_of(averages, ahead), *sizes, {}, 0.0, TAKEOVER_S) == Work()
+    assert absent_of(work) == {(1, index) for index in range(1, NUM_MICROBATCHES)}
+    assert launchable(view_of(averages, ahead), *sizes, ANEW, 0.0, TAKEOVER_S) == Work()
 
 
 def test_the_next_step_is_launched_as_soon_as_all_have_averaged_this_one() -> None:
     """Its microbatches are on their way while it is being made. Before that nothing is: whoever has no average yet would refuse them."""
     first = [member(name, trains=True, phase=Phase.AVERAGED, done=FULL) for name in ("p1", "p2")]
     last = member("p3", stage=1, phase=Phase.AVERAGED, done=FULL)
-    work = launchable(view_of(*first, last), *sizes, {}, 0.0, TAKEOVER_S)
-    assert work.absent == {(1, index) for index in range(NUM_MICROBATCHES)}
+    work = launchable(view_of(*first, last), *sizes, ANEW, 0.0, TAKEOVER_S)
+    assert absent_of(work) == {(1, index) for index in range(NUM_MICROBATCHES)}
     assert work.launches
     assert {launch.step for launch in work.launches} == {1}
     assert all(launch.accumulate == {0, 1} for launch in work.launches)
     committed = replace(first[1], phase=Phase.ACCUMULATING, step=1, done=0b1)
-    assert launchable(view_of(first[0], committed, last), *sizes, {}, 0.0, TAKEOVER_S).absent == work.absent, "stage 1 lacks that one, too"
+    assert launchable(view_of(first[0], committed, last), *sizes, ANEW, 0.0, TAKEOVER_S).still == work.still, "stage 1 lacks that one, too"
     for waits in (replace(last, phase=Phase.AVERAGING), replace(last, phase=Phase.ACCUMULATING)):
-        assert launchable(view_of(*first, waits), *sizes, {}, 0.0, TAKEOVER_S) == Work()
-        assert launchable(view_of(*first, last, replace(waits, peer=PeerId("p4"))), *sizes, {}, 0.0, TAKEOVER_S) == Work()
+        assert launchable(view_of(*first, waits), *sizes, ANEW, 0.0, TAKEOVER_S) == Work()
+        assert launchable(view_of(*first, last, replace(waits, peer=PeerId("p4"))), *sizes, ANEW, 0.0, TAKEOVER_S) == Work()
 
 
 def test_a_stage_left_behind_is_replayed_alone() -> None:
     """Hole 4: stage 0 lost its average after stage 1 had committed."""
     behind, ahead = member("p2", trains=True), member("p3", stage=1, step=1)
-    launches = launchable(view_of(behind, ahead), *sizes, {}, 0.0, TAKEOVER_S).launches
+    launches = launchable(view_of(behind, ahead), *sizes, ANEW, 0.0, TAKEOVER_S).launches
     assert [launch.index for launch in launches] == list(range(NUM_MICROBATCHES))
     assert {launch.accumulate for launch in launches} == {frozenset({0})}
     assert {launch.step for launch in launches} == {0}
 
 
 def test_nothing_is_launched_while_a_stage_has_nobody() -> None:
-    assert launchable(view_of(member("p1", trains=True)), *sizes, {}, 0.0, TAKEOVER_S) == Work()
+    assert launchable(view_of(member("p1", trains=True)), *sizes, ANEW, 0.0, TAKEOVER_S) == Work()
 
 
 @given(live_views())
@@ -228,11 +259,11 @@ def test_with_two_stages_as_many_are_in_flight_as_keep_all_busy_for_the_usual_sl
 
 @given(live_views(), st.integers(1, 200), st.booleans())
 def test_the_trainers_parts_of_a_window_are_as_large_as_what_they_have_to_launch(live: LiveView, total: int, overlaps: bool) -> None:
-    works = [launchable(as_seen_by(live, peer), *sizes, {}, 0.0, TAKEOVER_S, overlaps=overlaps) for peer in trainers_of(live, 0)]
+    works = [launchable(as_seen_by(live, peer), *sizes, ANEW, 0.0, TAKEOVER_S, overlaps=overlaps) for peer in trainers_of(live, 0)]
     for work in works:
-        assert abs(share(total, work) - total * len(work.launches) / max(1, work.missing)) <= 1
+        assert abs(share(total, work) - total * work.num_mine / max(1, work.missing)) <= 1
     if works and works[0].missing:
-        assert abs(sum(share(total, work) for work in works if work.launches) - total) <= len(works)
+        assert abs(sum(share(total, work) for work in works if work.num_mine) - total) <= len(works)
 
 
 @given(live_views(), st.integers(1, 8), st.integers(0, 40), st.integers(0, 40), st.integers(0, 32))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from peerd.policy.route.admission import choose_stage
 from peerd.policy.route.evaluating import is_my_turn
-from peerd.policy.route.launching import launchable, trainers_of, window
+from peerd.policy.route.launching import Standstill, launchable, trainers_of, window
 from peerd.policy.step.ledger import may_accumulate, missing
 from peerd.policy.swarm.rebalance import Rebalancing, plan
 from peerd.policy.swarm.spreading import (
@@ -230,7 +230,7 @@ def test_whether_a_gradient_may_be_added_never_hangs_on_what_somebody_tells_of_o
 
 
 def everybodys(views: Iterable[LiveView]) -> list[int]:
-    return sorted(launch.index for view in views for launch in launchable(view, 4, NUM_MICROBATCHES, {}, 0.0, 4.0).launches)
+    return sorted(launch.index for view in views for launch in launchable(view, 4, NUM_MICROBATCHES, Standstill(), 0.0, 4.0).launches)
 
 
 def test_trainers_who_do_not_know_each_other_do_not_launch_the_same_twice() -> None:

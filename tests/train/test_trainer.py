@@ -138,6 +138,28 @@ async def test_who_slept_does_not_take_the_others_for_slow(monkeypatch: pytest.M
     await asyncio.wait({running})
 
 
+async def test_where_my_own_microbatches_take_long_others_are_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a step is not known yet, and each microbatch takes minutes: nothing failed, so nothing is launched twice."""
+    swarm, done = Silent(tick_s=1.0), asyncio.Event()
+
+    async def send(call: Call, _on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
+        swarm.launched.add(call.index)
+        await done.wait()
+        return CallResult(gradient=None, downstream_s=0.0, queued_s=0.0, records=())
+
+    monkeypatch.setattr(swarm, "send", send)
+    monkeypatch.setattr(trainer, "clock_s", lambda: swarm.now_s)
+    made = Trainer(MANIFEST, cast(Microbatches, Noise()), cast(Membership, swarm), cast(Dispatcher, swarm))
+    running = asyncio.ensure_future(made.run())
+    mine = await swarm.look(5)
+    assert 0 < len(mine) < MANIFEST.train.microbatches_per_step
+    assert await swarm.look(300) == mine
+    done.set()
+    assert await swarm.look(int(trainer.FIRST_TAKEOVER_S) + 5) == set(range(MANIFEST.train.microbatches_per_step)), "now they are late"
+    running.cancel()
+    await asyncio.wait({running})
+
+
 async def test_once_all_that_is_mine_is_launched_the_next_steps_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     swarm, noise = Silent(), Noise()
     monkeypatch.setattr(trainer, "clock_s", lambda: swarm.now_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,7 +17,9 @@ FORWARDS_PER_MICROBATCH = 3
 """Forward passes that take as long as a forward and a backward pass."""
 AT_FIRST = 2
 """Microbatches for each peer of the first stage, one to compute and one to wait, that come while it commits the step before theirs."""
+BLOCK, WEIGHT_BYTES = 8, 8
 REMEMBERED = 1 << 14
+STEPS_REMEMBERED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +34,84 @@ class Launch:
 
 
 @lru_cache(maxsize=REMEMBERED)
-def owners(trainers: tuple[PeerId, ...], step: int, index: int) -> tuple[PeerId, ...]:
-    """Trainers in the order in which they own (step, index): highest rendezvous weight first.
+def _weights(trainer: PeerId, step: int, block: int) -> tuple[bytes, ...]:
+    """A trainer's rendezvous weights for the microbatches of one block: one hash gives several."""
+    joined = digest("owner", trainer, step, block, size=BLOCK * WEIGHT_BYTES)
+    return tuple(joined[start : start + WEIGHT_BYTES] for start in range(0, len(joined), WEIGHT_BYTES))
 
-    Remembered: the missing microbatches are looked through at every change of the table, and it hardly ever changes these.
+
+def owners(trainers: tuple[PeerId, ...], step: int, index: int) -> tuple[PeerId, ...]:
+    """Trainers in the order in which they own (step, index): highest rendezvous weight first."""
+    block, place = divmod(index, BLOCK)
+    return tuple(sorted(trainers, key=lambda trainer: (_weights(trainer, step, block)[place], trainer), reverse=True))
+
+
+@lru_cache(maxsize=STEPS_REMEMBERED)
+def owned_first(trainers: tuple[PeerId, ...], peer: PeerId, step: int, num_microbatches: int) -> int:
+    """The bitmap of the microbatches of a step that `peer` owns first.
+
+    Remembered: the trainers hardly ever change, and this is asked at every change of the table.
     """
-    return tuple(sorted(trainers, key=lambda trainer: digest("owner", trainer, step, index, size=8), reverse=True))
+    bitmap = 0
+    for first in range(0, num_microbatches, BLOCK):
+        others = [(_weights(trainer, step, first // BLOCK), trainer) for trainer in trainers if trainer != peer]
+        mine = _weights(peer, step, first // BLOCK)
+        for place in range(min(BLOCK, num_microbatches - first)):
+            if all((mine[place], peer) > (weights[place], trainer) for weights, trainer in others):
+                bitmap |= 1 << first + place
+    return bitmap if peer in trainers else 0
 
 
 def first_owned(live: LiveView, step: int, num_microbatches: int) -> list[int]:
     """The microbatches of a step that this peer owns first: it may launch them before any other trainer takes them over."""
-    trainers = tuple(trainers_of(live, step))
-    return [index for index in range(num_microbatches) if trainers and owners(trainers, step, index)[0] == live.me]
+    return list(indices(owned_first(tuple(trainers_of(live, step)), live.me, step, num_microbatches)))
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """Since when exactly the same microbatches have been missing. Each one that is done or lost begins it anew."""
+
+    step: int = 0
+    absent: int = 0
+    since_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OfStep:
+    """What this trainer launches of one step."""
+
+    step: int
+    mine: int
+    """Bitmap."""
+    again: int = 0
+    """Those of `mine` that another trainer, which may be alive, comes before me for: it may have launched them, too."""
+    wanted: tuple[tuple[int, int], ...] = ()
+    """By stage, the bitmap of what it lacks."""
+
+    def launches(self, but: int = 0) -> Iterator[Launch]:
+        """Those of `mine` that are not in the bitmap `but`, ascending."""
+        for index in indices(self.mine & ~but):
+            yield Launch(self.step, index, accumulate_set(dict(self.wanted), index), bool(self.again >> index & 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The microbatches that are missing, and which of them this trainer launches."""
+    """The microbatches that are missing, and which of them this trainer launches. Bitmaps: a step may have thousands."""
 
-    launches: tuple[Launch, ...] = ()
-    """Mine, in the order to launch them."""
-    absent: frozenset[tuple[int, int]] = frozenset()
-    """Every (step, index) that is missing and that others may take over."""
+    steps: tuple[OfStep, ...] = ()
+    """In the order to launch them."""
+    still: Standstill = Standstill()
+    """What is missing and others may take over."""
     missing: int = 0
     """Number of missing microbatches that some trainer may launch now, those of the next step included."""
+
+    @property
+    def num_mine(self) -> int:
+        return sum(each.mine.bit_count() for each in self.steps)
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        return tuple(launch for each in self.steps for launch in each.launches())
 
 
 def those_who_train(live: LiveView) -> list[PeerRecord]:
@@ -92,7 +148,7 @@ def launchable(
     live: LiveView,
     num_stages: int,
     num_microbatches: int,
-    missing_since_s: dict[tuple[int, int], float],
+    before: Standstill,
     now_s: float,
     takeover_s: float,
     last_step: int = 0,
@@ -100,8 +156,9 @@ def launchable(
 ) -> Work:
     """What I may launch now, and all that is missing.
 
-    The owner of rank k launches once (step, index) has been missing for `takeover_s` times k. The caller remembers
-    since when each has been missing, and leaves out what it has in flight. The run ends at `last_step`; 0: never.
+    The owner of rank k launches once the same microbatches have been missing for `takeover_s` times k: while others are
+    done, none is late. The caller passes the last answer's `still`, and leaves out what it has in flight. The run ends at
+    `last_step`; 0: never.
 
     Where steps overlap, what I own of the next step comes after all that I own of this one: the pipeline never runs
     empty. It counts as missing, for others to take over, once nothing of this step is. Elsewhere it comes once every stage has
@@ -110,19 +167,26 @@ def launchable(
     step = work_step(live, num_stages)
     if step is None:
         return Work()
-    launches: list[Launch] = []
-    absent: set[tuple[int, int]] = set()
+    steps: list[OfStep] = []
+    still = Standstill()
     missing = 0
     early = overlaps or is_averaged(live, num_stages, step)
     for at in (step, step + 1) if early else (step,):
         if last_step and at >= last_step:
             break
         wanted = stages_missing(live, num_stages, at, num_microbatches, early)
-        mine, lacking = _of_step(live, at, wanted, missing_since_s, now_s, takeover_s)
-        launches += mine
-        missing += len(lacking)
-        absent |= lacking if not absent else set()
-    return Work(tuple(launches), frozenset(absent), missing)
+        lacking = 0
+        for bitmap in wanted.values():
+            lacking |= bitmap
+        if not lacking:
+            continue
+        stands = before if (before.step, before.absent) == (at, lacking) else Standstill(at, lacking, now_s)
+        ranks = 1 + int((now_s - stands.since_s) / takeover_s)
+        mine, again = _due(live, at, lacking, ranks, num_microbatches)
+        steps += [OfStep(at, mine, again, tuple(wanted.items()))] if mine else []
+        missing += lacking.bit_count()
+        still = still if still.absent else stands
+    return Work(tuple(steps), still, missing)
 
 
 def what_launches_hang_on(record: PeerRecord) -> tuple[object, ...]:
@@ -134,24 +198,16 @@ def what_launches_hang_on(record: PeerRecord) -> tuple[object, ...]:
     return record.peer, record.stage, record.step, record.phase, record.leaving, record.trains, record.trains_from, ledgers
 
 
-def _of_step(
-    live: LiveView, step: int, wanted: dict[int, int], missing_since_s: Mapping[tuple[int, int], float], now_s: float, takeover_s: float
-) -> tuple[list[Launch], set[tuple[int, int]]]:
-    """What I may launch of one step, and all that is missing of it."""
-    absent = 0
-    for bitmap in wanted.values():
-        absent |= bitmap
+def _due(live: LiveView, step: int, lacking: int, ranks: int, num_microbatches: int) -> tuple[int, int]:
+    """Bitmaps of what I may launch of one step as one of its first `ranks` owners, and of those that may have been launched."""
     trainers = tuple(trainers_of(live, step))
     suspected = [r.peer for r in live.suspected if r.trains and r.trains_from <= step]
     perhaps = tuple(sorted({*trainers, *suspected})) if suspected else trainers
-    launches = []
-    for index in indices(absent):
-        since = missing_since_s.get((step, index), now_s)
-        ranked = owners(trainers, step, index)
-        if live.me in ranked and now_s - since >= takeover_s * ranked.index(live.me):
-            again = owners(perhaps, step, index)[0] != live.me
-            launches.append(Launch(step, index, accumulate_set(wanted, index), again))
-    return launches, {(step, index) for index in indices(absent)}
+    mine = lacking & owned_first(trainers, live.me, step, num_microbatches)
+    if ranks > 1:
+        for index in indices(lacking & ~mine):
+            mine |= (live.me in owners(trainers, step, index)[:ranks]) << index
+    return mine, mine & ~owned_first(perhaps, live.me, step, num_microbatches)
 
 
 @dataclass(slots=True)
@@ -223,4 +279,4 @@ def share(total: int, work: Work) -> int:
 
     With equal shares a trainer that owns more than others would end the step alone, and the pipeline would run dry.
     """
-    return max(1, round(total * len(work.launches) / max(1, work.missing)))
+    return max(1, round(total * work.num_mine / max(1, work.missing)))
