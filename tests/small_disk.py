@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,28 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def kept_full(folder: Path) -> Iterator[None]:
+    """What others free on the folder's disk inside the block is taken at once."""
+    ended = threading.Event()
+
+    def take() -> None:
+        with (folder / "ballast").open("wb", buffering=0) as file:
+            while not ended.wait(0.005):
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(bytes(4096))
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        (folder / "ballast").unlink()
 
 
 def fill(folder: Path) -> Path:

@@ -294,21 +294,25 @@ def _answering(faults: Faults, method: Method, _is_async: bool) -> Method:
 def _writing(faults: Faults, method: Method, _is_async: bool) -> Method:
     """Every file that is to last is synced; what need not last is announced to the disk's room, or goes to the history."""
 
-    def write(*arguments: Any) -> Any:
+    def write(*arguments: Any, **named: Any) -> Any:
         if faults.disk_is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return method(*arguments)
+        return method(*arguments, **named)
 
     return write
 
 
 def _skew_clock(faults: Faults) -> None:
-    """Every module's name for the wall clock leads to one that can be off: hivemind's own does, too."""
-    right = time.time
-    skewed = functools.wraps(right)(lambda: right() + faults.clock_off_s)
-    for module in list(sys.modules.values()):
-        for name in [name for name, value in vars(module).items() if value is right]:
-            setattr(module, name, skewed)
+    """The wall clock of peerd's and hivemind's modules can be off. gRPC's stays right: it computes deadlines in C and in Python."""
+    right = time
+    skewed = ModuleType("time")
+    vars(skewed).update({**vars(right), "time": lambda: right.time() + faults.clock_off_s})
+    for module in [module for name, module in sys.modules.items() if name.partition(".")[0] in ("peerd", "hivemind")]:
+        for name, value in list(vars(module).items()):
+            if value is right and module.__name__ != __name__:
+                setattr(module, name, skewed)
+            elif value is right.time:
+                setattr(module, name, skewed.time)
 
 
 def _number(request: Mapping[str, Any], name: str, least: float = 0.0, most: float = MAX_FOR_S) -> float:
