@@ -19,11 +19,12 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from peerd.policy.route.admission import choose_stage
 from peerd.policy.step.situation import StepRules
+from peerd.policy.step.tied import sum_told
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from tests.policy.model_faults import TAKES_AWAY, Fault, Kind, Scenario, Survivor
 from tests.policy.model_peer import AVERAGING_S, TTL_S, ModelPeer
@@ -286,12 +287,14 @@ class World:
         alive = [p for p in self.peers.values() if p.alive and not p.record.leaving]
         rest = [p for p in alive if p is not target]
         stages = {p.record.stage for p in rest if p.record.phase is not Phase.JOINING}
-        if len(stages) < self.scenario.num_stages and not self._can_resume([p.name for p in rest]):
+        if len(stages) < self.scenario.num_stages and not self._can_resume({p.name: p.record.stage for p in rest}):
             return False  # a stage is yet to come back, and needs what is on the disks
         mates = [p for p in rest if p.record.stage == target.record.stage and p.record.phase is not Phase.JOINING]
         if self.scenario.survivor is Survivor.UP_TO_DATE:
             newest = max((p.record.step for p in self.peers.values() if p.alive and p.record.stage == target.record.stage), default=0)
             mates = [p for p in mates if self.now >= p.awake_at and p.record.step >= newest]
+            if self.scenario.ties_stages:  # one that loaded its state cannot help the other end with the step before: gap 4
+                mates = [p for p in mates if newest == 0 or sum_told(p.record, newest - 1) is not None]
         return bool(mates) and any(p.record.trains for p in rest)
 
     def checkpoint(self, peer: ModelPeer) -> None:
@@ -307,7 +310,7 @@ class World:
         of_stage = sorted(peer.name for peer in self.peers.values() if peer.alive and peer.record.stage == stage)
         others = sorted(peer.name for peer in self.peers.values() if peer.alive and peer.record.stage != stage)
         back = self.rng.sample(of_stage, -(-2 * len(of_stage) // 3))
-        if not self._can_resume([*back, *others]):
+        if not self._can_resume(dict.fromkeys(back, stage) | {name: self.peers[name].record.stage for name in others}):
             return
         self.counts["stages wiped"] += 1
         for name in of_stage:
@@ -318,26 +321,26 @@ class World:
     def _black_out(self, lasts_s: float) -> None:
         """Left out while no step is on the disks of every stage: such a run would be lost, as it says itself."""
         everybody = sorted(peer.name for peer in self.peers.values() if peer.alive)
+        held = {name: self.checkpoints[name][-1].stage for name in everybody if self.checkpoints.get(name)}
+        stages = {name: held.get(name, self.peers[name].record.stage) for name in everybody}
         back = self.rng.sample(everybody, -(-2 * len(everybody) // 3))
-        if not self._can_resume(back):
+        if not self._can_resume({name: stages[name] for name in back}):
             back = self.rng.sample(everybody, len(everybody))
-        if not self._can_resume(back):
+        if not self._can_resume(stages):
             return
         self.counts["blackouts"] += 1
         self.directory.clear()
         for name in everybody:
             self.peers[name].alive = False
         for name in back:
-            stage = self.checkpoints[name][-1].stage if self.checkpoints.get(name) else self.peers[name].record.stage
-            self.at(lasts_s * self.rng.random(), None, lambda name=name, stage=stage: self.come_back(name, stage))  # type: ignore[misc]
+            self.at(lasts_s * self.rng.random(), None, lambda name=name: self.come_back(name, stages[name]))  # type: ignore[misc]
 
-    def _can_resume(self, back: Sequence[PeerId]) -> bool:
-        """Whether a step is on the disks of all stages, if these peers serve the stages of their newest checkpoints."""
+    def _can_resume(self, stages: Mapping[PeerId, int]) -> bool:
+        """Whether a step is on the disks of all stages, and somebody trains, if these peers serve these stages."""
         held: list[set[int]] = [set() for _ in range(self.scenario.num_stages)]
-        for name in back:
-            found = self.checkpoints.get(name, [])
-            held[found[-1].stage if found else 0] |= {each.step for each in found if each.stage == found[-1].stage}
-        return bool(set.intersection(*held)) and any(self.peers[name].record.trains for name in back)
+        for name, stage in stages.items():
+            held[stage] |= {found.step for found in self.checkpoints.get(name, []) if found.stage == stage}
+        return bool(set.intersection(*held)) and any(self.peers[name].record.trains for name in stages)
 
     def come_back(self, name: PeerId, stage: int) -> None:
         """Start a dead peer again with what is on its disk."""

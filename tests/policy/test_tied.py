@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.step.acts import Act, Commit, CopyTied, FetchAverage, FetchTied, Reload, SkipStep, Wait
+from peerd.policy.step.acts import Act, Commit, CopyTied, FetchAverage, FetchTied, Reload, Serve, SkipStep, Wait
 from peerd.policy.step.roster import lineage_after, lineage_skipped
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide, looks_lost
@@ -204,3 +204,12 @@ def test_a_run_that_ties_nothing_goes_by_lineage_alone() -> None:
     small, large = member("p1", lineage=Lineage(0, b"a")), member("p2", lineage=Lineage(0, b"b"))
     assert small.worth < large.worth
     assert small.tied_sum == NO_AVERAGE
+
+
+def test_a_joiner_that_loaded_a_step_whose_sum_died_takes_the_state_of_a_mate_that_is_with_the_other_end() -> None:
+    joiner = replace(member("a", stage=0, step=1), phase=Phase.JOINING)
+    mate, middle, end = member("b", stage=0), member("c", stage=1), member("d", stage=2)
+    act = decided(joiner, mate, middle, end)
+    assert isinstance(act, Reload)
+    assert act.peer == mate.peer
+    assert isinstance(decided(joiner, mate, middle, replace(end, step=1)), Serve), "the other end needs that step no more"

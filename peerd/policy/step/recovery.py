@@ -103,13 +103,16 @@ def step_to_go_back_to(mine: PeerRecord, live: LiveView, rules: StepRules) -> in
     """Rule 14 (step back): the step at which the run can resume only if the peers that hold this stage go back to it.
 
     It is the newest step that every stage can provide, where nobody serves some stage, and its joiners hold neither the step of this
-    stage nor the one before. None: there is no such need, or no such step. A joiner that holds a state counts as one that serves.
+    stage nor the one before. None: there is no such need, or no such step. For a joiner that holds a newer state than its mates it is
+    the step that the run resumes at without that state.
     """
     if all(live.serving(stage) for stage in range(rules.num_stages)):
         return None
-    held = frozenset({mine.step}) if mine.phase is Phase.JOINING else frozenset()
+    newest = stage_step(live, mine.stage)
+    joins_ahead = mine.phase is Phase.JOINING and (newest is None or newest < mine.step)
+    held = frozenset({mine.step}) if joins_ahead else frozenset()
     step, is_lossless = _newest_common(mine, live, rules, held)
-    return None if step in _frontier(live, mine.stage, rules if is_lossless else None) | held else step
+    return None if step in (held or _frontier(live, mine.stage, rules if is_lossless else None)) else step
 
 
 def _newest_common(mine: PeerRecord, live: LiveView, rules: StepRules, held: frozenset[int] = frozenset()) -> tuple[int | None, bool]:

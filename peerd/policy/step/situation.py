@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.norms import norm_of_step
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.tied import WantedSum, other_end, sum_of_step
@@ -92,6 +93,12 @@ class Situation:
     def is_tied(self) -> bool:
         """Whether this stage holds a weight that another stage holds as well."""
         return self.rules.ties_stages and other_end(self.mine.stage, self.rules.num_stages) is not None
+
+    @property
+    def other_end_step(self) -> int | None:
+        """The newest step of the stage that holds the other copy of this stage's tied weight; None if nobody serves it."""
+        other = other_end(self.mine.stage, self.rules.num_stages)
+        return None if other is None else stage_step(self.live, other)
 
     def willing(self, mates: Sequence[PeerRecord]) -> list[PeerRecord]:
         """Those of `mates` that have not refused a request for this step."""
