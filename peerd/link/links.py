@@ -57,9 +57,10 @@ class Links:
 
     def __init__(self, tunnel: Tunnel) -> None:
         self._tunnel = tunnel
-        self._channels: dict[PeerId, grpc.aio.Channel] = {}
+        self._channels: dict[tuple[PeerId, bool], grpc.aio.Channel] = {}
+        """By peer and whether for tensors: in one connection small messages would wait behind the tensors sent before them."""
         self._opening: dict[PeerId, asyncio.Lock] = {}
-        self.traffic = Traffic()
+        self.traffic = Traffic(heard_s=tunnel.heard_s)
         self.direct: Paths | None = None
 
     async def channel_for_tensors(self, peer: PeerId) -> Any:
@@ -69,36 +70,38 @@ class Links:
     async def way_for_tensors(self, peer: PeerId) -> tuple[Any, Way]:
         """Return the channel for tensors and the way it takes."""
         direct = self.direct.channel(peer) if self.direct is not None else None
-        return (direct, Way.DIRECT) if direct else (await self.channel(peer), Way.TUNNEL)
+        return (direct, Way.DIRECT) if direct else (await self.channel(peer, for_tensors=True), Way.TUNNEL)
 
     async def quickest_channel(self, peer: PeerId) -> Any:
-        """Return the direct channel if one is open, otherwise the tunnel's. Does not try to open a direct one."""
+        """Return the direct channel if one is open, otherwise the tunnel's for small messages. Does not try to open a direct one."""
         leads = self.direct is not None and self.direct.leads_to(peer)
         return await (self.channel_for_tensors(peer) if leads else self.channel(peer))
 
-    async def channel(self, peer: PeerId) -> grpc.aio.Channel:
+    async def channel(self, peer: PeerId, *, for_tensors: bool = False) -> grpc.aio.Channel:
+        """Return the tunnel's channel for small messages, or that for tensors."""
         async with self._opening.setdefault(peer, asyncio.Lock()):
-            known = self._channels.get(peer)
+            known = self._channels.get((peer, for_tensors))
             if known is None:
                 known = grpc.aio.insecure_channel(await self._tunnel.target(peer), options=CHANNEL_OPTIONS)
-                self._channels[peer] = known
+                self._channels[peer, for_tensors] = known
             return known
 
     async def drop(self, peer: PeerId) -> None:
         """Close all channels to a peer that is gone for good."""
         if self.direct is not None:
             self.direct.drop(peer)
-        channel = self._channels.pop(peer, None)
+        channels = [self._channels.pop((peer, each)) for each in (True, False) if (peer, each) in self._channels]
         self._opening.pop(peer, None)
         self.traffic.forget(peer)
-        if channel is not None:
+        for channel in channels:
             await channel.close(None)
+        if channels:
             await self._tunnel.close_target(peer)
 
     async def close(self) -> None:
         if self.direct is not None:
             await self.direct.close()
-        for peer in list(self._channels):
+        for peer in {peer for peer, _ in self._channels}:
             await self.drop(peer)
 
 

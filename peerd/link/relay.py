@@ -30,10 +30,10 @@ class RelayedBytes(Throttle):
         self.rate = rate
         self._whole = whole
 
-    async def let_pass(self, num_bytes: int) -> None:
+    async def let_pass(self, num_bytes: int, *, goes_first: bool = False) -> None:
         for direction in (self._whole.download, self._whole.upload):
             direction.total += num_bytes
-        await super().let_pass(num_bytes)
+        await super().let_pass(num_bytes, goes_first=goes_first)
 
 
 class Relay:

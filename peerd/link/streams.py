@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -13,6 +13,8 @@ from peerd.errors import BadMessageError, PeerGoneError
 from peerd.link.throttle import Throttle, Throttles
 
 CHUNK_BYTES = 256 * 1024
+SMALL_BYTES = 2 * 1024
+"""What is shorter is a small message, or the end of a tensor: tensors fill whole chunks."""
 MAX_MESSAGE_BYTES = 1024
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _ENDS = (OSError, TimeoutError, asyncio.IncompleteReadError, BadMessageError, PeerGoneError)
@@ -28,10 +30,14 @@ class StreamTasks(Tasks):
         await asyncio.wait({self.start(work, expects=_ENDS)})
 
 
-async def splice(local: Stream, remote: Stream, throttles: Throttles) -> bool:
-    """Copy both ways until either side ends. Returns True if the remote side ended first."""
-    outward = start(_copy(local[0], remote[1], throttles.upload), expects=_ENDS)
-    inward = start(_copy(remote[0], local[1], throttles.download), expects=_ENDS)
+def unheard() -> None:
+    """Nobody asks when bytes arrived."""
+
+
+async def splice(local: Stream, remote: Stream, throttles: Throttles, heard: Callable[[], None] = unheard) -> bool:
+    """Copy both ways until either side ends, and call `heard` when bytes arrive. Returns True if the remote side ended first."""
+    outward = start(_copy(local[0], remote[1], throttles.upload, unheard), expects=_ENDS)
+    inward = start(_copy(remote[0], local[1], throttles.download, heard), expects=_ENDS)
     try:
         done, _ = await asyncio.wait({outward, inward}, return_when=asyncio.FIRST_COMPLETED)
         return inward in done
@@ -41,9 +47,10 @@ async def splice(local: Stream, remote: Stream, throttles: Throttles) -> bool:
         await asyncio.gather(outward, inward, return_exceptions=True)
 
 
-async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, throttle: Throttle) -> None:
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, throttle: Throttle, heard: Callable[[], None]) -> None:
     while data := await source.read(throttle.chunk(CHUNK_BYTES)):
-        await throttle.let_pass(len(data))
+        heard()
+        await throttle.let_pass(len(data), goes_first=len(data) < SMALL_BYTES)
         sink.write(data)
         await sink.drain()
 

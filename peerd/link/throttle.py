@@ -12,6 +12,8 @@ BURST_S = 0.1
 WINDOW_S = 10.0
 """In any window of this length no more bytes pass than the rate allows, bursts included."""
 SMALLEST_CHUNK_BYTES = 2 * 1024
+STEADY_SHARE = 1 - 2 * BURST_S / WINDOW_S
+"""Two bursts: one of tensors, and one of small messages, which go ahead of them."""
 
 
 class Throttle:
@@ -25,21 +27,24 @@ class Throttle:
         """Bytes that passed."""
         self._paid_s = float("-inf")
         """The time at which the bytes so far are paid for."""
+        self._small_paid_s = float("-inf")
+        """The same for those that go first alone."""
 
     def chunk(self, largest: int) -> int:
         """Return how many bytes to copy at once, so that small messages do not queue for long behind tensors."""
         return largest if not self.rate else max(SMALLEST_CHUNK_BYTES, min(largest, int(self.rate * BURST_S / 2)))
 
-    async def let_pass(self, num_bytes: int) -> None:
-        """Count the bytes and wait until they may be sent on."""
+    async def let_pass(self, num_bytes: int, *, goes_first: bool = False) -> None:
+        """Count the bytes and wait until they may be sent on. Those that go first wait for one another alone; the others pay for them."""
         self.total += num_bytes
         if not self.rate:
             return
-        now_s = self._clock()
-        steady = self.rate * (1 - BURST_S / WINDOW_S)
-        self._paid_s = max(self._paid_s, now_s - BURST_S) + num_bytes / steady
-        if self._paid_s > now_s:
-            await asyncio.sleep(self._paid_s - now_s)
+        now_s, price_s = self._clock(), num_bytes / (self.rate * STEADY_SHARE)
+        self._paid_s = until_s = max(self._paid_s, now_s - BURST_S) + price_s
+        if goes_first:
+            self._small_paid_s = until_s = max(self._small_paid_s, now_s - BURST_S) + price_s
+        if until_s > now_s:
+            await asyncio.sleep(until_s - now_s)
 
 
 @dataclass(frozen=True, slots=True)

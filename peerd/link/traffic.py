@@ -61,6 +61,8 @@ class Traffic:
     """The rates at which tensors arrive here."""
     outgoing: dict[Link, float] = field(default_factory=dict)
     """Bytes per second at which this peer's tensors arrive at the other end, as that end has measured and told."""
+    heard_s: dict[PeerId, float] = field(default_factory=dict)
+    """When bytes last came from each peer (`time.monotonic`), by whichever way."""
     taken: dict[PeerId, Way] = field(default_factory=dict)
     """The way that the last microbatch to each peer took."""
 
@@ -98,6 +100,10 @@ class Traffic:
         finally:
             meter.end(arrived, time.monotonic())
 
+    def hear(self, peer: PeerId) -> None:
+        """Note that a message of this peer has just arrived."""
+        self.heard_s[peer] = time.monotonic()
+
     def told(self, link: Link, rate: float) -> None:
         """Take the rate at which the peer says this peer's tensors arrive over `link`; 0 where it does not know yet."""
         if math.isfinite(rate) and rate > 0:
@@ -111,6 +117,7 @@ class Traffic:
 
     def forget(self, peer: PeerId) -> None:
         self.taken.pop(peer, None)
+        self.heard_s.pop(peer, None)
         for way in Way:
             self.forget_way(peer, way)
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ class Tunnel:
         self._streams = StreamTasks()
         self._origins: dict[str, str] = {}
         """Origins of the inward connections, by socket name."""
+        self.heard_s: dict[PeerId, float] = {}
+        """When bytes last came from each peer (`time.monotonic`). libp2p proves that they are its own."""
         self.broken: asyncio.Queue[PeerId] = asyncio.Queue(MOST_BROKEN)
         """Peers that ended an open stream, for the part of the daemon that re-dials them."""
 
@@ -95,7 +98,8 @@ class Tunnel:
             except (PeerdError, TimeoutError, OSError):
                 return
             with contextlib.closing(remote[1]):
-                ended_by_remote = await splice((reader, writer), remote, Throttles() if peer == self._me else self._throttles)
+                throttles = Throttles() if peer == self._me else self._throttles
+                ended_by_remote = await splice((reader, writer), remote, throttles, self._hears(peer))
         if ended_by_remote:
             with contextlib.suppress(asyncio.QueueFull):  # nothing reads the queue now
                 self.broken.put_nowait(peer)
@@ -126,9 +130,15 @@ class Tunnel:
                 async with asyncio.timeout(LOCAL_TIMEOUT_S):
                     local = await self._connect_as(name)
                 with contextlib.closing(local[1]):
-                    await splice(local, (reader, writer), self._throttles)
+                    await splice(local, (reader, writer), self._throttles, self._hears(peer))
         finally:
             self._origins.pop(name, None)
+
+    def _hears(self, peer: PeerId) -> Callable[[], None]:
+        def heard() -> None:
+            self.heard_s[peer] = time.monotonic()
+
+        return heard
 
     def _new_name(self, peer: PeerId) -> str:
         return f"{_CALLER_PREFIX}{peer}.{next(self._numbers) % 100_000}"  # config/paths.py counts its characters

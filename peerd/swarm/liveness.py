@@ -1,5 +1,7 @@
 """Fast and fallible liveness, rule T5 (suspicion): a peer whose connection broke and that does not answer a re-dial is suspect.
 
+A re-dial and its answer may wait behind tensors on a busy line. So a peer from which any bytes came since the question was asked lives,
+and is asked again. That is proven by what arrives, and ends when nothing does.
 Sure and slow liveness is the record's TTL, in table/. A wrong suspicion costs replays, never exactness, and makes the next
 slower (policy/swarm/suspicion.py).
 """
@@ -7,6 +9,8 @@ slower (policy/swarm/suspicion.py).
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Mapping
 
 import structlog
 
@@ -20,15 +24,18 @@ from peerd.wire.swarm_client import SwarmClient
 
 REDIAL_TIMEOUT_S, RELAYED_REDIAL_TIMEOUT_S = 1.0, 4.0
 """Through a relay it takes half a dozen round trips, each of them longer."""
+ASK_AGAIN_S = 0.2
 LOG = structlog.get_logger()
 
 
 class Liveness:
     """Re-dials peers that failed and tells the swarm about those that do not answer."""
 
-    def __init__(self, membership: Membership, client: SwarmClient) -> None:
+    def __init__(self, membership: Membership, client: SwarmClient, heard_s: Mapping[PeerId, float]) -> None:
+        """`heard_s` tells when bytes last came from each peer (`time.monotonic`)."""
         self._membership = membership
         self._client = client
+        self._heard_s = heard_s
         self._probes: dict[PeerId, asyncio.Task[None]] = {}
         self.faults_seen = 0
         """Peers that did not answer and had not said that they leave."""
@@ -53,17 +60,32 @@ class Liveness:
             task.cancel()
 
     async def _probe(self, peer: PeerId, pair: tuple[int, int]) -> None:
-        own, record = self._membership.raws.get(self._membership.me), self._membership.find(peer)
-        timeout_s = RELAYED_REDIAL_TIMEOUT_S if record is not None and record.reach is Reach.RELAYED else REDIAL_TIMEOUT_S
+        while (record := self._unchanged(peer, pair)) is not None:
+            asked_s = time.monotonic()
+            if await self._answers(record):
+                return
+            if self._heard_s.get(peer, 0.0) > asked_s:
+                await asyncio.sleep(ASK_AGAIN_S)
+            elif (record := self._unchanged(peer, pair)) is not None:
+                self._suspect(record)
+                return
+
+    def _unchanged(self, peer: PeerId, pair: tuple[int, int]) -> PeerRecord | None:
+        """Return the peer's record, None if it is known to have risen above `pair`."""
+        record = self._membership.find(peer)
+        return record if record is not None and record.pair <= pair else None
+
+    async def _answers(self, record: PeerRecord) -> bool:
+        own = self._membership.raws.get(self._membership.me)
+        timeout_s = RELAYED_REDIAL_TIMEOUT_S if record.reach is Reach.RELAYED else REDIAL_TIMEOUT_S
         try:
             patience_s = timeout_s * self._membership.patience.factor(clock_s())
-            self._membership.absorb(await self._client.gossip(peer, [own.raw] if own else [], patience_s))
+            self._membership.absorb(await self._client.gossip(record.peer, [own.raw] if own else [], patience_s))
         except PeerGoneError:
-            record = self._membership.find(peer)
-            if record is not None and record.pair <= pair:
-                self._suspect(record)
+            return False
         except RemoteError:
-            return  # whatever its answer is, it lives
+            return True  # whatever its answer is, it lives
+        return True
 
     def _suspect(self, record: PeerRecord) -> None:
         if record.leaving:

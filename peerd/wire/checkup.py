@@ -93,6 +93,8 @@ class CheckupClient(Client):
     async def _stub(self, peer: PeerId) -> Any:
         return self.stub_of(await self._links.channel(peer))
 
+    _stub_to_ask = _stub
+
     async def dial_back(self, peer: PeerId, port: int, *, direct: bool = False) -> DialBack:
         """Ask `peer` to dial this peer, at the address that it sees and at `port`: p2pd's, or that of `direct` connections.
 

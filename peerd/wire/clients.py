@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from peerd.errors import BadMessageError, PeerGoneError, UnheardError
@@ -43,11 +44,16 @@ class Client:
         self._run = run
 
     async def _stub(self, peer: PeerId) -> Any:
+        """Return the stub for streams of tensors."""
         return self.stub_of(await self._links.channel_for_tensors(peer))
+
+    async def _stub_to_ask(self, peer: PeerId) -> Any:
+        """Return the stub for small messages, which do not wait behind tensors."""
+        return self.stub_of(await self._links.quickest_channel(peer))
 
     async def _ask(self, peer: PeerId, method: str, question: Any, timeout_s: float, **options: Any) -> Any:
         """Make a call with one request and one reply, and return the reply."""
-        return await answer_of(getattr(await self._stub(peer), method)(question, timeout=timeout_s, **options))
+        return await answer_of(getattr(await self._stub_to_ask(peer), method)(question, timeout=timeout_s, **options))
 
 
 class StageClient(Client):
@@ -86,7 +92,7 @@ class StageClient(Client):
                 traffic.sent("tokens", PeerRole.NEXT_STAGE, call.labels.num_bytes)
 
             with ending(method(messages())) as rpc:
-                done = await _wait_for_done(rpc, patience_s, on_forwarded)
+                done = await _wait_for_done(rpc, patience_s, on_forwarded, partial(traffic.hear, peer))
                 gradient = None
                 if done.HasField("gradient"):
                     began_s = time.monotonic()
@@ -215,13 +221,16 @@ async def _chunks_of_stream(rpc: Any, what: str, links: Links, patience_s: float
             yield message.chunk
 
 
-async def _wait_for_done(rpc: Any, patience_s: float, on_forwarded: Callable[[int, PeerId], None]) -> stage_pb2.Done:
+async def _wait_for_done(
+    rpc: Any, patience_s: float, on_forwarded: Callable[[int, PeerId], None], heard: Callable[[], None]
+) -> stage_pb2.Done:
     stream = rpc.__aiter__()
     try:
         message = await read_within(stream, patience_s)
     except PeerGoneError as error:
         raise UnheardError(error.message) from None
     while message is not None:
+        heard()
         kind = "chunk" if isinstance(message, Chunk) else message.WhichOneof("kind")
         if kind == "done":
             done: stage_pb2.Done = message.done

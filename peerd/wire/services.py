@@ -124,6 +124,7 @@ class Door:
             # Not UNAVAILABLE, because the caller would suspect this peer and tell the swarm.
             later = ((RETRY_AFTER_MS, str(math.ceil(1000 * left_s))),)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the caller sent a broken message; try again later", later)
+        self.traffic.hear(caller)
         return caller
 
     async def refuse(self, context: Any, caller: PeerId, error: PeerdError) -> NoReturn:

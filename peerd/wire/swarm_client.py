@@ -33,6 +33,8 @@ class SwarmClient(Client):
     async def _stub(self, peer: PeerId) -> Any:
         return self.stub_of(await self._links.channel(peer))
 
+    _stub_to_ask = _stub
+
     async def tell(self, peer: PeerId, records: Sequence[RawRecord], timeout_s: float) -> tuple[RawRecord, ...]:
         """Push records over the fastest open channel. Returns the records that the peer sends back."""
         request = swarm_pb2.GossipRequest(run=self._run, records=convert.records_to(records))

@@ -11,6 +11,7 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from peerd.config.settings import Settings
@@ -23,7 +24,7 @@ MOST_WAITING = 256
 """Chunks under way: a long link holds its delay times its rate."""
 
 
-async def delayed_copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, throttle: Throttle) -> None:
+async def delayed_copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, throttle: Throttle, heard: Callable[[], None]) -> None:
     """Replaces the tunnel's copy."""
     delay_s = float(os.environ[ONE_WAY_MS]) / 2000
     under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MOST_WAITING)
@@ -40,7 +41,8 @@ async def delayed_copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter,
     delivering = asyncio.ensure_future(deliver())
     try:
         while data := await source.read(throttle.chunk(streams.CHUNK_BYTES)):
-            await throttle.let_pass(len(data))
+            heard()
+            await throttle.let_pass(len(data), goes_first=len(data) < streams.SMALL_BYTES)
             await under_way.put((time.monotonic() + delay_s, data))
         await under_way.put((time.monotonic() + delay_s, b""))
         await delivering

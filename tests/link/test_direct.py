@@ -24,7 +24,7 @@ async def test_a_path_opens_beside_the_tunnel_and_the_callee_knows_who_calls() -
     async with endpoint() as there:
         caller = new_identity()
         links, paths = there.paths_of(caller, throttles := Throttles())
-        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
+        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer, for_tensors=True)
         channel = await tried(paths, there.peer)
         assert await links.channel_for_tensors(there.peer) is channel
         assert await links.channel(there.peer) is not channel
@@ -94,7 +94,7 @@ async def test_no_path_leads_to_who_answers_under_another_certificate_than_its_o
         with pytest.raises(BadMessageError, match=f"not that of {there.peer}"):
             await paths._open(there.peer, await paths._show(there.peer))
         assert await tried(paths, there.peer) is None
-        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
+        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer, for_tensors=True)
 
 
 async def test_no_path_leads_to_who_listens_in_the_peers_place() -> None:
@@ -140,7 +140,7 @@ async def test_a_broken_path_leads_back_into_the_tunnel() -> None:
         assert await tried(paths, there.peer) is not None
         await there.endpoint.close()
         await given_up(paths, there.peer)
-        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
+        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer, for_tensors=True)
         assert not paths.leads_to(there.peer)
 
 
@@ -158,7 +158,7 @@ async def test_a_path_that_is_much_slower_than_the_tunnel_was_is_left_for_ever_l
             assert not (await asyncio.wait({work}, timeout=0.2))[0], "noise"
             links.traffic.told((there.peer, Way.DIRECT), 0.1e6)
             await asyncio.wait_for(work, WITHIN_S)
-            assert await links.way_for_tensors(there.peer) == (await links.channel(there.peer), Way.TUNNEL)
+            assert await links.way_for_tensors(there.peer) == (await links.channel(there.peer, for_tensors=True), Way.TUNNEL)
             assert links.traffic.rates(there.peer, Way.DIRECT) == (None, None)
             assert path.failures == failures
             path.retry_s = 0.0
@@ -169,7 +169,7 @@ async def test_while_a_cap_is_set_the_tunnel_carries_everything_both_ways() -> N
         links, paths = there.paths_of(new_identity(), throttles := Throttles())
         assert await tried(paths, there.peer) is not None
         throttles.upload.rate = 1e6
-        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
+        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer, for_tensors=True)
         throttles.upload.rate = 0.0
         assert paths.leads_to(there.peer)
         there.throttles.download.rate = 1e6

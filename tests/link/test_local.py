@@ -113,7 +113,7 @@ async def test_a_neighbour_that_goes_leads_back_into_the_tunnel_and_one_that_com
         assert await tried(paths, there.peer) is not None
         await there.endpoint.close()
         await given_up(paths, there.peer)
-        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer)
+        assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer, for_tensors=True)
         await there.endpoint._look()
         paths._paths[there.peer].retry_s = 0.0
         assert await tried(paths, there.peer) is not None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.errors import PeerGoneError
+from peerd.swarm import liveness as liveness_module
 from peerd.swarm.identity import Identity
 from peerd.swarm.liveness import REDIAL_TIMEOUT_S, Liveness
 from peerd.swarm.membership import Membership
@@ -36,7 +39,7 @@ class Silent:
 async def test_a_suspicion_that_proves_wrong_makes_the_next_slower_and_one_of_a_peer_that_came_back_does_not() -> None:
     row = FixedRow(PeerRecord(peer=ME.peer, incarnation=1, phase=Phase.ACCUMULATING))
     membership, client = Membership(ME, RUN, ttl_s=60.0, row=row), Silent()
-    liveness = Liveness(membership, cast(SwarmClient, client))
+    liveness = Liveness(membership, cast(SwarmClient, client), {})
     membership.publish()
     for number, pair in enumerate(((1, 1), (2, 1), (2, 2)), start=1):  # it dies and comes back, then it lives after all
         record = PeerRecord(peer=MATE.peer, incarnation=pair[0], version=pair[1], phase=Phase.ACCUMULATING)
@@ -49,3 +52,46 @@ async def test_a_suspicion_that_proves_wrong_makes_the_next_slower_and_one_of_a_
     first, second, third = client.waited_s
     assert first == second == REDIAL_TIMEOUT_S
     assert 1.5 * REDIAL_TIMEOUT_S < third <= 2 * REDIAL_TIMEOUT_S
+
+
+@dataclass
+class Behind:
+    """Answers do not come in time, while bytes of the same peer come for as long as `left` questions."""
+
+    left: int
+    heard_s: dict[PeerId, float] = field(default_factory=dict)
+    asked: int = 0
+
+    async def gossip(self, peer: PeerId, _records: Sequence[RawRecord], timeout_s: float) -> tuple[RawRecord, ...]:
+        self.asked += 1
+        await asyncio.sleep(0.01)
+        if self.asked <= self.left:
+            self.heard_s[peer] = time.monotonic()
+        raise PeerGoneError("no answer")
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+async def test_a_peer_from_which_bytes_come_is_asked_again_and_suspected_once_none_do(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness_module, "ASK_AGAIN_S", 0.0)
+    membership, client = Membership(ME, RUN, ttl_s=60.0), Behind(left)
+    membership.absorb([sign_record(PeerRecord(peer=MATE.peer, incarnation=1, version=1, phase=Phase.ACCUMULATING), MATE, RUN).raw])
+    client.heard_s[MATE.peer] = time.monotonic() - 1.0
+    liveness = Liveness(membership, cast(SwarmClient, client), client.heard_s)
+    liveness.report_failure(MATE.peer)
+    await asyncio.gather(*liveness._probes.values())
+    assert (client.asked, liveness.faults_seen) == (left + 1, 1)
+
+
+async def test_a_record_that_rises_meanwhile_ends_the_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness_module, "ASK_AGAIN_S", 0.0)
+    membership, client = Membership(ME, RUN, ttl_s=60.0), Behind(1000)
+    first, second = (PeerRecord(peer=MATE.peer, incarnation=1, version=version, phase=Phase.ACCUMULATING) for version in (1, 2))
+    membership.absorb([sign_record(first, MATE, RUN).raw])
+    liveness = Liveness(membership, cast(SwarmClient, client), client.heard_s)
+    liveness.report_failure(MATE.peer)
+    probes = asyncio.gather(*liveness._probes.values())
+    await asyncio.sleep(0.1)
+    membership.absorb([sign_record(second, MATE, RUN).raw])
+    await probes
+    assert 1 < client.asked < 1000
+    assert liveness.faults_seen == 0
