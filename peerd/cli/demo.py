@@ -47,13 +47,18 @@ def demo(out: Path | None, as_json: bool, **flags: Any) -> None:
     tried on few cores; the speed shown is then not real.
 
     --chaos strikes a peer every so many seconds, the first one included, until all steps are done and ten faults have
-    happened; who and when follows from the seed. Never the last peer of a stage that holds its newest step. After the
-    KIND come every=4s and, as you like, respawn=yes (a new peer for each killed one), for=3s and factor=4:
+    happened; the seed decides which peer and when. It spares the last peer of a stage that holds its newest step, except
+    where the stage comes back from disk. After the KIND come every=4s and, as you like, respawn=yes (a new peer for each
+    killed one), for=3s and factor=4:
 
     \b
-      kill     SIGKILL                   stop     SIGSTOP; SIGCONT after `for`
-      slow     `factor` times slower     cut      its p2pd stops for `for`
-      corrupt  sends some broken messages  mixed    any of these
+      kill          SIGKILL                       stop          SIGSTOP; SIGCONT after `for`
+      slow          `factor` times slower         cut           its p2pd stops for `for`
+      corrupt       sends some broken messages    p2pd          its p2pd is killed, again and again for `for`
+      disk-full     its disk is full for `for`    skewed-clock  its clock is a day off for `for`
+      stage-wiped   its whole stage is killed, and one peer comes back with its disk
+      pause-stale   it sleeps, its mates train on and pause, it wakes, and they resume with the newer state
+      mixed         all of these in turn
 
     \b
     Examples:

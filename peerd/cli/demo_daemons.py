@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, cast
@@ -72,14 +72,14 @@ class DemoSwarm:
     _history: dict[int, StepInfo] = field(default_factory=dict)
     _complete: bool = False
     """True once all living daemons served at the same time."""
-    _pool: ThreadPoolExecutor = field(init=False)
+    pool: ThreadPoolExecutor = field(init=False)
 
     def __enter__(self) -> DemoSwarm:
         try:
             self.folder = Path(tempfile.mkdtemp(prefix="peerd-demo-"))
         except OSError as error:
             raise disk_error(Path(tempfile.gettempdir()), error, "set TMPDIR to a folder you can write to") from None
-        self._pool = ThreadPoolExecutor(max_workers=MAX_THREADS)
+        self.pool = ThreadPoolExecutor(max_workers=MAX_THREADS)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -90,7 +90,7 @@ class DemoSwarm:
         finally:
             for daemon in self.daemons:
                 daemon.close()
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self.pool.shutdown(wait=False, cancel_futures=True)
             shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- starting -----------------------------------------------------------------------------------------------
@@ -125,7 +125,17 @@ class DemoSwarm:
         peer = len(self.daemons)
         why = " in a dead one's place" if dead is not None else ""
         self.say(f"starting peer {peer} (stage {stage}){why}")
-        self._pool.submit(self._await_or_kill, self._join(peer, stage, address, dead.bequest if dead is not None else {}))
+        self.pool.submit(self._await_or_kill, self._join(peer, stage, address, dead.bequest if dead is not None else {}))
+
+    def spawn_again(self, daemon: DemoDaemon, address: str) -> DemoDaemon:
+        """Kill a daemon, and start it from what is on its disk; without an address it rejoins the peers that it remembers."""
+        peer, daemon.noted, daemon.replaced = len(self.daemons), True, True
+        home = Home(self.folder / str(peer))
+        daemon.kill_saving_disk(home)
+        self.say(f"starting peer {peer} (stage {daemon.stage}), which is peer {daemon.peer} again")
+        again = self._spawn(peer, daemon.stage, home, {"join": address, "data": self.plan.data_of_joiners})
+        self.pool.submit(self._await_or_kill, again)
+        return again
 
     def _join(self, peer: int, stage: int, address: str = "", bequest: Mapping[str, bytes] = MappingProxyType({})) -> DemoDaemon:
         """Start a daemon that joins at the address; without one it joins the first daemon, once that has an address."""
@@ -230,12 +240,12 @@ class DemoSwarm:
         self._note_faults()
         first_unknown = next(step for step in itertools.count() if step not in self._history)
         self.ask(living := self.living, POLL_SILENCE_S)
-        list(self._pool.map(lambda daemon: self._ask_for_steps(daemon, first_unknown), living))
+        list(self.pool.map(lambda daemon: self._ask_for_steps(daemon, first_unknown), living))
         self._note_faults()
 
     def ask(self, daemons: Sequence[DemoDaemon], silence_s: float) -> None:
         """Update the status of these daemons. A daemon that does not answer in time keeps its last status."""
-        list(self._pool.map(lambda daemon: self._ask_one(daemon, silence_s), daemons))
+        list(self.pool.map(lambda daemon: self._ask_one(daemon, silence_s), daemons))
 
     def _ask_one(self, daemon: DemoDaemon, silence_s: float) -> None:
         daemon.answers = False
@@ -252,9 +262,9 @@ class DemoSwarm:
                 if not self._history.setdefault(step["step"], step)["time_s"]:
                     self._history[step["step"]] = step  # a joined daemon knows losses of earlier steps, but not their times
 
-    def table(self) -> PeersReply | None:
-        """The swarm as the first living daemon sees it."""
-        for daemon in self.living:
+    def table(self, seen_by: Sequence[DemoDaemon] = ()) -> PeersReply | None:
+        """The swarm as the first of these daemons sees it; by default the first living one."""
+        for daemon in seen_by or self.living:
             with contextlib.suppress(PeerdError):
                 return cast(PeersReply, daemon.client.request("peers", silence_s=POLL_SILENCE_S))
         return None
@@ -263,19 +273,19 @@ class DemoSwarm:
         """The demo's number of each peer, by peer id."""
         return {daemon.ready.peer: f"peer {daemon.peer}" for daemon in self.daemons if daemon.ready is not None}
 
-    def note(self, daemon: DemoDaemon, kind: str, detail: str) -> None:
+    def note(self, daemon: DemoDaemon, kind: str, detail: str) -> Fault:
         """Record a fault of a daemon."""
-        self.faults.append(
-            Fault(
-                t_s=round(time.monotonic() - self.began, 3),
-                peer=daemon.peer,
-                stage=daemon.stage,
-                phase=daemon.phase,
-                kind=kind,
-                detail=detail,
-            )
-        )
+        t_s = round(time.monotonic() - self.began, 3)
+        fault = Fault(t_s=t_s, peer=daemon.peer, stage=daemon.stage, phase=daemon.phase, kind=kind, detail=detail)
+        self.faults.append(fault)
         self.say(f"peer {daemon.peer} (stage {daemon.stage}) {detail} in step {daemon.step}, {daemon.phase}")
+        return fault
+
+    def amend(self, fault: Fault, detail: str, lasted_s: float, steps_again: int = 0) -> None:
+        """Say how a fault that lasted ended, and what it cost."""
+        ended = replace(fault, detail=detail, lasted_s=round(lasted_s, 3), steps_again=steps_again)
+        self.faults[self.faults.index(fault)] = ended
+        self.say(f"peer {fault.peer} (stage {fault.stage}) {detail}")
 
     def _note_faults(self) -> None:
         for daemon in self.daemons:
@@ -349,7 +359,7 @@ class DemoSwarm:
         living = self.living
         for daemon in living:
             daemon.wake()
-        list(self._pool.map(_ask_to_leave, (daemon for daemon in living if daemon.ready is not None)))
+        list(self.pool.map(_ask_to_leave, (daemon for daemon in living if daemon.ready is not None)))
         for daemon in living:
             daemon.close_stdin()
             if daemon.ready is None:  # it may not be listening to anything yet

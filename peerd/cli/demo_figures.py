@@ -28,6 +28,10 @@ class Fault:
     kind: str
     """A kind of --chaos (`kill` also for --kill), or `ended` if the daemon ended by itself."""
     detail: str
+    lasted_s: float | None = None
+    """Seconds until its stage had recovered, for a fault that chaos follows to its end."""
+    steps_again: int = 0
+    """Steps that the run went back, and computed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

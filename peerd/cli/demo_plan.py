@@ -46,6 +46,10 @@ class DemoPlan:
     def steps(self) -> int:
         return self.manifest.train.steps
 
+    @property
+    def has_checkpoints(self) -> bool:
+        return bool(self.manifest.swarm.checkpoint_every_steps)
+
     def stage_of(self, peer: int) -> int:
         """Peers take the stages in turn."""
         return peer % self.num_stages
@@ -93,7 +97,10 @@ def plan_of(flags: DemoFlags) -> DemoPlan:
             raise UsageError(f"--slow {text}: peer {peer} has a factor already")
         slow[peer] = factor
     chaos = parse_chaos(flags.chaos) if flags.chaos is not None else None
-    return DemoPlan(manifest=manifest, num_peers=num_peers, slow=slow, kills=kills, chaos=chaos, stand_in_ms=flags.stand_in_ms)
+    plan = DemoPlan(manifest=manifest, num_peers=num_peers, slow=slow, kills=kills, chaos=chaos, stand_in_ms=flags.stand_in_ms)
+    if chaos is not None and not chaos.kinds(plan.has_checkpoints):
+        raise UsageError(f"--chaos {flags.chaos}: this run keeps no checkpoints", "set swarm.checkpoint_every_steps in its run.toml")
+    return plan
 
 
 def _pair(flag: str, text: str, separator: str, num_peers: int) -> tuple[int, float]:

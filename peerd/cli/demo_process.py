@@ -1,9 +1,13 @@
-"""One of the demo's daemons: its process, its home and its last report."""
+"""One of the demo's daemons: its process, its home and its last report.
+
+A separate shell wakes a stopped process, so that it is woken even if the demo is killed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -11,11 +15,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import IO
 
-from peerd.cli.demo_strikes import Suspended
 from peerd.cli.launch import Ready, tail_of
 from peerd.config.paths import Home
 from peerd.control.client import ControlClient
 from peerd.control.protocol import StatusReply
+
+WAKE = 'sleep "$1"; kill -CONT "$2"'
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """A process that is stopped for a while."""
+
+    pid: int
+    waker: subprocess.Popen[bytes]
+
+    @classmethod
+    def begin(cls, pid: int, for_s: float) -> Suspended:
+        null = subprocess.DEVNULL
+        command = ["/bin/sh", "-c", WAKE, "sh", str(for_s), str(pid)]
+        waker = subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
+        os.kill(pid, signal.SIGSTOP)
+        return cls(pid, waker)
+
+    @property
+    def over(self) -> bool:
+        return self.waker.poll() is not None
+
+    def wake(self) -> None:
+        """Wake the process now, and end its waker."""
+        if not self.over:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.waker.pid, signal.SIGKILL)
+            self.waker.wait()
 
 
 @dataclass(slots=True)
@@ -77,6 +111,34 @@ class DemoDaemon:
         cut_off = self.cut_off is not None and not self.cut_off.over
         return self.stands_still or cut_off or time.monotonic() < self.disturbed_until
 
+    @property
+    def steps_on_disk(self) -> frozenset[int]:
+        """Steps of its stage's checkpoints, by the names of the files, `STAGEofSTAGES-STEP-HASH`."""
+        found = self.home.folder.glob(f"checkpoints/*/{self.stage}of*-*-*.safetensors")
+        return frozenset(int(path.stem.split("-")[1]) for path in found)
+
+    @property
+    def has_p2pd(self) -> bool:
+        """False while a new one is about to start."""
+        try:
+            return p2pd_of(self.process.pid) > 0
+        except ProcessLookupError:
+            return False
+
+    def suspend(self, for_s: float) -> None:
+        self.suspended = Suspended.begin(self.process.pid, for_s)
+
+    def cut_links(self, for_s: float) -> None:
+        """Stop its p2pd."""
+        self.cut_off = Suspended.begin(p2pd_of(self.process.pid), for_s)
+
+    def kill_saving_disk(self, home: Home) -> None:
+        """Send SIGKILL, after its files have become those of another home, which a successor uses."""
+        self.process.send_signal(signal.SIGSTOP)
+        self.home.folder.rename(home.folder)
+        shutil.rmtree(home.run_folder, ignore_errors=True)  # its sockets
+        self.kill()
+
     def kill(self) -> None:
         """Send SIGKILL. The home is removed then, so the files for a successor are read first, while the process is stopped."""
         self.killed = True
@@ -133,3 +195,16 @@ def bequeath(bequest: Mapping[str, bytes], home: Home) -> None:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         path.touch(mode=0o600)
         path.write_bytes(content)
+
+
+def p2pd_of(pid: int) -> int:
+    """The process id of a daemon's p2pd: the only child of its keeper, which is the daemon's only child."""
+    import psutil
+
+    try:
+        for keeper in psutil.Process(pid).children():
+            for child in keeper.children():
+                return child.pid
+    except psutil.NoSuchProcess:
+        pass
+    raise ProcessLookupError(pid)

@@ -1,11 +1,11 @@
 """A long run under mixed chaos: does a surviving daemon keep its size?
 
-Chaos strikes a swarm repeatedly with every kind of fault and replaces the killed peers. One peer of each stage is spared from kills, but
-not from other faults, so that it lives from beginning to end; its memory, open files, threads, tasks and child processes are sampled.
-Over the last half the least-squares slope of its memory must stay below one percent, and nothing else may grow. Memory is the minimum
-resident size of each minute: a daemon keeps freed memory for the next microbatch and returns it once a minute, and the amount that it
-keeps in between varies by five percent. The slope of all samples is also shown. A stand-in sleeps in place of work, so that the machine
-stays usable.
+Chaos strikes a swarm repeatedly with every kind of fault, except that it wipes no stage, and replaces the killed peers. One peer of each
+stage is spared from kills, but not from other faults, so that it lives from beginning to end; its memory, open files, threads, tasks and
+child processes are sampled. Over the last half the least-squares slope of its memory must stay below one percent, and nothing else may
+grow. Memory is the minimum resident size of each minute: a daemon keeps freed memory for the next microbatch and returns it once a
+minute, and the amount that it keeps in between varies by five percent. The slope of all samples is also shown. A stand-in sleeps in
+place of work, so that the machine stays usable.
 """
 
 from __future__ import annotations

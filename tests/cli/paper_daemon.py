@@ -2,7 +2,7 @@
 
 It is started as `python paper_daemon.py SETTINGS_JSON`, in place of `python -m peerd.daemon`. The variable PAPER_DAEMON chooses a
 misbehaviour: `fail` ends with an error before it is ready, `die` ends in step 2 if it serves stage 1, `deaf` never becomes ready, `late`
-joins stage 1 only in step 4, `stubborn` ignores every request to end.
+joins stage 1 only in step 4, `stubborn` ignores every request to end. `saves` has a checkpoint, whose file tells how many daemons had it.
 """
 
 from __future__ import annotations
@@ -98,6 +98,14 @@ class PaperDaemon:
         os._exit(0)
 
 
+def save_checkpoint(settings: Settings) -> None:
+    """One file of step 1, with a line for each daemon that found it in its home."""
+    path = Home(Path(settings.home)).checkpoints("run") / f"{settings.stage}of2-1-00.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
 def serve(daemon: PaperDaemon) -> None:
     home = Home(Path(daemon.settings.home))
     daemon.folder = claim(home.run_folder)
@@ -124,6 +132,8 @@ def main() -> None:
         sys.exit(7)
     if mood == "deaf":
         time.sleep(60)
+    if mood == "saves":
+        save_checkpoint(settings)
     serve(daemon)
     for kind in (signal.SIGTERM, signal.SIGINT):
         signal.signal(kind, signal.SIG_IGN if mood == "stubborn" else lambda _number, _frame: daemon.end())

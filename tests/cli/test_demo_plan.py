@@ -103,6 +103,5 @@ def test_one_stage_has_no_boundary_to_cross() -> None:
 def test_faults_are_listed_as_data() -> None:
     fault = Fault(t_s=1.5, peer=3, stage=1, phase="averaging", kind="kill", detail="was ended by SIGKILL")
     summary = summary_of(plan(), observed(faults=(fault,)))
-    assert summary["faults"] == [
-        {"t_s": 1.5, "peer": 3, "stage": 1, "phase": "averaging", "kind": "kill", "detail": "was ended by SIGKILL"}
-    ]
+    listed = {"t_s": 1.5, "peer": 3, "stage": 1, "phase": "averaging", "kind": "kill", "detail": "was ended by SIGKILL"}
+    assert summary["faults"] == [{**listed, "lasted_s": None, "steps_again": 0}]
