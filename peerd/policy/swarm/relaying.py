@@ -20,9 +20,9 @@ class Bounds:
     """What a relay carries at most."""
 
     reservations: int = 64
-    circuits: int = 256
-    circuits_each: int = 32
-    """Circuits with one peer at either end."""
+    circuits: int = 512
+    circuits_each: int = 64
+    """Circuits with one peer at either end. Two peers hold up to four: each for tensors and for small messages, both ways."""
     rate: float = 0.0
     """Bytes per second of all circuits together, both directions; 0: no limit."""
     daily: int = 0
