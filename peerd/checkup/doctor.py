@@ -112,6 +112,7 @@ async def _examine_network(
     from peerd.checkup import there as there
     from peerd.daemon.network import visitor
 
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)  # hivemind's tasks end with errors that nobody reads
     async with visitor(contacts, order.host, order.port, map_port=True) as (network, identity, book):
         findings = [ok("p2pd", "p2pd starts")]
         if not contacts:
@@ -126,7 +127,7 @@ async def _examine_network(
             return [*findings, *_memory(order, limits, []), *told]
         book.update({record.peer: record.addresses for record in contact.membership.live().records if record.addresses})
         needed = await asyncio.to_thread(contact.stage_memory_bytes)
-        findings += [*_memory(order, limits, needed), *reached, *_files_for(len(contact.peers))]
+        findings += [*_memory(order, limits, needed), *reached, await there.clocks(network, contact), *_files_for(len(contact.peers))]
         if status is not None:
             findings += await asyncio.to_thread(_told_by_daemon, Home(Path(order.home)), status)
         else:

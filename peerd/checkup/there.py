@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from peerd import __version__
 from peerd.checkup.here import Order
 from peerd.daemon.address import Address
+from peerd.daemon.clocks import ask_clocks
 from peerd.daemon.enter import first_look, membership_for
 from peerd.daemon.network import Network, choose_run, visit_peer
 from peerd.errors import PeerdError, RemoteError, UnreachableError
@@ -24,7 +25,7 @@ from peerd.policy.swarm.checkup import (
     CAPPED,
     Finding,
     Verdict,
-    of_clock,
+    of_clocks,
     of_dial_backs,
     of_direct,
     of_no_direct,
@@ -36,6 +37,7 @@ from peerd.policy.swarm.checkup import (
     warning,
     with_relay,
 )
+from peerd.policy.swarm.clocks import MOST_ASKED, ClockOffset
 from peerd.policy.swarm.relaying import relays_to_ask
 from peerd.swarm.directory import round_trip
 from peerd.swarm.identity import Identity
@@ -61,6 +63,7 @@ class Contact:
     address: Address
     signed: SignedManifest
     membership: Membership
+    clock: ClockOffset
 
     @property
     def others(self) -> list[PeerId]:
@@ -87,20 +90,24 @@ async def reach(network: Network, identity: Identity, contacts: Sequence[Address
             findings.append(problem("reach", error.message, error.remedy))
             continue
         findings = [warning(each.code, each.title, "that peer may be gone; another one answered") for each in findings]
-        findings.append(ok("reach", f"{address.peer} answers in {visited.round_trip_s * 1000:.0f} ms"))
+        findings.append(ok("reach", f"{address.peer} answers in {visited.clock.round_trip_s * 1000:.0f} ms"))
         findings.append(of_software(__version__, visited.description.software[:40]))
-        findings.append(of_clock(visited.clock_offset_s, visited.round_trip_s))
         try:
             signed = choose_run(visited.description, address)
             membership = membership_for(identity, signed, {})
             await first_look(network, membership, address.peer)
         except PeerdError as error:
-            findings.append(problem("run", error.message, error.remedy))
-            return None, findings
-        contact = Contact(address, signed, membership)
+            return None, [*findings, of_clocks([visited.clock]), problem("run", error.message, error.remedy)]
+        contact = Contact(address, signed, membership, visited.clock)
         findings.append(ok("run", f"run {signed.manifest.name}, signed by its organiser, {len(contact.others) + 1} peers"))
         return contact, findings
     return None, findings
+
+
+async def clocks(network: Network, contact: Contact) -> Finding:
+    """Whether this machine's clock agrees with the contact's; with those of others, too, where it does not."""
+    others = await ask_clocks(network.links, contact.others[:MOST_ASKED]) if contact.clock.is_off else []
+    return of_clocks([contact.clock, *others])
 
 
 async def _mapped(network: Network) -> bool:
@@ -193,7 +200,9 @@ async def examine(network: Network, contact: Contact, limits: Limits) -> AsyncIt
     known = [contact.address.multiaddr, *(address for r in live if r.peer in contact.others[:MAX_DIALLERS] for address in r.addresses[:1])]
     bootstrap = direct(known)
     failure = await round_trip(network.p2pd.p2p, bootstrap)
-    if failure:
+    if failure and contact.clock.is_off:
+        yield warning("dht", f"the swarm's DHT: {failure}", "it works only between clocks that agree: see to the clock first")
+    elif failure:
         yield problem("dht", f"the swarm's DHT: {failure}", "check your network; a firewall may cut long connections")
     else:
         yield ok("dht", "the swarm's DHT takes a value and gives it back")

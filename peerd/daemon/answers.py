@@ -25,6 +25,7 @@ from peerd.daemon.volunteering import relay_info
 from peerd.daemon.watching.history import number_in
 from peerd.errors import PeerdError, TimedOutError, UsageError
 from peerd.policy.swarm.checkup import CAPPED
+from peerd.policy.swarm.clocks import Whose
 from peerd.policy.swarm.health import Facts, HealthNote, health, open_files, unwritten_files
 from peerd.swarm.clock import clock_s
 from peerd.table.record import Phase, Reach
@@ -243,6 +244,11 @@ class Answers:
         if peer.reachability.reach is Reach.CLIENT:
             remedy = "`peerd doctor` says which port to forward; a peer that can be dialled may volunteer with --relay"
             items.append(_item("unreachable", f"it reaches others, and they not it: {peer.reachability.reason}", "warning", remedy))
+        clocks = peer.clocks.verdict
+        if clocks.whose is Whose.MINE:
+            items.append(_item("clock", clocks.title, "problem", clocks.remedy))
+        elif clocks.whose is not Whose.NOBODYS:
+            items.append(_item("clocks-differ", clocks.title, "warning", clocks.remedy))
         if INTERNAL_ERRORS.count:
             remedy = "please report it, with the lines of the log that say `internal error`"
             items.append(_item("internal-errors", f"internal errors of this daemon: {INTERNAL_ERRORS.count}", "warning", remedy))

@@ -15,18 +15,21 @@ import structlog
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.address import Address, parse_address
+from peerd.daemon.clocks import compare_clocks
 from peerd.daemon.device import choose_device
-from peerd.daemon.network import Network, allow_direct, ask_for_run, open_network
+from peerd.daemon.network import Network, allow_direct, choose_run, open_network, visit_peer
 from peerd.daemon.open_files import check_limit
 from peerd.daemon.peer import Peer
 from peerd.daemon.place import Entry, Place
 from peerd.daemon.row import Row
 from peerd.daemon.run_data import Run, organise, start_for, text_for
+from peerd.daemon.twin import refuse_own_address, refuse_twin
 from peerd.data.progress import ByteProgress, Interrupted, ProgressLog, Report, TerminalBar
 from peerd.errors import AddressError, PeerdError, PortTakenError, RemoteError, UnreachableError, UsageError
 from peerd.link.p2pd import check_port_free
 from peerd.observe.archive import Archive
 from peerd.owner.governor import Governor
+from peerd.policy.swarm.clocks import AGREED, ClockVerdict
 from peerd.swarm.directory import Directory
 from peerd.swarm.identity import Identity, LocalState
 from peerd.swarm.membership import Membership
@@ -52,6 +55,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     book = _address_book(local, run.signed if run else None, contacts)
     row = Row()
     membership: Membership | None = None
+    refuse_own_address([each.peer for each in contacts], identity.peer, home)
 
     def addresses_of(peer: PeerId) -> tuple[str, ...]:
         known = membership.addresses_of(peer) if membership is not None else ()
@@ -65,7 +69,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     if settings.direct:
         allow_direct(network, identity, settings, addresses_of, governor.throttles)
     if run is None:
-        contact, signed, membership = await _first_to_answer(network, identity, contacts, met, book, row)
+        contact, signed, membership, clocks = await _first_to_answer(network, identity, contacts, met, book, row)
         if local.pin(signed.run, signed.organiser_key):
             LOG.info("organiser pinned", run=signed.run, organiser=signed.organiser_key.hex())
         manifest = signed.manifest
@@ -73,12 +77,14 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         run = Run(signed, await _with_progress(lambda report: text_for(manifest, settings, remembered, report)))
         await _look_again(network, membership, contact)
         reached = (contact.multiaddr, *membership.bootstrap(MAX_BOOTSTRAP_PEERS))
+        must_answer = bool(direct(reached)) and clocks is AGREED  # the DHT of a peer whose clock is off lets nobody in
     else:
         signed = run.signed
         membership = membership_for(identity, signed, book, row)
-        reached = await _look_around(network, membership, book)
+        reached, must_answer = await _look_around(network, membership, book), False
     check_limit(len(membership.live().records))
-    directory = await Directory.join(network.p2pd.p2p, signed, direct(reached), must_answer=bool(contacts) and bool(direct(reached)))
+    await refuse_twin(network.links, membership, network.addresses, home)
+    directory = await Directory.join(network.p2pd.p2p, signed, direct(reached), must_answer=must_answer)
     stack.push_async_callback(directory.close)
     directory.store_manifest_soon(signed)
     start = str(run.start.path) if run.start else ""
@@ -132,17 +138,20 @@ def membership_for(identity: Identity, signed: SignedManifest, book: AddressBook
 
 async def _first_to_answer(
     network: Network, identity: Identity, contacts: Sequence[Address], met: Sequence[Address], book: AddressBook, row: Row
-) -> tuple[Address, SignedManifest, Membership]:
+) -> tuple[Address, SignedManifest, Membership, ClockVerdict]:
     """Ask the contacts, then the peers `met` before, for the run and its table. If all fail, the first contact's error is raised.
 
     A contact that vanishes between the two answers counts as one that does not answer.
     """
 
-    async def ask(contact: Address) -> tuple[Address, SignedManifest, Membership]:
-        signed = await ask_for_run(network, contact)
+    async def ask(contact: Address) -> tuple[Address, SignedManifest, Membership, ClockVerdict]:
+        visited = await visit_peer(network, contact)
+        signed = choose_run(visited.description, contact)
         membership = membership_for(identity, signed, book, row)
         await first_look(network, membership, contact.peer)
-        return contact, signed, membership
+        if visited.clock.is_off:
+            book.update({r.peer: r.addresses for r in membership.live().records if r.addresses and r.peer not in book})
+        return contact, signed, membership, await compare_clocks(network.links, visited.clock, membership)
 
     failures: list[PeerdError] = []
     for contact in contacts:

@@ -19,7 +19,7 @@ from peerd import __version__
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.address import Address, parse_address
-from peerd.errors import AddressError, ClockError, PortTakenError, RemoteError, UnreachableError
+from peerd.errors import AddressError, PortTakenError, RemoteError, UnreachableError
 from peerd.link import run_folder
 from peerd.link.certificate import make_certificate
 from peerd.link.circuits import Circuits
@@ -32,7 +32,7 @@ from peerd.link.run_folder import RunFolder
 from peerd.link.seal import Seal
 from peerd.link.throttle import Throttles
 from peerd.link.tunnel import Tunnel
-from peerd.policy.swarm.checkup import clock_is_off
+from peerd.policy.swarm.clocks import ClockOffset
 from peerd.policy.swarm.relaying import Bounds
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedManifest, read_manifest
@@ -238,19 +238,12 @@ class Visited:
     """What the peer at an address says about itself."""
 
     description: Description
-    clock_offset_s: float
-    """How far this machine's clock is ahead of the peer's, known to half a round trip."""
-    round_trip_s: float
+    clock: ClockOffset
 
 
 async def ask_for_run(network: Network, address: Address) -> SignedManifest:
     """Reach the peer at the address, and get the run it serves, verified against the address's run id if it has one."""
-    visited = await visit_peer(network, address)
-    offset_s = visited.clock_offset_s
-    if clock_is_off(offset_s, visited.round_trip_s):
-        ahead = "ahead of" if offset_s > 0 else "behind"
-        raise ClockError(f"this machine's clock is {abs(offset_s):.1f} s {ahead} the swarm's", "set it, for instance by switching on NTP")
-    return choose_run(visited.description, address)
+    return choose_run((await visit_peer(network, address)).description, address)
 
 
 async def visit_peer(network: Network, address: Address) -> Visited:
@@ -266,7 +259,8 @@ async def visit_peer(network: Network, address: Address) -> Visited:
             "check the address, that its daemon is running, and your network",
         ) from None
     answered_s = time.time()
-    return Visited(description, (asked_s + answered_s) / 2 - description.clock_s, answered_s - asked_s)
+    offset_s = (asked_s + answered_s) / 2 - description.clock_s
+    return Visited(description, ClockOffset(address.peer, offset_s, answered_s - asked_s))
 
 
 def choose_run(description: Description, address: Address) -> SignedManifest:

@@ -11,6 +11,7 @@ import structlog
 
 from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
+from peerd.daemon.clocks import ClockWatch
 from peerd.daemon.network import Network, describe_self
 from peerd.daemon.notes import Notes
 from peerd.daemon.place import Entry, Place
@@ -64,6 +65,7 @@ class Peer:
         self.gossip = Gossip(membership, self.swarm_client, entry.directory, self.liveness, period_s, num_stages)
         network.serves(run)
         self.reachability = Reachability(network, membership, run, self)
+        self.clocks = ClockWatch(network.links, membership, period_s)
         self.notes = Notes(membership, entry.local, manifest.train)
         self.past = Past(self, archive)
         self.fetcher = DataFetcher(DataClient(network.links, run), membership, manifest.data, cache_folder(), self.patience_s)
@@ -128,6 +130,7 @@ class Peer:
             self.liveness.follow(self.network.tunnel.broken),
             self.reachability.run(),
             self.notes.run(),
+            self.clocks.run(),
             self._sweep(),
             *([direct.endpoint.run()] if direct is not None else []),
         )

@@ -14,7 +14,7 @@ from peerd.daemon.swarm_replies import TableReport
 
 
 async def visit(text: str) -> dict[str, Any]:
-    """The swarm's table as the peer at the address has it. AddressError, UnreachableError, SignatureError, ClockError."""
+    """The swarm's table as the peer at the address has it. AddressError, UnreachableError, SignatureError."""
     asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
     address = parse_address(text)
     async with visitor([address]) as (network, identity, book):

@@ -31,6 +31,8 @@ ROUND_TRIP_LIFE_S = 30.0
 BEAM = 8
 """Nodes nearest to a key that are asked; the nearest five keep it. Every answer brings along all that its node keeps under the key."""
 MAX_SOUND = 1024
+_NO_WAY_BACK = "can't access this node"
+"""In hivemind's words, which blame a firewall for all that can be the reason."""
 LOG = structlog.get_logger()
 
 
@@ -91,9 +93,8 @@ class Directory:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
                 node = await _start_node(p2p, signed.run, num_stages, bootstrap, must_answer)
         except Exception as error:  # hivemind raises plain exceptions here
-            raise UnreachableError(
-                f"the swarm's DHT does not answer: {str(error) or 'no answer in time'}", "check the address and your network"
-            ) from None
+            said = "the peer there gets no answer from this one" if _NO_WAY_BACK in str(error) else str(error) or "no answer in time"
+            raise UnreachableError(f"the swarm's DHT does not answer: {said}", "check the address and your network") from None
         return cls(node, num_stages, period_s)
 
     async def rebuild(self, p2p: P2P, run: RunId, bootstrap: Sequence[str]) -> None:

@@ -176,7 +176,7 @@ def too_large_a_run() -> Faults:
             SetUp(
                 faults=Faults(clock_off_s=60.0),
                 change=lambda address: address[:-32] + "b" * 32,
-                lines=(problem("clock", "s behind the swarm's", "NTP"), problem("run", "does not serve run bbb", "ask the organiser")),
+                lines=(problem("clock", "s behind 12D3", "NTP"), problem("run", "does not serve run bbb", "ask the organiser")),
             ),
             id="clock off, another run",
         ),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from peerd.policy.owner.governor import Limits, Pause
 from peerd.policy.swarm import checkup
 from peerd.policy.swarm.checkup import Dialled, Finding, Verdict
+from peerd.policy.swarm.clocks import ClockOffset
 from peerd.table.record import PeerId
 
 OK, WARNING, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM
@@ -50,7 +51,7 @@ def test_every_fault_has_a_remedy_and_nothing_else_has(
         *(checkup.of_no_direct(why) for why in ("", checkup.CAPPED)),
         checkup.of_disk("/home", size),
         checkup.of_open_files(size),
-        checkup.of_clock(offset_s, round_trip_s),
+        checkup.of_clocks([ClockOffset(PeerId("a"), offset_s, round_trip_s)]),
         dial_back,
         *(checkup.of_relay(dial_back, refusals) for refusals in ([], ["full"], ["full", ""])),
         *(checkup.of_daemons_relays(dial_back, is_relayed, "so it is") for is_relayed in (True, False)),
@@ -120,9 +121,11 @@ def test_direct_connections_that_do_not_get_through_are_never_a_problem() -> Non
     [(0.0, 0.1, OK), (0.9, 0.0, OK), (-2.0, 0.0, WARNING), (3.1, 0.0, PROBLEM), (3.1, 0.4, WARNING), (-60.0, 2.0, PROBLEM)],
 )
 def test_a_clock_is_judged_within_what_the_round_trip_leaves_open(offset_s: float, round_trip_s: float, verdict: Verdict) -> None:
-    finding = checkup.of_clock(offset_s, round_trip_s)
-    assert finding.verdict is verdict
-    assert (verdict is PROBLEM) == checkup.clock_is_off(offset_s, round_trip_s)
+    offset = ClockOffset(PeerId("a"), offset_s, round_trip_s)
+    assert checkup.of_clocks([offset]).verdict is verdict
+    assert (verdict is PROBLEM) == offset.is_off
+    agreeing = [ClockOffset(PeerId(name), 0.0, 0.1) for name in "bc"]
+    assert checkup.of_clocks([offset, *agreeing]).verdict is (WARNING if verdict is PROBLEM else verdict), "the others are right"
 
 
 def of_answers(*answers: tuple[str, bool | None]) -> Finding:

@@ -228,7 +228,7 @@ class Swarm:
                 start_new_session=True,
                 env={
                     **self.environment,
-                    **(self._clock_off_by(clock_off_s) if clock_off_s else {}),
+                    **(self.clock_off_by(clock_off_s) if clock_off_s else {}),
                     **({"XDG_CACHE_HOME": str(cache)} if cache else {}),
                 },
             )
@@ -236,7 +236,7 @@ class Swarm:
         self.daemons.append(daemon)
         return daemon
 
-    def _clock_off_by(self, seconds: float) -> dict[str, str]:
+    def clock_off_by(self, seconds: float) -> dict[str, str]:
         """The environment of a process whose wall clock is off: Python imports sitecustomize at its start."""
         folder = self.folder / f"clock-{seconds:g}"
         folder.mkdir(exist_ok=True)

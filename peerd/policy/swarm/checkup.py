@@ -8,17 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from peerd.policy.owner.governor import Limits, Pause
+from peerd.policy.swarm.clocks import MAX_CLOCK_OFFSET_S, ClockOffset, Whose, judge_clocks, span
 from peerd.table.record import PeerId
 
-MAX_CLOCK_OFFSET_S = 3.0
-"""DHT records carry wall-clock expiry, so clocks must agree within a few seconds."""
 LITTLE_MEMORY_BYTES = 1 << 30
 NO_DISK_BYTES, LITTLE_DISK_BYTES = 200 << 20, 5 << 30
 MIN_OPEN_FILES = 1024
 FILES_OF_A_DAEMON, FILES_FOR_A_PEER = 64, 10
 """Measured: 41, and 9 for each peer that it exchanges tensors with. The rest is for files and browsers that come and go."""
 SLOW_UPLOAD_BITS_PER_S, SLOW_DOWNLOAD_BITS_PER_S = 5e6, 10e6
-OF_THE_MACHINE = ("disk", "open-files", "clock", "p2pd-down", "internal-errors")
+OF_THE_MACHINE = ("disk", "open-files", "clock", "clocks-differ", "p2pd-down", "internal-errors")
 """The codes of the daemon's health that a checkup repeats."""
 CAPPED = "a cap is set, which the tunnel keeps"
 """The reason for having no direct connections."""
@@ -150,19 +149,16 @@ def of_open_files(limit: int, num_peers: int = 1) -> Finding:
     return ok("open-files", f"{limit} open files allowed")
 
 
-def of_clock(offset_s: float, round_trip_s: float) -> Finding:
-    """`offset_s`: how far this machine's clock is ahead of the peer's, which is known to half a round trip."""
-    side = "ahead of" if offset_s > 0 else "behind"
-    title = f"this machine's clock is {abs(offset_s):.1f} s {side} the swarm's"
-    if clock_is_off(offset_s, round_trip_s):
-        return problem("clock", title, "set it, for instance by switching on NTP")
+def of_clocks(offsets: Sequence[ClockOffset]) -> Finding:
+    """Those of the peers that were asked; the first is the contact's."""
+    verdict = judge_clocks(offsets)
+    if verdict.whose is not Whose.NOBODYS:
+        return (warning if verdict.whose is Whose.THEIRS else problem)("clock", verdict.title, verdict.remedy)
+    offset_s, round_trip_s = offsets[0].offset_s, offsets[0].round_trip_s
     if abs(offset_s) > MAX_CLOCK_OFFSET_S / 3 + round_trip_s / 2:
+        title = f"this machine's clock is {span(offset_s)} {'ahead of' if offset_s > 0 else 'behind'} the swarm's"
         return warning("clock", title, f"more than {MAX_CLOCK_OFFSET_S:g} s keep it out: switch on NTP")
     return ok("clock", f"clock within {max(abs(offset_s), round_trip_s / 2):.1f} s of the swarm's")
-
-
-def clock_is_off(offset_s: float, round_trip_s: float) -> bool:
-    return abs(offset_s) > MAX_CLOCK_OFFSET_S + round_trip_s / 2
 
 
 @dataclass(frozen=True, slots=True)
