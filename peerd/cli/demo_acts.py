@@ -27,11 +27,13 @@ ACT_TIMEOUT_S = 180.0
 OWNER_SILENCE_S = 150.0
 """Longest wait for the answer to `pause`, which comes when the daemon has handed on what it held."""
 LOOK_SILENCE_S = 3.0
+SEEN_WITHIN_S = 5.0
+"""Longest wait until others see a woken peer serve its old step. It joins instead if it wakes with news of a mate that has paused since."""
 
 
-def _until(holds: Callable[[], bool]) -> Generator[None, None, bool]:
+def _until(holds: Callable[[], bool], timeout_s: float = ACT_TIMEOUT_S) -> Generator[None, None, bool]:
     """Wait for a condition across looks. False if the time was up before it held."""
-    deadline = time.monotonic() + ACT_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > deadline:
             return False
@@ -82,16 +84,23 @@ def pause_stale(swarm: DemoSwarm, sleeper: DemoDaemon) -> Act:
         swarm.ask(mates, LOOK_SILENCE_S)
         reached = max(mate.step for mate in mates)
         sleeper.wake()
-        yield from _until(lambda: _is_seen(swarm, sleeper, mates))
+        yield from _until(lambda: _is_seen(swarm, sleeper, mates), SEEN_WITHIN_S)
         woke_at = sleeper.step
     finally:
         sleeper.wake()
     yield from _until(_all_done([swarm.pool.submit(_ask, mate, "resume") for mate in mates]))
-    stage = (sleeper, *mates)
-    is_back = yield from _until(lambda: all(each.answers and each.serves and each.step >= reached for each in stage if each.alive))
-    lasted_s = time.monotonic() - began
-    told = f"woke at step {woke_at}; its mates had paused at step {reached} and brought it back; {lasted_s:.0f} s"
-    swarm.amend(fault, told if is_back else "woke with an old step, and the newer one did not come back", lasted_s)
+    lowest = reached - 1  # other stages may wait there for the paused one
+    others = [each for each in swarm.living if each.stage != sleeper.stage and each.serves]
+
+    def is_back() -> bool:
+        nonlocal lowest
+        lowest = min([lowest, *(each.step for each in others if each.serves)])
+        return all(each.answers and each.serves and each.step >= reached for each in (sleeper, *mates) if each.alive)
+
+    came_back, lasted_s = (yield from _until(is_back)), time.monotonic() - began
+    ends = "brought it back" if lowest >= reached - 1 else f"came too late: the run went back to step {lowest}"
+    told = f"woke at step {woke_at}; its mates had paused at step {reached} and {ends}; {lasted_s:.0f} s"
+    swarm.amend(fault, told if came_back else "woke with an old step, and the stage did not come back", lasted_s, reached - 1 - lowest)
 
 
 def _ask(daemon: DemoDaemon, verb: str) -> None:
