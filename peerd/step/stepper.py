@@ -26,7 +26,7 @@ from peerd.step.fetching import Fetching
 from peerd.step.trials import Trials
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
-from peerd.table.record import AverageId, PeerId, Phase
+from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 TICK_S, IDLE_TICK_S = 0.1, 1.0
@@ -94,6 +94,8 @@ class Stepper:
         self._beginning = beginning
         self._host = host
         self.decision: Act = acts.Wait("just begun")
+        self._done: tuple[Act, PeerRecord] | None = None
+        """The last act and the record before it."""
         self._told: tuple[type[Act], str, int] | None = None
         self.resumed_at: int | None = None
         """The step of the checkpoint from which this peer resumed."""
@@ -118,11 +120,14 @@ class Stepper:
     async def _take_turn(self) -> None:
         if self._fence_to:
             await self._apply_fence()
-        self.decision = self._decide()
-        if isinstance(self.decision, acts.Wait):
-            await self._membership.changed(TICK_S if self._is_pressed else IDLE_TICK_S)
+        act, record = self._decide(), self._state.record
+        in_vain = (act, record) == self._done
+        self.decision, self._done = act, None
+        if isinstance(act, acts.Wait) or in_vain:  # an act that changed nothing may not even have let other tasks run
+            await self._membership.changed(TICK_S if self._is_pressed or in_vain else IDLE_TICK_S)
         else:
-            await self._do(self.decision)
+            await self._do(act)
+            self._done = (act, record)
 
     @property
     def _is_pressed(self) -> bool:

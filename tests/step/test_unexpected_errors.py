@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +49,29 @@ async def fails(*_arguments: Any, **_options: Any) -> Any:
 
 def reported(logs: Sequence[Any]) -> list[tuple[str, str]]:
     return [(line["decision"], line["error"]) for line in logs if line["event"] == "internal error" and "TypeError" in line["exception"]]
+
+
+async def test_an_act_that_changes_nothing_leaves_the_loop_to_others(stepper: Stepper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing a round that is still being opened waits for nothing; its opening needs the loop to go on."""
+
+    async def nothing(*_arguments: Any) -> None:
+        return
+
+    monkeypatch.setattr(stepper, "_decide", lambda: acts.CloseRound("a member left the round"))
+    monkeypatch.setattr(stepper, "_do", nothing)
+    turns: list[float] = []
+
+    async def changed(wait_s: float) -> None:
+        turns.append(wait_s)
+        await asyncio.sleep(0.001)
+
+    monkeypatch.setattr(stepper, "_membership", SimpleNamespace(changed=changed))
+    running = asyncio.create_task(stepper.run())
+    async with asyncio.timeout(20):
+        while len(turns) < 3:
+            await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
 
 
 @pytest.mark.parametrize("decision", [FETCH, RELOAD])
