@@ -14,9 +14,11 @@ PeerdError                    carries one line that says what is wrong and one t
 |- TimedOutError              an awaited event did not happen in time
 |- StageError                 unknown stage, or no stage fits this machine
 |- LimitError                 the system lets this process have too little, such as open files
+|- DivergedError              the run cannot go on: its loss or gradients are not finite
 `- RemoteError                a remote call failed (raised by wire/; the subclasses tell what the caller can do)
    |- BadMessageError         the message is wrong: the sender's fault          INVALID_ARGUMENT
    |- WrongStateError         right message, wrong step or stage, or leaving    FAILED_PRECONDITION
+   |- NotFiniteError          values overflowed, which is nobody's fault         OUT_OF_RANGE
    |- BusyError               no slot free: try elsewhere or later              RESOURCE_EXHAUSTED
    `- PeerGoneError           dead or out of reach                              UNAVAILABLE
 """
@@ -48,6 +50,7 @@ class ExitCode(enum.IntEnum):
     TIMED_OUT = 12
     STAGE = 13
     LIMIT = 14
+    DIVERGED = 15
     INTERRUPTED = 130
 
 
@@ -123,6 +126,10 @@ class LimitError(PeerdError):
     exit_code = ExitCode.LIMIT
 
 
+class DivergedError(PeerdError):
+    exit_code = ExitCode.DIVERGED
+
+
 class RemoteError(PeerdError):
     """A call to another peer failed; the subclass says what the caller can do."""
 
@@ -133,6 +140,10 @@ class BadMessageError(RemoteError):
 
 class WrongStateError(RemoteError):
     """The callee is at another step or stage than the message needs."""
+
+
+class NotFiniteError(RemoteError):
+    """A microbatch gives values that are not finite, or it came with such values. The peer that says so is not at fault."""
 
 
 class BusyError(RemoteError):

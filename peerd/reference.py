@@ -11,7 +11,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,16 @@ from peerd.config.manifest import Manifest, TrainConfig, WireConfig
 from peerd.config.paths import cache_folder
 from peerd.data.progress import TerminalBar, silent
 from peerd.data.tokens import prepare_tokens
-from peerd.errors import UsageError
+from peerd.errors import DivergedError, NotFiniteError, UsageError
 from peerd.models.dropout import dropout_of
 from peerd.models.stages import StageModule, build_stage
+from peerd.policy.step.diverged import DIVERGED_REMEDY
 from peerd.policy.step.norms import combine
-from peerd.stage.accumulator import gradient_norm
-from peerd.stage.export import HistoryEntry, write_evaluations, write_export
+from peerd.stage.accumulator import gradient_norm, usable
+from peerd.stage.export import HistoryEntry, entry_after, write_evaluations, write_export
 from peerd.stage.optimizer import Optimizer, check_no_decay
 from peerd.stage.parameters import copy_parameters
-from peerd.stage.precision import LossScale, run_module
+from peerd.stage.precision import SMALLEST_LOSS_SCALE, LossScale, run_module
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import StartState
 from peerd.stage.update import apply_means
@@ -100,7 +101,10 @@ def train_reference(
     for step in range(start.step if start else 0, steps):
         if train.evaluates_at(step):
             evaluations.append(evaluate(manifest, corpus, stages, step))
-        loss, gradients = mean_gradients(manifest, corpus, stages, step, scale.value)
+        try:
+            loss, gradients = mean_gradients(manifest, corpus, stages, step, scale.value)
+        except NotFiniteError as error:
+            raise DivergedError(f"diverged at step {step}: {error.message}", DIVERGED_REMEDY) from None
         if train.delayed_updates:  # the next step is computed with the parameters before this update
             for stage, newest in zip(stages, ahead, strict=True):
                 copy_parameters(newest, stage)
@@ -110,7 +114,7 @@ def train_reference(
         if norm is not None:
             norms.append(norm)
             scale = scale.after(norm, train)
-        history.append(HistoryEntry(step=step, loss=loss, tokens=manifest.tokens_per_step_at(step)))
+        history.append(entry_after(history, step, loss, manifest.tokens_per_step_at(step)))
         if report is not None:
             report(history[-1])
     if train.evaluates_at(steps):
@@ -148,28 +152,33 @@ def mean_gradients(
 ) -> tuple[float, list[dict[str, Tensor]]]:
     """Mean loss and, per stage, mean gradients over the step's microbatches, in train.accumulate precision.
 
+    Where a lower scale may help, a microbatch that overflows makes its stage's gradients infinite, and its loss is left out of the mean
+    (NaN: no loss is finite). Otherwise it raises NotFiniteError.
+
     Both copies of a tied weight get the sum of the first and the last stage's gradients.
     With a loss scale (a power of two) every stage scales the gradient that it receives and unscales the one that it returns.
     """
     num_microbatches = manifest.train.microbatches_per_step
     precision = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
     sums = [{name: torch.zeros_like(value, dtype=precision) for name, value in stage.named_parameters()} for stage in stages]
-    loss_sum = 0.0
+    loss_sum, with_loss = 0.0, 0
     for index in range(num_microbatches):
         tokens, labels = corpus.microbatch(step, index)
         with contextlib.ExitStack() as dropouts:
             for stage in stages:
                 dropouts.enter_context(dropout_of(stage, manifest, step, index))
-            loss_sum += backpropagate(stages, tokens, labels, manifest.wire, manifest.train, scale)
+            loss = backpropagate(stages, tokens, labels, manifest.wire, manifest.train, scale)
+        if math.isfinite(loss):
+            loss_sum, with_loss = loss_sum + loss, with_loss + 1
         for stage, of_stage in zip(stages, sums, strict=True):
-            _collect_gradients(stage, of_stage, scale)
+            _collect_gradients(stage, of_stage, scale, manifest.train)
     for name in stages[0].tied_names:
         total = sums[0][name] + sums[-1][name]
         sums[0][name], sums[-1][name] = total, total.clone()
     for of_stage in sums:
         for value in of_stage.values():
             value.div_(num_microbatches)
-    return loss_sum / num_microbatches, sums
+    return loss_sum / with_loss if with_loss else math.nan, sums
 
 
 def _whole_norm(stages: Sequence[StageModule], gradients: Sequence[dict[str, Tensor]]) -> float:
@@ -198,20 +207,32 @@ def backpropagate(
     inputs, outputs = [tokens], []
     for stage in stages:
         outputs.append(run_module(train, stage, inputs[-1], labels if stage.is_last else None))
+        _is_usable(train, scale, outputs[-1:])
         inputs.append(through(forth, outputs[-1].detach()).requires_grad_())
     gradient = torch.ones_like(outputs[-1])
     for received, output in zip(reversed(inputs[:-1]), reversed(outputs), strict=True):
         torch.autograd.backward(output, gradient if scale == 1 else gradient * scale)
         if received.grad is not None:
+            _is_usable(train, scale, [received.grad])
             gradient = through(back, received.grad if scale == 1 else received.grad / scale)
     return float(outputs[-1].detach())
 
 
-def _collect_gradients(stage: StageModule, sums: dict[str, Tensor], scale: float) -> None:
-    gradients = {name: parameter.grad for name, parameter in stage.named_parameters() if parameter.grad is not None}
+def _collect_gradients(stage: StageModule, sums: dict[str, Tensor], scale: float, train: TrainConfig) -> None:
+    found = {name: parameter.grad for name, parameter in stage.named_parameters() if parameter.grad is not None}
+    gradients = {name: value if scale == 1 else value / scale for name, value in found.items()}
+    is_usable = _is_usable(train, scale, gradients.values())
     for name, total in sums.items():
-        total.add_(gradients[name] if scale == 1 else gradients[name] / scale)
+        total.add_(gradients[name] if is_usable else math.inf)
     stage.zero_grad()
+
+
+def _is_usable(train: TrainConfig, scale: float, values: Iterable[Tensor]) -> bool:
+    """Whether no value has overflowed. NotFiniteError if one has and no lower loss scale may help."""
+    found = usable(values)
+    if not found and (train.precision != "float16" or scale <= SMALLEST_LOSS_SCALE):
+        raise NotFiniteError("the loss, or a gradient, is not finite")
+    return found
 
 
 def run(request: ReferenceRequest) -> dict[str, Any]:

@@ -33,6 +33,8 @@ from peerd.swarm.signed import unpack_manifest
 class RepartitionRequest:
     sources: list[str]
     out: str
+    before: int | None = None
+    """Only steps before this one are taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +49,20 @@ class GatheredState:
     inexact_steps: int = 0
 
 
-def gather(sources: Sequence[Path]) -> GatheredState:
-    """The newest step that the sources hold completely. Raises ManifestError if there is none, UsageError if they do not go together."""
+def gather(sources: Sequence[Path], before: int | None = None) -> GatheredState:
+    """The newest step, before `before`, that the sources hold whole.
+
+    Raises ManifestError if there is none, UsageError if the sources do not go together.
+    """
     exports = [source for source in sources if (source / "model.safetensors").exists()]
     if exports and len(sources) > 1:
         raise UsageError(f"{exports[0]} is an export, which holds a whole model", "name it alone, or only peers' homes")
-    return read_export(exports[0]) if exports else gather_checkpoints([Home(source) for source in sources])
+    if not exports:
+        return gather_checkpoints([Home(source) for source in sources], before)
+    found = read_export(exports[0])
+    if before is not None and found.step >= before:
+        raise UsageError(f"{exports[0]} is the run at step {found.step}", "name peers' homes, which keep earlier steps")
+    return found
 
 
 def read_export(folder: Path) -> GatheredState:
@@ -71,11 +81,11 @@ def read_export(folder: Path) -> GatheredState:
     return GatheredState(manifest=manifest, step=step, parameters=parameters, optimizer=optimizer, history=history)
 
 
-def gather_checkpoints(homes: Sequence[Home]) -> GatheredState:
-    """The newest step for which the homes' checkpoints together hold every parameter."""
+def gather_checkpoints(homes: Sequence[Home], before: int | None = None) -> GatheredState:
+    """The newest step (before `before`) for which the homes' checkpoints together hold every parameter."""
     manifest, found = _checkpoints_of(homes)
     wanted = _whole_model(manifest)
-    for step in sorted({checkpoint.step for checkpoint in found}, reverse=True):
+    for step in sorted({checkpoint.step for checkpoint in found if before is None or checkpoint.step < before}, reverse=True):
         parts = _best_of_each_place([checkpoint for checkpoint in found if checkpoint.step == step])
         tensors = {name: value for part in parts for name, value in part.tensors.items()}
         newest = "ahead/" if manifest.train.delayed_updates else "parameters/"
@@ -92,8 +102,9 @@ def gather_checkpoints(homes: Sequence[Home]) -> GatheredState:
         )
     places = sorted({(c.stage, c.num_stages, c.step) for c in found})
     held = ", ".join(f"stage {stage} of {num_stages} at step {step}" for stage, num_stages, step in places) or "none"
+    bound = "" if before is None else f" before {before}"
     raise ManifestError(
-        f"the checkpoints hold no step of the whole model; found: {held}", "name the homes of peers of every stage, or export the run"
+        f"the checkpoints hold no step of the whole model{bound}; found: {held}", "name homes of peers of every stage, or export the run"
     )
 
 
@@ -154,7 +165,7 @@ def run(request: RepartitionRequest) -> dict[str, Any]:
     """The whole command. Returns the fields to print."""
     if not request.sources:
         raise UsageError("no source given", "name an exported run or peers' homes")
-    reached = gather([Path(source) for source in request.sources])
+    reached = gather([Path(source) for source in request.sources], request.before)
     write_start(Path(request.out), reached.step, reached.parameters, reached.optimizer, reached.history)
     return {
         "step": reached.step,

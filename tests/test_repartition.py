@@ -110,6 +110,13 @@ def test_the_newest_step_that_the_homes_hold_whole_is_taken(homes: Homes) -> Non
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_a_run_that_diverged_goes_on_from_before_that_step(homes: Homes, tmp_path: Path) -> None:
+    sources = [[homes.save("a", 0, step), homes.save("b", 1, step)] for step in (1, 2)][-1]
+    assert [gather(sources, before).step for before in (None, 3, 2)] == [2, 2, 1]
+    with pytest.raises(ManifestError, match="no step of the whole model before 1"):
+        gather(sources, 1)
+
+
 def test_of_two_checkpoints_of_one_place_the_better_lineage_is_taken(homes: Homes) -> None:
     exact, given_up = Lineage(0, b"z"), Lineage(1, b"a")
     homes.save("b", 1, 1)

@@ -1,8 +1,9 @@
 """Compression of the accumulator's slices, with error feedback: each round's quantization error is added to the next round's values.
 
-A reducer uses the decoded form of its own sum, as all other members do, so all members end with the same bits. The last element of
-the accumulator is the sum of losses and is always sent exactly. Where the run allows no codec, slices travel raw and no error is kept.
-Where each round's leader chooses the codec (`auto`), the error of one codec is made up for with the next one, whichever that is.
+A reducer uses the decoded form of its own sum, as all other members do, so all members end with the same bits. The last elements of
+the accumulator are no gradients (the sum of losses, the number of overflows) and are always sent exactly. Where the run allows no
+codec, slices travel raw and no error is kept. Where each round's leader chooses the codec (`auto`), the error of one codec is made up
+for with the next one, whichever that is.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Slice:
 
     start: int
     end: int
-    is_last: bool
-    """True if the slice ends with the sum of losses."""
+    num_exact: int
+    """The number of elements at its end that are no gradients and lose no digit."""
     codec: Codec
     """The codec of this round."""
     blocks: tuple[Block, ...] = ()
@@ -40,7 +41,7 @@ class Slice:
 
     @property
     def num_compressed(self) -> int:
-        return self.end - self.start - self.is_last
+        return self.end - self.start - self.num_exact
 
     @property
     def compressed_bytes(self) -> int:
@@ -75,9 +76,10 @@ class Residual:
 class Compression:
     """Encodes and decodes the slices of one stage. All methods but `count` run on one thread, the one that computes the sums."""
 
-    def __init__(self, allowed: Allowed, dtype: torch.dtype, shapes: Sequence[Sequence[int]] = ()) -> None:
-        """`shapes`: the shapes of the parameters, in the accumulator's order."""
+    def __init__(self, allowed: Allowed, dtype: torch.dtype, shapes: Sequence[Sequence[int]] = (), num_exact: int = 1) -> None:
+        """`shapes`: the shapes of the parameters, in the accumulator's order, which ends with `num_exact` elements that are none."""
         self.allowed = allowed
+        self._num_exact = num_exact
         self._dtype = dtype
         self._matrices = Matrices(shapes)
         self.parts, self.sums = Residual(), Residual()
@@ -93,8 +95,11 @@ class Compression:
 
     def slices(self, length: int, num_members: int, codec: Codec) -> list[Slice]:
         """Return the slice that each member of a round reduces, by its index in the roster."""
-        cuts = split_evenly(length, num_members)
-        return [Slice(start, end, start < end == length, codec, self._matrices.blocks(start, end, codec.rank)) for start, end in cuts]
+        border = length - self._num_exact
+        return [
+            Slice(start, end, end - min(end, max(start, border)), codec, self._matrices.blocks(start, end, codec.rank))
+            for start, end in split_evenly(length, num_members)
+        ]
 
     def count(self, codec: Codec, size: int) -> None:
         """Count `size` bytes in each direction: a part and the slice that answers it have the same size."""
@@ -104,7 +109,7 @@ class Compression:
         """Return the encoded size of the slice."""
         if not self.allowed.is_lossy:
             return (where.end - where.start) * self._dtype.itemsize
-        return where.compressed_bytes + where.is_last * self._dtype.itemsize
+        return where.compressed_bytes + where.num_exact * self._dtype.itemsize
 
     def kept(self, residual: Residual, average_id: AverageId, where: Slice, values: Tensor) -> Tensor:
         """Return the values, with the past error added, that stay at this peer: without a codec they have no new error."""

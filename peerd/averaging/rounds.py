@@ -68,7 +68,8 @@ class Rounds:
         self._client = client
         self._averaging_s = averaging_s
         self._clock = clock
-        self.compression = Compression(state.weight_codecs, state.accumulator.flat.dtype, state.accumulator.shapes)
+        sums = state.accumulator
+        self.compression = Compression(state.weight_codecs, sums.flat.dtype, sums.shapes, sums.num_exact)
         self._round_codec = RoundCodec(state.weight_codecs)
         self._work: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()

@@ -27,7 +27,7 @@ from peerd.cli.launch import DaemonFailedError, Ready, describe_exit, module_com
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.control.protocol import PeersReply, StatusReply, StepInfo
-from peerd.errors import PeerdError, disk_error
+from peerd.errors import DivergedError, PeerdError, disk_error
 
 READY_TIMEOUT_S = 240.0
 POLL_SILENCE_S = 3.0
@@ -242,6 +242,14 @@ class DemoSwarm:
         self.ask(living := self.living, POLL_SILENCE_S)
         list(self.pool.map(lambda daemon: self._ask_for_steps(daemon, first_unknown), living))
         self._note_faults()
+        self._require_sound()
+
+    def _require_sound(self) -> None:
+        """Raise DivergedError once every living daemon says that the run has diverged."""
+        statuses = [daemon.status for daemon in self.living]
+        said = [item["title"] for status in statuses if status for item in status["health"] if item["code"] == "diverged"]
+        if said and len(said) == len(statuses):
+            raise DivergedError(said[0], "choose a lower train.learning_rate")
 
     def ask(self, daemons: Sequence[DemoDaemon], silence_s: float) -> None:
         """Update the status of these daemons. A daemon that does not answer in time keeps its last status."""

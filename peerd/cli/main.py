@@ -22,7 +22,7 @@ Exit codes: 0 done; 1 a bug or unforeseen failure; 2 wrong usage;
 3 bad manifest; 4 wrong signature; 5 bad address; 6 unreachable;
 7 port taken; 8 identity in use; 9 clock off; 10 disk; 11 no daemon;
 12 timed out; 13 stage unknown or too large; 14 limit of the system;
-130 interrupted.
+15 the run diverged; 130 interrupted.
 `peerd help errors` says what to do about each.
 """
 

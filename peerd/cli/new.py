@@ -74,6 +74,7 @@ _POSITIVE = click.IntRange(1, 1_000_000)
 @click.option("--seed", type=SEED, default=0, show_default=True, help="First weights and order of the text.")
 @click.option("--accumulate", type=click.Choice(["float32", "float64"]), default="float32", show_default=True, help="Gradient sums.")
 @click.option("--from", "sources", multiple=True, metavar="FOLDER", help="Go on from an earlier run's state; see below.")
+@click.option("--before", type=click.IntRange(0), metavar="STEP", help="With --from: only what was reached before this step.")
 @click.option("--device-memory", type=MEMORY, metavar="SIZE", help="Cut so that each stage fits a device with so much, e.g. 8GB.")
 @click.option("--force", is_flag=True, help="Overwrite an existing run.toml (never the key).")
 @daemon_command
@@ -116,6 +117,8 @@ def new(
     if fixed:
         raise UsageError(f"{fixed[0]} cannot go with --from", "the model is the earlier run's: leave it out")
     if not sources:
+        if "before" in given:
+            raise UsageError("--before goes with --from", "name the earlier run's homes or export with --from")
         manifest = _manifest_of(target, fields)
     create_folder(target)
     run_file = target / "run.toml"
@@ -212,7 +215,8 @@ def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) ->
     from peerd.cli.launch import run_child
     from peerd.config import manifest as manifests
 
-    request = {"sources": [str(Path(source).expanduser().absolute()) for source in sources], "out": str(folder / START_FILE)}
+    folders = [str(Path(source).expanduser().absolute()) for source in sources]
+    request = {"sources": folders, "out": str(folder / START_FILE), "before": given.get("before")}
     reply = run_child("peerd.repartition", request, what="reading the earlier run")
     earlier = manifests.parse(reply["manifest"], "the earlier run")
     tokenizer = given.get("tokenizer") or known_tokenizer(earlier)

@@ -23,7 +23,7 @@ from peerd.daemon.seat import Seat
 from peerd.daemon.swarm_replies import TableReport, evaluation_info
 from peerd.daemon.volunteering import relay_info
 from peerd.daemon.watching.history import number_in
-from peerd.errors import PeerdError, TimedOutError, UsageError
+from peerd.errors import DivergedError, PeerdError, TimedOutError, UsageError
 from peerd.policy.swarm.checkup import CAPPED
 from peerd.policy.swarm.clocks import Whose
 from peerd.policy.swarm.health import Facts, HealthNote, health, open_files, unwritten_files
@@ -136,6 +136,9 @@ class Answers:
             serving = record.phase is not Phase.JOINING
             if serving and record.step >= step:
                 return {"schema": SCHEMA, "step": record.step, "serving": serving}
+            diverged = next((item for item in self.health() if item["code"] == "diverged"), None)
+            if diverged is not None:
+                raise DivergedError(diverged["title"], diverged["remedy"])
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 where = f"at step {record.step}" if serving else f"still joining ({self._peer.seat.stepper.decision.reason})"

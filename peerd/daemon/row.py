@@ -51,6 +51,7 @@ class Row(OwnRow):
             software=__version__,
             device=describe(peer.place.device),
             memory_bytes=seat.memory_bytes,
+            diverged_at=trainer.diverged_at if trainer else None,
         )
 
     def fenced(self, reason: str) -> None:

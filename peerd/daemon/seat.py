@@ -17,7 +17,7 @@ from peerd.averaging.rounds import Rounds
 from peerd.background import start
 from peerd.daemon.device import has_own_memory
 from peerd.daemon.training import Training
-from peerd.errors import BadMessageError, PeerdError
+from peerd.errors import BadMessageError, NotFiniteError, PeerdError
 from peerd.models.stages import affordable_slots
 from peerd.policy.owner.governor import Limits
 from peerd.policy.step.acts import Commit
@@ -29,6 +29,7 @@ from peerd.stage.adapting import LinkCodecs
 from peerd.stage.calls import StageService
 from peerd.stage.checkpoints import CheckpointStore
 from peerd.stage.executor import Executor, Pace, Priority
+from peerd.stage.parameters import is_finite_state
 from peerd.stage.snapshots import MOST_STATE_BYTES, Downloaded, Downloader, SnapshotServer
 from peerd.stage.start import start_lineage
 from peerd.stage.state import StageState
@@ -166,6 +167,8 @@ class Seat:
         """Write the stage as it is to disk; where that cannot be, the log says why."""
         try:
             state = await self.snapshots.own()
+            if not await asyncio.to_thread(is_finite_state, state.tensors):
+                raise NotFiniteError("the parameters are not finite, and would take the place of an earlier checkpoint")
             await asyncio.to_thread(self.store.save, self.stage, state)
             steps = await asyncio.to_thread(self.store.steps, self.stage)
             await self.executor.run(Priority.CONTROL, lambda: self.state.offer_checkpoints(steps))

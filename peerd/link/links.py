@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError, RemoteError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerdError, PeerGoneError, RemoteError, WrongStateError
 from peerd.link.traffic import Traffic, Way
 from peerd.link.tunnel import Tunnel
 from peerd.table.record import PeerId
@@ -29,6 +29,7 @@ CHANNEL_OPTIONS = (
 STATUS: dict[type[PeerdError], grpc.StatusCode] = {
     BadMessageError: grpc.StatusCode.INVALID_ARGUMENT,
     WrongStateError: grpc.StatusCode.FAILED_PRECONDITION,
+    NotFiniteError: grpc.StatusCode.OUT_OF_RANGE,
     BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     PeerGoneError: grpc.StatusCode.UNAVAILABLE,
 }

@@ -1,7 +1,8 @@
 """The gradient accumulator of one stage: one flat vector, seen per parameter, with the loss sum as its last element.
 
 The all-reduce exchanges this one vector; the loss is part of it so that every peer of the last stage knows
-the step's exact mean loss. In float16 runs the number of microbatches that overflowed comes before the loss.
+the step's exact mean loss. In float16 runs two numbers come before it: of the microbatches whose loss is not finite, and of all
+that overflowed.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from torch import Tensor
 from peerd.config.manifest import Manifest
 from peerd.models.module import StageModule
 
+LARGEST = 2.0**60
+"""A value of larger magnitude has overflowed: a step's sum of such could be too large for the optimizers, which square it in float32."""
+
 
 class Accumulator:
-    """Sum of gradients, [num_parameters + 1] in the run's accumulate precision, on the stage's device; one more with overflows."""
+    """Sum of gradients, [num_parameters + num_exact] in the run's accumulate precision, on the stage's device."""
 
     def __init__(
         self,
@@ -29,7 +33,7 @@ class Accumulator:
         tied: Sequence[str] = (),
         counts_tied: bool = True,
     ) -> None:
-        """With `overflows`, gradients that are not finite are counted and not added.
+        """With `overflows`, gradients that have overflowed are counted and not added.
 
         `tied` parameters belong to another stage as well; only one of the two stages counts them in its norm.
         """
@@ -38,7 +42,9 @@ class Accumulator:
         self._tied = {name: self._shapes[name] for name in tied}
         self._counts_tied = counts_tied
         self._overflows = overflows
-        length = sum(shape.numel() for shape in shapes.values()) + 1 + overflows
+        self.num_exact = 3 if overflows else 1
+        """The number of elements at the end that are no gradients, and that lose no digit when they are sent."""
+        length = sum(shape.numel() for shape in shapes.values()) + self.num_exact
         self.flat = torch.zeros(length, dtype=dtype, device=device)
         self.is_void = False
         """True if what is in here does not count, because a change of it failed half way or is to come. `zero` ends that."""
@@ -55,7 +61,7 @@ class Accumulator:
         """
         if [gradient.shape for gradient in gradients] != [view.shape for view in self._views.values()]:
             raise ValueError("the gradients are not of the parameters' shapes")
-        overflowed = self._overflows and not all_finite(gradients)
+        overflowed = self._overflows and not usable(gradients)
         odd = [gradient.numel() for gradient in gradients if (gradient.dtype, gradient.device) != (self.flat.dtype, self.flat.device)]
         buffer = torch.empty(0 if overflowed else max(odd, default=0), dtype=self.flat.dtype, device=self.flat.device)
         with self.changing():
@@ -64,8 +70,10 @@ class Accumulator:
             else:
                 for view, gradient in zip(self._views.values(), gradients, strict=True):
                     view.add_(buffer[: view.numel()].view(view.shape).copy_(gradient) if odd else gradient)
-            if loss is not None:
+            if loss is not None and math.isfinite(loss):
                 self.flat[-1] += loss
+            elif loss is not None:
+                self.flat[-3] += 1
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
@@ -117,6 +125,11 @@ class Accumulator:
         counted = [view for name, view in sums.items() if self._counts_tied or name not in self._tied]
         return gradient_norm(counted) / num_microbatches
 
+    def mean_loss(self, flat_sum: Tensor, num_microbatches: int) -> float:
+        """The mean over the microbatches whose loss is finite; NaN if there are none."""
+        with_loss = num_microbatches - int(flat_sum[-3]) if self._overflows else num_microbatches
+        return float(flat_sum[-1]) / with_loss if with_loss > 0 else math.nan
+
     def _named(self, flat: Tensor, tied: Tensor | None) -> dict[str, Tensor]:
         views = views_of(flat, self._shapes)
         return views if tied is None else views | views_of(tied, self._tied)
@@ -155,9 +168,15 @@ def split_evenly(length: int, parts: int) -> list[tuple[int, int]]:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    return all(_is_finite(tensor) for tensor in tensors)
+    return _peak(tensors) < math.inf
 
 
-def _is_finite(tensor: Tensor) -> bool:
-    """Whether all elements are finite. A finite sum proves it in one pass without a copy; otherwise each element is checked."""
-    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
+def usable(tensors: Iterable[Tensor]) -> bool:
+    """Whether no value has overflowed."""
+    return _peak(tensors) <= LARGEST
+
+
+def _peak(tensors: Iterable[Tensor]) -> float:
+    """The largest magnitude; NaN if a value is not a number. A GPU is waited for once."""
+    ends = [end for tensor in tensors if tensor.numel() for end in tensor.detach().aminmax()]
+    return float(torch.stack(ends).abs().amax()) if ends else 0.0

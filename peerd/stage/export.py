@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,15 @@ class HistoryEntry:
     step: int
     """Counted from 0; `loss` was computed with the parameters before this step's update."""
     loss: float
-    """The mean over the step's microbatches, in nats per token."""
+    """The mean over the step's microbatches, in nats per token. Those that overflow float16 are left out; the last known loss if all do."""
     tokens: int
     """The number of tokens that the step trained on."""
+
+
+def entry_after(history: Sequence[HistoryEntry], step: int, loss: float, tokens: int) -> HistoryEntry:
+    """The next line; `loss` is not finite where every microbatch of the step overflowed."""
+    last = history[-1].loss if history else 0.0
+    return HistoryEntry(step=step, loss=loss if math.isfinite(loss) else last, tokens=tokens)
 
 
 def write_export(

@@ -105,7 +105,7 @@ class Holdings:
         Raises BadMessageError, with nothing changed, if the state does not fit this stage.
         """
         kinds = ["parameters", "previous", "optimizer"] + ["norms"] * self._manifest.train.shares_norms
-        kinds += ["loss_scale"] * self.passes.may_overflow + ["ahead"] * (self.delayed is not None) + ["tied"] * bool(self.tied_names)
+        kinds += ["loss_scale"] * self.passes.is_scaled + ["ahead"] * (self.delayed is not None) + ["tied"] * bool(self.tied_names)
         groups = checked_state(self.module, tensors, kinds)
         ahead = self.delayed.wait() if self.delayed is not None else None
         try:

@@ -10,9 +10,9 @@ from torch import Tensor
 from peerd.config.codec import Codec, parse_allowed
 from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import NOT_ASKED
-from peerd.errors import BadMessageError, PeerGoneError
+from peerd.errors import BadMessageError, NotFiniteError
 from peerd.link.links import Bytes
-from peerd.stage.accumulator import all_finite
+from peerd.stage.accumulator import all_finite, usable
 from peerd.stage.executor import BACKWARD_SHARE, FORWARD_SHARE, Pace
 from peerd.stage.finished import Finished, FinishedGradients
 from peerd.stage.microbatches import backward, forward, forward_backward
@@ -47,8 +47,8 @@ class StageJobs:
         if call.inputs.dtype == "int32":
             batch.inputs = batch.inputs.long()
             tokens.append(batch.inputs)
-        elif not all_finite([batch.inputs]):
-            raise BadMessageError("activations that are not finite")
+        elif (call.evaluation or not self._may_overflow(ticket)) and not all_finite([batch.inputs]):
+            raise NotFiniteError("the activations came with values that are not finite")
         if any(bool(((t < 0) | (t >= vocabulary)).any()) for t in tokens):
             raise BadMessageError(f"tokens outside the vocabulary of {vocabulary}")
         return batch, labels.with_chunks((b"".join(labels.chunks),))
@@ -66,8 +66,8 @@ class StageJobs:
         started_s = time.monotonic()
         batch, labels = self._take_inputs(call, ticket, chunks)
         output = self._state.evaluate(call.step, batch.inputs, batch.labels)
-        if not all_finite([output]):
-            raise PeerGoneError("the loss of this evaluation is not finite: the run has diverged, or an earlier stage lies")
+        if not usable([output]):
+            raise NotFiniteError(f"the evaluation of step {call.step} is not finite at stage {call.stage}")
         found = float(output) if self._state.holdings.module.is_last else encode(output, self.activations.most_exact)
         pace.hold(started_s, FORWARD_SHARE)
         return found, labels
@@ -76,7 +76,7 @@ class StageJobs:
         started_s = time.monotonic()
         below.check(below.dtype, below.shape, self.gradients)
         gradient = decode(below, self._state.holdings.device)
-        if not self._state.holdings.passes.may_overflow and not all_finite([gradient]):
+        if not self._may_overflow(batch.ticket) and not all_finite([gradient]):
             raise BadMessageError("the next stage gave a gradient that is not finite")
         outcome = backward(self._state, batch, gradient)
         pace.hold(started_s, BACKWARD_SHARE)
@@ -97,10 +97,12 @@ class StageJobs:
         if outcome.gradient is None or not call.needs_gradient:
             return None
         gradient = encode(outcome.gradient, self._codec_of(call))
-        if self._state.holdings.passes.may_overflow or all_finite([outcome.gradient]):
-            finished = Finished(gradient, batch.digest, self._state.holdings.generation)
-            self._finished.put(call.step, call.index, finished, oldest_step=self._state.record.step - 1)
+        finished = Finished(gradient, batch.digest, self._state.holdings.generation)
+        self._finished.put(call.step, call.index, finished, oldest_step=self._state.record.step - 1)
         return gradient
+
+    def _may_overflow(self, ticket: Ticket) -> bool:
+        return self._state.holdings.passes.may_overflow(late=ticket.step < self._state.record.step)
 
     def _codec_of(self, call: Call) -> Codec:
         return call.gradient_codec or self.gradients.most_exact

@@ -7,8 +7,9 @@ import time
 import torch
 from torch import Tensor
 
-from peerd.errors import PeerGoneError, WrongStateError
+from peerd.errors import NotFiniteError, WrongStateError
 from peerd.models.module import StageModule
+from peerd.stage.accumulator import usable
 from peerd.stage.results import BackwardResult, HeldMicrobatch
 from peerd.stage.state import StageState
 from peerd.timeline.spans import SpanKind
@@ -20,11 +21,11 @@ def forward(state: StageState, batch: HeldMicrobatch) -> Tensor:
     batch.generation = state.holdings.generation
     if not (state.keep_graph and batch.ticket.backward):
         with torch.no_grad():
-            return _compute(state, module, batch)
+            return _checked(state, batch, "activations", _compute(state, module, batch))
     if not module.is_first:
         batch.inputs.requires_grad_()
     batch.output, batch.module = _compute(state, module, batch), module
-    return batch.output.detach()
+    return _checked(state, batch, "activations", batch.output.detach())
 
 
 def backward(state: StageState, batch: HeldMicrobatch, gradient: Tensor) -> BackwardResult:
@@ -44,9 +45,17 @@ def forward_backward(state: StageState, batch: HeldMicrobatch) -> BackwardResult
     output = _recompute(state, batch)
     loss = float(output.detach())
     batch.passes = ((SpanKind.FORWARD, time.monotonic()),)
-    if not torch.isfinite(output).all():
-        raise PeerGoneError("the loss of this microbatch is not finite: the run has diverged, or an earlier stage sent wrong values")
+    _checked(state, batch, "loss", output.detach())
     return _finish(state, batch, output, None, loss)
+
+
+def _checked(state: StageState, batch: HeldMicrobatch, what: str, *values: Tensor) -> Tensor:
+    """The first value. Raises NotFiniteError if one has overflowed, unless such a microbatch counts as done in this precision."""
+    ticket = batch.ticket
+    if not state.holdings.passes.may_overflow(late=ticket.step < state.record.step) and not usable(values):
+        stage = state.record.stage
+        raise NotFiniteError(f"the {what} of microbatch {ticket.index} of step {ticket.step} are not finite at stage {stage}")
+    return values[0]
 
 
 def _recompute(state: StageState, batch: HeldMicrobatch) -> Tensor:
@@ -67,5 +76,6 @@ def _finish(state: StageState, batch: HeldMicrobatch, output: Tensor, gradient: 
     wanted = parameters if module.is_first else [batch.inputs, *parameters]
     gradients = state.holdings.passes.backward(output, wanted, gradient, late=step < state.record.step)
     batch.output = batch.module = None
+    _checked(state, batch, "gradients", *gradients)
     input_gradient = None if module.is_first else gradients.pop(0)
     return BackwardResult(input_gradient, state.accumulate(batch.ticket, gradients, loss))

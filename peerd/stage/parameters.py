@@ -29,9 +29,14 @@ def checked_state(module: StageModule, tensors: Mapping[str, Tensor], kinds: Ite
     for kind in ("parameters", "previous", "ahead"):
         if kind == "parameters" or groups.get(kind):
             _check_fits(module, groups[kind])
-    if not all_finite(value for kind, group in groups.items() for value in group.values() if kind != "norms"):
+    if not is_finite_state(tensors):
         raise BadMessageError("the state is not finite")
     return groups
+
+
+def is_finite_state(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a state can be trained on. The norm of a step that overflowed is infinite, and says so."""
+    return all_finite(value for name, value in tensors.items() if not name.startswith("norms/"))
 
 
 def _check_fits(module: StageModule, tensors: Mapping[str, Tensor]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from peerd.config.manifest import Manifest
 from peerd.models.dropout import dropout_of
 from peerd.models.module import StageModule
-from peerd.stage.precision import LossScale, loss_scale_from, run_module
+from peerd.stage.precision import SMALLEST_LOSS_SCALE, LossScale, loss_scale_from, run_module
 
 
 class Passes:
@@ -22,9 +22,16 @@ class Passes:
         self._scale = LossScale.first(manifest.train) if manifest.train.precision == "float16" else None
 
     @property
-    def may_overflow(self) -> bool:
-        """Whether gradients may overflow without a fault: float16 does this at times."""
+    def is_scaled(self) -> bool:
+        """Whether the state holds a loss scale."""
         return self._scale is not None
+
+    def may_overflow(self, late: bool) -> bool:
+        """Whether a microbatch whose values overflow counts as done: the step is left out and the scale falls, which may help.
+
+        At the smallest scale, as without one, nothing would become better: the microbatch is refused. `late`: of the step before this one.
+        """
+        return self._scale is not None and (self._scale.previous if late else self._scale.value) > SMALLEST_LOSS_SCALE
 
     @property
     def loss_scale(self) -> float | None:

@@ -20,7 +20,7 @@ from peerd.policy.step.norms import KEPT_NORMS
 from peerd.table.record import StepNorm
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-MAX_LOSS_SCALE = 2.0**32
+SMALLEST_LOSS_SCALE, MAX_LOSS_SCALE = 1.0, 2.0**32
 
 
 def run_module(train: TrainConfig, module: StageModule, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -50,7 +50,7 @@ class LossScale:
     def after(self, norm: float, train: TrainConfig) -> LossScale:
         """The scale after a step: half if its norm is not finite (an overflow), double after enough steps without overflow."""
         if not math.isfinite(norm):
-            return LossScale(max(1.0, self.value / 2), self.value)
+            return LossScale(max(SMALLEST_LOSS_SCALE, self.value / 2), self.value)
         if self.good_steps + 1 >= train.loss_scale_growth_steps:
             return LossScale(min(MAX_LOSS_SCALE, self.value * 2), self.value)
         return LossScale(self.value, self.value, self.good_steps + 1)
@@ -89,4 +89,4 @@ def loss_scale_from(tensors: Mapping[str, Tensor], train: TrainConfig) -> LossSc
 
 
 def _is_scale(value: float) -> bool:
-    return 1 <= value <= MAX_LOSS_SCALE and math.log2(value).is_integer()
+    return SMALLEST_LOSS_SCALE <= value <= MAX_LOSS_SCALE and math.log2(value).is_integer()

@@ -15,11 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from peerd.errors import BadMessageError, PeerGoneError, RemoteError, StageError, WrongStateError
+from peerd.errors import BadMessageError, NotFiniteError, PeerGoneError, RemoteError, StageError, WrongStateError
 from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.policy.route.admission import donors, givers_of_start
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.export import HistoryEntry
+from peerd.stage.parameters import is_finite_state
 from peerd.stage.state import StageState
 from peerd.swarm.membership import Membership
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
@@ -219,6 +220,8 @@ def _digest(chunk: bytes) -> bytes:
 
 
 def _as_snapshot(state: Downloaded) -> Made:
+    if not is_finite_state(state.tensors):
+        raise NotFiniteError("the run has diverged: this peer's parameters are not finite")
     pieces = file_of(state.tensors)
     hashes = tuple(_digest(chunk) for chunk in chunks_of(pieces))
     num_bytes = sum(map(len, pieces))

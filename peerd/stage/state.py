@@ -28,7 +28,7 @@ from peerd.policy.step.stepping import KEPT_AVERAGES
 from peerd.policy.step.tied import history_after, lineage_replaced
 from peerd.stage.accumulator import Accumulator, accumulators_of, all_finite
 from peerd.stage.evaluated import EvaluatedStep
-from peerd.stage.export import HistoryEntry
+from peerd.stage.export import HistoryEntry, entry_after
 from peerd.stage.holdings import Holdings, history_of
 from peerd.stage.parameters import flat_parameters, set_mean_parameters
 from peerd.stage.phase_spans import PhaseSpans
@@ -274,8 +274,8 @@ class StageState:
 
         self.holdings.advance(update)
         if module.is_last:
-            loss = float(flat_sum[length - 1]) / num_microbatches
-            self.history.append(HistoryEntry(step=roster.step, loss=loss, tokens=self._manifest.tokens_per_step_at(roster.step)))
+            loss = accumulator.mean_loss(flat_sum[:length], num_microbatches)
+            self.history.append(entry_after(self.history, roster.step, loss, self._manifest.tokens_per_step_at(roster.step)))
             del self.history[:-MAX_HISTORY]
         self.holdings.passes.finish_step(norm)
         if norm is not None:

@@ -2,7 +2,7 @@
 
 Each stage keeps the parameters of an evaluated step until the next evaluation. So training never waits, and a failed microbatch
 is retried for as long as it takes. If no peer of a stage holds the parameters any more (they have left, or the next evaluation is
-due), the evaluation is given up: there may be no value, but never a wrong one.
+due), or the loss is not finite, the evaluation is given up: there may be no value, but never a wrong one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import structlog
 
 from peerd.config.manifest import Manifest
-from peerd.errors import RemoteError, WrongStateError
+from peerd.errors import NotFiniteError, RemoteError, WrongStateError
 from peerd.policy.route.evaluating import due_step, is_my_turn, newest_evaluation
 from peerd.policy.step.ledger import work_step
 from peerd.swarm.clock import clock_s
@@ -46,6 +46,8 @@ class Evaluator:
         self._due = (-1, 0.0)
         """The step to evaluate, and the time since when it is due."""
         self._given_up = -1
+        self._refusal = ""
+        """Why the last microbatch was refused."""
         self._gate = asyncio.Semaphore(2 * manifest.train.num_stages)
         """Bounds the microbatches in flight; enough to occupy every stage."""
         self.newest: Evaluation | None = None
@@ -66,7 +68,7 @@ class Evaluator:
                 self._announce()
             elif not self._is_known(step):
                 self._given_up = step
-                LOG.warning("an evaluation was given up", step=step, reason="no peer holds the parameters of that step any more")
+                LOG.warning("an evaluation was given up", step=step, reason=self._refusal)
 
     def _step_to_evaluate(self) -> int | None:
         """The newest due step, if it is this peer's turn to evaluate it."""
@@ -91,8 +93,8 @@ class Evaluator:
                 try:
                     call = await asyncio.to_thread(self._call_for, step, index)
                     return (await self._dispatcher.send(call, lambda _stage, _peer: None)).loss
-                except WrongStateError as error:
-                    refusals += 1
+                except (WrongStateError, NotFiniteError) as error:
+                    refusals, self._refusal = refusals + 1, error.message
                     LOG.debug("evaluation microbatch refused", step=step, index=index, reason=error.message)
                 except RemoteError as error:
                     LOG.debug("evaluation microbatch failed", step=step, index=index, error=str(error))

@@ -12,7 +12,8 @@ from itertools import chain
 import structlog
 
 from peerd.config.manifest import Manifest
-from peerd.errors import RemoteError
+from peerd.errors import NotFiniteError, RemoteError
+from peerd.policy.route.diverging import Diverging
 from peerd.policy.route.launching import (
     Launch,
     Standstill,
@@ -26,6 +27,7 @@ from peerd.policy.route.launching import (
     what_launches_hang_on,
     window,
 )
+from peerd.policy.step.diverged import DIVERGED_REMEDY
 from peerd.policy.step.ledger import work_step
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
@@ -86,6 +88,8 @@ class Trainer:
         self._still = Standstill()
         self._launched: dict[tuple[int, int], int] = {}
         """Number of launches of each microbatch of this step and the last."""
+        self._diverging = Diverging()
+        self._told_diverged: int | None = None
         self._again: Counter[tuple[int, int]] = Counter()
         """Repeated launches by step and stage that are not in the log yet."""
         self._step = -1
@@ -96,6 +100,11 @@ class Trainer:
         self._tracing = tracing or CallTracing()
         self._stop_at: int | None = None
         """The first step of which nothing is launched, because this peer leaves."""
+
+    @property
+    def diverged_at(self) -> int | None:
+        """The step that cannot be finished, because its values are not finite."""
+        return self._diverging.step(self._still)
 
     @property
     def in_flight(self) -> int:
@@ -143,7 +152,8 @@ class Trainer:
         live = self._membership.live()
         if work_step(live, self._manifest.train.num_stages) is None:
             return True
-        return not self._in_flight and not self._work(live, clock_s()).steps
+        now_s = clock_s()
+        return not self._in_flight and next(self._waiting(self._work(live, now_s), now_s), None) is None
 
     def _work(self, live: LiveView, now_s: float) -> Work:
         train = self._manifest.train
@@ -175,7 +185,7 @@ class Trainer:
         self._still = work.still
         if work.still.absent and work.still.step not in (self._step, self._step - 1):  # a reopened step does not begin again
             self._begin(work.still.step, now_s)
-        waiting = self._waiting(work)
+        waiting = self._waiting(work, now_s)
         first = next(waiting, None)
         self._has_waiting = first is not None
         if first is None:
@@ -192,9 +202,11 @@ class Trainer:
             self._in_flight[launch.step, launch.index] = now_s
             group.create_task(self._train(launch))
 
-    def _waiting(self, work: Work) -> Iterator[Launch]:
+    def _waiting(self, work: Work, now_s: float) -> Iterator[Launch]:
+        num_microbatches = self._manifest.train.microbatches_per_step
         for each in work.steps:
-            yield from each.launches(but=sum(1 << index for step, index in self._in_flight if step == each.step))
+            underway = sum(1 << index for step, index in self._in_flight if step == each.step)
+            yield from each.launches(but=underway | self._diverging.held_back(each.step, work.still, num_microbatches, now_s))
 
     def _prepare(self, live: LiveView) -> None:
         """Read the own microbatches of the next step ahead; those of this step are all under way."""
@@ -214,6 +226,7 @@ class Trainer:
         self._step, self._step_began_s = step, now_s
         self._way.next_step()
         self._launched = {key: count for key, count in self._launched.items() if key[0] >= step - 1}
+        self._diverging.begin(step)
 
     def _tell_again(self) -> None:
         """Log one line for each step and stage: when a peer dies, all that it held is launched again at once."""
@@ -233,9 +246,16 @@ class Trainer:
             with self._tracing.launched(call) as traced:
                 began_s = clock_s()
                 result = await self._dispatcher.send(traced, partial(self._note_way, launch.step))
+                self._diverging.succeeded(key)
                 if self._manifest.train.num_stages - 1 in call.accumulate:  # otherwise the call may have ended at an earlier stage
                     self._way.note(clock_s() - began_s - max(result.held_s, 0.0))
                     self._most_slots = min(result.slots, MAX_SLOTS)
+        except NotFiniteError as error:
+            self._diverging.failed(key, clock_s())
+            LOG.debug("microbatch not finite", step=launch.step, index=launch.index, error=error.message)
+            if self.diverged_at not in (None, self._told_diverged):
+                self._told_diverged = self.diverged_at
+                LOG.error("diverged", step=launch.step, reason=error.message, remedy=DIVERGED_REMEDY)
         except RemoteError as error:
             LOG.debug("microbatch failed", step=launch.step, index=launch.index, error=str(error))
             await asyncio.sleep(FAILURE_PAUSE_S)

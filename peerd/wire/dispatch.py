@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 
 from peerd.background import Tasks
-from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, UnheardError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerGoneError, RemoteError, UnheardError, WrongStateError
 from peerd.policy.route.admission import able_to_compute
 from peerd.policy.route.wiring import Router, point_of
 from peerd.policy.step.ledger import holders, work_step
@@ -78,7 +78,10 @@ class Dispatcher:
     """Number of times that a microbatch went to another peer because its callee failed."""
 
     async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
-        """Return the result of one microbatch. Raises PeerGoneError if no peer took it in time, WrongStateError if its step is over."""
+        """Return the result of one microbatch.
+
+        Raises PeerGoneError if no peer took it in time, WrongStateError if its step is over, NotFiniteError if its values overflow.
+        """
         deadline_s = time.monotonic() + self._total_s
         router = self._router(call)
         path = dict(call.path)
@@ -122,6 +125,8 @@ class Dispatcher:
                 await self._table.changed(STALE_PAUSE_S)
                 attempt += 1
                 again |= furthest > call.stage  # a later stage may have added it
+            except NotFiniteError:  # the peer is not at fault; the trainer tries the microbatch again by another way
+                raise
             except RemoteError as error:
                 again |= not isinstance(error, UnheardError)
                 self._give_up_on(router, peer, asked, error)

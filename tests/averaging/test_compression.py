@@ -95,6 +95,22 @@ def test_without_a_codec_the_very_bits_travel(dtype: torch.dtype) -> None:
     assert compression.parts.left_out is None
 
 
+@pytest.mark.parametrize("codec", LOSSY)
+@pytest.mark.parametrize("num_members", [1, 3, 150])
+def test_what_is_no_gradient_loses_no_digit_wherever_the_cuts_are(codec: str, num_members: int) -> None:
+    """The number of overflows and the losses: a rounded one would count an overflow as none."""
+    values = 1000 * gradient(0, torch.float64)
+    values[-3:] = torch.tensor([1.0, 3.0, 0.123456789], dtype=torch.float64)
+    allowed = parse_averaged(codec)
+    compression, found = Compression(allowed, torch.float64, SHAPES[:-1], num_exact=3), []
+    for where in compression.slices(LENGTH, num_members, allowed.most_exact):
+        part, chunks = compression.sent(compression.parts, AverageId(b"a"), where, values[where.start : where.end])
+        assert sum(map(len, chunks)) == compression.num_bytes(where)
+        assert torch.equal(compression.received(chunks, where), part)
+        found.append(part)
+    assert torch.equal(torch.cat(found)[-3:], values[-3:])
+
+
 def test_a_part_that_is_not_finite_is_refused() -> None:
     compression = Compression(parse_allowed("int8"), torch.float32)
     with pytest.raises(BadMessageError, match="not finite"):

@@ -64,7 +64,7 @@ VERBS = {
     "new": {
         *("--name", "--stages", "--layers", "--d-model", "--heads", "--d-ff", "--sequence-length", "--microbatch-size", "--microbatches"),
         *("--data", "--steps", "--learning-rate", "--seed", "--accumulate", "--from", "--device-memory", "--force", "--home", "--json"),
-        "--tie-word-embeddings",
+        *("--tie-word-embeddings", "--before"),
         *("--model", "--config", "--set"),
         *("--field", "--tokenizer", "--evaluation-fraction", "--evaluate-every", "--evaluation-microbatches"),
     },
@@ -103,6 +103,7 @@ EXIT_CODES = {
     "TIMED_OUT": 12,
     "STAGE": 13,
     "LIMIT": 14,
+    "DIVERGED": 15,
     "INTERRUPTED": 130,
 }
 

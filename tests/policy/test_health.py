@@ -64,6 +64,13 @@ def test_an_empty_stage_is_named_and_is_not_called_a_stall_too() -> None:
     assert "stage 1" in health(facts)[0].title
 
 
+def test_a_run_that_has_diverged_says_at_which_step_and_is_not_called_a_stall_too() -> None:
+    facts = facts_of(replace(ME, diverged_at=5), member("a", stage=1, step=5), still_s=1e6)
+    assert codes(facts) == ["diverged"]
+    assert "at step 5" in health(facts)[0].title
+    assert codes(facts_of(replace(ME, diverged_at=5), member("a", stage=1, step=6), still_s=0.0)) == ["diverged"]
+
+
 def test_a_run_without_data_says_so() -> None:
     assert codes(facts_of(replace(ME, trains=False), member("a", stage=1, step=5), still_s=20.0)) == ["no-trainer"]
 

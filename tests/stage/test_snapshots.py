@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import load, save
 
 from peerd.config.manifest import Manifest, ModelConfig
-from peerd.errors import BadMessageError, PeerGoneError, StageError, WrongStateError
+from peerd.errors import BadMessageError, NotFiniteError, PeerGoneError, StageError, WrongStateError
 from peerd.link.links import CHUNK_BYTES
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.export import HistoryEntry
@@ -279,6 +279,16 @@ async def test_what_is_served_can_be_loaded_and_is_equal_to_the_bit(
     assert {name.partition("/")[0] for name in theirs} >= {"parameters", "previous", "optimizer"}
     assert theirs.keys() == mine.keys()
     assert all(torch.equal(theirs[name], mine[name]) for name in mine)
+
+
+async def test_a_state_that_is_not_finite_is_not_given(server: tuple[SnapshotServer, StageState, Executor]) -> None:
+    """A joiner would refuse it after the whole download, blame its donor, and ask again."""
+    snapshots, state, _ = server
+    state.serve()
+    with torch.no_grad():
+        next(state.holdings.module.parameters()).fill_(torch.inf)
+    with pytest.raises(NotFiniteError, match="diverged"):
+        await snapshots.snapshot(0, b"", False)
 
 
 def test_state_of_another_stage_is_refused_and_changes_nothing(manifest: Manifest) -> None:

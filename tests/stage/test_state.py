@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peerd.errors import PeerGoneError, WrongStateError
+from peerd.errors import NotFiniteError, WrongStateError
 from peerd.policy.step.roster import Roster, RosterEntry, lineage_after
 from peerd.stage.accumulator import views_of
 from peerd.stage.microbatches import backward, forward, forward_backward
@@ -214,7 +214,7 @@ def test_a_loss_that_is_not_finite_never_reaches_the_accumulator() -> None:
     batch = stage.batch(0)
     with torch.no_grad():
         next(stage.state.holdings.module.parameters()).fill_(torch.inf)
-    with pytest.raises(PeerGoneError, match="not finite"):
+    with pytest.raises(NotFiniteError, match="loss of microbatch 0 of step 0 are not finite at stage 1"):
         forward_backward(stage.state, batch)
     assert stage.state.record.done == 0
     assert torch.isfinite(stage.state.accumulator.flat).all()

@@ -13,7 +13,7 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from peerd.errors import PeerGoneError
+from peerd.errors import NotFiniteError, PeerGoneError
 from peerd.policy.route.launching import AT_FIRST, Work, first_owned, window
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId, PeerRecord, Phase
@@ -120,6 +120,37 @@ class Silent:
         async with asyncio.timeout(20):
             await self.has_looked.wait()
         return set(self.launched)
+
+
+@dataclass
+class Spoilt(Silent):
+    """The only trainer of a run whose parameters are spoilt."""
+
+    sent: list[float] = field(default_factory=list)
+
+    def live(self) -> LiveView:
+        return view_of(member("me", trains=True), member("b", stage=1))
+
+    async def send(self, call: Call, _on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
+        self.sent.append(self.now_s)
+        await asyncio.sleep(0)
+        raise NotFiniteError("the loss is not finite")
+
+
+async def test_a_run_that_diverged_is_told_once_and_tried_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm, number = Spoilt(), MANIFEST.train.microbatches_per_step
+    monkeypatch.setattr(trainer, "clock_s", lambda: swarm.now_s)
+    made = Trainer(MANIFEST, cast(Microbatches, Noise()), cast(Membership, swarm), cast(Dispatcher, swarm))
+    began_s = swarm.now_s
+    with capture_logs() as logs:
+        running = asyncio.ensure_future(made.run())
+        await swarm.look(500)  # a hundred seconds
+        running.cancel()
+        await asyncio.wait({running})
+    assert made.diverged_at == 0
+    assert [log["step"] for log in logs if log["event"] == "diverged"] == [0]
+    assert len(swarm.sent) <= 8 * number
+    assert sum(sent_s > began_s + 40 for sent_s in swarm.sent) <= number
 
 
 async def test_who_slept_does_not_take_the_others_for_slow(monkeypatch: pytest.MonkeyPatch) -> None:

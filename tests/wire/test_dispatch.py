@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, UnheardError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerGoneError, RemoteError, UnheardError, WrongStateError
 from peerd.table.record import PeerId, PeerRecord, Phase, RawRecord
 from peerd.table.view import LiveView
 from peerd.wire import dispatch
@@ -247,6 +247,17 @@ async def test_a_peer_that_finds_the_message_broken_is_left_alone_but_lives() ->
     await sending.send()
     assert sending.client.asked == [A, B]
     assert sending.failures == []
+
+
+async def test_a_peer_whose_values_are_not_finite_is_not_at_fault_and_no_other_is_asked() -> None:
+    sending = Sending(Client({A: [NotFiniteError("the loss is not finite")], B: [NotFiniteError("the loss is not finite")]}))
+    with pytest.raises(NotFiniteError):
+        await sending.send()
+    asked = [*sending.client.asked]
+    assert len(asked) == 1
+    assert (sending.failures, sending.client.cancelled, sending.dispatcher.replayed) == ([], [], 0)
+    await sending.send()
+    assert sending.client.asked == asked * 2, "it is not banned"
 
 
 async def test_a_gradient_of_another_shape_counts_as_a_failure() -> None:

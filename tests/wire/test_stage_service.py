@@ -33,6 +33,7 @@ from peerd.wire.tensors import decode, encode
 from tests.wire.callee import ALL, BAD, BUSY, GONE, MANIFEST, PATIENCE_S, ROWS, RUN, STATE, Callee, assert_refused, drain
 
 CPU = torch.device("cpu")
+OVERFLOWED = grpc.StatusCode.OUT_OF_RANGE
 
 
 def header_of(call: Call, records: Sequence[RawRecord] = (), **changes: Any) -> stage_pb2.CallMessage:
@@ -87,8 +88,8 @@ async def backpropagate(callee: Callee, *messages: stage_pb2.CallMessage) -> Non
         ({"labels": encode(torch.zeros((2, 2), dtype=torch.int32))}, BAD, "is due"),
         ({"labels": encode(torch.full(ROWS, 256, dtype=torch.int32))}, BAD, "vocabulary"),
         ({"labels": encode(torch.full(ROWS, -1, dtype=torch.int32))}, BAD, "vocabulary"),
-        ({"inputs": encode(torch.full((*ROWS, 32), math.nan))}, BAD, "not finite"),
-        ({"inputs": encode(torch.full((*ROWS, 32), math.inf))}, BAD, "not finite"),
+        ({"inputs": encode(torch.full((*ROWS, 32), math.nan))}, OVERFLOWED, "not finite"),
+        ({"inputs": encode(torch.full((*ROWS, 32), math.inf))}, OVERFLOWED, "not finite"),
     ],
 )
 async def test_a_call_that_breaks_a_rule_is_refused(callee: Callee, changes: dict[str, Any], status: grpc.StatusCode, words: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from peerd.errors import PeerdError
+from peerd.policy.step.diverged import DIVERGED_REMEDY, diverged_step
 from peerd.policy.step.ledger import full, held, stage_step
 from peerd.policy.swarm.checkup import files_needed, too_few_files
 from peerd.table.record import PeerRecord, Phase
@@ -115,7 +116,7 @@ def _lacking(live: LiveView, num_stages: int) -> list[int]:
 
 def health(facts: Facts) -> list[HealthNote]:
     """Problems first."""
-    swarm = [_cut_off(facts)] if _cut_off(facts) else [_empty_stages(facts), _no_trainer(facts), _stalled(facts)]
+    swarm = [_cut_off(facts)] if _cut_off(facts) else [_empty_stages(facts), _no_trainer(facts), _diverged(facts), _stalled(facts)]
     items = [item for item in (*swarm, _inexact(facts), _joining(facts)) if item]
     return sorted(items, key=lambda item: ("problem", "warning", "info").index(item.severity))
 
@@ -167,10 +168,17 @@ def _no_trainer(facts: Facts) -> HealthNote | None:
     return HealthNote("no-trainer", "no peer has the run's data", "problem", "start a peer that has the data, with --data PATH")
 
 
+def _diverged(facts: Facts) -> HealthNote | None:
+    step = diverged_step(facts.live, facts.num_stages)
+    if step is None:
+        return None
+    return HealthNote("diverged", f"diverged at step {step}: the loss or its gradients are not finite", "problem", DIVERGED_REMEDY)
+
+
 def _stalled(facts: Facts) -> HealthNote | None:
-    """No microbatch added and no step finished anywhere for longer than this run takes; not while a stage is empty."""
+    """No microbatch added and no step finished anywhere for longer than this run takes; not where another state says why."""
     still_s, is_empty = facts.now_s - facts.progress.since_s, any(key >= 0 for key in _lacking(facts.live, facts.num_stages))
-    if facts.complete or is_empty or still_s < facts.progress.patience_s:
+    if facts.complete or is_empty or still_s < facts.progress.patience_s or _diverged(facts):
         return None
     title = f"no progress for {still_s:.0f} s: {_what_lacks(facts)}; this peer: {facts.decision}"
     return HealthNote("stalled", title, "problem", "it recovers by itself where it can; else `peerd peers` shows which stage needs a peer")
