@@ -16,13 +16,12 @@ from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.address import Address, parse_address
 from peerd.daemon.clocks import compare_clocks
-from peerd.daemon.device import choose_device
 from peerd.daemon.network import Network, allow_direct, choose_run, open_network, visit_peer
 from peerd.daemon.open_files import check_limit
 from peerd.daemon.peer import Peer
 from peerd.daemon.place import Entry, Place
 from peerd.daemon.row import Row
-from peerd.daemon.run_data import Run, organise, start_for, text_for
+from peerd.daemon.run_data import organise, start_for, text_for
 from peerd.daemon.twin import refuse_own_address, refuse_twin
 from peerd.data.progress import ByteProgress, Interrupted, ProgressLog, Report, TerminalBar
 from peerd.errors import AddressError, PeerdError, PortTakenError, RemoteError, UnreachableError, UsageError
@@ -49,10 +48,9 @@ AddressBook = dict[PeerId, tuple[str, ...]]
 async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack, governor: Governor) -> Peer:
     """Enter the DHT; the peer returned serves no stage yet. `stack` closes what was opened."""
     identity, local = Identity.load_or_create(home.identity), LocalState(home)
-    device = choose_device(settings.device)
     contacts = tuple(parse_address(each) for each in settings.join.split())
-    run = None if contacts else await _with_progress(lambda report: _known_run(settings, local, report))
-    book = _address_book(local, run.signed if run else None, contacts)
+    place = None if contacts else await _with_progress(lambda report: _known_run(settings, local, report))
+    book = _address_book(local, place.signed if place else None, contacts)
     row = Row()
     membership: Membership | None = None
     refuse_own_address([each.peer for each in contacts], identity.peer, home)
@@ -68,18 +66,19 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     stack.push_async_callback(network.close)
     if settings.direct:
         allow_direct(network, identity, settings, addresses_of, governor.throttles)
-    if run is None:
+    if place is None:
         contact, signed, membership, clocks = await _first_to_answer(network, identity, contacts, met, book, row)
         if local.pin(signed.run, signed.organiser_key):
             LOG.info("organiser pinned", run=signed.run, organiser=signed.organiser_key.hex())
         manifest = signed.manifest
         remembered = local.data if local.run == signed.run else ""
-        run = Run(signed, await _with_progress(lambda report: text_for(manifest, settings, remembered, report)))
+        corpus, source = await _with_progress(lambda report: text_for(manifest, settings, remembered, report))
+        place = Place(signed=signed, data_source=source, corpus=corpus, start=None)
         await _look_again(network, membership, contact)
         reached = (contact.multiaddr, *membership.bootstrap(MAX_BOOTSTRAP_PEERS))
         must_answer = bool(direct(reached)) and clocks is AGREED  # the DHT of a peer whose clock is off lets nobody in
     else:
-        signed = run.signed
+        signed = place.signed
         membership = membership_for(identity, signed, book, row)
         reached, must_answer = await _look_around(network, membership, book), False
     check_limit(len(membership.live().records))
@@ -87,11 +86,9 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     directory = await Directory.join(network.p2pd.p2p, signed, direct(reached), must_answer=must_answer)
     stack.push_async_callback(directory.close)
     directory.store_manifest_soon(signed)
-    start = str(run.start.path) if run.start else ""
-    local.remember(signed.run, pack(signed), network.port, start=start, data=run.text.source)
+    local.remember(signed.run, pack(signed), network.port, start=place.start_path, data=place.data_source)
     archive = Archive(home.history(signed.run))
     stack.push_async_callback(archive.close)
-    place = Place(signed=signed, device=device, data_source=run.text.source, corpus=run.text.corpus, start=run.start)
     return Peer(settings, place, network, Entry(membership, row, local, directory), governor, archive)
 
 
@@ -119,14 +116,15 @@ async def _with_progress(work: Callable[[Report], Result]) -> Result:
             bar.clear()
 
 
-def _known_run(settings: Settings, local: LocalState, report: Report) -> Run:
+def _known_run(settings: Settings, local: LocalState, report: Report) -> Place:
     """The run to start, or the one that this home was last in."""
     if settings.run_file:
         return organise(settings, report)
     if local.manifest is None:
         raise UsageError("this home has not been in a run yet", "give the address to join")
     signed = unpack_manifest(local.manifest)
-    return Run(signed, text_for(signed.manifest, settings, local.data, report), start_for(signed.manifest, local.start))
+    corpus, source = text_for(signed.manifest, settings, local.data, report)
+    return Place(signed=signed, data_source=source, corpus=corpus, start=start_for(signed.manifest, local.start))
 
 
 def membership_for(identity: Identity, signed: SignedManifest, book: AddressBook, row: Row | None = None) -> Membership:

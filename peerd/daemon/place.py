@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from peerd.config.manifest import Manifest
 from peerd.daemon.row import Row
 from peerd.stage.start import StartState
@@ -18,16 +16,15 @@ from peerd.train.samples import Microbatches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where this peer stands in its run, whichever stage it serves."""
+    """A run as this machine has it, whichever stage the peer serves."""
 
     signed: SignedManifest
-    device: torch.device
     data_source: str
     """What this machine reads the run's text from; empty without the data."""
     corpus: Microbatches | None
-    """The run's data, where it is on this machine."""
+    """The run's data, if it is on this machine."""
     start: StartState | None
-    """What the run begins from, where it lies on this machine."""
+    """The state that the run begins from, if it is on this machine."""
 
     @property
     def manifest(self) -> Manifest:

@@ -49,7 +49,7 @@ class Row(OwnRow):
             last_loss=history[-1].loss if history else None,
             evaluation=seat.training.evaluation,
             software=__version__,
-            device=describe(peer.place.device),
+            device=describe(peer.governor.device),
             memory_bytes=seat.memory_bytes,
             diverged_at=trainer.diverged_at if trainer else None,
         )

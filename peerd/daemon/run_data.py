@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -12,6 +12,7 @@ from peerd.config.manifest import Manifest, load
 from peerd.config.organiser import KEY_FILE, load_key
 from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
+from peerd.daemon.place import Place
 from peerd.data.progress import Report, silent
 from peerd.data.sources import STDLIB
 from peerd.data.tokenizer import BYTES, tokenizer_path
@@ -20,7 +21,7 @@ from peerd.errors import DiskError, ManifestError, PeerdError
 from peerd.models.stages import with_cut
 from peerd.stage.optimizer import check_no_decay
 from peerd.stage.start import StartState
-from peerd.swarm.signed import SignedManifest, sign_manifest
+from peerd.swarm.signed import sign_manifest
 from peerd.train.corpus import Corpus, agree_on_data
 from peerd.train.samples import Microbatches, Samples
 
@@ -29,36 +30,24 @@ SWARM = "swarm"
 LOG = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """The run's text on this machine, if it is here."""
-
-    corpus: Microbatches | None
-    source: str
+Text = tuple[Microbatches | None, str]
+"""The run's text on this machine, and where it is read from."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run as this machine has it: signed, with its text, and with the state that it begins from where that lies here."""
-
-    signed: SignedManifest
-    text: Text
-    start: StartState | None = None
-
-
-def organise(settings: Settings, report: Report = silent) -> Run:
+def organise(settings: Settings, report: Report = silent) -> Place:
     """Read run.toml, make the token file, find the state that the run begins from, sign."""
     path = Path(settings.run_file)
     manifest = load(path)
     check_model(manifest)
     manifest = with_cut(manifest)
     check_no_decay(manifest)
-    text, published = _organisers_text(manifest, settings, path.parent, report)
+    (corpus, source), published = _organisers_text(manifest, settings, path.parent, report)
     start = None
     if manifest.start.state:
         start = StartState((path.parent / Path(manifest.start.state).expanduser()).absolute())
         published = start.agree(replace(published, start=replace(manifest.start, state=LOCAL)))
-    return Run(sign_manifest(published, load_key(path.parent / KEY_FILE)), text, start)
+    signed = sign_manifest(published, load_key(path.parent / KEY_FILE))
+    return Place(signed=signed, data_source=source, corpus=corpus, start=start)
 
 
 def check_model(manifest: Manifest) -> None:
@@ -72,12 +61,12 @@ def check_model(manifest: Manifest) -> None:
 def _organisers_text(manifest: Manifest, settings: Settings, folder: Path, report: Report) -> tuple[Text, Manifest]:
     """The text, and the manifest that says which it is and not where."""
     if manifest.model.makes_samples:
-        return Text(Samples(manifest), ""), manifest
+        return (Samples(manifest), ""), manifest
     data = (replace(manifest.data, source=settings.data) if settings.data else manifest.data).located(folder)
     tokens = prepare_tokens(data.source, cache_folder(), data, report)
     agreed = agree_on_data(manifest, tokens)
     published = replace(agreed, data=replace(agreed.data, source=data.source).published())
-    return Text(Corpus(tokens, agreed), data.source), published
+    return (Corpus(tokens, agreed), data.source), published
 
 
 def start_for(manifest: Manifest, path: str) -> StartState | None:
@@ -99,16 +88,16 @@ def text_for(manifest: Manifest, settings: Settings, remembered: str = "", repor
     `remembered` is where the text was when this home was last in the run. PeerdError only for a source that the settings name.
     """
     if manifest.model.makes_samples:
-        return Text(Samples(manifest), "")
+        return Samples(manifest), ""
     source = settings.data or remembered or (STDLIB if manifest.data.source == STDLIB else "")
     if source == SWARM:
         kept = kept_tokens(manifest.data, cache_folder())
-        return Text(Corpus(kept, manifest) if kept else None, SWARM)
+        return Corpus(kept, manifest) if kept else None, SWARM
     if not source:
-        return Text(None, "")
+        return None, ""
     if not settings.data and manifest.data.tokenizer != BYTES and tokenizer_path(manifest.data, cache_folder()) is None:
         LOG.info("the run's tokenizer is not on this machine, so it launches no microbatches", remedy="--data stdlib or --data swarm")
-        return Text(None, "")
+        return None, ""
     try:
         tokens = prepare_tokens(source, cache_folder(), manifest.data, report)
         agree_on_data(manifest, tokens)
@@ -116,7 +105,6 @@ def text_for(manifest: Manifest, settings: Settings, remembered: str = "", repor
         if settings.data:
             raise
         LOG.info("this machine's text is not the run's, so it launches no microbatches", source=source, reason=error.message)
-        return Text(None, "")
-    return Text(
-        Corpus(tokens, manifest), source if source == STDLIB or source.startswith(REMOTE) else str(Path(source).expanduser().absolute())
-    )
+        return None, ""
+    place = source if source == STDLIB or source.startswith(REMOTE) else str(Path(source).expanduser().absolute())
+    return Corpus(tokens, manifest), place

@@ -113,7 +113,7 @@ class Seat:
         pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor)
         self.service = StageService(manifest, state, executor, self.dispatcher, pace, self, peer.tracing)
         held = state.holdings.module, state.keep_graph
-        self.service.slots = affordable_slots(manifest, *held, memory_bytes, on_gpu=has_own_memory(place.device))
+        self.service.slots = affordable_slots(manifest, *held, memory_bytes, on_gpu=has_own_memory(peer.governor.device))
         log = AverageLog(peer.network.home.averages, state.accumulator.flat.dtype, store.room)
         self.rounds = Rounds(state, executor, AveragingClient(links, run), log, averaging_s, clock_s, self, peer.spans)
         self.snapshots = SnapshotServer(state, executor, partial(place.start.of_stage, manifest) if place.start else None)

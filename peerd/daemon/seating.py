@@ -31,7 +31,7 @@ LOG = structlog.get_logger()
 async def take_seat(peer: Peer, wanted: int, watcher: Watcher) -> Seat:
     """The seat for the stage `wanted`, or for the one that needs help most; the table tells of it from then on."""
     place, settings = peer.place, peer.settings
-    memory_bytes = memory_for(place.device, peer.governor.limits.memory)
+    memory_bytes = memory_for(peer.governor.device, peer.governor.limits.memory)
     home, run = peer.network.home, place.signed.run
     room = DiskRoom(home.checkpoints(run), home.averages)
     store = CheckpointStore(home.checkpoints(run), place.manifest.train.num_stages, room)
@@ -63,7 +63,7 @@ async def reached_before(archive: Archive) -> int:
 
 def _build_state(peer: Peer, record: PeerRecord, memory_bytes: int) -> StageState:
     """On the torch thread: its number of threads, then the stage's first weights."""
-    manifest, device = peer.place.manifest, peer.place.device
+    manifest, device = peer.place.manifest, peer.governor.device
     if manifest.compute.threads:
         torch.set_num_threads(manifest.compute.threads)
     seen = peer.membership.find(peer.membership.me)
@@ -78,7 +78,7 @@ def _stage_to_serve(peer: Peer, wanted: int, memory_bytes: int, checkpoints: lis
 
     StageError when it is unknown or does not fit.
     """
-    manifest, on_gpu = peer.place.manifest, has_own_memory(peer.place.device)
+    manifest, on_gpu = peer.place.manifest, has_own_memory(peer.governor.device)
     num_stages = manifest.train.num_stages
     needed = [estimate_stage_memory_bytes(manifest, stage, manifest.slots, on_gpu=on_gpu) for stage in range(num_stages)]
     if wanted >= num_stages:

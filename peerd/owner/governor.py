@@ -37,6 +37,7 @@ class Governor:
     def __init__(self, home: Home, device: torch.device) -> None:
         self._home = home
         self._wishes = load_wishes(home)
+        self.device = device
         self._sensors = Sensors(device)
         self._usage = Usage(home)
         self._counted = 0

@@ -23,7 +23,7 @@ LAG_OVER_S = 60.0
 
 def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[str, MetricSource]:
     """By the metric's name, as METRICS lists them."""
-    counters, record, device = answers.counters(), peer.seat.state.record, peer.place.device
+    counters, record, device = answers.counters(), peer.seat.state.record, peer.governor.device
     evaluation, now_s = peer.seat.training.evaluation, time.monotonic()
     return {
         **_of_table(peer),
