@@ -144,7 +144,7 @@ class Seat:
             accumulated_microbatches=service.accumulated,
             duplicate_microbatches=stepper.duplicates,
             lost_microbatches=stepper.lost,
-            replayed_microbatches=self.dispatcher.replayed + (trainer.counters.replayed if trainer else 0),
+            replayed_microbatches=self.dispatcher.replayed + (trainer.replayed if trainer else 0),
             suppressed_microbatches=service.suppressed,
             ledger_resets=stepper.resets,
             reloads=stepper.reloads,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -56,13 +56,6 @@ LOG = structlog.get_logger()
 Seen = tuple[tuple[int, int], tuple[tuple[object, ...], ...]]
 
 
-@dataclass(slots=True)
-class TrainerCounters:
-    launched: int = 0
-    replayed: int = 0
-    """Launches of a microbatch that this trainer had launched before."""
-
-
 class Trainer:
     """Launches microbatches. It holds no parameters; every daemon that has the run's data runs one."""
 
@@ -96,7 +89,8 @@ class Trainer:
         self._step_began_s = 0.0
         self._step_time_s = 0.0
         self._takeover_s = FIRST_TAKEOVER_S
-        self.counters = TrainerCounters()
+        self.replayed = 0
+        """Launches of a microbatch that this trainer had launched before."""
         self._tracing = tracing or CallTracing()
         self._stop_at: int | None = None
         """The first step of which nothing is launched, because this peer leaves."""
@@ -238,9 +232,8 @@ class Trainer:
         key = (launch.step, launch.index)
         try:
             call = await self._call_for(launch)
-            self.counters.launched += 1
             if call.attempt:
-                self.counters.replayed += 1
+                self.replayed += 1
                 self._again.update((launch.step, stage) for stage in launch.accumulate)
             self._launched[key] = call.attempt + 1
             with self._tracing.launched(call) as traced:

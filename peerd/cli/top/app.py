@@ -17,13 +17,14 @@ from textual.widgets import Footer
 
 from peerd.cli.top.curve import drawn
 from peerd.cli.top.dialogs import LeaveQuestion, PeerDetails
-from peerd.cli.top.feed import Feed, Trouble
+from peerd.cli.top.feed import Feed
 from peerd.cli.top.ink import Ink, Line, duration, line_fitted
 from peerd.cli.top.notes import heading, loss_title, notes, speed_title
 from peerd.cli.top.picture import Picture
 from peerd.cli.top.rows import head_line
 from peerd.cli.top.swarm_list import SCROLLBAR_WIDTH, SwarmList
 from peerd.cli.top.views import LinesView
+from peerd.errors import PeerdError
 
 CSS = """
 Screen { background: ansi_default; color: ansi_default; overflow: hidden; padding: 0 1; }
@@ -81,7 +82,7 @@ class TopApp(App[None]):
         self._feed = feed
         self._picture = first
         self._heard_s = time.monotonic()
-        self._trouble: Trouble | None = None
+        self._trouble: PeerdError | None = None
         self._refusal, self._refused_s = "", 0.0
         self._leaving = ""
 
@@ -112,9 +113,9 @@ class TopApp(App[None]):
         for number in EXITS:
             asyncio.get_running_loop().remove_signal_handler(number)
 
-    def heard(self, found: Picture | Trouble) -> None:
+    def heard(self, found: Picture | PeerdError) -> None:
         """The feed has a new picture, or the reason why it has none."""
-        if isinstance(found, Trouble):
+        if isinstance(found, PeerdError):
             self._trouble = found
         else:
             if found.pid != self._picture.pid:
@@ -138,10 +139,10 @@ class TopApp(App[None]):
 
         self.push_screen(LeaveQuestion(self._picture), answered)
 
-    def _told(self, verb: str, trouble: Trouble | None) -> None:
+    def _told(self, verb: str, trouble: PeerdError | None) -> None:
         """The daemon has answered a key's request, or refused it. A daemon that has left has ended."""
         if trouble is not None:
-            self._refusal, self._refused_s = f"it does not {verb}: {trouble.text}", time.monotonic()
+            self._refusal, self._refused_s = f"it does not {verb}: {trouble.message}", time.monotonic()
         if verb == "leave":
             self._leaving = "" if trouble is not None else "left"
         self._show()
@@ -186,7 +187,7 @@ class TopApp(App[None]):
         elif self._leaving == "left":
             text = "your daemon has left the swarm; q quits"
         else:
-            text = f"{self._trouble.text}: this is what was last seen, asking on"
+            text = f"{self._trouble.message}: this is what was last seen, asking on"
         return (line_fitted((("! ", Ink.PROBLEM), (text, Ink.PROBLEM)), width),)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 from peerd.cli.top.picture import Picture, picture_of
@@ -21,13 +20,6 @@ REST = 4
 SILENCE_S = 3.0
 HISTORY_PERIOD_S = 3.0
 LEAVE_SILENCE_S = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """The reason why there is no new picture, in one line."""
-
-    text: str
 
 
 class Feed:
@@ -53,42 +45,42 @@ class Feed:
         self._recall = recall
         return picture
 
-    def start(self, tell: Callable[[Picture | Trouble], object]) -> None:
+    def start(self, tell: Callable[[Picture | PeerdError], object]) -> None:
         """Start the thread, which calls `tell` with each picture. It ends at `stop`, or with the process."""
         threading.Thread(target=self._run, args=(tell,), name="top-feed", daemon=True).start()
 
     def stop(self) -> None:
         self._stopped.set()
 
-    def leave(self, tell: Callable[[Trouble | None], object]) -> None:
+    def leave(self, tell: Callable[[PeerdError | None], object]) -> None:
         """Ask the daemon to drain and end. A thread calls `tell` with None when it has ended, or with the reason why not."""
 
         self._order("leave", tell, now=False, silence_s=LEAVE_SILENCE_S)
 
-    def pause(self, yes: bool, tell: Callable[[Trouble | None], object]) -> None:
+    def pause(self, yes: bool, tell: Callable[[PeerdError | None], object]) -> None:
         """Ask the daemon to pause or to resume; the next picture shows the effect. A thread calls `tell` as `leave` does."""
         self._order("pause" if yes else "resume", tell, silence_s=SILENCE_S, wait=False)
 
-    def _order(self, verb: str, tell: Callable[[Trouble | None], object], **arguments: Any) -> None:
+    def _order(self, verb: str, tell: Callable[[PeerdError | None], object], **arguments: Any) -> None:
         def request() -> None:
             try:
                 self._client.request(verb, **arguments)
             except PeerdError as error:
-                tell(Trouble(error.message))
+                tell(error)
             else:
                 tell(None)
 
         threading.Thread(target=request, name=f"top-{verb}", daemon=True).start()
 
-    def _run(self, tell: Callable[[Picture | Trouble], object]) -> None:
+    def _run(self, tell: Callable[[Picture | PeerdError], object]) -> None:
         pause_s = PERIOD_S
         while not self._stopped.wait(pause_s):
             began_s = time.monotonic()
-            found: Picture | Trouble
+            found: Picture | PeerdError
             try:
                 found = self.ask()
             except PeerdError as error:
-                found = Trouble(error.message)
+                found = error
             pause_s = min(LONGEST_PAUSE_S, max(PERIOD_S, REST * (time.monotonic() - began_s)))
             if not self._stopped.is_set():
                 tell(found)

@@ -7,7 +7,7 @@ claims for itself. If another reporter counted about as many steps, its row for 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 ABOUT_AS_LONG = 0.75
 
@@ -43,14 +43,10 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
+class Contribution(Tally):
     """One peer's share of one stage, as `reporter` counted it."""
 
-    peer: str
     stage: int
-    steps: int
-    microbatches: int
-    tokens: int
     reporter: str
 
 
@@ -95,14 +91,7 @@ def merge(reports: Sequence[Report]) -> list[StageContributions]:
                 known = rows.get(tally.peer)
                 if known is None or (known.reporter == tally.peer and report.tally.steps >= ABOUT_AS_LONG * counted[tally.peer]):
                     counted.setdefault(tally.peer, report.tally.steps)
-                    rows[tally.peer] = Contribution(
-                        peer=tally.peer,
-                        stage=stage,
-                        steps=tally.steps,
-                        microbatches=tally.microbatches,
-                        tokens=tally.tokens,
-                        reporter=report.reporter,
-                    )
+                    rows[tally.peer] = Contribution(**asdict(tally), stage=stage, reporter=report.reporter)
         widest = told[0].tally
         ordered = tuple(sorted(rows.values(), key=lambda row: (-row.microbatches, row.peer)))
         merged.append(
