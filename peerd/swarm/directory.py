@@ -1,7 +1,7 @@
-"""The directory: records and the run's manifest in hivemind's Kademlia DHT. Discovery and durability, but seconds late.
+"""The directory: records and the run's manifest in hivemind's Kademlia DHT. It finds and keeps them, but is seconds late.
 
-The DHT node runs in this process's event loop. What it stores for others passes the same checks as everything else from
-the network: a record lives only under its own stage's key, its own peer id, and its own signature.
+The DHT node runs in this process's event loop. Values that it stores for others pass the same checks as everything else from the
+network: a record is accepted only under its own stage's key and its own peer id, with a valid signature.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHUTDOWN_S = 1.0
 ROUND_TRIP_TIMEOUT_S = 15.0
 ROUND_TRIP_LIFE_S = 30.0
 BEAM = 8
-"""Nodes nearest to a key that are asked; the nearest five keep it. Every answer brings along all that its node keeps under the key."""
+"""Number of nodes nearest to a key that are asked; the nearest five keep the value. An answer has all values its node keeps for the key."""
 MAX_SOUND = 1024
 _NO_WAY_BACK = "can't access this node"
 """In hivemind's words, which blame a firewall for all that can be the reason."""
@@ -37,18 +37,18 @@ LOG = structlog.get_logger()
 
 
 class RunValidator(RecordValidatorBase):
-    """Refuses what is not a signed record or manifest of this run under the right key."""
+    """Refuses values other than signed records and manifests of this run under the right keys."""
 
     def __init__(self, run: RunId, num_stages: int) -> None:
         self._run = run
         self._manifest_key = _key_bytes(run)
         self._stage_keys = {_key_bytes(stage_key(run, stage)): stage for stage in range(num_stages)}
         self._sound: set[tuple[bytes, bytes, bytes]] = set()
-        """What was found sound of late: the same records come with every answer of every node that keeps them."""
+        """Values found valid recently: each node that keeps a record returns it with every answer."""
 
     def validate(self, record: DHTRecord) -> bool:
         if record.key != self._manifest_key and record.key not in self._stage_keys:
-            return True  # another run's: not ours to judge
+            return True  # a key of another run, which this validator does not judge
         told = (record.key, record.subkey, record.value)
         if told in self._sound:
             return True
@@ -75,19 +75,19 @@ class RunValidator(RecordValidatorBase):
 
 
 class Directory:
-    """One daemon's view of the DHT."""
+    """This daemon's access to the DHT."""
 
     def __init__(self, node: DHTNode, num_stages: int, period_s: float) -> None:
         self._node = node
         self._num_stages = num_stages
         self._period_s = period_s
         self.is_client = False
-        """Whether the next rebuild leaves keeping to others."""
+        """True if the node of the next rebuild stores nothing for others."""
         self._stores = Tasks()
 
     @classmethod
     async def join(cls, p2p: P2P, signed: SignedManifest, bootstrap: Sequence[str], must_answer: bool) -> Directory:
-        """Start a DHT node. UnreachableError when none of the bootstrap peers answers and one must."""
+        """Start a DHT node. Raises UnreachableError if no bootstrap peer answers although one must."""
         num_stages, period_s = signed.manifest.train.num_stages, signed.manifest.swarm.announce_period_s
         try:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
@@ -98,13 +98,13 @@ class Directory:
         return cls(node, num_stages, period_s)
 
     async def rebuild(self, p2p: P2P, run: RunId, bootstrap: Sequence[str]) -> None:
-        """Go on over a new p2pd, or in the other role. Without an answer from anybody it begins alone; later reads find the others."""
+        """Start a new node, over a new p2pd or in the other role. If nobody answers it starts alone, and later reads find the others."""
         await self._end_node()
         async with asyncio.timeout(OPERATION_TIMEOUT_S):
             self._node = await _start_node(p2p, run, self._num_stages, bootstrap, must_answer=False, is_client=self.is_client)
 
     def store_soon(self, run: RunId, signed: SignedRecord) -> None:
-        """Store my record in the background; a store that fails is made good by the next."""
+        """Store this peer's record in the background. If that fails, the next store makes up for it."""
         expires = get_dht_time() + 3 * self._period_s * signed.record.periods + 3.0
         key, subkey, value = stage_key(run, signed.record.stage), signed.record.peer, pack(signed)
         self._stores.start(self._store(key, subkey, value, expires))
@@ -114,12 +114,12 @@ class Directory:
         self._stores.start(self._store(signed.run, MANIFEST_SUBKEY, pack(signed), expires))
 
     async def read_records(self, run: RunId, stages: Iterable[int]) -> list[RawRecord]:
-        """The records of these stages as they are stored; not verified here."""
+        """Return the stored records of these stages, not verified."""
         keys = [stage_key(run, stage) for stage in stages]
         try:
-            async with asyncio.timeout(OPERATION_TIMEOUT_S):
-                found = await self._node.get_many(keys, sufficient_expiration_time=math.inf, beam_size=BEAM)  # inf: or a stale one will do
-        except Exception as error:  # the DHT is a convenience: gossip carries on without it
+            async with asyncio.timeout(OPERATION_TIMEOUT_S):  # infinite expiration: otherwise an outdated record would suffice
+                found = await self._node.get_many(keys, sufficient_expiration_time=math.inf, beam_size=BEAM)
+        except Exception as error:  # gossip works without the DHT
             LOG.debug("the DHT could not be read", error=repr(error))
             return []
         return [raw for entry in found.values() if entry is not None for raw in _raws_in(entry.value)]
@@ -129,7 +129,7 @@ class Directory:
         await self._end_node()
 
     async def _end_node(self) -> None:
-        """Whatever its p2pd does: it may be gone, and then it never answers."""
+        """Shut the node down. If its p2pd is gone it never answers, so the wait is short."""
         with contextlib.suppress(Exception):
             async with asyncio.timeout(SHUTDOWN_S):
                 await self._node.shutdown()
@@ -138,7 +138,7 @@ class Directory:
         try:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
                 await self._node.store(key, subkey=subkey, value=value, expiration_time=expires, beam_size=BEAM)
-        except Exception as error:  # stored anew soon; gossip does not need it
+        except Exception as error:  # the next store follows soon, and gossip does not need it
             LOG.debug("the DHT could not be written", error=repr(error))
 
 
@@ -150,7 +150,7 @@ async def _start_node(
         initial_peers=list(bootstrap) or None,
         record_validator=RunValidator(run, num_stages),
         client_mode=is_client,
-        # Only the newest will do, so nothing is read from a cache: with one, each store has the key read anew.
+        # No cache: only the newest records are of use, and with a cache each store would read the key again.
         cache_locally=False,
         cache_nearest=0,
         cache_on_store=False,
@@ -161,7 +161,7 @@ async def _start_node(
 
 
 async def round_trip(p2p: P2P, bootstrap: Sequence[str]) -> str:
-    """Write a value into the DHT that others keep, and read it back from them. What went wrong; empty where nothing did."""
+    """Write a value that other nodes keep, and read it back from them. Returns what went wrong; empty if nothing did."""
     node = None
     try:
         async with asyncio.timeout(ROUND_TRIP_TIMEOUT_S):

@@ -1,9 +1,9 @@
-"""Spreads records: every period to the peers and every other to the DHT, at once when a phase changes, with bounded fan-out.
+"""Spreads records: to peers every period, to the DHT every second period, and at once when a phase changes, with bounded fan-out.
 
-What others wait for goes out at once: a change of phase, but for a commit, which whoever waits for it expects (policy/route/admission.py),
-and a ledger with which a step is whole. Other news of my ledger wait a moment for more. Few messages to one peer are on
-their way at a time: newer news of mine waits and goes out as one. A swarm too large for each
-to tell all asks around for what is new (policy/swarm/spreading.py), and only changes of phase are pushed.
+News that others wait for are sent at once: a change of phase and a ledger that completes a step. A commit is not: peers that wait for it
+expect it (policy/route/admission.py). Other changes of this peer's ledger are collected for a moment. Only a few messages to one peer are
+under way at a time; newer news waits and is sent as one message. In a swarm too large for each peer to tell all others, peers ask around
+for what is new (policy/swarm/spreading.py), and only changes of phase are pushed.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from peerd.wire.swarm_client import SwarmClient
 STAGE_FAN_OUT = 16
 OTHERS_FAN_OUT = 16
 MIN_PUSH_GAP_S = 0.02
-"""Between news of my ledger that nobody waits for."""
+"""Shortest time between two pushes of this peer's ledger that nobody waits for."""
 UNHURRIED_S = 0.1
-"""Until everybody hears what nobody waits for."""
+"""Delay of news that nobody waits for, before all peers are told."""
 CALM_GAP_S = 0.5
-"""Between two suspicions of mine, or two words that I live: in trouble all have much of that to say to all."""
+"""Shortest time between two announcements of a suspicion, or of being alive. In trouble every peer has many of them for all others."""
 MOST_ON_THEIR_WAY = 3
-"""To one peer: at the end of a step one changes its phase thrice within a round trip or two."""
+"""Number of messages under way to one peer. At the end of a step a peer changes its phase three times within one or two round trips."""
 PUSH_TIMEOUT_S = 3.0
 FENCE_SHARE = 0.8
 QUIET_PERIODS = 1.5
 
 
 class Gossip:
-    """Announces my record and passes others' on."""
+    """Announces this peer's record and passes on those of others."""
 
     def __init__(
         self, membership: Membership, client: SwarmClient, directory: Directory, liveness: Liveness, period_s: float, num_stages: int
@@ -68,18 +68,18 @@ class Gossip:
         self._pushed_s = float("-inf")
         self._calmly_s = float("-inf")
         self._soon: dict[bool, asyncio.TimerHandle] = {}
-        """While news wait: for everybody, and for my stage's peers."""
+        """Timers of pushes that wait: under True to all peers, under False to the peers of this stage."""
         self._sending: dict[PeerId, set[asyncio.Task[None]]] = {}
         self._stale: set[PeerId] = set()
         self._quiet_until_s = 0.0
 
     def announce(self, urgent: bool = True) -> None:
-        """Publish my row and send it to everybody within the fan-out."""
+        """Publish this peer's record and send it to all peers within the fan-out."""
         self._membership.publish()
         self.push(everybody=True, urgent=urgent)
 
     def push(self, everybody: bool, urgent: bool = True) -> None:
-        """Send my row out, to my stage's peers or to everybody within the fan-out: now, or soon with what is new by then."""
+        """Send this peer's record to the peers of its stage, or to all within the fan-out: now, or soon in the state it has by then."""
         if everybody:
             self._announced_s = clock_s()
         if urgent:
@@ -89,7 +89,7 @@ class Gossip:
             self._push_in(wait_s, everybody)
 
     def tell_calmly(self) -> None:
-        """Publish what I think of others, or that I live; everybody within the fan-out hears it now, but not often in a row."""
+        """Publish this peer's suspicions, or that it is alive, and tell all peers within the fan-out, at most once per CALM_GAP_S."""
         self._membership.publish()
         if True not in self._soon:
             wait_s = max(0.0, self._calmly_s + CALM_GAP_S - clock_s())
@@ -97,7 +97,7 @@ class Gossip:
             self._push_in(wait_s, everybody=True)
 
     async def tell_everybody(self) -> None:
-        """Send my row to everybody within the fan-out; returns when they have it or are out of reach."""
+        """Send this peer's record to all peers within the fan-out. Returns when they have it or cannot be reached."""
         for peer in self._targets(self._membership.live(), everybody=True):
             self._send_to(peer, MOST_ON_THEIR_WAY)
         while under_way := set().union(*self._sending.values()):
@@ -119,7 +119,7 @@ class Gossip:
                 task.cancel()
 
     def gossip(self, caller: PeerId, raws: Sequence[RawRecord], want_all: bool) -> list[RawRecord]:
-        """Records came in: merge them, answer with my own row, or with the whole table to a newcomer."""
+        """Merge the records of a caller. Returns this peer's own record, or the whole table if the caller wants all."""
         self._membership.absorb(raws)
         if want_all:
             live = {record.peer for record in self._membership.live().records}
@@ -128,13 +128,13 @@ class Gossip:
         return [own.raw] if own is not None else []
 
     def news(self, caller: PeerId, known: Collection[bytes]) -> list[RawRecord]:
-        """What rose lately and the caller does not name among what it knows."""
+        """Return records that changed lately and that the caller does not name as known."""
         live = self._membership.live()
         record = live.find(caller)
         return self._membership.news.unknown_to(known, record.stage if record is not None and live.is_summarised else None, clock_s())
 
     async def _keep_word(self) -> None:
-        """Tell at once what cannot wait for the next period."""
+        """Announce at once what cannot wait for the next period."""
         while True:
             word = await self._membership.word_owed()
             own = self._membership.row.record()
@@ -144,7 +144,7 @@ class Gossip:
                 self.tell_calmly()
 
     async def _announce(self) -> None:
-        """Every period: publish, and every other store in the DHT. T3 (fence): when I was away. Waits for nobody."""
+        """Publish every period, and store in the DHT every second one. Apply T3 (fence) after a time without running. Waits for no peer."""
         last_s = clock_s()
         while True:
             now_s = clock_s()
@@ -156,7 +156,7 @@ class Gossip:
             await asyncio.sleep(max(0.0, self._period_s - (clock_s() - now_s)))
 
     async def _read_directory(self) -> None:
-        """Peers that gossip has not brought yet; the DHT may take seconds to answer. Seldom where nobody comes or goes."""
+        """Read records that gossip has not brought yet; the DHT may take seconds to answer. Reads are rare if no peer joins or leaves."""
         reading = DirectoryReading(self._membership.live())
         while True:
             reading = reading.after(self._membership.live(), len(self._stages))
@@ -166,7 +166,7 @@ class Gossip:
             await asyncio.sleep(self._period_s * self._periods)
 
     async def _ask_around(self) -> None:
-        """Where each tells all, every period for somebody's whole table; in a larger swarm some times a period for somebody's news."""
+        """In a small swarm ask a peer for its whole table every period; in a larger one ask a peer for its news several times a period."""
         turn = 0
         while True:
             await asyncio.sleep(self._membership.news.turn_s(clock_s()) if self._is_large else self._period_s)
@@ -180,14 +180,14 @@ class Gossip:
             await self._ask_for_news()
 
     async def _ask_for_table(self) -> None:
-        """Two that have only friends in common learn of one another, also while the DHT is full of the dead."""
+        """Let two peers that share only neighbours learn of each other, even while the DHT holds mostly records of dead peers."""
         others = self._targets(self._membership.live(), everybody=True)
         if not others:
             return
         try:
             table = await self._client.gossip(self._random.choice(others), [], PUSH_TIMEOUT_S, want_all=True)
         except RemoteError:
-            return  # the next push finds out what is the matter with it
+            return  # the next push finds out whether it is alive
         await self._membership.absorb_quietly(table)
 
     async def _ask_for_news(self) -> None:
@@ -210,7 +210,7 @@ class Gossip:
         return whom_to_ask(mine is not None and mine.summary is not None, there, far, (self._random.random(), self._random.random()))
 
     def _near(self, live: LiveView) -> list[PeerId]:
-        """Those with whom I share most of what we have to know."""
+        """Return the peers of this stage and its neighbours, which need mostly the same records as this peer."""
         mine = live.mine
         stages: Sequence[int] = self._stages
         if mine is not None and live.is_summarised:
@@ -218,13 +218,13 @@ class Gossip:
         return [r.peer for stage in stages for r in live.of_stage(stage) if r.peer != live.me]
 
     def fence(self, reason: str) -> None:
-        """Rule T3 (fence), but for what belongs to the stage: the view is cleared and this peer stays quiet for a while."""
+        """Apply rule T3 (fence), except for the stage's part: clear the view and send nothing for a while."""
         self._quiet_until_s = clock_s() + QUIET_PERIODS * self._period_s * self._periods
         self._membership.clear_liveness()
         self._membership.row.fenced(reason)
 
     def _publish_and_store(self) -> None:
-        """In a large swarm only when it is due, and those who ask around take it on."""
+        """Publish and store this peer's record. In a large swarm only when that is due; peers that ask around spread it."""
         live = self._membership.live()
         now_s = clock_s()
         if not is_to_announce(self._periods, (now_s - self._announced_s) / self._period_s):
@@ -247,7 +247,7 @@ class Gossip:
         self._soon[everybody] = asyncio.get_running_loop().call_later(wait_s, self._push_now, everybody, most)
 
     def _push_now(self, everybody: bool, most_on_their_way: int = MOST_ON_THEIR_WAY) -> None:
-        for waiting in {everybody, False} & self._soon.keys():  # my stage's peers are among everybody
+        for waiting in {everybody, False} & self._soon.keys():  # all peers include those of this stage
             self._soon.pop(waiting).cancel()
         now_s = clock_s()
         if now_s < self._quiet_until_s:
@@ -273,12 +273,12 @@ class Gossip:
         return chosen
 
     def _strangers(self) -> list[PeerId]:
-        """A few of all peers ever met: a peer that sees no other peer alive still has to make itself known."""
+        """Return a few of all peers ever met: a peer that sees no other peer alive still has to make itself known."""
         known = sorted({*self._membership.view.sightings, *self._membership.book} - {self._membership.me})
         return self._random.sample(known, min(len(known), OTHERS_FAN_OUT))
 
     def _send_to(self, peer: PeerId, most_on_their_way: int) -> None:
-        """My row as it is now; later where so many are on their way. Which of two comes first does not matter: the newer one counts."""
+        """Send this peer's record as it is now, or later if too many are under way. Their order does not matter: the newer one counts."""
         under_way = self._sending.setdefault(peer, set())
         if len(under_way) >= most_on_their_way:
             self._stale.add(peer)
@@ -308,7 +308,7 @@ class Gossip:
 
     @property
     def _periods(self) -> int:
-        """In so many periods I announce myself at least once."""
+        """Number of periods within which this peer announces itself at least once."""
         mine = self._membership.find(self._membership.me)
         return mine.periods if mine is not None else 1
 

@@ -1,6 +1,6 @@
-"""This daemon's identity: its Ed25519 key, the lock that makes it the only one, and the little state that outlives it.
+"""This daemon's identity: its Ed25519 key, the lock that keeps a second daemon from using it, and the small state that outlives it.
 
-The key file is what libp2p reads: a protobuf of key type Ed25519 and 64 bytes, private then public.
+The key file has libp2p's format: a protobuf with the key type Ed25519 and 64 bytes, private then public.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """The key in `path`, made on first use with mode 0600."""
+        """Return the identity whose key is in `path`. On first use the key is created with mode 0600."""
         try:
             raw = path.read_bytes()
         except FileNotFoundError:
@@ -59,7 +59,7 @@ class Identity:
 
 
 def lock_home(home: Home) -> FileLock:
-    """Create the home if need be and hold its lock until the process ends."""
+    """Create the home if necessary, and hold its lock until the process ends."""
     try:
         home.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = FileLock(home.lock, mode=0o600)
@@ -94,7 +94,7 @@ class LocalState:
         self.peers: list[str] = []
         self.start = ""
         self.data = ""
-        """Where the state that the run begins from and the run's text lie on this machine; empty where they do not."""
+        """Paths on this machine of the state that the run begins from and of the run's text; empty if they are not here."""
         try:
             document = json.loads(self._path.read_text())
             self._incarnation = _count(document["incarnation"])
@@ -121,7 +121,7 @@ class LocalState:
             return self._incarnation
 
     def pin(self, run: RunId, organiser_key: bytes) -> bool:
-        """Remember a run's organiser on first join. True when it was new; SignatureError when it is another now."""
+        """Remember a run's organiser at the first join. Returns True if it was new; raises SignatureError if it is another one now."""
         with self._guard:
             known = self._organisers.get(run)
             if known is None:
@@ -133,7 +133,7 @@ class LocalState:
         return False
 
     def remember(self, run: RunId, manifest: bytes, port: int, start: str = "", data: str = "") -> None:
-        """The run this home is in, for coming back without an address; where the file that it begins from and its text lie here."""
+        """Remember the run that this home is in, to come back without an address, and the paths of its start state and its text here."""
         with self._guard:
             if run != self.run:
                 self.peers, self.start, self.data = [], "", ""
@@ -142,7 +142,7 @@ class LocalState:
             self._write()
 
     def remember_peers(self, addresses: Sequence[str]) -> None:
-        """Whom to ask when coming back: those met last come first. Nobody met: the old ones stay."""
+        """Remember the addresses to ask when coming back, those met last first. Without new ones the old ones stay."""
         with self._guard:
             fresh = list(dict.fromkeys([*addresses, *self.peers]))[:MAX_PEERS]
             if fresh != self.peers or LOCAL_STATE in UNWRITTEN:
@@ -163,7 +163,7 @@ class LocalState:
 
 
 def _count(value: object) -> int:
-    """An incarnation that others accept in a record."""
+    """Check that an incarnation is one that other peers accept in a record."""
     if type(value) is not int or not 0 <= value < MAX_INCARNATION:
         raise ValueError(f"not a number between 0 and {MAX_INCARNATION}")
     return value

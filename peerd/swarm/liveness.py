@@ -1,4 +1,4 @@
-"""Fast and fallible liveness, rule T5 (suspicion): a peer whose connection broke and that does not answer a re-dial is suspect.
+"""Finds dead peers fast but fallibly, rule T5 (suspicion): a peer is suspect if its connection broke and it does not answer a re-dial.
 
 A re-dial and its answer may wait behind tensors on a busy line. So a peer from which any bytes came since the question was asked lives,
 and is asked again. That is proven by what arrives, and ends when nothing does.
@@ -38,10 +38,10 @@ class Liveness:
         self._heard_s = heard_s
         self._probes: dict[PeerId, asyncio.Task[None]] = {}
         self.faults_seen = 0
-        """Peers that did not answer and had not said that they leave."""
+        """Number of peers that did not answer and had not announced that they leave."""
 
     def report_failure(self, peer: PeerId) -> None:
-        """A call to this peer failed or its connection broke: find out whether it is there."""
+        """Find out whether a peer is alive after a call to it failed or its connection broke."""
         live = self._membership.live()
         record = live.find(peer)
         if peer in self._probes or record is None or peer == live.me or is_out_of_reach(live.mine, record):
@@ -51,7 +51,7 @@ class Liveness:
         task.add_done_callback(lambda _task: self._probes.pop(peer, None))
 
     async def follow(self, broken: asyncio.Queue[PeerId]) -> None:
-        """Look after the peers in the queue, whose connections broke, until cancelled."""
+        """Check the peers in the queue, whose connections broke, until cancelled."""
         while True:
             self.report_failure(await broken.get())
 

@@ -1,6 +1,6 @@
-"""The one copy of the table in this daemon, and this peer's own row in it.
+"""The daemon's only copy of the table, and this peer's own row in it.
 
-Contract: only the event loop changes the view; `live` may be read from any thread. Whatever changes wakes `changed`.
+Contract: only the event loop changes the view; `live` may be read from any thread. Every change wakes `changed`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from peerd.table.view import TTL_PERIODS, LiveView, SwarmView
 
 MAX_SUSPECTS = 32
 ABSORBED_AT_ONCE = 16
-"""To check a record takes a quarter of a millisecond."""
+"""Checking a record takes a quarter of a millisecond."""
 FORGIVEN_S = 10.0
-"""A wrong suspicion makes this peer more patient for so long."""
+"""Time for which a wrong suspicion makes this peer more patient."""
 
 
 class OwnRow:
-    """What this peer tells of itself: nothing, if it only looks at the table."""
+    """The record that this peer publishes of itself; none if it only reads the table."""
 
     def record(self) -> PeerRecord | None:
-        """The exact step state; None before there is one."""
+        """Return the exact step state; None before there is one."""
         return None
 
     def vitals(self) -> Vitals:
-        """What is measured, asked for only where there is a record."""
+        """Return the measured values; called only if there is a record."""
         return Vitals()
 
     def fenced(self, reason: str) -> None:
@@ -48,14 +48,14 @@ class Word:
     """Why others must hear of this peer before its next announcement."""
 
     tell: bool
-    """This peer suspects another, or another suspects it: its next version tells or ends that."""
+    """This peer suspects another one, or is suspected itself. Its next version states or ends the suspicion."""
     superseded_by: int
-    """The highest incarnation that another daemon showed under this peer's id, rule T1 (order); 0 where there was none."""
+    """The highest incarnation that another daemon showed under this peer's id, rule T1 (order); 0 if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """The last answer about who counts, and for what it was given: between two pieces of news the question is asked often."""
+    """The last live view, and the inputs that it was derived from. It is read often between two changes."""
 
     view: SwarmView
     own: PeerRecord | None
@@ -65,7 +65,7 @@ class _Live:
 
 
 class Membership:
-    """Merges what arrives, publishes what this peer is."""
+    """Merges records from the network and publishes this peer's own."""
 
     def __init__(self, identity: Identity, run: RunId, ttl_s: float, row: OwnRow | None = None) -> None:
         self.identity = identity
@@ -74,17 +74,17 @@ class Membership:
         self.raws: dict[PeerId, SignedRecord] = {}
         self.row = row or OwnRow()
         self.news = News(ttl_s / TTL_PERIODS)
-        """Records that rose lately, for peers that ask for what is new."""
+        """Records that changed lately, for peers that ask for news."""
         self.patience = Patience(FORGIVEN_S)
-        """How long another peer gets to answer; longer after a suspicion that was wrong."""
+        """Determines how long other peers have to answer: longer after a wrong suspicion."""
         self.book: dict[PeerId, tuple[str, ...]] = {}
         """Addresses of peers met before, whose records have not been seen yet."""
         self.messages_refused = 0
         self._version = 0
         self._published: PeerRecord | None = None
-        """My step state as it was last announced: while it is still that, my row in the view needs no mending."""
+        """This peer's step state as last announced. While it is unchanged, the own row in the view is up to date."""
         self._announced: dict[str, Any] = {}
-        """The fields of my row that stay as they were last announced, whatever my step state is meanwhile."""
+        """Fields of the own row that keep the values last announced while the step state changes."""
         self._live: _Live | None = None
         self._suspects: dict[PeerId, tuple[int, int]] = {}
         self._waiters: set[asyncio.Future[bool]] = set()
@@ -95,7 +95,7 @@ class Membership:
         return self.identity.peer
 
     def live(self) -> LiveView:
-        """What counts now, my own row as it is and not as it was last announced."""
+        """Return the live view, with the own row as it is now and not as last announced."""
         published, view, own, now_s = self._published, self.view, self.row.record(), clock_s()
         known = self._live
         if known is not None and known.view is view and known.own is own and known.made_at_s <= now_s < known.until_s:
@@ -107,7 +107,7 @@ class Membership:
         return live
 
     def find(self, peer: PeerId) -> PeerRecord | None:
-        """The last record seen of a peer, live or not."""
+        """Return the last record seen of a peer, live or not."""
         seen = self.view.sightings.get(peer)
         return seen.record if seen else None
 
@@ -116,12 +116,12 @@ class Membership:
         return record.addresses if record else self.book.get(peer, ())
 
     def bootstrap(self, most: int) -> tuple[str, ...]:
-        """Addresses of a few other live peers that can be dialled, one of each."""
+        """Return addresses of a few other live peers that can be dialled, one each."""
         others = [direct(r.addresses) for r in self.live().records if r.peer != self.me and r.reach not in HIDDEN]
         return tuple(addresses[0] for addresses in others if addresses)[:most]
 
     def publish(self) -> SignedRecord | None:
-        """A new version of my row, signed and merged; the caller spreads it."""
+        """Sign and merge a new version of the own row and return it; the caller spreads it."""
         own = self.row.record()
         if own is None:
             return None
@@ -146,7 +146,7 @@ class Membership:
         return signed
 
     def absorb(self, raws: Sequence[RawRecord]) -> None:
-        """Merge records from the network. BadMessageError for the first broken one; what is sound before it counts."""
+        """Merge records from the network. Raises BadMessageError for the first broken one; valid ones before it are merged."""
         news = False
         for body, signature in raws:
             news |= self._absorb_one(body, signature)
@@ -154,7 +154,7 @@ class Membership:
             self.wake()
 
     async def absorb_quietly(self, raws: Sequence[RawRecord]) -> None:
-        """The same for records of many senders, where a broken one is nobody's call. They may be thousands: others get their turn."""
+        """Merge records of many senders, and skip broken ones. There may be thousands, so other tasks get their turn in between."""
         for number, raw in enumerate(raws, start=1):
             with contextlib.suppress(BadMessageError):
                 self.absorb([raw])
@@ -162,17 +162,17 @@ class Membership:
                 await asyncio.sleep(0)
 
     def forget(self, peer: PeerId) -> None:
-        """It is gone for good. The view keeps its tombstone, so that an old record does not bring it back."""
+        """Forget a peer that is gone for good. The view keeps its last record, so that an older one does not bring it back."""
         self.raws.pop(peer, None)
         self.news.forget(peer)
 
     def suspect(self, record: PeerRecord) -> None:
-        """This peer did not answer a re-dial at its present pair."""
+        """Note that a peer did not answer a re-dial at its present pair."""
         self._suspects[record.peer] = record.pair
         self._owe_word(tell=True)
 
     async def word_owed(self) -> Word:
-        """Returns once others must hear of this peer."""
+        """Wait until others must hear of this peer, and return why."""
         await self._owes_word.wait()
         word = Word(self._tell, self._superseded_by)
         self._tell, self._superseded_by = False, 0
@@ -180,12 +180,12 @@ class Membership:
         return word
 
     def clear_liveness(self) -> None:
-        """T3 (fence): nobody counts until seen anew."""
+        """Apply T3 (fence): no peer counts until it is seen again."""
         self.view = self.view.cleared()
         self._suspects.clear()
 
     async def changed(self, timeout_s: float) -> bool:
-        """Wait for the next change of the view, a record's death among them, at most this long. False when the time ran out."""
+        """Wait up to `timeout_s` for the next change of the view; the expiry of a record is one. Returns False on timeout."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
         self._waiters.add(waiter)
@@ -204,17 +204,17 @@ class Membership:
         return self.view.holds_until_s(now_s)
 
     def wake(self) -> None:
-        """Let everyone who waits for a change look again."""
+        """Wake every task that waits for a change."""
         for waiter in self._waiters:
             _answer(waiter, True)
 
     def _absorb_one(self, body: bytes, signature: bytes) -> bool:
-        """Whether it says more than that its peer, who counted anyhow, is still there."""
+        """Merge a record. Returns True if it changes anything besides renewing the lease of a live peer."""
         try:
             peer, pair = peek_record(body)
             known = self.view.sightings.get(peer)
             if known is not None and pair <= known.record.pair:
-                return False  # checking a signature costs more than knowing it is old
+                return False  # checked before the signature, which costs more
             signed = read_record(body, signature, self.run)
         except BadMessageError:
             self.messages_refused += 1
@@ -231,7 +231,7 @@ class Membership:
         self.raws[peer] = signed
         self.news.note(signed.record, signed.raw, now_s)
         if any(s.peer == self.me and (s.incarnation, s.version) == self._last_pair() for s in signed.record.suspects):
-            # A higher version ends it. The ledger stays: if this work was done again meanwhile, rule 6 (reset) settles it.
+            # A higher version ends the suspicion. The ledger stays: if its work was done again meanwhile, rule 6 (reset) decides.
             self._owe_word(tell=True)
         return says_more
 
@@ -245,7 +245,7 @@ class Membership:
         return mine.record.pair if mine is not None else (0, 0)
 
     def _forget_suspects(self) -> None:
-        """A suspicion ends with the record, where the peer's pair does not rise before (`_absorb_one`)."""
+        """Drop suspicions of peers whose records have expired. A higher pair ends a suspicion earlier (`_absorb_one`)."""
         now_s = clock_s()
         for peer in list(self._suspects):
             seen = self.view.sightings.get(peer)

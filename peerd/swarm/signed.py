@@ -17,9 +17,9 @@ from peerd.table.record import PeerId, PeerRecord, RawRecord, RunId
 from peerd.wire.messages import RawManifest
 
 MAX_RECORD_BYTES = 16384
-"""Room for four ledgers of the largest step: mine and, where I speak for my stage, all its peers', of this step and of the next."""
+"""Room for four ledgers of the largest step: this peer's and, in a summary of its stage, all its peers', for this step and the next."""
 NUM_FIELDS = 27
-"""Places that every record has. Each later one holds a part: fields that only some records have something to say of."""
+"""Number of places that every record has. Each later place holds a part: fields that only some records fill in."""
 _RECORD_DOMAIN = b"peerd record\0"
 _MANIFEST_DOMAIN = b"peerd manifest\0"
 
@@ -28,18 +28,18 @@ _FIELDS = sorted(
 )
 _PLACES = [place for _name, place, _form in _FIELDS]
 _PARTS = [slice(_PLACES.index(place), _PLACES.index(place) + _PLACES.count(place)) for place in range(NUM_FIELDS, _PLACES[-1] + 1)]
-"""Which fields share each later place."""
+"""The fields that share each later place."""
 _NAMES = [name for name, _place, _form in _FIELDS]
 _READS = [form.read for _name, _place, form in _FIELDS]
 _WRITES = [(number, form.write) for number, (_name, _place, form) in enumerate(_FIELDS) if form.write]
 _values_of = attrgetter(*_NAMES)
 _SILENT = [(part, _values_of(PeerRecord(peer=PeerId("")))[part]) for part in _PARTS]
-"""The parts of a record that says nothing in them."""
+"""The parts, with the default values of their fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignedRecord:
-    """A record with the bytes it was signed as; only those bytes travel on."""
+    """A record with the bytes that were signed; only these bytes are passed on."""
 
     record: PeerRecord
     body: bytes
@@ -72,7 +72,7 @@ def sign_record(record: PeerRecord, identity: Identity, run: RunId) -> SignedRec
 
 
 def read_record(body: bytes, signature: bytes, run: RunId) -> SignedRecord:
-    """Decode, check every field's type and range, and verify the signature. BadMessageError says what is wrong."""
+    """Decode a record, check every field's type and range, and verify the signature. Raises BadMessageError."""
     if len(body) > MAX_RECORD_BYTES or len(signature) != SIGNATURE_BYTES:
         raise BadMessageError(f"record of {len(body)} bytes with a signature of {len(signature)}")
     try:
@@ -86,7 +86,7 @@ def read_record(body: bytes, signature: bytes, run: RunId) -> SignedRecord:
 
 
 def peek_record(body: bytes) -> tuple[PeerId, tuple[int, int]]:
-    """The peer that the record claims to be of, and its (incarnation, version); its signature is not checked yet."""
+    """Return the peer that a record names, and its (incarnation, version), without checking the signature."""
     if len(body) > MAX_RECORD_BYTES:
         raise BadMessageError(f"record of {len(body)} bytes")
     try:
@@ -107,7 +107,7 @@ def sign_manifest(manifest: Manifest, organiser: Any) -> SignedManifest:
 
 
 def read_manifest(body: bytes, organiser_key: bytes, signature: bytes) -> SignedManifest:
-    """Verify and parse. Whether the organiser is the right one is the caller's question: compare `run`."""
+    """Verify and parse. The caller compares `run` to find out whether it is the right organiser."""
     if len(organiser_key) != 32 or not verify(organiser_key, _MANIFEST_DOMAIN + body, signature):
         raise SignatureError(
             "the run's manifest is not signed by its organiser", "ask the organiser for the right address; do not join this one"
@@ -129,7 +129,7 @@ def unpack_record(packed: bytes, run: RunId) -> SignedRecord:
 
 
 def _unpacked(what: str, packed: bytes, count: int, most_bytes: int) -> list[bytes]:
-    """So many byte strings, each of at most so many bytes."""
+    """Unpack `count` byte strings of at most `most_bytes` each."""
     try:
         parts = msgpack.unpackb(packed, max_array_len=count, max_bin_len=most_bytes)
         if not isinstance(parts, list) or len(parts) != count or not all(isinstance(part, bytes) for part in parts):
@@ -140,7 +140,7 @@ def _unpacked(what: str, packed: bytes, count: int, most_bytes: int) -> list[byt
 
 
 def _to_list(record: PeerRecord) -> list[Any]:
-    """The record in plain values, each at the place that its field names."""
+    """Return the record as plain values, each at the place that its field names."""
     said = _values_of(record)
     parts = [said[part] != default for part, default in _SILENT]
     values = list(said)
