@@ -1,1 +1,1 @@
-"""The composition root: builds the parts of one daemon and runs them in one TaskGroup."""
+"""The composition root: builds the parts of a daemon and runs them in one TaskGroup."""

@@ -12,7 +12,7 @@ os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
 
 
 def main(arguments: list[str]) -> int:
-    """Run until left; the exit code is an ExitCode."""
+    """Run the daemon until it leaves. Returns an ExitCode."""
     from peerd.config.settings import Settings
     from peerd.errors import ExitCode, PeerdError, system_error
     from peerd.stage.malloc import limit_arenas
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
         if settings.join_told:
             settings = settings.told(sys.stdin.readline())
             if not settings.join:
-                return ExitCode.INTERRUPTED  # whoever started this daemon is gone
+                return ExitCode.INTERRUPTED  # the process that started this daemon has ended
         return run_daemon(settings)
     except PeerdError as error:
         print(f"peerd: error: {error}", file=sys.stderr)

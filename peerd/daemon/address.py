@@ -1,6 +1,6 @@
-"""The address a volunteer pastes: a libp2p multiaddr that ends in /p2p/PEER, with #RUN-ID after it where it is known.
+"""The address that a volunteer pastes: a libp2p multiaddr that ends in /p2p/PEER, followed by #RUN-ID if that is known.
 
-Of a peer behind a relay it is the relay's, with /p2p-circuit/p2p/PEER after it.
+The address of a peer behind a relay is the relay's, followed by /p2p-circuit/p2p/PEER.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """AddressError says what is wrong with it."""
+    """Parse an address. Raises AddressError, which says what is wrong."""
     multiaddr, _, run = text.strip().partition("#")
     parts = multiaddr.split("/")
     is_plain, is_relayed = len(parts) == 7, len(parts) == 10 and parts[7:9] == ["p2p-circuit", "p2p"]

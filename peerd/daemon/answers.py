@@ -1,4 +1,4 @@
-"""What the daemon answers to the verbs of the control socket: the table and its own counters, as plain values."""
+"""The daemon's answers to the verbs of the control socket: the table and its own counters, as plain values."""
 
 from __future__ import annotations
 
@@ -117,15 +117,15 @@ class Answers:
         return self._table.run()
 
     def ask_to_leave(self) -> None:
-        """Drain and go; returns at once."""
+        """Begin to drain and leave; returns at once."""
         self._departure.ask_to_leave()
 
     async def ask_to_pause(self, yes: bool) -> None:
-        """Or to go on; returns before what is held has been handed on."""
+        """Begin to pause or go on; returns before held microbatches are handed on."""
         await self._governor.obey("pause" if yes else "resume", {"wait": False})
 
     def table(self) -> PeersReply:
-        """The whole swarm, in the words of the verb peers."""
+        """Return the whole table, as the verb peers does."""
         return cast("PeersReply", self._table.peers(self.tokens_per_second()))
 
     async def wait(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
@@ -158,7 +158,7 @@ class Answers:
         return {"schema": SCHEMA, **await export_run(self._peer, Path(folder), say, timeout_s, request.get("format") == "hf")}
 
     async def reach(self, _request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-        """Several peers dial back."""
+        """Ask several peers to dial back."""
         self._seat_served()
         peer, own = self._peer, self._direct()
         others = [record.peer for record in peer.membership.live().records if record.peer != peer.membership.me]
@@ -172,13 +172,13 @@ class Answers:
         return {"schema": SCHEMA, "port": port, "answers": through_tunnel, "direct": {**own, "answers": by_tls}}
 
     def _own_row(self) -> PeerInfo:
-        """My own row as it is now, not as it was last announced."""
+        """Return this peer's row as it is now, not as last announced."""
         peer, seat = self._peer, self._peer.seat
         published, measured = peer.membership.find(peer.membership.me), peer.membership.row.vitals().measured()
         return self._table.peer(replace(seat.state.record, version=published.version if published else 0, **measured))
 
     def tokens_per_second(self) -> float:
-        """Over the last few committed steps, as this daemon saw them."""
+        """Return the speed over the last few committed steps, as this daemon saw them."""
         times = sorted(self._peer.seat.commit_times_s.items())[-10:]
         if len(times) < 2:
             return 0.0
@@ -189,7 +189,7 @@ class Answers:
         return tokens / max(ended_s - began_s, 1e-9)
 
     def counters(self) -> Counters:
-        """Totals since the daemon began, over all stages that it has served."""
+        """Return totals since the daemon started, over all stages that it has served."""
         peer, seat = self._peer, self._peer.seat
         traffic = peer.network.links.traffic
         found: dict[str, int] = {
@@ -206,7 +206,7 @@ class Answers:
         return cast("Counters", found)
 
     def _seat_served(self) -> Seat:
-        """The stage that is served. PeerdError while this peer rests."""
+        """Return the current seat. Raises PeerdError while this peer rests."""
         if self._peer.is_resting:
             pause = self._governor.pause
             reason = pause.reason if pause else "it is about to go on"
@@ -214,7 +214,7 @@ class Answers:
         return self._peer.seat
 
     def _facts(self) -> Facts:
-        """What this peer's health is derived from."""
+        """Return the facts that this peer's health is derived from."""
         peer, seat, train = self._peer, self._peer.seat, self._peer.place.manifest.train
         me, met = peer.membership.me, peer.membership.view.sightings
         return Facts(
@@ -267,7 +267,7 @@ class Answers:
 
 
 def join_line(peer: Peer) -> str:
-    """The address others paste: the most public one."""
+    """Return the address with which others join: the most public one."""
     address = next(iter(peer.reachability.addresses), f"/p2p/{peer.membership.me}")
     return f"{address}#{peer.place.signed.run}"
 

@@ -1,4 +1,4 @@
-"""The way out of a stage: draining, leaving the swarm, moving to another stage."""
+"""Leaves a stage: drains it, then leaves the swarm, rests, or moves to another stage."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from peerd.policy.step.leaving import has_successors, owes_nothing
 from peerd.table.record import Phase
 
 STANDSTILL_S = 60.0
-"""A drain is given up when the run has not moved for so long, or for twice as long as a step takes if that is longer."""
+"""A drain is given up when the run has made no progress for this long, or for two step times if these are longer."""
 DRAIN_LOOK_S = 1.0
-"""Between two looks at whether the run moves."""
+"""Time between two checks of the run's progress."""
 FAREWELL_S = 1.0
 QUIET_S = 0.3
 LOOK_S = 0.02
-"""Longest time between two looks at whether this peer may go."""
+"""Longest time between two checks whether this peer may leave."""
 QUIET_TRIES = 3
-"""Where steps are shorter than that."""
+"""Number of tries to observe QUIET_S without a new step; short steps may prevent it."""
 LOG = structlog.get_logger()
 
 
@@ -34,7 +34,7 @@ class Left(Exception):  # noqa: N818 - it is no error
 
 
 class Moved(Exception):  # noqa: N818 - it is no error
-    """Raised inside the TaskGroup to go on in another stage."""
+    """Raised inside the TaskGroup to continue in another stage."""
 
     news = "moving"
 
@@ -50,7 +50,7 @@ class Paused(Exception):  # noqa: N818 - it is no error
 
 
 class Departure:
-    """The way out, of a stage or of the swarm: drain first, or at once when asked a second time."""
+    """Leaves a stage or the swarm: after a drain, or at once when asked a second time."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -61,7 +61,7 @@ class Departure:
         self._pausing = False
 
     def ask(self) -> None:
-        """A signal: the first drains, the second leaves now."""
+        """Handle a signal: the first one drains, the second one leaves at once."""
         if self._destination is not None or self._pausing:
             self._destination, self._pausing = None, False  # already draining
         elif self._asked.is_set():
@@ -75,12 +75,12 @@ class Departure:
         self._asked.set()
 
     def ask_to_leave(self) -> None:
-        """Drain and leave, however often it is asked."""
+        """Drain and leave. Further requests change nothing."""
         self._destination, self._pausing = None, False
         self._asked.set()
 
     async def leave(self, now: bool) -> None:
-        """The control verb: returns when the daemon is about to end."""
+        """Leave for the control verb. Returns when the daemon is about to end."""
         self.ask_to_leave()
         if now:
             self._at_once.set()
@@ -99,12 +99,12 @@ class Departure:
             self._asked.set()
 
     async def of_resting(self) -> None:
-        """Returns when a peer that rests is told to leave."""
+        """Wait until a resting peer is told to leave."""
         await self._asked.wait()
         self._gone.set()
 
     async def of_stage(self) -> None:
-        """Ends with Left, Moved or Paused; a move that would leave the stage without anybody is called off."""
+        """Raise Left, Moved or Paused when this peer is to leave. A move that would leave the stage empty is called off."""
         while True:
             await self._asked.wait()
             drained = await self._leave_stage()
@@ -128,19 +128,19 @@ class Departure:
             self._stay()
 
     def _done(self, asked: tuple[int | None, bool]) -> None:
-        """What was asked is done; whoever asked for something else meanwhile gets it next."""
+        """Clear the request, unless another one has come meanwhile, which is next."""
         if (self._destination, self._pausing) == asked:
             self._destination, self._pausing = None, False
             self._asked.clear()
 
     async def _keep_state(self) -> None:
-        """On disk: a stage that nobody else serves goes on from it."""
+        """Write the state to disk, from which a stage that nobody else serves goes on."""
         if self._peer.seat.state.record.phase is Phase.JOINING or not self._peer.place.manifest.swarm.checkpoint_every_steps:
             return
         await self._peer.seat.keep_checkpoint()
 
     async def _say_farewell(self) -> None:
-        """Everybody hears that this stage has one peer less before it is gone, and nobody proposes a round to it."""
+        """Tell all peers that this one leaves its stage, so that nobody proposes a round to it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
                 await self._peer.seat.stepper.retire()
@@ -154,7 +154,7 @@ class Departure:
         seat.announce()
 
     async def _leave_stage(self) -> bool:
-        """Drain; False when it was cut short, or when the run stands still."""
+        """Drain. Returns False if that was cut short or the run stands still."""
         drain = start(self._drain())
         at_once = asyncio.ensure_future(self._at_once.wait())
         seen, moved_s = self._progress(), time.monotonic()
@@ -172,19 +172,19 @@ class Departure:
             at_once.cancel()
 
     def _progress(self) -> object:
-        """What changes while the run moves: every peer's step, phase and ledger, and this peer's queue."""
+        """Return values that change while the run makes progress: each peer's step, phase and ledger, and this peer's queue."""
         records = self._peer.membership.live().records
         return self._peer.seat.service.queue, tuple((record.peer, record.step, record.phase, record.done) for record in records)
 
     def _step_time_s(self) -> float:
-        """Duration of the last step, or of the first so far."""
+        """Return the duration of the last step, or of the first one so far."""
         seat, times = self._peer.seat, list(self._peer.seat.commit_times_s.values())
         return times[-1] - times[-2] if len(times) > 1 else seat.served_s
 
     async def _drain(self) -> None:
-        """Take nothing new, finish the queue, take part in the average, then go: nothing is replayed because of it.
+        """Take nothing new, finish the queue and take part in the average, so that no microbatch is replayed.
 
-        A pause hands back what has not begun where others can do it, so no more is computed than what is under way.
+        A pause hands back what has not begun if others can do it, so that only what is under way is computed.
         """
         seat = self._peer.seat
         seat.service.handing_back = self._pausing and self._has_successors()
@@ -198,13 +198,13 @@ class Departure:
             seat.trained_enough = True
             seat.announce()
         await self._until(lambda: seat.service.queue == 0)
-        await asyncio.sleep(max(0.0, told_s + QUIET_S - time.monotonic()))  # peers that have not heard yet may still send something
+        await asyncio.sleep(max(0.0, told_s + QUIET_S - time.monotonic()))  # peers that have not heard of it may still send something
         await self._until(lambda: seat.service.queue == 0)
         seat.service.leaving = True
         for _ in range(QUIET_TRIES):
             await self._until(self._owes_nothing)
             step = seat.state.record.step
-            await asyncio.sleep(QUIET_S)  # third parties shall see my mates' step before they see me gone
+            await asyncio.sleep(QUIET_S)  # other peers have to see the new step of this stage's peers before they see this peer gone
             if self._owes_nothing() and seat.state.record.step == step:
                 return
         await self._until(self._owes_nothing)

@@ -1,4 +1,4 @@
-"""Which device this daemon computes on, and how much memory it has to give."""
+"""The device that this daemon computes on, and its available memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from peerd.errors import UsageError
 
 
 def choose_device(wanted: str) -> torch.device:
-    """auto takes CUDA, then Apple's GPU, then the CPU. UsageError when the one asked for is not here."""
+    """Return the device; auto tries CUDA, then Apple's GPU, then the CPU. Raises UsageError if the requested device is not here."""
     if wanted == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
@@ -32,12 +32,12 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def has_own_memory(device: torch.device) -> bool:
-    """Whether what lies in the machine's memory spares the device's."""
+    """True if the device has memory apart from the machine's."""
     return device.type == "cuda"
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """What a stage may take: free memory of the GPU, or available memory of the machine."""
+    """Return the memory that a stage may take: free memory of the GPU, or available memory of the machine."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
@@ -49,9 +49,9 @@ class DeviceMemory:
 
     total: int
     used: int
-    """By anybody; on an Apple GPU by this process, for nothing else is told."""
+    """By all processes; on an Apple GPU by this process only, because nothing else is reported."""
     held: int
-    """By this process on a GPU; 0 on a CPU, where it is the process's own memory."""
+    """By this process on a GPU; 0 on a CPU, where it is part of the process's own memory."""
 
 
 def memory_of(device: torch.device) -> DeviceMemory:
@@ -66,7 +66,7 @@ def memory_of(device: torch.device) -> DeviceMemory:
 
 
 def memory_for(device: torch.device, allowed_bytes: int) -> int:
-    """What a stage may take here: free memory, or what the owner allows (0: all) where that is less."""
+    """Return the memory that a stage may take: free memory, or the owner's limit (0: none) if that is less."""
     free = free_memory_bytes(device)
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
@@ -75,14 +75,14 @@ def memory_for(device: torch.device, allowed_bytes: int) -> int:
 
 
 def utilisation(device: torch.device) -> float | None:
-    """The share of the time in which it is busy, with anybody's work; None where it does not tell.
+    """Return the share of time that the device is busy, for all processes; None if that is unknown.
 
-    Of a CPU all cores since this was last asked; of an NVIDIA GPU as its driver says, through the extra `gpu` where that is installed.
+    For a CPU: all cores, since the last call. For an NVIDIA GPU: as its driver reports, if the extra `gpu` is installed.
     """
     if device.type == "cpu":
         return psutil.cpu_percent() / 100
     if device.type == "cuda":
-        with contextlib.suppress(Exception):  # no driver, no library, or NVML's "not supported": then it does not tell
+        with contextlib.suppress(Exception):  # no driver, no library, or NVML's "not supported": unknown
             return torch.cuda.utilization(device) / 100
     return None
 

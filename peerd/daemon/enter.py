@@ -1,4 +1,4 @@
-"""Entering the swarm: as a run's organiser, by an address, or back into the run this home was last in."""
+"""Enters the swarm: as a run's organiser, by an address, or back into the run that this home was last in."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ AddressBook = dict[PeerId, tuple[str, ...]]
 
 
 async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack, governor: Governor) -> Peer:
-    """Enter the DHT; the peer returned serves no stage yet. `stack` closes what was opened."""
+    """Enter the swarm. The returned peer serves no stage yet. `stack` closes what was opened."""
     identity, local = Identity.load_or_create(home.identity), LocalState(home)
     contacts = tuple(parse_address(each) for each in settings.join.split())
     place = None if contacts else await _with_progress(lambda report: _known_run(settings, local, report))
@@ -93,13 +93,13 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
 
 
 async def come_back(peer: Peer) -> None:
-    """Read the table anew after a rest, from peers met before."""
+    """Read the table again after a rest, from peers met before."""
     peer.membership.clear_liveness()
     await _look_around(peer.network, peer.membership, _address_book(peer.local, peer.place.signed, ()))
 
 
 async def _with_progress(work: Callable[[Report], Result]) -> Result:
-    """Run `work` in a thread and show its progress, on a terminal or now and then in the log. Cancelling interrupts it."""
+    """Run `work` in a thread and show its progress on a terminal, or periodically in the log. Cancelling interrupts it."""
     stop, bar = threading.Event(), TerminalBar() if sys.stderr.isatty() else None
     show = bar or ProgressLog(lambda text: LOG.info("preparing the data", progress=text))
 
@@ -117,7 +117,7 @@ async def _with_progress(work: Callable[[Report], Result]) -> Result:
 
 
 def _known_run(settings: Settings, local: LocalState, report: Report) -> Place:
-    """The run to start, or the one that this home was last in."""
+    """Return the run to start, or the one that this home was last in."""
     if settings.run_file:
         return organise(settings, report)
     if local.manifest is None:
@@ -128,7 +128,7 @@ def _known_run(settings: Settings, local: LocalState, report: Report) -> Place:
 
 
 def membership_for(identity: Identity, signed: SignedManifest, book: AddressBook, row: Row | None = None) -> Membership:
-    """An empty table of the run."""
+    """Return an empty table of the run."""
     membership = Membership(identity, signed.run, TTL_PERIODS * signed.manifest.swarm.announce_period_s, row)
     membership.book = book
     return membership
@@ -139,7 +139,7 @@ async def _first_to_answer(
 ) -> tuple[Address, SignedManifest, Membership, ClockVerdict]:
     """Ask the contacts, then the peers `met` before, for the run and its table. If all fail, the first contact's error is raised.
 
-    A contact that vanishes between the two answers counts as one that does not answer.
+    A contact that vanishes between its two answers counts as one that does not answer.
     """
 
     async def ask(contact: Address) -> tuple[Address, SignedManifest, Membership, ClockVerdict]:
@@ -167,7 +167,7 @@ async def _first_to_answer(
 
 
 def _met_before(local: LocalState, contacts: Sequence[Address]) -> tuple[Address, ...]:
-    """Addresses of peers that this home met in its last run, if the contacts are of that run."""
+    """Return addresses of peers that this home met in its last run, if the contacts are of that run."""
     if not contacts or not local.run:
         return ()
     remembered = [replace(parse_address(each), run=RunId(local.run)) for each in local.peers]
@@ -178,7 +178,7 @@ def _met_before(local: LocalState, contacts: Sequence[Address]) -> tuple[Address
 
 
 async def _answering(network: Network, addresses: Sequence[Address]) -> list[Address]:
-    """The addresses that can be dialled now, then those behind relays, which only a call can test."""
+    """Return the addresses that can be dialled now, then those behind relays, which only a call can test."""
 
     async def answers(address: Address) -> bool:
         try:
@@ -194,7 +194,7 @@ async def _answering(network: Network, addresses: Sequence[Address]) -> list[Add
 
 
 async def _look_again(network: Network, membership: Membership, contact: Address) -> None:
-    """Read the table anew from the contact, or from another peer if it is gone: getting the text may have taken minutes."""
+    """Read the table again from the contact, or from another peer if it is gone, because fetching the text may have taken minutes."""
     others = [peer for peer in membership.view.sightings if peer not in (membership.me, contact.peer)]
     for peer in (contact.peer, *others[:MAX_BOOTSTRAP_PEERS]):
         try:
@@ -205,7 +205,7 @@ async def _look_again(network: Network, membership: Membership, contact: Address
 
 
 def _address_book(local: LocalState, signed: SignedManifest | None, contacts: Sequence[Address]) -> AddressBook:
-    """The peers to try: those at the addresses, else those that this home met when it was last in the run."""
+    """Return the peers to try: those at the addresses, otherwise those that this home met when it was last in the run."""
     if not contacts and (signed is None or local.run != signed.run):
         return {}
     book: AddressBook = {}
@@ -215,14 +215,14 @@ def _address_book(local: LocalState, signed: SignedManifest | None, contacts: Se
 
 
 def _host(settings: Settings, contacts: Sequence[Address], book: AddressBook) -> str:
-    """Loopback for an organiser, or if the other peers use it too; otherwise all interfaces, because volunteers serve others."""
+    """Return the host to listen on: loopback for an organiser or if the other peers use it, otherwise all interfaces."""
     others = [each.multiaddr for each in contacts] or [each for addresses in book.values() for each in addresses]
     open_to_all = bool(others) and not all(each.startswith("/ip4/127.") for each in others)
     return "0.0.0.0" if open_to_all and not settings.run_file else "127.0.0.1"  # noqa: S104
 
 
 def _free_port(settings: Settings, local: LocalState) -> int:
-    """The port of last time, so that the addresses others remember stay right; 0 (any) if it is taken."""
+    """Return the last port, so that addresses remembered by others stay valid; 0 (any) if it is taken."""
     try:
         check_port_free(settings.host or "127.0.0.1", local.port)
     except PortTakenError:
@@ -231,7 +231,7 @@ def _free_port(settings: Settings, local: LocalState) -> int:
 
 
 async def _look_around(network: Network, membership: Membership, book: AddressBook) -> tuple[str, ...]:
-    """Ask the peers of the address book for the table. Returns the addresses that answer; peers still starting up are heard later."""
+    """Ask the peers of the address book for the table. Returns the addresses that answer; peers that still start are heard later."""
     answering = await _answering(network, [Address(each, peer, None) for peer, addresses in book.items() for each in addresses])
     for peer in dict.fromkeys(each.peer for each in answering):
         with contextlib.suppress(UnreachableError):
@@ -245,4 +245,4 @@ async def first_look(network: Network, membership: Membership, peer: PeerId) -> 
     try:
         await membership.absorb_quietly(await request)
     except RemoteError as error:
-        raise UnreachableError(f"{peer} does not tell who is in the swarm: {error.message}", "try again, or join at another peer") from None
+        raise UnreachableError(f"{peer} does not give the swarm's table: {error.message}", "try again, or join at another peer") from None

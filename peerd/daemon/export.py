@@ -1,4 +1,4 @@
-"""Assembles all stages of one consistent step from the swarm into the files of an export."""
+"""Downloads all stages at one step from the swarm and writes the files of an export."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class Teller:
-    """Says what an export does: each news at once, and the last one again and again."""
+    """Reports what an export does: each change at once, and the last message periodically."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -46,7 +46,7 @@ class Teller:
             self._say(text)
 
     async def through(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Await `work`. When nobody hears any more, `say` raises OSError, and the work is cancelled."""
+        """Await `work`. If the client is gone, `say` raises OSError and the work is cancelled."""
         task = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait({task}, timeout=LOOK_PERIOD_S))[0]:
@@ -57,9 +57,9 @@ class Teller:
 
 
 async def export_run(peer: Peer, folder: Path, say: Say, timeout_s: float = math.inf, hugging_face: bool = False) -> Mapping[str, Any]:
-    """Write the newest step that every stage can give; with `hugging_face` as transformers loads it.
+    """Write the newest step that every stage can give; with `hugging_face` in the format of transformers.
 
-    Waits up to `timeout_s` until the stages can give one step, then TimedOutError. UsageError where transformers has no such model.
+    Raises TimedOutError if the stages cannot give one step within `timeout_s`, UsageError if transformers has no such model.
     """
     if hugging_face:
         check_publishable(peer.place.manifest)
@@ -95,7 +95,7 @@ async def _export(peer: Peer, folder: Path, say: Say, timeout_s: float, hugging_
 
 
 def with_paths(manifest: Manifest, source: str, start: str) -> Manifest:
-    """The manifest as a run.toml of this machine: with the paths that its text, its tokenizer and its start are read from here."""
+    """Return the manifest as a run.toml of this machine, with the local paths of its text, tokenizer and start state."""
     kept = tokenizer_path(manifest.data, cache_folder())
     tokenizer = str(kept) if kept and manifest.data.tokenizer == LOCAL else manifest.data.tokenizer
     data = dataclasses.replace(manifest.data, tokenizer=tokenizer, source=source if source not in ("", SWARM) else manifest.data.source)
@@ -104,7 +104,7 @@ def with_paths(manifest: Manifest, source: str, start: str) -> Manifest:
 
 
 async def _of_one_step(peer: Peer, say: Say, timeout_s: float) -> list[Downloaded]:
-    """All stages, of one step. The limit is of the waiting, however long the downloads take."""
+    """Return the states of all stages at one step. The limit applies to waiting, not to the downloads."""
     left_s = timeout_s
     while True:
         train = peer.place.manifest.train
@@ -125,7 +125,7 @@ async def _of_one_step(peer: Peer, say: Say, timeout_s: float) -> list[Downloade
 
 
 def waits_for(live: LiveView, num_stages: int) -> str:
-    """Why an export has to wait, in words; empty if every stage can give its state."""
+    """Return why an export has to wait; empty if every stage can give its state."""
     serving = [live.serving(stage) for stage in range(num_stages)]
     if not all(serving):
         return f"nobody serves {_named([stage for stage, peers in enumerate(serving) if not peers])}"
@@ -139,14 +139,14 @@ def _named(stages: Sequence[int]) -> str:
 
 
 async def _download(peer: Peer) -> tuple[list[Downloaded], str]:
-    """What every stage holds; nothing, and the reason, where they do not make up one step."""
+    """Return the state of every stage; an empty list and the reason if they are not of one step."""
     failed = ""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_get(peer, stage)) for stage in range(peer.place.manifest.train.num_stages)]
     except* StageError as errors:
         failed = ", ".join(str(error.args[0]) for error in errors.exceptions)
-    if failed or any(task.cancelled() for task in tasks):  # the executor forgets the jobs of a stage that it leaves
+    if failed or any(task.cancelled() for task in tasks):  # the executor drops the jobs of a stage that is left
         return [], failed or "this peer has left its stage"
     found = [task.result() for task in tasks]
     step = min(part.step for part in found)
@@ -156,7 +156,7 @@ async def _download(peer: Peer) -> tuple[list[Downloaded], str]:
 
 
 async def _get(peer: Peer, stage: int) -> Downloaded:
-    """One stage's state; my own stage's from this daemon."""
+    """Return the state of a stage; that of the own stage comes from this daemon."""
     record = peer.seat.state.record
     if stage == record.stage and record.phase is not Phase.JOINING:
         return await peer.seat.snapshots.own()
@@ -169,12 +169,12 @@ def _holds(part: Downloaded, prefix: str) -> bool:
 
 
 def _newest(part: Downloaded) -> str:
-    """Where the parameters lie that all updates before its step lead to."""
+    """Return the prefix of the parameters to which all updates before the part's step are applied."""
     return "ahead/" if _holds(part, "ahead/") else "parameters/"
 
 
 def assemble(found: list[Downloaded], step: int) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
-    """Parameters of `step`; the optimizer's state too where every stage is exactly there."""
+    """Return the parameters of `step`, and the optimizer's state if every stage is exactly at that step."""
     parameters: dict[str, Tensor] = {}
     optimizer: dict[str, Tensor] = {}
     for part in found:

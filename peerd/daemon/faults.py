@@ -1,4 +1,4 @@
-"""Faults on demand, for tests and the demo's chaos: nothing of this runs unless Settings.allow_faults says so.
+"""Faults on demand, for tests and the demo's chaos. Nothing of this runs unless Settings.allow_faults is set.
 
 A daemon can be told (control verb `fault`) to be slow, to send broken messages, to find its disk full or its clock off for a
 while, or to end, stop or fail at a named point of its work. All of it is laid around public methods of other rooms here, in `install`, so
@@ -41,7 +41,7 @@ from peerd.wire.messages import TensorBytes
 from peerd.wire.swarm_client import SwarmClient
 
 SHARE_BROKEN = 0.25
-"""Of a corrupt peer's messages so many are broken."""
+"""Share of a corrupt peer's messages that are broken."""
 MAX_FOR_S = 3600.0
 MAX_CLOCK_OFF_S = 366 * 86400.0
 AFTER_SENDING_S = 0.02
@@ -51,30 +51,30 @@ LOG = structlog.get_logger()
 
 
 class Point(enum.StrEnum):
-    """Where in its work a daemon can be told to end."""
+    """A point of its work at which a daemon can be told to end."""
 
     QUEUED = "queued"
-    """A microbatch has come whole and waits for its forward pass."""
+    """A microbatch has arrived completely and waits for its forward pass."""
     FORWARD = "forward"
     WAITING = "waiting"
     """The next stage has the microbatch; its gradient is not back."""
     BACKWARD = "backward"
     REPLY = "reply"
-    """The gradient is added and its bit set; nobody has heard of it."""
+    """The gradient is added and its bit set; no peer has been told."""
     SENDER = "sender"
     """About to send a part of its accumulator to a reducer."""
     REDUCER = "reducer"
-    """A part has come for the slice it reduces."""
+    """A part has arrived for the slice that it reduces."""
     AVERAGED = "averaged"
-    """It holds the average; nobody has heard of it."""
+    """It holds the average; no peer has been told."""
     COMMIT = "commit"
     """Others know that it holds the average; about to apply it."""
     COMMITTED = "committed"
-    """The average is applied; nobody has heard of it."""
+    """The average is applied; no peer has been told."""
     DONOR = "donor"
-    """Its snapshot is made and asked for; nothing of it is sent."""
+    """Its snapshot is made and requested; nothing of it is sent."""
     JOINER = "joiner"
-    """The stage's state has come whole; it is not taken over."""
+    """The stage's state has arrived completely and is not loaded yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ FAULT_SITES = (
 
 
 class Faults:
-    """One daemon's faults. Contract: before the first request nothing but a test of two fields is done at each place."""
+    """The faults of one daemon. Contract: before the first request, each point costs only a test of two fields."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -148,18 +148,18 @@ class Faults:
         return {"schema": SCHEMA}
 
     def reach(self, point: Point) -> None:
-        """Work has come to this point; from any thread."""
+        """Note that work has reached this point. Any thread may call this."""
         if self._armed is not None and self._armed[0] is point:
             number, self._armed = self._armed[1], None
             if number is None:
                 raise TypeError(f"a bug at {point}, as ordered")
             if threading.current_thread() is not threading.main_thread():
-                time.sleep(AFTER_SENDING_S)  # the event loop sends meanwhile what was said before this point
+                time.sleep(AFTER_SENDING_S)  # meanwhile the event loop sends what was written before this point
             os.kill(os.getpid(), number)
 
     @property
     def breaks_this_one(self) -> bool:
-        """Whether the message at hand is to go out broken."""
+        """True if the current message is to be sent broken."""
         return time.monotonic() < self._corrupt_until_s and self._random.random() < SHARE_BROKEN
 
     @property
@@ -172,19 +172,19 @@ class Faults:
         return self._clock_off_s if time.monotonic() < self._clock_off_until_s else 0.0
 
     def broken(self, chunks: Sequence[Any]) -> tuple[Any, ...]:
-        """The same number of bytes, of which the first are no number."""
+        """Return the chunks with the first bytes replaced by NaN."""
         first, *rest = chunks or (b"",)
         return (NOT_FINITE[: len(first)] + first[len(NOT_FINITE) :], *rest)
 
     def broken_tensor(self, tensor: TensorBytes) -> TensorBytes:
-        """Not finite, or one row short of what its header should say; tokens become such as no vocabulary has."""
+        """Return a tensor that is not finite, or a row too short; tokens become values outside every vocabulary."""
         if self._random.random() < 0.5 and tensor.shape[0] > 1:
             row_bytes = tensor.num_bytes // tensor.shape[0]
             return TensorBytes(tensor.dtype, (tensor.shape[0] - 1, *tensor.shape[1:]), (b"".join(tensor.chunks)[:-row_bytes],))
         return tensor.with_chunks(self.broken(tensor.chunks))
 
     def broken_body(self, body: bytes) -> bytes:
-        """One byte is another."""
+        """Return the body with one byte changed."""
         at = self._random.randrange(len(body))
         return body[:at] + bytes([body[at] ^ 0x41]) + body[at + 1 :]
 
@@ -203,7 +203,7 @@ Method = Callable[..., Any]
 
 
 def _wrap(owner: type | ModuleType, name: str, around: Callable[[Method, bool], Method]) -> None:
-    """Lay `around` about a method for the rest of this process."""
+    """Wrap a method in `around` for the rest of this process."""
     method = getattr(owner, name)
     setattr(owner, name, functools.wraps(method)(around(method, inspect.iscoroutinefunction(method))))
 
@@ -229,7 +229,7 @@ def _reaching(faults: Faults, site: FaultSite, method: Method, is_async: bool) -
 
 
 def _serving(faults: Faults, method: Method, _is_async: bool) -> Method:
-    """A served microbatch: the point between its arrival and its forward pass, and a broken gradient."""
+    """Wrap a served microbatch: the point between its arrival and its forward pass, and a broken gradient."""
 
     async def backpropagate(self: Any, caller: Any, call: Any, receive: Any, progress: Any) -> Any:
         async def received() -> Any:
@@ -246,7 +246,7 @@ def _serving(faults: Faults, method: Method, _is_async: bool) -> Method:
 
 
 def _sending(faults: Faults, method: Method, _is_async: bool) -> Method:
-    """A microbatch on its way to the next stage: the wait for its gradient, and broken activations."""
+    """Wrap a microbatch sent to the next stage: the wait for its gradient, and broken activations."""
 
     async def backpropagate(self: Any, peer: Any, call: Any, *rest: Any) -> Any:
         if call.stage > 0:
@@ -259,7 +259,7 @@ def _sending(faults: Faults, method: Method, _is_async: bool) -> Method:
 
 
 def _sending_part(faults: Faults, method: Method, _is_async: bool) -> Method:
-    """A part of the accumulator on its way to a reducer."""
+    """Wrap a part of the accumulator sent to a reducer."""
 
     async def reduce(self: Any, peer: Any, part: Any, chunks: Any, patience_s: float) -> Any:
         return await method(self, peer, part, faults.broken(chunks) if faults.breaks_this_one else chunks, patience_s)
@@ -278,7 +278,7 @@ def _gossiping(faults: Faults, method: Method, _is_async: bool) -> Method:
 
 
 def _answering(faults: Faults, method: Method, _is_async: bool) -> Method:
-    """Answers whose chunks are the whole of it or its last part."""
+    """Wrap answers that consist of chunks or end with them."""
 
     async def answer(self: Any, *arguments: Any) -> Any:
         result = await method(self, *arguments)

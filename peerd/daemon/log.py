@@ -1,4 +1,4 @@
-"""Logging: events with fields, readable on a terminal, JSON otherwise; always on standard error. Secrets are hidden by the writer."""
+"""Logging: events with fields on standard error, readable on a terminal and JSON otherwise. The writer hides secrets."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from peerd.daemon.rotation import RotatingStream
 
 
 def configure(home: Home, **bound: Any) -> None:
-    """Bind what every line should say (peer, stage) and choose the form. PEERD_LOG sets the level.
+    """Bind the fields of every line (peer, stage) and choose the form. PEERD_LOG sets the level.
 
-    Where standard error is the home's log it is kept from growing without bound.
+    If standard error is the home's log, its size is bounded.
     """
     level = getattr(logging, os.environ.get("PEERD_LOG", "info").upper(), logging.INFO)
     human = sys.stderr.isatty()
@@ -42,7 +42,7 @@ def configure(home: Home, **bound: Any) -> None:
 
 @cache
 def _stream_of(home: Home) -> Any:
-    """One for the whole process: it keeps the lock."""
+    """Return the process's only stream for a home: it holds the lock."""
     return RotatingStream(sys.stderr, home)
 
 

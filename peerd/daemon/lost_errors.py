@@ -1,4 +1,4 @@
-"""What becomes of an error that no code reads: asyncio tells the event loop's exception handler of it."""
+"""Handles errors that no code reads. asyncio passes them to the event loop's exception handler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOG = structlog.get_logger()
 
 
 def on_lost_error(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A lost error is a bug, except in hivemind's own tasks: these end with errors that nobody reads when a connection closes."""
+    """Report a lost error as a bug, except in hivemind's own tasks, which end with unread errors when a connection closes."""
     message, error = context["message"], context.get("exception")
     if error is None or HIVEMIND in Path(_file_of(context, error)).parents:
         LOG.debug("background task", message=message, error=repr(error))
@@ -25,7 +25,7 @@ def on_lost_error(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> 
 
 
 def _file_of(context: dict[str, Any], error: BaseException) -> str:
-    """The file of the task's coroutine; without a task that of the line which raised the error."""
+    """Return the file of the task's coroutine; without a task, the file that raised the error."""
     task = context.get("task") or context.get("future")
     if isinstance(task, asyncio.Task):
         code = getattr(task.get_coro(), "cr_code", None)

@@ -1,6 +1,6 @@
-"""Rebalancing in the daemon: once per period, ask policy/ whether this peer shall serve another stage, and go.
+"""Rebalancing in the daemon: once per period, asks policy/ whether this peer should serve another stage, and moves it.
 
-A move is a graceful departure at a step boundary and an entrance elsewhere, so nothing is replayed because of it.
+In a move the peer leaves its stage at a step boundary and enters another one, so no microbatch is replayed because of it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from peerd.models.stages import estimate_forward_flops, estimate_stage_memory_by
 from peerd.policy.swarm.rebalance import Rebalancing, move_of, plan, seed_at
 
 THROUGHPUT_ERROR = 0.05
-"""Relative standard deviation of a measured throughput: 0.02 to 0.05 where two cores are shared by dozens of processes."""
+"""Relative standard deviation of a measured throughput: 0.02 to 0.05 if dozens of processes share two cores."""
 HORIZON = 10
-"""A gain is expected to last so many periods or downloads, whichever is longer."""
+"""Number of periods or downloads, whichever are longer, that a gain is expected to last."""
 LOG = structlog.get_logger()
 
 
 class Mover:
-    """Runs for as long as this stage is served. Off where the manifest's period is 0."""
+    """Runs while this stage is served. Off if the manifest's period is 0."""
 
     def __init__(self, seat: Seat, departure: Departure) -> None:
         self._seat = seat
@@ -40,11 +40,11 @@ class Mover:
             self._plan_once(time.time())
 
     def _estimate(self) -> None:
-        """What each stage takes; some hundredths of a second each."""
+        """Estimate the memory and work of each stage, which takes some hundredths of a second per stage."""
         manifest = self._seat.peer.place.manifest
         stages = range(manifest.train.num_stages)
         self._needed = tuple(estimate_stage_memory_bytes(manifest, stage, manifest.slots) for stage in stages)
-        if not self._seat.peer.settings.compute_stand_in_ms:  # which takes as long in every stage
+        if not self._seat.peer.settings.compute_stand_in_ms:  # a stand-in takes equally long in every stage
             self._work = tuple(float(estimate_forward_flops(manifest, stage)) for stage in stages)
 
     def _plan_once(self, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Getting onto the network: p2pd, tunnel, gRPC server, DHT; and finding out which run is served at an address."""
+"""Starts the network (p2pd, tunnel, gRPC server), and finds out which run is served at an address."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ AddressesOf = Callable[[PeerId], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """What direct connections need: the way out, the way in, and whom to let in."""
+    """The parts of direct connections: outgoing paths, the endpoint, and the peers that it admits."""
 
     paths: DirectPaths
     endpoint: DirectEndpoint
     showing: Showing
     pins: Pins
     neighbours: Neighbours | None
-    """None where the owner wants no local sockets."""
+    """None if the owner wants no local sockets."""
 
     def caller(self, context: Any) -> PeerId | None:
-        """The peer behind a direct call."""
+        """Return the peer that made a direct call."""
         return caller_past_the_tunnel(context, self.pins, self.neighbours)
 
     def servicer(self, door: Door) -> DirectServicer:
@@ -72,7 +72,7 @@ class Direct:
 
 @dataclass(slots=True)
 class Network:
-    """p2pd and what is built on it."""
+    """p2pd and the parts that are built on it."""
 
     home: Home
     p2pd: P2pd
@@ -84,22 +84,22 @@ class Network:
     folder: RunFolder
     addresses: tuple[str, ...]
     port: int
-    """The TCP port at which p2pd listens; 0 where it says none."""
+    """The TCP port at which p2pd listens; 0 if it reports none."""
     server: grpc.aio.Server | None = None
     direct: Direct | None = None
-    """None where the owner wants none."""
+    """None if the owner wants no direct connections."""
 
     @property
     def outside_port(self) -> int:
-        """The port by which others come in: that which the router forwards, where it does."""
+        """The port at which others reach this peer: the one that the router forwards, if there is one."""
         return port_in(self.addresses[:1]) if self.addresses and is_public(self.addresses[0]) else self.port
 
     async def look_at_addresses(self) -> bool:
-        """True if the addresses have changed: a router may forward a port seconds after the start, or no longer."""
+        """Update the addresses and return True if they changed: a router may forward a port seconds after the start, or stop to."""
         before = self.addresses
         try:
             self.addresses = await self.p2pd.addresses()
-        except Exception as error:  # hivemind raises its own family, none of them documented; the next look tells
+        except Exception as error:  # hivemind does not document what it raises; the next look may succeed
             LOG.debug("addresses not known", error=repr(error))
         return self.addresses != before
 
@@ -115,21 +115,21 @@ class Network:
         self.circuits.run = self.relay.run = run
 
     def path_to(self, peer: PeerId) -> str:
-        """How tensors travel to a peer just now."""
+        """Return how tensors travel to a peer now."""
         if self.direct is not None and self.direct.paths.leads_to(peer):
             return "local" if self.direct.paths.is_local(peer) else "direct"
         return "relay" if self.circuits.leads_to(peer) else "tunnel"
 
     async def forget(self, peer: PeerId) -> None:
-        """Drop what leads to a peer that is gone for good."""
+        """Drop connections to a peer that is gone for good."""
         await self.links.drop(peer)
         if self.direct is not None:
             self.direct.pins.release(peer)
 
     async def revive(self, bootstrap: tuple[str, ...]) -> None:
-        """A new p2pd under the same identity and port; gRPC's channels and server stay as they are.
+        """Start a new p2pd under the same identity and port. gRPC's channels and server stay as they are.
 
-        It starts whether or not anybody answers, and then dials the `bootstrap` addresses.
+        It starts whether or not another peer answers, and then dials the `bootstrap` addresses.
         """
         await self.p2pd.discard()
         self.p2pd = await start_p2pd(replace(self.config, port=self.port, bootstrap=()))
@@ -147,7 +147,7 @@ class Network:
             await self.server.stop(STOP_GRACE_S)
 
     async def close(self) -> None:
-        """Close every part, also where p2pd is dead and a part waits for its answer."""
+        """Close every part, even if p2pd is dead and a part waits for its answer."""
         for part in (self.links, self.relay, self.circuits, self.tunnel):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -163,7 +163,7 @@ async def open_network(
     addresses_of: AddressesOf,
     throttles: Throttles | None = None,
 ) -> Network:
-    """Start p2pd and attach. PortTakenError, DiskError and the like say what is in the way."""
+    """Start p2pd and the parts on it. Raises PortTakenError, DiskError and the like."""
     config = P2pdConfig(
         identity_file=home.identity,
         run_folder=home.run_folder,
@@ -179,7 +179,7 @@ async def open_network(
     try:
         p2pd = await start_p2pd(config)
     except BaseException:
-        shutil.rmtree(home.run_folder, ignore_errors=True)  # no keeper is there to do it
+        shutil.rmtree(home.run_folder, ignore_errors=True)  # no keeper is running that would do it
         folder.release()
         raise
     identity, throttles = Identity.load_or_create(home.identity), throttles or Throttles()
@@ -191,7 +191,7 @@ async def open_network(
 
 
 def allow_direct(network: Network, identity: Identity, settings: Settings, addresses_of: AddressesOf, throttles: Throttles) -> None:
-    """Let tensors travel past the tunnel, from when the network serves on. PortTakenError for a port that was asked for and is in use."""
+    """Allow tensors past the tunnel once the network serves. Raises PortTakenError if the chosen port is in use."""
     try:
         check_port_free(settings.host, settings.direct_port)
     except PortTakenError as error:
@@ -208,10 +208,10 @@ def allow_direct(network: Network, identity: Identity, settings: Settings, addre
 async def visitor(
     contacts: Sequence[Address], host: str = "", port: int = 0, *, map_port: bool = False
 ) -> AsyncIterator[tuple[Network, Identity, dict[PeerId, tuple[str, ...]]]]:
-    """The network under a new identity that is thrown away, and the address book of the peers it can call."""
+    """Open the network under a temporary identity. Yields it with the identity and the address book of the peers it can call."""
     home = Home(Path(tempfile.mkdtemp(prefix="peerd-visit-")))
     identity = Identity.load_or_create(home.identity)
-    host = host or ("127.0.0.1" if all(each.is_loopback for each in contacts) else "0.0.0.0")  # noqa: S104 - answers may come in anywhere
+    host = host or ("127.0.0.1" if all(each.is_loopback for each in contacts) else "0.0.0.0")  # noqa: S104 - answers may come in on any interface
     book: dict[PeerId, tuple[str, ...]] = {each.peer: (each.multiaddr,) for each in contacts}
     settings = Settings(home=str(home.folder), host=host, port=port, port_mapping=map_port, ephemeral=True)
     try:
@@ -225,7 +225,7 @@ async def visitor(
 
 
 def port_in(addresses: Sequence[str]) -> int:
-    """The port of the last address, which no router forwards; 0 without addresses."""
+    """Return the port of the last address, which no router forwards; 0 without addresses."""
     return int(addresses[-1].split("/")[4]) if addresses else 0
 
 
@@ -235,7 +235,7 @@ def grpc_socket(home: Home) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Visited:
-    """What the peer at an address says about itself."""
+    """The answer of a peer to a visit."""
 
     description: Description
     clock: ClockOffset
@@ -247,7 +247,7 @@ async def ask_for_run(network: Network, address: Address) -> SignedManifest:
 
 
 async def visit_peer(network: Network, address: Address) -> Visited:
-    """Ask the peer what it is. UnreachableError if nothing answers under its id."""
+    """Ask the peer for its description. Raises UnreachableError if nothing answers under its id."""
     try:
         if not is_circuit(address.multiaddr):
             await network.p2pd.connect(address.peer, [address.multiaddr])
@@ -264,7 +264,7 @@ async def visit_peer(network: Network, address: Address) -> Visited:
 
 
 def choose_run(description: Description, address: Address) -> SignedManifest:
-    """The run that the address means. AddressError where the peer does not serve it, SignatureError where it is not signed."""
+    """Return the run that the address names. Raises AddressError if the peer does not serve it, SignatureError if it is not signed."""
     runs = [read_manifest(*raw) for raw in description.manifests]
     matching = [run for run in runs if address.run in (None, run.run)]
     if not matching:

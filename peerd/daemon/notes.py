@@ -1,4 +1,4 @@
-"""What a peer notes of the table while it looks at it: how far the run is, and where others can be met again."""
+"""Notes from the table: the progress of the run, and addresses at which other peers can be met again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RETRY_PERIOD_S = 10.0
 
 
 class Notes:
-    """Runs for as long as this peer is in the swarm."""
+    """Runs while this peer is in the swarm."""
 
     def __init__(self, membership: Membership, local: LocalState, train: TrainConfig) -> None:
         self._membership = membership
@@ -42,11 +42,11 @@ class Notes:
         return advance(before, self._membership.live(), self._train.num_stages, self._train.microbatches_per_step, clock_s())
 
     async def remember_peers(self) -> None:
-        """Keep on disk where to come back without an address."""
+        """Write the addresses to disk at which this peer can come back without being given one."""
         await asyncio.to_thread(self._local.remember_peers, self._addresses_met())
 
     def _addresses_met(self) -> list[str]:
         others = [r for r in self._membership.live().records if r.peer != self._membership.me and r.addresses]
-        # The second too: a router may not lead those behind it back to its own public address.
+        # The second address too: a router may not route peers behind it to its own public address.
         second = {r.peer: [address for address in r.addresses[1:2] if not address.startswith("/ip4/127.")] for r in others}
         return [address for r in others for address in (r.addresses[0], *second[r.peer])]

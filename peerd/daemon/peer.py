@@ -1,4 +1,4 @@
-"""A daemon's place in the swarm, entered once: identity, network, table, data. It outlives the stages that the daemon serves."""
+"""A daemon's part in the swarm, entered once: identity, network, table, data. It outlives the stages that the daemon serves."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LOG = structlog.get_logger()
 
 
 class Peer:
-    """What one daemon is to the swarm, whichever stage it serves."""
+    """The parts of a daemon that do not depend on the stage that it serves."""
 
     def __init__(self, settings: Settings, place: Place, network: Network, entry: Entry, governor: Governor, archive: Archive) -> None:
         manifest, run, membership = place.manifest, place.signed.run, entry.membership
@@ -79,14 +79,14 @@ class Peer:
         """Why p2pd could not be rebuilt at the last attempt; empty while it runs."""
         self.moves = 0
         self.earlier_counts: Counter[str] = Counter()
-        """What was counted in the seats before this one."""
+        """Counts of the earlier seats."""
         self.is_resting = False
-        """Out of the swarm for a while; no stage is served."""
+        """True while this peer is out of the swarm during a pause, and serves no stage."""
         self._seat: Seat | None = None
 
     @property
     def seat(self) -> Seat:
-        """The stage that is served now; while this peer rests or moves, the last one. There is one once the daemon is ready."""
+        """The current seat; while this peer rests or moves, the last one. There is one as soon as the daemon is ready."""
         if self._seat is None:
             raise RuntimeError("no stage has been served yet")
         return self._seat
@@ -100,7 +100,7 @@ class Peer:
         return self._seat is not None
 
     def take(self, seat: Seat) -> None:
-        """From now on the table tells of this seat, and calls go to it."""
+        """Publish this seat in the table and send calls to it from now on."""
         if self._seat is not None:
             self.earlier_counts.update(self._seat.counts())
         self._seat = seat
@@ -108,7 +108,7 @@ class Peer:
         self.reception.open(seat)
 
     async def serve(self) -> None:
-        """Answer other peers from now on."""
+        """Start to answer other peers."""
         direct = self.network.direct
         await self.network.serve(
             (
@@ -123,7 +123,7 @@ class Peer:
         )
 
     def in_swarm(self) -> Sequence[Coroutine[Any, Any, None]]:
-        """What runs while this peer takes part, whether it serves a stage or moves to another."""
+        """Return the work that runs while this peer is in the swarm, also during a move."""
         direct = self.network.direct
         return (
             self.gossip.run(),
@@ -136,13 +136,13 @@ class Peer:
         )
 
     def always(self) -> Sequence[Coroutine[Any, Any, None]]:
-        """What runs from entering to leaving, also while this peer rests."""
+        """Return the work that runs from entering to leaving, also while this peer rests."""
         return (self._watch_addresses(), self._keep_limits())
 
     # What this peer tells of itself
 
     def announce(self, urgent: bool = True) -> None:
-        """Everybody shall know at once what this peer is now."""
+        """Tell all peers the present state of this one."""
         self.gossip.announce(urgent)
 
     def describe(self) -> Description:
@@ -152,21 +152,21 @@ class Peer:
         return await self.past.tallies()
 
     async def hide(self, hidden: bool) -> None:
-        """A peer that nobody can dial reads and writes in the DHT, and keeps nothing for others."""
+        """Join the DHT in the other role: a peer that cannot be dialled reads and writes, and stores nothing for others."""
         self.directory.is_client = hidden
         try:
             await self.directory.rebuild(self.network.p2pd.p2p, self.place.signed.run, self.bootstrap())
-        except Exception as error:  # hivemind raises plain exceptions here, and gossip carries on without the DHT
+        except Exception as error:  # hivemind raises plain exceptions here, and gossip works without the DHT
             LOG.warning("the DHT could not be joined anew", error=repr(error))
 
     def bootstrap(self) -> tuple[str, ...]:
-        """Addresses of a few peers that can be dialled, one each."""
+        """Return addresses of a few peers that can be dialled, one each."""
         return self.membership.bootstrap(MAX_BOOTSTRAP)
 
     # Housekeeping
 
     async def _sweep(self) -> None:
-        """Close what leads to peers that are gone for good, and give memory back."""
+        """Close connections to peers that are gone for good, and give free memory back to the system."""
         trimmed_s = clock_s()
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
@@ -181,7 +181,7 @@ class Peer:
                     await self.network.forget(peer)
 
     async def _watch_addresses(self) -> None:
-        """Others learn at once where this peer can be reached, when its router forwards a port or no longer does."""
+        """Announce this peer's addresses at once when they change because its router forwards a port or stops to."""
         while self.network.config.map_port:
             await asyncio.sleep(ADDRESS_PERIOD_S)
             if await self.network.look_at_addresses():
@@ -190,7 +190,7 @@ class Peer:
                 self.announce()
 
     async def _keep_limits(self) -> None:
-        """The owner's limits reach the stage that is served, and the door for direct connections."""
+        """Pass the owner's limits to the stage that is served and to the endpoint of direct connections."""
         while True:
             limits = await self.governor.new_limits()
             if self._seat is not None:

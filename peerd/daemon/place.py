@@ -1,4 +1,4 @@
-"""What a peer is made from: where it stands in its run, and its row in the table."""
+"""The parts that a peer is made from: its run as this machine has it, and its place in the swarm."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What keeps this peer's place in the swarm."""
+    """The parts that keep this peer's place in the swarm."""
 
     membership: Membership
     row: Row

@@ -1,7 +1,7 @@
-"""How others reach this peer: directly, at a port that the router forwards, through relays, or not at all; tried again and again.
+"""Finds out how others reach this peer: directly, at a port that the router forwards, through relays, or not at all. Repeats this.
 
-Whether it can be dialled, others find out (dial-back). While it cannot, it holds reservations at relays that volunteer, and its record
-shows their addresses with its own id behind them. The router's answer to the wish for a port comes when it comes.
+Other peers find out whether it can be dialled (dial-back). While it cannot, it holds reservations at relays that volunteer, and its record
+shows their addresses followed by its own id. A router may take any time to forward the port.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from peerd.wire.dial_back import MAX_DIALLERS, dial_backs
 
 LOOK_PERIOD_S = 2.0
 ASK_AGAIN_S, RECHECK_S = 20.0, 300.0
-"""While nobody could say, and once somebody has."""
+"""Periods of asking: while no peer could tell, and afterwards."""
 DIALLED_WITHIN_S = 8.0
 REFUSED_S = 30.0
-"""A relay that has refused, or that was lost, is left alone for so long."""
+"""Time for which a relay that refused or was lost is not asked again."""
 LOG = structlog.get_logger()
 
 
@@ -38,7 +38,7 @@ class Herald(Protocol):
         """The addresses or the kind of reach changed."""
 
     async def hide(self, hidden: bool) -> None:
-        """Whether nobody can dial this peer has changed."""
+        """This peer can no longer be dialled (`hidden`), or can be dialled again."""
 
 
 class Reachability:
@@ -55,7 +55,7 @@ class Reachability:
         self._refusal = ""
         self._again = asyncio.Event()
         self._found = ""
-        """What those said who dialled back, in words."""
+        """The result of the last dial-back, in words."""
         self._told = network.addresses
         self._is_local = network.config.host.startswith("127.")
         self.reach, self.reason = Reach.UNKNOWN, "nobody was there yet to dial back"
@@ -65,18 +65,18 @@ class Reachability:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """What the record shows: a peer that cannot be dialled does not send others to doors that are shut."""
+        """The addresses for the record. A peer that cannot be dialled shows only those through relays."""
         if self._dialled or not self._held:
             return self._network.addresses
         return tuple(each.address for each in self._held.values())
 
     @property
     def relays(self) -> tuple[PeerId, ...]:
-        """Those that it holds reservations at."""
+        """The relays at which it holds reservations."""
         return tuple(self._held)
 
     def look_again(self) -> None:
-        """The way in may be another now."""
+        """Check again, because the addresses may have changed."""
         self._ask_at_s = 0.0
         self._again.set()
 
@@ -101,7 +101,7 @@ class Reachability:
             await self._seek(group)
 
     async def _seek(self, group: asyncio.TaskGroup) -> None:
-        """Relays where it cannot be dialled, none where it can."""
+        """Hold reservations if this peer cannot be dialled, and give them up if it can."""
         if self._dialled:
             for reservation in self._held.values():
                 reservation.give_up()
@@ -121,7 +121,7 @@ class Reachability:
         self._found = f"{sum(bool(answer.reached) for answer in said)} of {len(said)} peers reached port {port}"
 
     async def _hold_reservations(self, group: asyncio.TaskGroup) -> None:
-        """At up to NUM_RELAYS of those that volunteer."""
+        """Hold reservations at up to NUM_RELAYS of the volunteering relays."""
         now_s = time.monotonic()
         refused = [peer for peer, until_s in self._refused_until_s.items() if until_s > now_s]
         for record in relays_to_ask(self._membership.live(), self._held, refused):
@@ -141,7 +141,7 @@ class Reachability:
             return None
 
     async def _keep(self, reservation: Reservation) -> None:
-        """Until it ends; then another relay is looked for at once, and whether it can be dialled by now."""
+        """Keep a reservation until it ends. Then look for another relay at once, and check whether this peer can be dialled."""
         try:
             why = await reservation.held()
         finally:
@@ -154,7 +154,7 @@ class Reachability:
         self.look_again()
 
     async def _judge(self) -> None:
-        """Name what was found; tell others where it is news."""
+        """Derive reach and reason, and announce changes."""
         before, addresses = self.reach, self.addresses
         if self._dialled is None:
             return

@@ -1,4 +1,4 @@
-"""Calls about a stage go to the seat that serves one now. Between two seats they are refused, and the caller asks another peer."""
+"""Passes calls about a stage to the current seat. Between two seats it refuses them, and the callers ask other peers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Reception:
-    """The handler of all stage services, for as long as the daemon runs."""
+    """The handler of all stage services while the daemon runs."""
 
     def __init__(self) -> None:
         self._seat: Seat | None = None
@@ -27,11 +27,11 @@ class Reception:
         self._turned_away: set[asyncio.Task[object]] = set()
 
     def open(self, seat: Seat) -> None:
-        """Calls go to this seat from now on."""
+        """Pass calls to this seat from now on."""
         self._seat = seat
 
     def close(self) -> None:
-        """Calls are refused from now on, those under way too."""
+        """Refuse calls from now on, including those under way."""
         self._seat = None
         for call in self._calls:
             self._turned_away.add(call)
@@ -79,7 +79,7 @@ class Reception:
 
     @contextlib.contextmanager
     def _served(self) -> Iterator[Seat]:
-        """The seat, for one call. WrongStateError when it closes before the call is done."""
+        """Give the seat to one call. Raises WrongStateError if the seat closes before the call is done."""
         seat, call = self._present(), cast("asyncio.Task[object]", asyncio.current_task())
         self._calls.add(call)
         try:

@@ -1,7 +1,7 @@
-"""The log of a daemon in the background, bounded in size: when it is full it becomes `daemon.log.1` and a new one begins.
+"""Bounds the size of a background daemon's log: a full one becomes `daemon.log.1`, and a new one begins.
 
-Whoever writes to standard error writes to the log, tracebacks and libraries too. So standard error itself is led into the new
-file. Where standard error is anything but the home's log (a terminal, a journal, another file) nothing is ever moved.
+Everything written to standard error goes to the log, including tracebacks and messages of libraries, so standard error itself is
+redirected to the new file. If standard error is anything but the home's log (a terminal, a journal, another file), nothing is moved.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOG_LINES = "log"
 
 
 class RotatingStream:
-    """Writes to a text stream over a file descriptor, and moves the log out of the way when it is full. Any thread may write."""
+    """Writes to a text stream over a file descriptor, and renames the log when it is full. Any thread may write."""
 
     def __init__(self, stream: TextIO, home: Home, max_bytes: int = MAX_BYTES) -> None:
         self._stream = stream
@@ -57,7 +57,7 @@ class RotatingStream:
                 self._rotate()
                 self._next_try_bytes = self._max_bytes
                 return
-        except OSError:  # a full disk, a folder that is gone: the log goes on where it is
+        except OSError:  # a full disk or a missing folder: the log stays where it is
             pass
         self._next_try_bytes = mine.st_size + self._max_bytes // 10
 

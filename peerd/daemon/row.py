@@ -1,4 +1,4 @@
-"""This peer's own row in the table: the step of the stage that it serves, and what is measured beside it."""
+"""This peer's own row in the table: the step state of the stage that it serves, and measured values."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LOG = structlog.get_logger()
 
 
 class Row(OwnRow):
-    """What `Membership` publishes: nothing before a stage is served."""
+    """The row that `Membership` publishes; there is none before a stage is served."""
 
     def __init__(self) -> None:
         self._seat: Seat | None = None
 
     def show(self, seat: Seat) -> None:
-        """From now on the row tells of this stage."""
+        """Publish the state of this seat from now on."""
         self._seat = seat
 
     def record(self) -> PeerRecord | None:

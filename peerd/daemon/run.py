@@ -51,7 +51,7 @@ Raised = TypeVar("Raised", bound=BaseException)
 
 
 def run_daemon(settings: Settings) -> int:
-    """Run until left. PeerdError for whatever stands in the way."""
+    """Run until the daemon leaves. Raises PeerdError if something prevents that."""
     home = Home(Path(settings.home))
     lock = lock_home(home)
     configure(home)
@@ -63,14 +63,14 @@ def run_daemon(settings: Settings) -> int:
             tell_on_signal(runner.get_loop())
             return runner.run(_live(settings, home))
     finally:
-        shutil.rmtree(home.averages, ignore_errors=True)  # of no use to the next daemon
+        shutil.rmtree(home.averages, ignore_errors=True)  # the next daemon has no use for them
         lock.release()
         if settings.ephemeral:
             shutil.rmtree(home.folder, ignore_errors=True)
 
 
 async def _live(settings: Settings, home: Home) -> int:
-    """Enter the swarm once; serve one stage after another, and rest between where the owner wants it, until this daemon leaves."""
+    """Enter the swarm once, and serve one stage after another, with rests while the owner pauses it, until this daemon leaves."""
     governor = Governor(home, choose_device(settings.device))
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(_running(governor.run()))
@@ -110,7 +110,7 @@ async def _until_left(peer: Peer, service: ControlService) -> int:
 
 
 async def _take_part(peer: Peer, service: ControlService, stage: int) -> bool:
-    """Serve one stage after another. Returns whether this peer is to rest; else it leaves."""
+    """Serve one stage after another. Returns True if this peer is to rest, False if it leaves."""
     outcome: Left | Moved | Paused = Left()
     try:
         async with asyncio.TaskGroup() as group:
@@ -134,7 +134,7 @@ async def _take_part(peer: Peer, service: ControlService, stage: int) -> bool:
 
 
 async def _serve(seat: Seat, service: ControlService) -> Left | Moved | Paused:
-    """Work for the stage until it is left. Returns how it ended."""
+    """Serve the stage until it is left. Returns how that ended."""
     peer, departure = seat.peer, service.departure
     outcome: Left | Moved | Paused = Left()
     try:
@@ -155,7 +155,7 @@ async def _serve(seat: Seat, service: ControlService) -> Left | Moved | Paused:
 
 
 async def _rest(peer: Peer, departure: Departure) -> bool:
-    """Out of the swarm until this peer may go on. False when it was told to leave meanwhile."""
+    """Stay out of the swarm until this peer may go on. Returns False if it is told to leave meanwhile."""
     give_back_free_memory()
     peer.is_resting = True
     peer.governor.rest(True)
@@ -172,13 +172,13 @@ async def _rest(peer: Peer, departure: Departure) -> bool:
 
 
 async def _mind(governor: Governor, departure: Departure) -> None:
-    """Leave the stage when the owner's limits say so."""
+    """Leave the stage when the owner's limits require it."""
     await governor.until_paused()
     departure.pause()
 
 
 class ControlService:
-    """The control socket, and what looks on: history, dashboard, traces. They live as long as the daemon."""
+    """The control socket and the observers (history, dashboard, traces). They live as long as the daemon."""
 
     def __init__(self, peer: Peer, stack: contextlib.AsyncExitStack) -> None:
         settings, home = peer.settings, peer.network.home
@@ -197,11 +197,11 @@ class ControlService:
         return self.observer or Unwatched()
 
     def lookers(self) -> Sequence[Coroutine[Any, Any, None]]:
-        """What looks on while this peer is in the swarm."""
+        """Return the observers' work while this peer is in the swarm."""
         return () if self.observer is None else (self.observer.run(), self.observer.lag.run())
 
     async def open(self, seat: Seat) -> None:
-        """The first stage is served: tell this user, and let others in."""
+        """Answer other peers and the control socket, and print how to join, once the first stage is served."""
         if self._is_open:
             return
         self._is_open = True
@@ -215,13 +215,13 @@ class ControlService:
         if settings.follow_parent:
             await self._stack.enter_async_context(_running(self._follow_parent()))
         _say_ready(peer)
-        gc.freeze()  # what is there by now stays: to look through it for cycles takes a tenth of a second each time
+        gc.freeze()  # objects that exist now stay: searching them for cycles would take a tenth of a second each time
         for looker in (self._dashboard, self._otel):
             if looker is not None:
                 await self._stack.enter_async_context(_running(looker.run()))
 
     def _verbs(self) -> dict[str, Verb]:
-        """What the control socket answers to; `fault` only where the settings allow harm."""
+        """Return the verbs of the control socket; `fault` only if the settings allow faults."""
         peer = self._peer
         verbs = self._answers.verbs() | Tracing(peer).verbs() | peer.past.verbs()
         verbs["dashboard"] = self._dashboard.tell if self._dashboard is not None else no_dashboard
@@ -234,7 +234,7 @@ class ControlService:
         return verbs
 
     async def _follow_parent(self) -> None:
-        """Leave at once when standard input closes: whoever started this daemon is gone."""
+        """Leave at once when standard input closes, because the process that started this daemon has ended."""
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         while await reader.read(4096):
@@ -244,7 +244,7 @@ class ControlService:
 
 @contextlib.asynccontextmanager
 async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """`work` goes on beside the block and is cancelled at its end."""
+    """Run `work` beside the block, and cancel it at the end."""
     tasks = Tasks()
     tasks.start(work)
     try:
@@ -266,7 +266,7 @@ def _signals(handler: Callable[[], object]) -> Iterator[None]:
 
 
 def _say_ready(peer: Peer) -> None:
-    """One line on standard output: JSON, or what a person pastes to others."""
+    """Print one line on standard output: JSON, or the command with which others join."""
     line = join_line(peer)
     LOG.info("reachable", address=line, stage=peer.seat.stage)
     if os.environ.get("PEERD_READY") == "text":

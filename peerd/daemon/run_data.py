@@ -1,4 +1,4 @@
-"""What this machine has of a run: its text, the organiser's own or the same found here, and the state that it begins from."""
+"""Finds the parts of a run on this machine: its text, the organiser's own or an equal one, and the state that it begins from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from peerd.train.corpus import Corpus, agree_on_data
 from peerd.train.samples import Microbatches, Samples
 
 SWARM = "swarm"
-"""Given as this machine's data source: fetch the run's token file from a peer that has it."""
+"""The data source that means: fetch the run's token file from a peer that has it."""
 LOG = structlog.get_logger()
 
 
@@ -51,15 +51,15 @@ def organise(settings: Settings, report: Report = silent) -> Place:
 
 
 def check_model(manifest: Manifest) -> None:
-    """ManifestError where the model does not split into stages exactly."""
+    """Raise a ManifestError if the model does not split into stages exactly."""
     if manifest.model.needs_split_check:
-        from peerd.equality import check_split  # which other runs have no use for
+        from peerd.equality import check_split  # other runs do not need it
 
         check_split(manifest)
 
 
 def _organisers_text(manifest: Manifest, settings: Settings, folder: Path, report: Report) -> tuple[Text, Manifest]:
-    """The text, and the manifest that says which it is and not where."""
+    """Return the text, and the manifest that identifies it without its path."""
     if manifest.model.makes_samples:
         return (Samples(manifest), ""), manifest
     data = (replace(manifest.data, source=settings.data) if settings.data else manifest.data).located(folder)
@@ -70,7 +70,7 @@ def _organisers_text(manifest: Manifest, settings: Settings, folder: Path, repor
 
 
 def start_for(manifest: Manifest, path: str) -> StartState | None:
-    """The state that the run begins from, if this machine still has it where it was."""
+    """Return the state that the run begins from, if this machine still has it at that path."""
     if not (path and manifest.start.state):
         return None
     try:
@@ -83,9 +83,9 @@ def start_for(manifest: Manifest, path: str) -> StartState | None:
 
 
 def text_for(manifest: Manifest, settings: Settings, remembered: str = "", report: Report = silent) -> Text:
-    """The run's text if this machine has it; a peer without it serves a stage and launches nothing.
+    """Return the run's text if this machine has it; a peer without it serves a stage and launches nothing.
 
-    `remembered` is where the text was when this home was last in the run. PeerdError only for a source that the settings name.
+    `remembered` is the text's path when this home was last in the run. Raises PeerdError only for a source that the settings name.
     """
     if manifest.model.makes_samples:
         return Samples(manifest), ""

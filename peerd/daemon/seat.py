@@ -1,4 +1,4 @@
-"""One stage, as a daemon serves it: its state and all that works on it. A move leaves one seat and takes another."""
+"""One stage as a daemon serves it: its state and the parts that work on it. A move leaves one seat and takes another."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LOG = structlog.get_logger()
 
 
 class Watcher(Protocol):
-    """Looks at what happens in a seat; it decides nothing."""
+    """Observes a seat and decides nothing."""
 
     def noticed(self) -> None:
         """This peer's phase, step or ledger changed."""
@@ -60,7 +60,7 @@ class Watcher(Protocol):
 
 
 class Unwatched:
-    """Nobody looks."""
+    """Observes nothing."""
 
     def noticed(self) -> None: ...
 
@@ -68,7 +68,7 @@ class Unwatched:
 
 
 class Seat:
-    """The parts that serve one stage, and the news that they have for the swarm and for one another."""
+    """The parts that serve one stage. It passes their news to the swarm and to each other."""
 
     def __init__(
         self,
@@ -88,16 +88,16 @@ class Seat:
         self._watcher = watcher
         self.leaving = False
         self.trained_enough = False
-        """Leaving, and done with launching."""
+        """True while leaving, once nothing is left to launch."""
         self.rebalance_reason = "not considered yet"
         self.rebalance_moves: tuple[Move, ...] = ()
-        """Those of the last plan, anybody's."""
+        """The moves of all peers in the last plan."""
         self._chosen_s = clock_s()
         self.join_took_s = 0.0
-        """Measured: from having chosen the stage to serving it."""
+        """Measured time from the choice of the stage to serving it."""
         self._saving: asyncio.Task[None] | None = None
         self.commit_times_s: dict[int, float] = {}
-        """Wall clock of the last commits, by step."""
+        """Wall-clock times of the last commits, by step."""
         averaging_s = AVERAGING_SHARE_OF_TTL * membership.view.ttl_s
         self.link_codecs = LinkCodecs(manifest, membership.live, links.traffic)
         self.dispatcher = Dispatcher(
@@ -133,12 +133,12 @@ class Seat:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no microbatch is here or under way from here, and no round is open."""
+        """True if no microbatch is here or under way from here, and no round is open."""
         launches = self.trainer is not None and self.trainer.in_flight > 0
         return not (launches or self.service.queue or self.rounds.open is not None)
 
     def counts(self) -> Counter[str]:
-        """What was counted while this stage was served."""
+        """Return the counts since this stage is served."""
         trainer, service, stepper = self.trainer, self.service.counters, self.stepper
         return Counter(
             accumulated_microbatches=service.accumulated,
@@ -152,19 +152,19 @@ class Seat:
         )
 
     def keep_limits(self, limits: Limits) -> None:
-        """Those of the owner's limits that the stage has to do with."""
+        """Apply the owner's limits that concern the stage."""
         self.service.pace = replace(self.service.pace, duty=limits.duty)
         self.store.room.quota_bytes = limits.disk
 
     def close(self) -> None:
-        """Serve no more. The stage's memory is free again; what was counted and the last record stay for those who ask."""
+        """Stop serving, and free the stage's memory. The counts and the last record can still be read."""
         self.peer.reception.close()
         self.rounds.shut()
         self.executor.close()
         self.state.release()
 
     async def keep_checkpoint(self) -> None:
-        """Write the stage as it is to disk; where that cannot be, the log says why."""
+        """Write the stage as it is to disk. If that fails, the log says why."""
         try:
             state = await self.snapshots.own()
             if not await asyncio.to_thread(is_finite_state, state.tensors):
@@ -178,7 +178,7 @@ class Seat:
     # News of the parts
 
     def announce(self, urgent: bool = True) -> None:
-        """Phase, step or incarnation changed: everybody shall know."""
+        """Tell all peers that phase, step or incarnation changed."""
         if not self.join_took_s and self.state.record.phase is not Phase.JOINING:
             self.join_took_s = clock_s() - self._chosen_s
         self.peer.announce(urgent)
@@ -189,9 +189,9 @@ class Seat:
         self._watcher.noticed()
 
     def ledger_grew(self) -> None:
-        """The reply carries my ledger up the path; my stage's peers hear of it when I have nothing better to do.
+        """Send the ledger to the stage's other peers when this peer is about to be idle; replies carry it up the path anyway.
 
-        Where steps overlap there always is something: they hear of the last microbatch that I have of this step.
+        If steps overlap this peer is never idle, so the ledger is sent with the last microbatch that it has of this step.
         """
         mine, num_microbatches = self.state.record, self.peer.place.manifest.train.microbatches_per_step
         is_last = mine.next_ledger_no > 0 and mine.phase is Phase.ACCUMULATING and self.service.queue_of(mine.step) <= 1
@@ -200,7 +200,7 @@ class Seat:
             self.peer.gossip.push(everybody=False, urgent=is_whole)
 
     def committed(self) -> None:
-        """It is expected by all who have heard that every stage has averaged. Where steps overlap, the next launches wait for it."""
+        """Note a commit. Peers that know that every stage has averaged expect it; if steps overlap, the next launches wait for it."""
         self.snapshots.forget()
         step = self.state.record.step - 1
         self.commit_times_s[step] = time.time()
@@ -212,7 +212,7 @@ class Seat:
         self.announce(urgent=self.state.record.next_ledger_no > 0)
 
     def _checkpoint_due(self, step: int) -> bool:
-        """The same steps at every peer, so that all stages have some in common. Skipped while the last is being written."""
+        """True at the same steps for every peer, so that all stages have checkpoints in common. False while the last one is being written."""
         manifest = self.peer.place.manifest
         every = manifest.swarm.checkpoint_every_steps
         due = every > 0 and (step % every == 0 or step == manifest.train.steps)
@@ -248,7 +248,7 @@ class Seat:
         return self.store.load(self.stage, step)
 
     async def load_start(self) -> Downloaded:
-        """The stage's part of the state that the run begins from: from this machine's file, else from a peer that has it."""
+        """Return the stage's part of the state that the run begins from: from this machine's file, otherwise from a peer that has it."""
         manifest, start = self.peer.place.manifest, self.peer.place.start
         if start is not None:
             return await asyncio.to_thread(start.of_stage, manifest, self.stage)

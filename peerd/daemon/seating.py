@@ -1,4 +1,4 @@
-"""Taking a seat: which stage to serve, and the parts that serve it."""
+"""Takes a seat: chooses the stage to serve and builds the parts that serve it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from peerd.stage.state import StageState
 from peerd.table.record import PeerRecord
 
 ANY_STAGE = -1
-"""The one that needs help most, as in the settings."""
+"""Stands for the stage that needs help most, as in the settings."""
 LOG = structlog.get_logger()
 
 
 async def take_seat(peer: Peer, wanted: int, watcher: Watcher) -> Seat:
-    """The seat for the stage `wanted`, or for the one that needs help most; the table tells of it from then on."""
+    """Take the seat of the stage `wanted`, or of the one that needs help most. The table shows it from then on."""
     place, settings = peer.place, peer.settings
     memory_bytes = memory_for(peer.governor.device, peer.governor.limits.memory)
     home, run = peer.network.home, place.signed.run
@@ -56,13 +56,13 @@ async def take_seat(peer: Peer, wanted: int, watcher: Watcher) -> Seat:
 
 
 async def reached_before(archive: Archive) -> int:
-    """The step that the run had reached when this home was last in it: a founder without a checkpoint may begin it anew."""
+    """Return the step that the run had reached when this home was last in it. A founder without a checkpoint may begin it anew."""
     newest = await archive.read(lambda store: store.steps(most=1)) or ()
     return max((entry.step + 1 for entry in newest), default=0)
 
 
 def _build_state(peer: Peer, record: PeerRecord, memory_bytes: int) -> StageState:
-    """On the torch thread: its number of threads, then the stage's first weights."""
+    """Set torch's number of threads and create the stage's first weights, on the torch thread."""
     manifest, device = peer.place.manifest, peer.governor.device
     if manifest.compute.threads:
         torch.set_num_threads(manifest.compute.threads)
@@ -74,9 +74,9 @@ def _build_state(peer: Peer, record: PeerRecord, memory_bytes: int) -> StageStat
 
 
 def _stage_to_serve(peer: Peer, wanted: int, memory_bytes: int, checkpoints: list[Checkpoint]) -> int:
-    """The stage `wanted`, if it is not negative; else that of my newest checkpoint if nobody serves it; else the one that needs help most.
+    """Return the stage to serve: `wanted` if it is not negative; that of the newest checkpoint if nobody serves it; or the weakest one.
 
-    StageError when it is unknown or does not fit.
+    Raises StageError if it is unknown or does not fit.
     """
     manifest, on_gpu = peer.place.manifest, has_own_memory(peer.governor.device)
     num_stages = manifest.train.num_stages

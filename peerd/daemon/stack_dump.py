@@ -1,6 +1,7 @@
-"""What a daemon that seems stuck is doing: `kill -USR1 PID` writes every thread's stack and every task's to standard error.
+"""Shows what a daemon that seems stuck is doing: `kill -USR1 PID` writes the stacks of all threads and tasks to standard error.
 
-The threads' come from faulthandler, which needs neither the event loop nor the interpreter's lock; the tasks' need a loop that runs.
+The threads' stacks come from faulthandler, which needs neither the event loop nor the interpreter's lock. Those of tasks need a running
+loop.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MOST_FRAMES = 30
 
 
 def tell_on_signal(loop: asyncio.AbstractEventLoop) -> None:
-    """From now on, where the platform has the signal."""
+    """Install the signal's handlers, if the platform has the signal."""
     if hasattr(signal, "SIGUSR1"):
         loop.add_signal_handler(signal.SIGUSR1, _tell, loop)
         faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)
@@ -31,7 +32,7 @@ def _tell(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _waits_in(awaited: Any) -> Iterator[tuple[str, str, int]]:
-    """From the outermost coroutine to what it waits for in the end."""
+    """Follow the chain of awaits from the outermost coroutine."""
     for _ in range(MOST_FRAMES):
         frame = next((found for kind in ("cr", "gi", "ag") if (found := getattr(awaited, f"{kind}_frame", None)) is not None), None)
         if frame is None:

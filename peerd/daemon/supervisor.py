@@ -1,4 +1,4 @@
-"""Watches p2pd, and rebuilds it, the DHT node and the tunnel when it fails. Stage and ledger are not touched."""
+"""Watches p2pd, and rebuilds it, the DHT node and the tunnel when it fails. Stage and ledger stay as they are."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from peerd.table.record import PeerId
 ANSWER_TIMEOUT_S = 3.0
 CHECK_PERIOD_S = 2.0
 PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0)
-"""Before each attempt in a row; the last one before every later attempt."""
+"""Pauses before the attempts in a row; the last one also precedes every later attempt."""
 REBUILD_TIMEOUT_S = 120.0
-"""For one attempt: to end the old p2pd, to start the new one, and to join the DHT."""
+"""Time for one attempt: to end the old p2pd, start the new one, and join the DHT."""
 MOST_ASKED = 3
 FORGIVEN_S = 60.0
 ENDED = "it has ended"
@@ -30,7 +30,7 @@ LOG = structlog.get_logger()
 
 
 class Supervisor:
-    """Runs for as long as the daemon does. It brings p2pd back however many attempts that takes."""
+    """Runs while the daemon runs. It tries to bring p2pd back until it succeeds."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -41,7 +41,7 @@ class Supervisor:
         while True:
             why = await self._failure()
             LOG.warning("p2pd is rebuilt", reason=why)
-            if why != ENDED:  # rebuilt again and again, it was not p2pd that was slow but the machine
+            if why != ENDED:  # after several rebuilds in a row, the machine was slow and not p2pd
                 self._patience = self._patience.after_mistake(clock_s())
             await self._rebuild()
             self._rebuilt_at_s = clock_s()
@@ -70,7 +70,7 @@ class Supervisor:
             peer.announce()
 
     async def _failure(self) -> str:
-        """Returns when p2pd has ended, does not react twice in a row, or leads twice in a row to nobody."""
+        """Wait until p2pd has ended, twice in a row does not react, or twice in a row reaches no peer. Returns which."""
         p2pd = self._peer.network.p2pd
         ended = start(watch(p2pd))
         try:
@@ -90,7 +90,7 @@ class Supervisor:
         return ANSWER_TIMEOUT_S * self._patience.factor(clock_s())
 
     async def _reaches_somebody(self) -> bool:
-        """Asked only when all others fell silent at once, and not again before somebody was heard: another p2pd would not help."""
+        """Ask peers only if all fell silent at once, and not again before one was heard: another new p2pd would not help."""
         if self._peer.is_resting:
             return True
         silent = all_gone_silent(self._peer.membership.view, clock_s(), self._rebuilt_at_s)
@@ -102,5 +102,5 @@ class Supervisor:
         except PeerGoneError:
             return False
         except RemoteError:
-            return True  # whatever its answer is
+            return True  # any answer counts
         return True

@@ -1,4 +1,4 @@
-"""The table in plain values, for `peers` and `status`: what the control socket and a visitor print."""
+"""The table as plain values for `peers` and `status`, which the control socket and a visitor return."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from peerd.table.record import Evaluation, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 ROW = [name for name in PeerInfo.__annotations__ if name != "path"]
-"""What is told of a peer: the fields of its record that have these names, and what is derived from it and from the view."""
+"""The fields told of a peer: those of its record with these names, and values derived from the record and the view."""
 
 
 def evaluation_info(evaluation: Evaluation | None) -> EvaluationInfo | None:
@@ -27,10 +27,10 @@ def path_unknown(_peer: PeerId) -> str:
 
 
 class TableReport:
-    """One run's table as one membership has it."""
+    """The table of a run, as a membership has it."""
 
     def __init__(self, signed: SignedManifest, membership: Membership, path_to: Callable[[PeerId], str] = path_unknown) -> None:
-        """`path_to` tells how tensors travel to a peer."""
+        """`path_to` returns how tensors travel to a peer."""
         self._signed = signed
         self._membership = membership
         self._path_to = path_to
@@ -86,12 +86,12 @@ class TableReport:
         return cast("PeerInfo", row | {"path": path} if path else row)
 
     def _stage(self, stage: int, step: int | None, live: LiveView, suspects: frozenset[PeerId]) -> StageInfo:
-        """A stage with its live peers and those suspected; `missing` counts only while it works on the step."""
+        """Return a stage with its live and suspected peers. `missing` is 0 unless the stage works on the step."""
         train = self._signed.manifest.train
         newest = stage_step(live, stage)
         at_work = step is not None and newest == step and not any(r.phase is Phase.AVERAGED for r in live.members(stage, step))
         peers = [self._peer(record, suspects) for record in self._shown(stage, live, suspects)]
-        told = live.summary(stage)  # in a large swarm of a stage far from mine, whose other peers I do not know
+        told = live.summary(stage)  # only for a distant stage of a large swarm, whose peers are not all known here
         return {
             "stage": stage,
             "num_peers": max(len(peers), live.num_serving(stage)),

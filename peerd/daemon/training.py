@@ -1,4 +1,4 @@
-"""What a peer does for the run with its data: launch microbatches, evaluate, give the data to others; or fetch it first."""
+"""The work of a peer with the run's data: it launches microbatches, evaluates, and gives the data to others, or fetches it first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HeldData:
     """The run's data on this machine. It stays when this peer moves to another stage."""
 
     def __init__(self, manifest: Manifest, corpus: Microbatches | None, fetcher: DataFetcher | None, giver: DataGiver) -> None:
-        """`fetcher` where the data is to be fetched from peers."""
+        """`fetcher` is given if the data is fetched from peers."""
         self._manifest = manifest
         self._fetcher = fetcher
         self._giver = giver
@@ -39,11 +39,11 @@ class HeldData:
             self._take(corpus)
 
     async def get(self) -> Microbatches | None:
-        """The data, fetched first where that was asked for; None without it."""
+        """Return the data, fetched first if that was asked for; None if there is none."""
         if self.corpus is None and self._fetcher is not None:
             try:
                 self._take(await asyncio.to_thread(Corpus, await self._fetcher.fetch(), self._manifest))
-            except PeerdError as error:  # without the data this peer serves its stage all the same
+            except PeerdError as error:  # this peer serves its stage also without the data
                 LOG.warning("the data cannot be fetched", reason=str(error))
         return self.corpus
 
@@ -53,7 +53,7 @@ class HeldData:
 
     @property
     def state(self) -> str:
-        """Whether the run's data is here, in words."""
+        """States in words whether the run's data is here."""
         if self.corpus is not None:
             return "here: launches microbatches, and gives it to peers that fetch it"
         if self._fetcher is not None:
@@ -63,7 +63,7 @@ class HeldData:
 
 @dataclass(eq=False)
 class Training:
-    """Launches and evaluates while one stage is served; without the data it knows what the swarm tells of evaluations."""
+    """Launches and evaluates while a stage is served. Without the data it only knows evaluations that other peers report."""
 
     _manifest: Manifest
     _membership: Membership
@@ -94,20 +94,20 @@ class Training:
             self._begin(corpus)
             self._announce()
         else:
-            self._own_from_now()  # entering may have taken as long as a step
+            self._own_from_now()  # entering may have taken longer than a step
         async with asyncio.TaskGroup() as group:
             for part in (self.trainer, self._evaluator):
                 if part is not None:
                     group.create_task(part.run())
 
     def _own_from_now(self) -> None:
-        """Where others train already, the step under way is theirs."""
+        """Begin with a later step if others train already: the current step is theirs."""
         train = self._manifest.train
         self.trains_from = first_step_owned(self._membership.live(), train.num_stages, train.overlaps_steps)
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """The newest that this peer has made or heard of."""
+        """The newest evaluation that this peer has made or heard of."""
         if not self._manifest.train.evaluate_every_steps:
             return None
         mine = self._evaluator.newest if self._evaluator else None

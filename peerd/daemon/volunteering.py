@@ -1,4 +1,4 @@
-"""Whether this peer relays for others: where it volunteers, for as long as nothing speaks against it."""
+"""Decides whether this peer relays for others: if it volunteers, as long as nothing prevents it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Volunteering:
             await asyncio.sleep(LOOK_PERIOD_S)
 
     async def look(self) -> None:
-        """Judge anew, and tell everybody where it is news."""
+        """Decide anew, and announce a change."""
         peer, relay = self._peer, self._peer.network.relay
         standing = VolunteerState(
             limits=peer.governor.limits,
