@@ -212,7 +212,7 @@ class Seat:
         self.announce(urgent=self.state.record.next_ledger_no > 0)
 
     def _checkpoint_due(self, step: int) -> bool:
-        """True at the same steps for every peer, so that all stages have checkpoints in common. False while the last one is being written."""
+        """True at the same steps for every peer, so that all stages have checkpoints in common. False while the last is being written."""
         manifest = self.peer.place.manifest
         every = manifest.swarm.checkpoint_every_steps
         due = every > 0 and (step % every == 0 or step == manifest.train.steps)

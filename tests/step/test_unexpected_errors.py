@@ -59,17 +59,16 @@ async def test_an_act_that_changes_nothing_leaves_the_loop_to_others(stepper: St
 
     monkeypatch.setattr(stepper, "_decide", lambda: acts.CloseRound("a member left the round"))
     monkeypatch.setattr(stepper, "_do", nothing)
-    turns: list[float] = []
+    waited = asyncio.Event()
 
-    async def changed(wait_s: float) -> None:
-        turns.append(wait_s)
+    async def changed(_wait_s: float) -> None:
+        waited.set()
         await asyncio.sleep(0.001)
 
     monkeypatch.setattr(stepper, "_membership", SimpleNamespace(changed=changed))
     running = asyncio.create_task(stepper.run())
     async with asyncio.timeout(20):
-        while len(turns) < 3:
-            await asyncio.sleep(0)
+        await waited.wait()
     running.cancel()
     await asyncio.wait([running])
 
