@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from peerd.errors import BadMessageError
+from peerd.link.links import Bytes
 from peerd.stage.accumulator import all_finite
 from peerd.stage.results import HeldAverage, TiedGradients
 from peerd.stage.state import StageState
 from peerd.table.record import NO_AVERAGE
 from peerd.wire.chunks import digest_of
 from peerd.wire.messages import Average
-from peerd.wire.tensors import decode_flat, encode_flat
+from peerd.wire.tensors import decode_flat, views_of_flat
 
 
-def packed(held: HeldAverage) -> tuple[Average, bytes, Sequence[bytes]]:
+def packed(held: HeldAverage) -> tuple[Average, bytes, Sequence[Bytes]]:
     """Return the header, the hash and the chunks: the average, followed by the gradients applied to a tied weight if there are any."""
-    chunks = (*encode_flat(held.flat_sum), *(encode_flat(held.tied.values) if held.tied else ()))
+    chunks = (*views_of_flat(held.flat_sum), *(views_of_flat(held.tied.values) if held.tied else ()))
     num_bytes = sum(map(len, chunks))
     return Average(held.roster, held.lineage, num_bytes, held.tied.id if held.tied else NO_AVERAGE), digest_of(chunks), chunks
 

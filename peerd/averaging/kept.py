@@ -9,13 +9,14 @@ from dataclasses import replace
 from peerd.averaging.handover import packed
 from peerd.averaging.log import AverageLog
 from peerd.errors import WrongStateError
+from peerd.link.links import Bytes
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId
 from peerd.wire.chunks import digest_of
 from peerd.wire.messages import Average
-from peerd.wire.tensors import encode_flat
+from peerd.wire.tensors import views_of_flat
 
 LOG_PAUSE_S = 0.2
 
@@ -31,10 +32,10 @@ class KeptAverages:
         self._unlogged: dict[int, HeldAverage] = {}
         """Averages applied, by step, until they are on disk; one that need not be written, until the next one."""
 
-    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[bytes]]:
+    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[Bytes]]:
         """Serve the average of a step to a mate that missed it, from memory or from the log. Raises WrongStateError if there is none."""
 
-        def find() -> tuple[Average, bytes, Sequence[bytes]] | None:
+        def find() -> tuple[Average, bytes, Sequence[Bytes]] | None:
             found = next(self._of_step(step), None)
             if found is None:
                 return None
@@ -45,18 +46,18 @@ class KeptAverages:
             raise WrongStateError(f"this peer holds no average of stage {stage}, step {step}")
         return given
 
-    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[bytes]]:
+    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:
         """Serve gradients of a tied weight by their id: this stage's averaged ones, or the sum of both stages.
 
         Returns their hash and chunks. Raises WrongStateError if there are none of that id.
         """
 
-        def find() -> Sequence[bytes]:
+        def find() -> Sequence[Bytes]:
             for held in self._of_step(step):
                 if held.tied is not None and held.tied.id == wanted:
-                    return encode_flat(held.tied.values)
+                    return views_of_flat(held.tied.values)
                 if held.roster.average_id == wanted and self._state.holdings.tied_names:
-                    return encode_flat(self._state.accumulator.tied_of(held.flat_sum))
+                    return views_of_flat(self._state.accumulator.tied_of(held.flat_sum))
             raise WrongStateError(f"this peer holds no such gradients of a tied weight at step {step}")
 
         chunks = await self._arithmetic.run(Priority.CONTROL, find)

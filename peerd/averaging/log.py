@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import weakref
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.stepping import KEPT_AVERAGES
@@ -19,7 +23,7 @@ from peerd.stage.disk_room import DiskRoom
 from peerd.stage.results import HeldAverage, TiedGradients
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage
 from peerd.unwritten import UNWRITTEN
-from peerd.wire.tensors import encode_flat
+from peerd.wire.tensors import views_of_flat
 
 AVERAGES = "averages for mates that catch up"
 
@@ -31,6 +35,8 @@ class AverageLog:
         self._folder = folder
         self._dtype = dtype
         self._room = room or DiskRoom(folder)
+        self._read: weakref.WeakValueDictionary[int, NDArray[Any]] = weakref.WeakValueDictionary()
+        """What was read from the files, by step, while somebody uses it: all askers share it."""
         self._kept: dict[int, tuple[Roster, Lineage, AverageId, int]] = {}
         """By step: the roster, the lineage, the id of the tied sum at the end of the file, and the number of its elements."""
         shutil.rmtree(folder, ignore_errors=True)
@@ -49,11 +55,12 @@ class AverageLog:
                 if self._room.is_exceeded:
                     return False
                 with self._path(step).open("wb") as file:
-                    file.writelines((*encode_flat(held.flat_sum), *encode_flat(tied)))
+                    file.writelines((*views_of_flat(held.flat_sum), *views_of_flat(tied)))
             is_written = True
         if not is_written:
             self._forget(step)
             return False
+        self._read.pop(step, None)
         self._kept[step] = (held.roster, held.lineage, tied_sum, tied.numel())
         for old in sorted(self._kept)[:-KEPT_AVERAGES]:
             self._forget(old)
@@ -69,7 +76,10 @@ class AverageLog:
             return None
         roster, lineage, tied_sum, num_tied = kept
         try:
-            whole = torch.frombuffer(bytearray(self._path(step).read_bytes()), dtype=self._dtype)
+            array = self._read.get(step)
+            if array is None:
+                array = self._read[step] = np.fromfile(self._path(step), dtype=torch.empty(0, dtype=self._dtype).numpy().dtype)
+            whole = torch.from_numpy(array)
         except OSError:
             self._forget(step)
             return None
@@ -78,6 +88,7 @@ class AverageLog:
 
     def _forget(self, step: int) -> None:
         self._kept.pop(step, None)
+        self._read.pop(step, None)
         with contextlib.suppress(OSError):  # a failing disk may refuse this, too
             self._path(step).unlink(missing_ok=True)
 

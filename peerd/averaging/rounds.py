@@ -28,6 +28,7 @@ from peerd.averaging.log import AverageLog
 from peerd.background import INTERNAL_ERRORS, Tasks, start
 from peerd.config.codec import Codec
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
+from peerd.link.links import Bytes
 from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
@@ -365,10 +366,10 @@ class Rounds:
         self._spans.add(SpanKind.EXCHANGE, began_s, step, -1, peer, length * dtype.itemsize)
         return await self._arithmetic.run(Priority.CONTROL, lambda: finite(decode_flat(chunks, dtype)))
 
-    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[bytes]]:
+    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[Bytes]]:
         return await self._kept.get_average(stage, step)
 
-    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[bytes]]:
+    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:
         return await self._kept.get_tied(step, wanted)
 
     def applied(self, held: HeldAverage) -> None:

@@ -60,11 +60,11 @@ class Reception:
         if self._seat is not None:
             self._seat.rounds.abort(caller, average_id)
 
-    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[bytes]]:
+    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[Bytes]]:
         with self._served() as seat:
             return await seat.rounds.get_average(stage, step)
 
-    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[bytes]]:
+    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:
         with self._served() as seat:
             return await seat.rounds.get_tied(step, wanted)
 

@@ -11,11 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from blake3 import blake3
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
-from peerd.errors import BadMessageError, NotFiniteError, PeerGoneError, RemoteError, StageError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerGoneError, RemoteError, StageError, WrongStateError
 from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.policy.route.admission import donors, givers_of_start
 from peerd.stage.executor import Executor, Priority
@@ -28,13 +26,25 @@ from peerd.table.view import LiveView
 from peerd.wire.chunks import chunks_of
 from peerd.wire.clients import StateClient, StateRequest
 from peerd.wire.messages import Snapshot
-from peerd.wire.tensors import file_of
+from peerd.wire.tensors import file_of, tensors_of_file
 
 MOST_STATE_BYTES = 1 << 40
 MAX_OVERHEAD_BYTES = 1 << 20
 SENT_HISTORY = 10_000
-Made = tuple[Snapshot, tuple[Bytes, ...]]
-"""A snapshot's header, and its file in pieces."""
+MOST_COPIES = 2
+"""Copies of its state that a peer keeps for those who download it: the newest, and one that another joiner has begun with."""
+SHARED_STEPS = 2
+"""A joiner that no copy can be made for gets one that is so many steps old; the averages since then are kept."""
+
+
+class Pieces(list[Bytes]):
+    """A snapshot's file in pieces. It lives while somebody sends it, and can be referred to weakly."""
+
+
+Made = tuple[Snapshot, Pieces]
+"""A snapshot's header, and its file."""
+Key = tuple[Lineage, int, bool, bool]
+"""What a snapshot is of: lineage, step, parameters only, a tied weight only."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -48,14 +58,20 @@ class Downloaded:
 
 
 class SnapshotServer:
-    """Answers GET_STATE. Joiners of one step share one snapshot, and share one copy of the state with its checkpoint and export."""
+    """Answers GET_STATE. Joiners of one step share one snapshot, and share one copy of the state with its checkpoint and export.
+
+    Of whole states there are at most MOST_COPIES: while so many are being sent, a joiner gets one of them or is told to ask another peer.
+    """
 
     def __init__(self, state: StageState, executor: Executor, start: Callable[[int], Downloaded] | None = None) -> None:
         """`start` reads a stage's part of the state that the run begins from; None if this peer does not hold that state."""
         self._state = state
         self._executor = executor
         self._start = start
-        self._kept: tuple[tuple[Lineage, int, bool, bool], Downloaded, Made] | None = None
+        self._kept: tuple[Key, Downloaded, Made] | None = None
+        """The newest; it is dropped when this peer commits."""
+        self._sent: list[tuple[Key, Snapshot, weakref.ReferenceType[Pieces]]] = []
+        """Every snapshot that may still be on its way to somebody, oldest first."""
         self._whole: weakref.ReferenceType[Downloaded] | None = None
         """The last copy of the whole state, while it is in use. Only the executor's thread reads and writes it."""
         self._making = asyncio.Lock()
@@ -69,15 +85,35 @@ class SnapshotServer:
                 found = await asyncio.to_thread(self._start, stage)
                 return await asyncio.to_thread(_as_snapshot, found)
         async with self._making:
-            kept = self._kept
-            if kept is not None and wanted and identity_of(kept[2][0].chunk_hashes) == wanted:
-                return kept[2]
             key = (record.lineage, record.step, parameters_only, tied_only)
-            if kept is None or kept[0] != key:
-                found = await self._own(parameters_only, tied_only)
-                kept = (found.lineage, found.step, parameters_only, tied_only), found, await asyncio.to_thread(_as_snapshot, found)
-                self._kept = kept
-            return kept[2]
+            known = self._find(lambda old, header: identity_of(header.chunk_hashes) == wanted if wanted else old == key)
+            known = known or self._find(lambda old, _: old == key)
+            if known is not None:
+                return known
+            self._kept = None  # it goes now, unless it is on its way to somebody
+            if len(self._alive()) < MOST_COPIES:
+                return await self._make(parameters_only, tied_only)
+            near = self._find(lambda old, _: old[2:] == key[2:] and 0 <= key[1] - old[1] <= SHARED_STEPS)
+            if near is None:
+                raise BusyError(f"this peer gives its state to others already, and keeps at most {MOST_COPIES} copies of it")
+            return near
+
+    def _find(self, fits: Callable[[Key, Snapshot], bool]) -> Made | None:
+        """The newest snapshot that fits."""
+        return next((made for key, made in reversed(self._alive()) if fits(key, made[0])), None)
+
+    def _alive(self) -> list[tuple[Key, Made]]:
+        found = [(key, header, pieces) for key, header, reference in self._sent if (pieces := reference()) is not None]
+        self._sent = [(key, header, weakref.ref(pieces)) for key, header, pieces in found]
+        return [(key, (header, pieces)) for key, header, pieces in found]
+
+    async def _make(self, parameters_only: bool, tied_only: bool) -> Made:
+        found = await self._own(parameters_only, tied_only)
+        made = await asyncio.to_thread(_as_snapshot, found)
+        key = (found.lineage, found.step, parameters_only, tied_only)
+        self._kept = key, found, made
+        self._sent.append((key, made[0], weakref.ref(made[1])))
+        return made
 
     async def own(self) -> Downloaded:
         """This peer's own state, as a joiner would get it."""
@@ -141,17 +177,17 @@ class Downloader:
             tried.add(donor)
             try:
                 header = await self._download_from(donor, partial)
-                return await asyncio.to_thread(_deserialise, header, partial.chunks)
+                return await asyncio.to_thread(_deserialise, header, partial.data)
             except RemoteError as error:
                 last_error = f"{donor}: {error.message}"
-                if partial.complete:  # complete but unreadable
+                if partial.is_complete:  # and unreadable
                     partial.start_over()
 
     async def _download_from(self, donor: PeerId, partial: _Partial) -> Snapshot:
         """Download the rest of the snapshot that another donor began, or a different snapshot from its first chunk."""
         header, stream = await self._client.get_state(donor, partial.request, self._patience_s)
         if partial.header is not None and header.chunk_hashes != partial.header.chunk_hashes:
-            begins_later = bool(partial.chunks)
+            begins_later = partial.num_chunks > 0
             partial.start_over()
             if begins_later:
                 return await self._download_from(donor, partial)
@@ -163,12 +199,12 @@ class Downloader:
         self.bytes_total = header.num_bytes
         async with contextlib.aclosing(stream):
             async for chunk in stream:
-                number = len(partial.chunks)
+                number = partial.num_chunks
                 if number >= len(header.chunk_hashes) or await asyncio.to_thread(_digest, chunk) != header.chunk_hashes[number]:
                     raise BadMessageError(f"chunk {number} of the state does not match its hash")
                 partial.add(chunk)
-                self.bytes_done = partial.num_bytes
-        if not partial.complete:
+                self.bytes_done = len(partial.data)
+        if not partial.is_complete:
             raise PeerGoneError("the state ended early")
         return header
 
@@ -182,32 +218,32 @@ class _Partial:
     parameters_only: bool
     tied_only: bool = False
     header: Snapshot | None = None
-    chunks: list[bytes] = field(default_factory=list)
-    num_bytes: int = 0
-    """The total size of the chunks."""
+    data: bytearray = field(default_factory=bytearray)
+    """The chunks so far. The tensors will be views of it: a state is in memory once while it is downloaded."""
+    num_chunks: int = 0
 
     @property
     def request(self) -> StateRequest:
         return StateRequest(
             stage=self.stage,
-            first_chunk=len(self.chunks),
+            first_chunk=self.num_chunks,
             snapshot=identity_of(self.header.chunk_hashes) if self.header else b"",
             parameters_only=self.parameters_only,
             tied_only=self.tied_only,
         )
 
     @property
-    def complete(self) -> bool:
-        return self.header is not None and len(self.chunks) == len(self.header.chunk_hashes)
+    def is_complete(self) -> bool:
+        return self.header is not None and self.num_chunks == len(self.header.chunk_hashes)
 
     def add(self, chunk: bytes) -> None:
-        self.chunks.append(chunk)
-        self.num_bytes += len(chunk)
+        self.data += chunk
+        self.num_chunks += 1
 
     def start_over(self) -> None:
         self.header = None
-        self.chunks.clear()
-        self.num_bytes = 0
+        self.data = bytearray()
+        self.num_chunks = 0
 
 
 def identity_of(chunk_hashes: Sequence[bytes]) -> bytes:
@@ -222,23 +258,20 @@ def _digest(chunk: bytes) -> bytes:
 def _as_snapshot(state: Downloaded) -> Made:
     if not is_finite_state(state.tensors):
         raise NotFiniteError("the run has diverged: this peer's parameters are not finite")
-    pieces = file_of(state.tensors)
+    pieces = Pieces(file_of(state.tensors))
     hashes = tuple(_digest(chunk) for chunk in chunks_of(pieces))
     num_bytes = sum(map(len, pieces))
     metadata = json.dumps([[entry.step, entry.loss, entry.tokens] for entry in state.history[-SENT_HISTORY:]])
     return Snapshot(step=state.step, lineage=state.lineage, num_bytes=num_bytes, chunk_hashes=hashes, metadata=metadata), pieces
 
 
-def _deserialise(header: Snapshot, chunks: Sequence[bytes]) -> Downloaded:
+def _deserialise(header: Snapshot, data: bytearray) -> Downloaded:
     """The state in a complete snapshot. Raises BadMessageError if it is invalid. safetensors holds data only: nothing is executed."""
     try:
-        tensors = load(b"".join(chunks))
+        tensors = tensors_of_file(data)
         history = tuple(HistoryEntry(step=int(s), loss=float(loss), tokens=int(n)) for s, loss, n in json.loads(header.metadata))
-    except (SafetensorError, ValueError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OverflowError, RecursionError) as error:
         raise BadMessageError(f"the state is not readable: {error}") from None
     if not all(math.isfinite(entry.loss) for entry in history):
         raise BadMessageError("the state's history has a loss that is not finite")
-    odd = sorted({str(tensor.dtype) for tensor in tensors.values()} - {"torch.float32"})
-    if odd:
-        raise BadMessageError(f"the state holds tensors of {odd[0]}")
     return Downloaded(header.step, header.lineage, tensors, history)

@@ -80,11 +80,11 @@ class AveragingHandler(Protocol):
 
     def abort(self, caller: PeerId, average_id: AverageId) -> None: ...
 
-    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[bytes]]:
+    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[Bytes]]:
         """Return an average's header, BLAKE3 hash and chunks."""
         ...
 
-    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[bytes]]:
+    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:
         """Return the BLAKE3 hash and the chunks of a tied weight's gradients."""
         ...
 
@@ -326,7 +326,7 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
             average, checksum, chunks = await self._handler.get_average(request.stage, request.step)
         yield averaging_pb2.AverageMessage(header=convert.average_to(average, checksum))
         for chunk in chunks:
-            yield averaging_pb2.AverageMessage(chunk=chunk)
+            yield averaging_pb2.AverageMessage(chunk=bytes(chunk))
         self._door.traffic.gave("averages", PeerRole.STAGE_PEER, average.num_bytes)
 
     async def GetTied(self, request: averaging_pb2.TiedRequest, context: Any) -> AsyncIterator[averaging_pb2.TiedMessage]:
@@ -335,7 +335,7 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
         num_bytes = sum(map(len, chunks))
         yield averaging_pb2.TiedMessage(header=averaging_pb2.TiedHeader(num_bytes=num_bytes, blake3=checksum))
         for chunk in chunks:
-            yield averaging_pb2.TiedMessage(chunk=chunk)
+            yield averaging_pb2.TiedMessage(chunk=bytes(chunk))
         self._door.traffic.gave("averages", PeerRole.STAGE_PEER, num_bytes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -14,6 +15,7 @@ from peerd.wire import codecs
 from peerd.wire.messages import TensorBytes
 
 _DTYPES = {"float32": torch.float32, "int32": torch.int32}
+_ALIGNED = 4
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -33,11 +35,6 @@ def decode(value: TensorBytes, device: torch.device) -> Tensor:
         return codecs.decode(value.codec, packed, value.num_values).view(value.shape)
     flat = decode_flat(value.chunks, _DTYPES[value.dtype])
     return flat.view(value.shape).to(device)
-
-
-def encode_flat(flat: Tensor) -> tuple[bytes, ...]:
-    """Return the bytes of a contiguous CPU vector in chunks, copied."""
-    return tuple(map(bytes, views_of_flat(flat)))
 
 
 def views_of_flat(flat: Tensor) -> tuple[memoryview, ...]:
@@ -78,6 +75,34 @@ def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = 
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return (len(text).to_bytes(8, "little") + text, *pieces)
+
+
+def tensors_of_file(data: bytearray) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file of float32, as views of `data`: nothing is copied.
+
+    Raises ValueError unless the header describes the whole of it, one tensor after another. Any header ends in that or in tensors.
+    """
+    start = 8 + int.from_bytes(data[:8], "little")
+    if len(data) < 8 or start > len(data) or start % _ALIGNED:
+        raise ValueError("its header is not of the length that it says")
+    header = json.loads(data[8:start])
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    header.pop("__metadata__", None)
+    found, end = dict[str, Tensor](), 0
+    for name, told in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        shape, (begin, end_told) = told["shape"], told["data_offsets"]
+        if told["dtype"] != "F32":
+            raise ValueError(f"it holds tensors of {str(told['dtype'])[:20]}")
+        if not all(type(size) is int and size >= 0 for size in shape) or begin != end or end_told != begin + 4 * math.prod(shape):
+            raise ValueError("its tensors do not follow one another")
+        end = end_told
+        count = math.prod(shape)
+        flat = torch.frombuffer(data, dtype=torch.float32, count=count, offset=start + begin) if count else torch.empty(0)
+        found[name] = flat.view(shape)
+    if start + end != len(data):
+        raise ValueError("its tensors are not all that it holds")
+    return found
 
 
 def take(chunks: Sequence[Bytes], *values: TensorBytes) -> list[TensorBytes]:

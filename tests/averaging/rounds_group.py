@@ -15,6 +15,7 @@ from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.config.manifest import Manifest
 from peerd.errors import PeerGoneError
+from peerd.link.links import Bytes
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.stage.executor import Executor
 from peerd.stage.state import StageState
@@ -110,7 +111,7 @@ class Client:
         await self._deliver("abort", peer)
         self.group.members[peer].rounds.abort(self.me, average_id)
 
-    async def get_average(self, peer: PeerId, stage: int, step: int, _patience_s: float) -> tuple[Average, bytes, Sequence[bytes]]:
+    async def get_average(self, peer: PeerId, stage: int, step: int, _patience_s: float) -> tuple[Average, bytes, Sequence[Bytes]]:
         await self._deliver("get_average", peer)
         return await self.group.members[peer].rounds.get_average(stage, step)
 

@@ -25,6 +25,19 @@ def kept(log: AverageLog) -> list[int]:
     return [step for step in range(20) if log.get(step) is not None]
 
 
+def test_all_who_ask_for_a_kept_average_share_one_copy_which_outlives_its_file(tmp_path: Path) -> None:
+    log = AverageLog(tmp_path / "averages", torch.float64)
+    for step in range(KEPT_AVERAGES):
+        assert log.put(average(step))
+    first, second = log.get(0), log.get(0)
+    assert first is not None
+    assert second is not None
+    assert first.flat_sum.data_ptr() == second.flat_sum.data_ptr()
+    assert log.put(average(KEPT_AVERAGES))
+    assert log.get(0) is None
+    assert torch.equal(second.flat_sum, average(0).flat_sum)
+
+
 def test_as_many_averages_are_kept_as_fit_beside_the_checkpoints(tmp_path: Path) -> None:
     checkpoints, folder = tmp_path / "checkpoints", tmp_path / "averages"
     checkpoints.mkdir()

@@ -14,6 +14,7 @@ import torch
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.errors import BadMessageError, WrongStateError
+from peerd.link.links import Bytes
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.policy.step.tied import sum_id
 from peerd.stage.executor import Executor, Priority
@@ -48,12 +49,12 @@ class End:
         self.state.take_average(self.roster, share)
         self.other: End
 
-    async def get_tied(self, _peer: PeerId, step: int, wanted: AverageId, num_bytes: int, _patience_s: float) -> tuple[bytes, ...]:
+    async def get_tied(self, _peer: PeerId, step: int, wanted: AverageId, num_bytes: int, _patience_s: float) -> tuple[Bytes, ...]:
         _, chunks = await self.other.rounds.get_tied(step, wanted)
         assert sum(map(len, chunks)) == num_bytes
         return tuple(chunks)
 
-    async def get_average(self, _peer: PeerId, stage: int, step: int, _patience_s: float) -> tuple[Average, bytes, Sequence[bytes]]:
+    async def get_average(self, _peer: PeerId, stage: int, step: int, _patience_s: float) -> tuple[Average, bytes, Sequence[Bytes]]:
         return await self.rounds.get_average(stage, step)  # as a mate of its own stage would ask it
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import load, save
 
 from peerd.config.manifest import Manifest, ModelConfig
-from peerd.errors import BadMessageError, NotFiniteError, PeerGoneError, StageError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerGoneError, StageError, WrongStateError
 from peerd.link.links import CHUNK_BYTES
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.export import HistoryEntry
@@ -141,7 +142,7 @@ async def test_the_progress_of_a_download_costs_each_chunk_no_more_than_the_firs
     fetch = downloader(Donors(near=CountingDonor(2, whole, breaks_at=3), far=CountingDonor(3, whole)))
     await fetch.download(0, MOST_BYTES, prefer=NEAR)
     assert fetch.bytes_done == fetch.bytes_total == len(whole)
-    assert {chunk.asked for chunk in chunks} == {1}
+    assert max(chunk.asked for chunk in chunks) <= 1
 
 
 async def test_a_donor_that_fails_before_its_first_chunk_costs_nothing() -> None:
@@ -240,6 +241,32 @@ async def test_joiners_of_one_step_share_one_snapshot_which_no_update_changes(
     assert list(chunks_of(same, 1)) == chunks[1:]
     newest, _ = await snapshots.snapshot(0, b"", False)
     assert newest.step == 1
+
+
+async def test_copies_for_joiners_are_bounded_and_shared(server: tuple[SnapshotServer, StageState, Executor]) -> None:
+    """A download takes many steps, so a copy for each joiner's step would be a copy of the state for each joiner."""
+    snapshots, state, executor = server
+    state.serve()
+
+    async def ask_at(step: int) -> tuple[Snapshot, Any]:
+        while state.record.step < step:
+            await executor.run(Priority.CONTROL, state.skip_step)
+            snapshots.forget()
+        return await snapshots.snapshot(0, b"", False)
+
+    first, second = await ask_at(0), await ask_at(1)
+    third, fourth = await ask_at(2), await ask_at(3)
+    assert [made[0].step for made in (first, second, third, fourth)] == [0, 1, 1, 1]
+    assert second[1] is third[1] is fourth[1]
+    with pytest.raises(BusyError, match="at most 2 copies"):
+        await ask_at(4)
+    assert (await snapshots.snapshot(0, identity_of(first[0].chunk_hashes), False))[1] is first[1], "a joiner goes on with its own"
+    del first
+    gc.collect()
+    newest = await ask_at(4)
+    assert newest[0].step == 4
+    with pytest.raises(BusyError):
+        await ask_at(7)
 
 
 async def test_parameters_alone_are_the_smaller_snapshot(server: tuple[SnapshotServer, StageState, Executor]) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.errors import PeerGoneError, WrongStateError
+from peerd.link.links import Bytes
 from peerd.policy.step.acts import SkipStep
 from peerd.policy.step.ledger import accumulate_set, indices, stages_missing
 from peerd.policy.step.recovery import Beginning
@@ -183,10 +184,10 @@ class Peer:
     async def abort(self, peer: PeerId, average_id: AverageId, _timeout_s: float) -> None:
         self._at(peer).rounds.abort(self.me, average_id)
 
-    async def get_average(self, peer: PeerId, stage: int, step: int, _patience_s: float) -> tuple[Average, bytes, Sequence[bytes]]:
+    async def get_average(self, peer: PeerId, stage: int, step: int, _patience_s: float) -> tuple[Average, bytes, Sequence[Bytes]]:
         return await self._at(peer).rounds.get_average(stage, step)
 
-    async def get_tied(self, peer: PeerId, step: int, wanted: AverageId, _num_bytes: int, _patience_s: float) -> tuple[bytes, ...]:
+    async def get_tied(self, peer: PeerId, step: int, wanted: AverageId, _num_bytes: int, _patience_s: float) -> tuple[Bytes, ...]:
         return tuple((await self._at(peer).rounds.get_tied(step, wanted))[1])
 
     async def get_state(self, peer: PeerId, request: StateRequest, _patience_s: float) -> tuple[Snapshot, AsyncIterator[bytes]]:

@@ -1,0 +1,65 @@
+"""The memory that a joiner's download takes: once the state, beside the state that it holds, until it is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import asyncio, ctypes, resource, sys
+from pathlib import Path
+from typing import cast
+import torch
+from blake3 import blake3
+from peerd.link.links import CHUNK_BYTES
+from peerd.wire.chunks import chunks_of
+from peerd.wire.messages import Snapshot
+from peerd.wire.tensors import file_of
+from peerd.table.record import Lineage
+from tests.stage.test_snapshots import Donors, Donor, download
+
+MB, SIZE = 1 << 20, 256
+
+def memory(what):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(what)).split()[1]) // 1024
+
+class FromDisk(Donor):
+    '''It makes each chunk as it is sent.'''
+    @property
+    def header(self):
+        return Snapshot(step=3, lineage=Lineage(), num_bytes=SIZE * MB, chunk_hashes=self.header_changes["hashes"], metadata="[]")
+
+    async def chunks(self, first):
+        for number in range(SIZE * MB // CHUNK_BYTES):
+            yield chunk(number)
+
+head = file_of({"parameters/w": torch.zeros(0)})[0]
+count = (SIZE * MB - 4096) // 4
+text = ('{"parameters/w":{"dtype":"F32","shape":[%d],"data_offsets":[0,%d]}}' % (count, 4 * count)).encode()
+text += b" " * (4096 - 8 - len(text))
+first = len(text).to_bytes(8, "little") + text + bytes(CHUNK_BYTES - 4096)
+
+def chunk(number):
+    return bytes(bytearray(first)) if number == 0 else bytes(bytearray(CHUNK_BYTES))
+
+same = blake3(chunk(1)).digest()
+hashes = (blake3(first).digest(), *[same] * (SIZE * MB // CHUNK_BYTES - 1))
+donor = FromDisk(3, b"", header_changes={"hashes": hashes})
+ctypes.CDLL(None).malloc_trim(0)
+before = memory("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+found = asyncio.run(download(Donors(near=donor)))
+assert found.tensors["parameters/w"].numel() == count
+print((memory("VmHWM") - before) / SIZE)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak of a process's memory")
+def test_a_state_is_in_memory_once_while_it_is_downloaded() -> None:
+    found = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
+    assert not found.returncode, found.stderr
+    assert float(found.stdout) < 1.4, "times the size of the state"
