@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from peerd.config.manifest import Manifest, TrainConfig
 from peerd.errors import ManifestError, PeerdError
+from peerd.models.hf.stage import PassThrough
 from peerd.models.kinds import builder_of
 from peerd.models.stages import StageModule, build_stage
 from peerd.reference import backpropagate
@@ -55,7 +56,15 @@ def compare(manifest: Manifest) -> None:
     except PeerdError:
         raise
     except Exception as error:  # the model's code may fail in any way
-        raise ManifestError(f"the model does not compute in stages: {type(error).__name__}: {error}", _REMEDY) from None
+        raise ManifestError(f"the model does not compute in stages: {_why(error)}", _REMEDY) from None
+
+
+def _why(error: Exception) -> str:
+    """What the model's code ran into. A stage has an empty module in place of each that another stage holds."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, PassThrough):
+        return f"its code reads `{error.name}` of a module that another stage holds"
+    said = str(error).strip().partition("\n")[0][:300]
+    return f"its code fails where it is given a part of the model ({said or type(error).__name__})"
 
 
 def _loss(whole: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:

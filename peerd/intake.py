@@ -53,7 +53,13 @@ def take_in(request: IntakeRequest) -> dict[str, Any]:
         return {"model": asdict(describe_entry(name)), "start": False, "tokenizer": "", "remarks": []}
     folder = find_checkpoint(request.model)
     config = Path(request.config) if request.config else folder / "config.json" if folder else None
-    model = choose_model(name if kind == "hf" else "", _read(config) if config else {}, request.changes, request.tie_word_embeddings)
+    named, fields = name if kind == "hf" else "", _read(config) if config else {}
+    try:
+        model = choose_model(named, fields, request.changes, request.tie_word_embeddings)
+    except UsageError:
+        if request.changes:
+            choose_model(named, fields, {})  # that the architecture is unfit comes before the names of its fields
+        raise
     _check(model, request)
     weights = load_weights(folder, model) if folder else None
     if weights is not None:

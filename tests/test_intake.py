@@ -160,3 +160,27 @@ def test_what_cannot_be_taken_in_is_one_line_and_leaves_no_run_file(
     said = capfd.readouterr().err.strip().splitlines()
     assert told in said[-1]
     assert not (tmp_path / "r" / "run.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("t5", "t5 is an encoder with a decoder"),
+        ("whisper", "whisper is an encoder with a decoder"),
+        ("vit", "it is not a language model that can be split"),
+        ("zamba2", "`num_hidden_layers` (2) must be equal to the number of `layer_types` (54)"),
+        ("modernbert", "its code reads `weight` of a module that another stage holds; this model cannot be trained in stages"),
+    ],
+)
+def test_an_architecture_that_does_not_fit_is_told_so_in_one_sentence_and_before_its_fields(name: str, words: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(ManifestError) as caught:
+        take_in(IntakeRequest(model=f"hf:{name}", changes=dict(SIZES), start=str(tmp_path / "start")))
+    assert words in str(caught.value)
+    assert "Error" not in str(caught.value)
+
+
+def test_a_number_of_key_heads_that_a_config_leaves_open_is_that_of_its_heads(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    reply = take_in(IntakeRequest(model="hf:nemotron", changes=dict(SIZES), start=str(tmp_path / "start")))
+    assert json.loads(reply["model"]["config"])["num_key_value_heads"] == 2

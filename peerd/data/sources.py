@@ -88,13 +88,16 @@ def pieces(files: Sequence[SourceFile], field: str, start: tuple[int, int] = (0,
 
 
 def guess_field(source: str) -> str:
-    """The value of data.field that `peerd new` writes: "text" if the source holds records, else empty."""
+    """The value of data.field that `peerd new` writes: "text" if the source holds records, else empty. DiskError if it cannot be read."""
     if source.startswith("hub:"):
         return "text"
     path = Path(source.partition("?")[0])
     if path.suffix.lower() in RECORD_SUFFIXES and not path.is_dir():
         return "text"
-    holds_records = path.is_dir() and any(_is_shown(each, path) and each.suffix.lower() in RECORD_SUFFIXES for each in path.rglob("*"))
+    try:
+        holds_records = path.is_dir() and any(_is_shown(each, path) and each.suffix.lower() in RECORD_SUFFIXES for each in path.rglob("*"))
+    except OSError as error:
+        raise _unreadable(error) from error
     return "text" if holds_records else ""
 
 

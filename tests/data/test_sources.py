@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pyarrow
@@ -120,3 +124,24 @@ def test_a_cut_leaves_whole_characters_on_both_sides_and_always_something(text: 
     end = sources._cut(text)
     assert 0 < end <= len(text)
     assert text[:end].decode() + text[end:].decode() == text.decode()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_an_entry_of_a_folder_that_cannot_be_read_is_named() -> None:
+    """Another user may list the folder inside and look at nothing in it."""
+    with tempfile.TemporaryDirectory(prefix="peerd-t-", dir="/tmp") as name:
+        _assert_named(Path(name))
+
+
+def _assert_named(folder: Path) -> None:
+    folder.chmod(0o755)
+    inside = folder / "inside"
+    inside.mkdir()
+    (inside / "a.jsonl").touch()
+    inside.chmod(0o744)
+    guess = "import os, sys; from peerd.data.sources import guess_field; os.setuid(65534); guess_field(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", guess, str(folder)], capture_output=True, text=True, timeout=60, check=False)
+    assert (
+        done.stderr.splitlines()[-1]
+        == f"peerd.errors.DiskError: {inside / 'a.jsonl'}: Permission denied; check the file and its permissions"
+    )

@@ -120,4 +120,6 @@ def first_line(error: Exception) -> str:
     """An error's type and first line; also the second line if the first ends with a colon."""
     first, *rest = [*str(error).strip().splitlines(), ""]
     told = f"{first} {rest[0].strip()}" if first.endswith(":") else first
+    if type(error).__name__.startswith("StrictDataclass"):  # of the library's own validators: their names say nothing to a user
+        return told.rpartition("Error: ")[2][:300]
     return f"{type(error).__name__}: {told[:300].strip() or 'no reason given'}"

@@ -98,6 +98,8 @@ def _make(library: Any, kind: str, fields: dict[str, Any], changes: Mapping[str,
             fields[_own_name(config_class, key, kind)] = value
         _keep_head_groups(config_class, fields, changes)
         made = config_class(**fields)
+        if getattr(made, "num_key_value_heads", 0) is None:  # as many as heads, which not every model of the library understands
+            made = config_class(**{**fields, "num_key_value_heads": made.num_attention_heads})
     except PeerdError:
         raise
     except Exception as error:  # each config class has its own checks and exceptions
