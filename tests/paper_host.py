@@ -6,10 +6,27 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from peerd.errors import StageError
+from peerd.errors import StageError, WrongStateError
 from peerd.policy.step.roster import Roster
+from peerd.stage.results import HeldAverage
 from peerd.stage.snapshots import Downloaded
 from peerd.table.record import NO_RECORD, PeerId, RawRecord
+
+
+class PaperRounds:
+    """Rounds of a stepper that opens none and fetches nothing."""
+
+    open = None
+
+    def __init__(self) -> None:
+        self.fetcher = self
+
+    async def fetch(self, peer: PeerId, step: int) -> HeldAverage:
+        raise WrongStateError("there is none")
+
+    def applied(self, held: HeldAverage) -> None: ...
+
+    async def close_present(self, reason: str) -> None: ...
 
 
 @dataclass

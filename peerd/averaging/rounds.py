@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeVar
 
 import structlog
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch import Tensor
 from peerd.averaging.codec_choice import RoundCodec
 from peerd.averaging.compression import Compression
 from peerd.averaging.exchange import Round, elements_of, own_part, part_for, reduce, whole_of
-from peerd.averaging.handover import finite, unpacked
+from peerd.averaging.fetcher import AverageFetcher
 from peerd.averaging.host import RoundHost
 from peerd.averaging.kept import KeptAverages
 from peerd.averaging.log import AverageLog
@@ -29,22 +30,22 @@ from peerd.background import INTERNAL_ERRORS, Tasks, start
 from peerd.config.codec import Codec
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.link.links import Bytes
-from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt
+from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
 from peerd.stage.state import StageState
-from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord
+from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord, Void
 from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire.clients import AveragingClient
 from peerd.wire.messages import Average, Part
 from peerd.wire.services import Receive
-from peerd.wire.tensors import decode_flat
 
 MAX_DEAD_ROUNDS = 64
 ABORT_TIMEOUT_S = 2.0
 MOST_OWN_ERRORS = 3
 """Number of rounds in a row that may fail by a bug at this member. After that it leads no other round."""
 LOG = structlog.get_logger()
+Result = TypeVar("Result")
 
 
 class Rounds:
@@ -65,6 +66,7 @@ class Rounds:
         self._executor = executor
         # Where steps overlap, sums have a thread of their own: on the torch thread each would wait for a pass of the next step.
         self._arithmetic = Executor("averaging") if state.record.next_ledger_no else executor
+        self.fetcher = AverageFetcher(state, self._arithmetic, client, averaging_s, spans or SpanRing(0))
         self._kept = KeptAverages(state, executor, self._arithmetic, log)
         self._client = client
         self._averaging_s = averaging_s
@@ -72,10 +74,11 @@ class Rounds:
         sums = state.accumulator
         self.compression = Compression(state.weight_codecs, sums.flat.dtype, sums.shapes, sums.num_exact)
         self._round_codec = RoundCodec(state.weight_codecs)
-        self._work: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
         self._dead: deque[AverageId] = deque(maxlen=MAX_DEAD_ROUNDS)
         self._tasks = Tasks()
+        self._running: dict[AverageId, asyncio.Task[Any]] = {}
+        """The tasks that open and run rounds."""
         self._own_errors: list[Exception] = []
         """Bugs that ended rounds at this member since the last average was applied."""
         self.open: Round | None = None
@@ -100,7 +103,7 @@ class Rounds:
         others = [peer for peer in roster.peers if peer != self._state.record.peer]
         proposals = [start(self._propose_to(peer, roster)) for peer in others]
         try:
-            reason = await self._join(roster)
+            reason = await self._start(roster, self._join(roster))
             answers = [reason] if reason else await asyncio.gather(*proposals)
         except Exception as error:
             self._spread_abort(roster)
@@ -153,34 +156,49 @@ class Rounds:
             raise BadMessageError("a roster is proposed by its leader")
         if roster.average_id in self._dead:
             return False, "this round is closed", self._host.own_record()
-        # Shielded from a leader that cancels its call: otherwise the state could stay AVERAGING without an open round.
-        reason = await asyncio.shield(self._tasks.start(self._join(roster), expects=(RemoteError,)))
+        if self.runs(roster.average_id):
+            return False, "this round is open already", self._host.own_record()
+        # The task outlives this call: if the leader ends the call, the round that the state has opened still gets its end (hole 21).
+        reason = await asyncio.shield(self._start(roster, self._join(roster)))
         return (False, reason, self._host.own_record()) if reason else (True, "", NO_RECORD)
 
     async def _join(self, roster: Roster) -> str:
         codec = self.compression.codec_of(roster.codec)
         if codec is None:
             return f"this run does not allow the codec {roster.codec} for gradients"
-        reason, accumulator = await self._executor.run(Priority.CONTROL, lambda: self._state.open_round(roster))
-        if accumulator is None:
-            return reason
+        close = partial(self._state.close_round, roster.average_id)
         try:
-            return self._begin(roster, codec, accumulator)
-        finally:
-            if self.open is None:
-                await self._executor.run(Priority.CONTROL, self._state.close_round)
+            reason, accumulator = await self._executor.run(Priority.CONTROL, lambda: self._state.open_round(roster))
+            reason = reason if accumulator is None else self._begin(roster, codec, accumulator)
+        except Exception:
+            await self._executor.run(Priority.CONTROL, close)
+            raise
+        if reason:
+            await self._executor.run(Priority.CONTROL, close)
+        return reason
 
     def _begin(self, roster: Roster, codec: Codec, accumulator: Tensor) -> str:
-        if roster.average_id in self._dead:
-            return "this round is closed"  # the leader aborted it while the state opened it
+        if roster.average_id in self._dead or self._state.round is not roster:
+            return "this round is closed"  # while the state opened it, the leader aborted it, or this peer fenced or began to join
         mine = roster.peers.index(self._state.record.peer)
         slices = self.compression.slices(accumulator.numel(), len(roster.entries), codec)
         self.open = Round(roster, mine, accumulator, slices, progress_s=self._clock())
         opened, self._opened = self._opened, asyncio.Event()
         opened.set()
-        self._work = self._tasks.start(self._run(self.open))
+        self._start(roster, self._run(self.open))
         self._host.round_opened()
         return ""
+
+    def _start(self, roster: Roster, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Open or run a round in a task of this peer's own."""
+        self._running = {average_id: task for average_id, task in self._running.items() if not task.done()}
+        task = self._running[roster.average_id] = self._tasks.start(work, expects=(RemoteError,))
+        return task
+
+    def runs(self, average_id: AverageId) -> bool:
+        """Whether a task of this peer will end this round. Rule 4 (close) ends any other (hole 21)."""
+        task = self._running.get(average_id)
+        return task is not None and not task.done()
 
     async def _run(self, current: Round) -> None:
         """Exchange slices until the average is complete. A failed call closes the round at once; rule 4 (close) ends one that hangs."""
@@ -201,8 +219,12 @@ class Rounds:
         self.open = None
         if self._arithmetic is not self._executor:
             await self._arithmetic.run(Priority.CONTROL, lambda: whole_of(current))
-        await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(current.roster, whole_of(current)))
+        await self._executor.run(Priority.CONTROL, lambda: self._take(current))
         self._host.announce()
+
+    def _take(self, current: Round) -> None:
+        if self._state.round is current.roster:  # else it was closed meanwhile
+            self._state.take_average(current.roster, whole_of(current))
 
     async def _fail(self, current: Round, error: Exception) -> None:
         """End the round because of a bug at this member. No other member counts as missed."""
@@ -213,7 +235,7 @@ class Rounds:
         if self.open is current:
             self._spread_abort(roster)
         elif self.open is None and roster.average_id not in self._dead:
-            self.open = current  # so that `close` closes it: the exchange was done, but the state has not taken the average
+            self.open = current  # counts as failed: the exchange was done, but the state has not taken the average
         await self.close(roster.average_id, f"internal error: {error!r}")
 
     async def _fetch_slices(self, current: Round) -> None:
@@ -306,34 +328,41 @@ class Rounds:
     async def close(self, average_id: AverageId, reason: str = "the round was closed") -> None:
         """Close the round of this id, if it is open, and refuse its parts for ever. The ledger is kept."""
         self._dead.append(average_id)
-        current = self.open
-        if current is None or current.roster.average_id != average_id:
-            return
-        self.open = None
-        self.failed += 1
-        LOG.debug("round closed", step=current.roster.step, leader=current.roster.leader, reason=reason)
-        if current.roster.leader == self._state.record.peer:
-            await self._count_missed(current)
-        if not current.reduced.done():
-            current.reduced.set_exception(PeerGoneError(reason))
-            current.reduced.exception()  # marks it as retrieved, in case nobody waits for it
-        work = self._work
-        if work is not None and work is not asyncio.current_task():
-            work.cancel()
-        await self._executor.run(Priority.CONTROL, self._state.close_round)
+        current, void = self.open, None
+        if current is not None and current.roster.average_id == average_id:
+            self.open = None
+            self.failed += 1
+            LOG.debug("round closed", step=current.roster.step, leader=current.roster.leader, reason=reason)
+            if current.roster.leader == self._state.record.peer:
+                void = self._count_missed(current)
+            if not current.reduced.done():
+                current.reduced.set_exception(PeerGoneError(reason))
+                current.reduced.exception()  # marks it as retrieved, in case nobody waits for it
+            work = self._running.get(average_id)
+            if work is not None and work is not asyncio.current_task():
+                work.cancel()
+        elif self._state.round is None or self.runs(average_id):
+            return  # what still opens finds that its id is dead; what has every slice takes the average
+        await self._executor.run(Priority.CONTROL, lambda: self._state.close_round(average_id, void))
         self._host.announce()
 
-    async def _count_missed(self, current: Round) -> None:
-        """Count the members that a failed round missed. A member missed in enough rounds is left out of this step (hole 19)."""
+    async def close_present(self, reason: str) -> None:
+        """Close this peer's open round, and also the one that its state is in."""
+        for roster in (self.open.roster if self.open is not None else None, self._state.round):
+            if roster is not None:
+                await self.close(roster.average_id, reason)
+
+    def _count_missed(self, current: Round) -> Void | None:
+        """Count the members that a failed round missed. One missed in enough rounds is left out of this step (hole 19)."""
         if current.refused:
-            return
+            return None
         absent = [peer for number, peer in enumerate(current.roster.peers) if number not in current.slices]
         self.missed.update(current.silent or [peer for peer in absent if peer != current.roster.leader])
         void = whom_to_void(current.roster, self.missed)
         if void is not None:
             LOG.warning("member left out of this step's rounds: it cannot reach another member", member=void.peer, step=void.step)
             self.missed = Counter({void.peer: ROUNDS_BEFORE_VOID - 1})
-            await self._executor.run(Priority.CONTROL, lambda: self._state.void(void))
+        return void
 
     def abort(self, caller: PeerId, average_id: AverageId) -> None:
         """Close a round early. Members obey their leader; the leader obeys any member, counts it as missed and tells the others."""
@@ -346,25 +375,6 @@ class Rounds:
             current.silent.append(caller)
             self._spread_abort(current.roster)
             self._tasks.start(self.close(average_id, f"{caller} gave the round up"))
-
-    async def fetch(self, peer: PeerId, step: int) -> HeldAverage:
-        """Fetch and check a mate's finished average of this stage, with the tied sum that it applied if it has finished the step.
-
-        Raises WrongStateError if this peer cannot adopt it.
-        """
-        received = await self._client.get_average(peer, self._state.record.stage, step, 2 * self._averaging_s)
-        reason = why_not_adopt(self._state.record, step, received[0].lineage)
-        if reason is not None:
-            raise WrongStateError(reason)
-        return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked(received, self._state, step))
-
-    async def fetch_tied(self, peer: PeerId, step: int, wanted: AverageId) -> Tensor:
-        """Fetch and check gradients of a tied weight by their id: [num_tied] on the CPU."""
-        dtype, length = self._state.accumulator.flat.dtype, self._state.accumulator.num_tied
-        began_s = time.monotonic()
-        chunks = await self._client.get_tied(peer, step, wanted, length * dtype.itemsize, 2 * self._averaging_s)
-        self._spans.add(SpanKind.EXCHANGE, began_s, step, -1, peer, length * dtype.itemsize)
-        return await self._arithmetic.run(Priority.CONTROL, lambda: finite(decode_flat(chunks, dtype)))
 
     async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[Bytes]]:
         return await self._kept.get_average(stage, step)

@@ -29,7 +29,7 @@ from peerd.averaging.rounds import Rounds
 from peerd.control.protocol import SCHEMA
 from peerd.control.server import Say
 from peerd.daemon.peer import Peer
-from peerd.errors import UsageError
+from peerd.errors import PeerGoneError, UsageError
 from peerd.observe.store import HistoryStore
 from peerd.stage import jobs
 from peerd.stage.calls import StageService
@@ -45,6 +45,7 @@ SHARE_BROKEN = 0.25
 MAX_FOR_S = 3600.0
 MAX_CLOCK_OFF_S = 366 * 86400.0
 AFTER_SENDING_S = 0.02
+COPY_S = 0.2
 NOT_FINITE = b"\xff" * 8
 """As float64 or float32 not a number, as a token in no vocabulary."""
 LOG = structlog.get_logger()
@@ -61,6 +62,8 @@ class Point(enum.StrEnum):
     BACKWARD = "backward"
     REPLY = "reply"
     """The gradient is added and its bit set; no peer has been told."""
+    OPENED = "opened"
+    """It has joined a round; its leader has not been told."""
     SENDER = "sender"
     """About to send a part of its accumulator to a reducer."""
     REDUCER = "reducer"
@@ -91,6 +94,7 @@ FAULT_SITES = (
     FaultSite(jobs, "forward", before=(Point.FORWARD,)),
     FaultSite(jobs, "backward", before=(Point.BACKWARD,), after=(Point.REPLY,)),
     FaultSite(jobs, "forward_backward", before=(Point.FORWARD, Point.BACKWARD), after=(Point.REPLY,)),
+    FaultSite(StageState, "open_round", after=(Point.OPENED,)),
     FaultSite(StageState, "take_average", after=(Point.AVERAGED,)),
     FaultSite(StageState, "commit", before=(Point.COMMIT,), after=(Point.COMMITTED,)),
     FaultSite(StageState, "load", before=(Point.JOINER,)),
@@ -109,6 +113,7 @@ class Faults:
         self._armed: tuple[Point, signal.Signals | None] | None = None
         """None in place of a signal: an error that nothing expects."""
         self._corrupt_until_s = 0.0
+        self._cancels_until_s = 0.0
         self._disk_full_until_s = 0.0
         self._clock_off_s, self._clock_off_until_s = 0.0, 0.0
         self._random = random.Random(0)
@@ -119,6 +124,8 @@ class Faults:
         _wrap(StageService, "backpropagate", functools.partial(_serving, self))
         _wrap(StageClient, "backpropagate", functools.partial(_sending, self))
         _wrap(AveragingClient, "reduce", functools.partial(_sending_part, self))
+        _wrap(Rounds, "propose", functools.partial(_joining, self))
+        _wrap(StageState, "open_round", functools.partial(_opening, self))
         for way in ("gossip", "tell"):
             _wrap(SwarmClient, way, functools.partial(_gossiping, self))
         for owner, method in ((Rounds, "reduce"), (Rounds, "get_average"), (SnapshotServer, "snapshot")):
@@ -135,6 +142,9 @@ class Faults:
             case "corrupt":
                 self._random = random.Random(request.get("seed", 0))
                 self._corrupt_until_s = time.monotonic() + _number(request, "for_s")
+            case "proposal-cancel":
+                self._random = random.Random(request.get("seed", 0))
+                self._cancels_until_s = time.monotonic() + _number(request, "for_s")
             case "disk-full":
                 self._disk_full_until_s = time.monotonic() + _number(request, "for_s")
             case "skewed-clock":
@@ -143,7 +153,8 @@ class Faults:
             case "kill" | "stop" | "bug" as kind if request.get("at") in list(Point):
                 self._armed = (Point(request["at"]), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}.get(kind))
             case _:
-                raise UsageError(f"a fault is slow, corrupt, disk-full, skewed-clock, or kill, stop or bug at one of {', '.join(Point)}")
+                lasting = "slow, corrupt, proposal-cancel, disk-full, skewed-clock"
+                raise UsageError(f"a fault is {lasting}, or kill, stop or bug at one of {', '.join(Point)}")
         LOG.warning("a fault was ordered", **{name: value for name, value in request.items() if name != "verb"})
         return {"schema": SCHEMA}
 
@@ -170,6 +181,14 @@ class Faults:
     def clock_off_s(self) -> float:
         """How far the wall clock of this process is ahead just now."""
         return self._clock_off_s if time.monotonic() < self._clock_off_until_s else 0.0
+
+    @property
+    def cancels_proposals(self) -> bool:
+        return time.monotonic() < self._cancels_until_s
+
+    def moment_in_a_join(self) -> float:
+        """Seconds after which the call of a proposal ends: before, in or after the copy of the accumulator."""
+        return self._random.uniform(0.0, 2.5 * COPY_S)
 
     def broken(self, chunks: Sequence[Any]) -> tuple[Any, ...]:
         """Return the chunks with the first bytes replaced by NaN."""
@@ -265,6 +284,35 @@ def _sending_part(faults: Faults, method: Method, _is_async: bool) -> Method:
         return await method(self, peer, part, faults.broken(chunks) if faults.breaks_this_one else chunks, patience_s)
 
     return reduce
+
+
+def _joining(faults: Faults, method: Method, _is_async: bool) -> Method:
+    """A served proposal whose call ends while this peer joins the round."""
+
+    async def propose(self: Any, caller: Any, roster: Any) -> Any:
+        if not faults.cancels_proposals:
+            return await method(self, caller, roster)
+        try:
+            async with asyncio.timeout(faults.moment_in_a_join()):
+                return await method(self, caller, roster)
+        except TimeoutError:
+            raise PeerGoneError("the call of a proposal was cancelled, as ordered") from None
+
+    return propose
+
+
+def _opening(faults: Faults, method: Method, _is_async: bool) -> Method:
+    """A copy of the accumulator that takes as long as a large one."""
+
+    def open_round(self: Any, roster: Any) -> Any:
+        if not faults.cancels_proposals:
+            return method(self, roster)
+        time.sleep(COPY_S)
+        opened = method(self, roster)
+        time.sleep(COPY_S)
+        return opened
+
+    return open_round
 
 
 def _gossiping(faults: Faults, method: Method, _is_async: bool) -> Method:

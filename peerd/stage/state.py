@@ -66,6 +66,8 @@ class StageState:
         """Those of this step's ledger and, where steps overlap, of the next step's."""
         self.average: HeldAverage | None = None
         """The finished average of this step."""
+        self.round: Roster | None = None
+        """The round that this peer is AVERAGING in; None in every other phase."""
         self.history: list[HistoryEntry] = []
         self.gradient_norms: dict[int, float] = {}
         """Gradient norms by step, where the run shares norms: of steps finished here and those that came with a state."""
@@ -161,6 +163,7 @@ class StageState:
         share = self.accumulator.flat.detach().to("cpu", copy=True)
         if self._averages_parameters(roster.step):
             share = torch.cat([share, flat_parameters(self.holdings.module, share.dtype)])
+        self.round = roster
         self._move(Phase.AVERAGING)
         return "", share
 
@@ -173,21 +176,15 @@ class StageState:
         every = self._manifest.train.average_parameters_every_steps
         return every > 0 and (step + 1) % every == 0
 
-    def close_round(self) -> None:
-        """The round failed: the ledger is kept."""
-        if self.record.phase is Phase.AVERAGING:
+    def close_round(self, average_id: AverageId, void: Void | None = None) -> None:
+        """This round failed: the ledger is kept. `void` leaves a member out of further rounds of this step (hole 19)."""
+        if void is not None and void.step == self.record.step:
+            self.record = replace(self.record, voids=(*self.record.voids, void))
+        if self.round is not None and self.round.average_id == average_id:
             self._move(Phase.ACCUMULATING)
 
-    def void(self, void: Void) -> None:
-        """Leave a member out of further rounds of this step (hole 19)."""
-        if void.step == self.record.step:
-            self.record = replace(self.record, voids=(*self.record.voids, void))
-
     def take_average(self, roster: Roster, flat_sum: Tensor, tied: TiedGradients | None = None) -> None:
-        """Take an average of this step from this peer's own round or from a mate; a mate that finished the step adds `tied`.
-
-        It is ignored if this peer has moved on meanwhile.
-        """
+        """Take an average of this step; a mate that finished the step adds `tied`. It is ignored if this peer has moved on meanwhile."""
         mine = self.record
         stale = mine.phase is Phase.JOINING or (roster.stage, roster.step) != (mine.stage, mine.step)
         if stale or (mine.phase is Phase.AVERAGED and mine.average_id <= roster.average_id):
@@ -333,7 +330,8 @@ class StageState:
 
     def fence(self, incarnation: int) -> None:
         """T3 (fence): begin a new incarnation. A finished average is a fact and stays; the ledger is a claim and goes."""
-        self.close_round()
+        if self.round is not None:
+            self._move(Phase.ACCUMULATING)
         self.record = replace(self.record, incarnation=incarnation)
         self._drop_ledgers()
 
@@ -378,6 +376,8 @@ class StageState:
         if phase is not Phase.AVERAGED:
             self.average = None
         self.record = replace(self.record, phase=phase, average_id=average_id, gradient_norm=gradient_norm, tied_sum=tied_sum)
+        if phase is not Phase.AVERAGING:
+            self.round = None
 
     def release(self) -> None:
         """Free all tensors; the record and the history stay. This is the last job of the stage."""

@@ -51,7 +51,7 @@ class Fetching:
         """Fetch a mate's average of this peer's step; it is ignored if this peer has moved on meanwhile."""
         asked = self._state.record
         try:
-            found = await self._rounds.fetch(act.peer, act.step)
+            found = await self._rounds.fetcher.fetch(act.peer, act.step)
             if act.tied_sum is not None and (found.tied is None or found.tied.id != act.tied_sum):
                 raise WrongStateError("that peer finished the step with another tied sum than its record says")
         except (WrongStateError, BadMessageError):
@@ -74,7 +74,7 @@ class Fetching:
         """Fetch the gradients of a tied weight that this peer's average lacks."""
         average_id = self._state.record.average_id
         try:
-            values = await self._rounds.fetch_tied(act.peer, act.step, act.given)
+            values = await self._rounds.fetcher.fetch_tied(act.peer, act.step, act.given)
         except (WrongStateError, BadMessageError):
             self._refused[act.peer, act.step] = clock_s()
         except RemoteError:

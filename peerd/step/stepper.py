@@ -112,8 +112,8 @@ class Stepper:
                 await self._take_turn()
             except Exception as error:  # a bug
                 await self._trials.failed(error, self._state.record.step, self.decision.reason)
-        await self._close_open("leaving")
         await self._executor.run(Priority.CONTROL, self._state.begin_joining)
+        await self._rounds.close_present("leaving")
         self._host.announce()
         self._retired.set()
 
@@ -155,10 +155,11 @@ class Stepper:
         self._membership.wake()
 
     def own_state(self) -> OwnState:
-        current = self._rounds.open
+        current, record = self._rounds.open, self._state.record
+        roster = self._state.round  # read after the record: in phase AVERAGING it was set before the record
         return OwnState(
-            record=self._state.record,
-            round_roster=current.roster if current else None,
+            record=record,
+            round_roster=roster if roster is not None and self._rounds.runs(roster.average_id) else None,
             round_since_s=current.progress_s if current else clock_s(),
             propose_after_s=self._propose_after_s,
             attempt=self._attempt,
@@ -238,15 +239,15 @@ class Stepper:
 
     async def _step_back(self) -> None:
         """Stop serving. Once no mate serves either, J3 (resume) says which peer loads the checkpoint."""
-        await self._close_open("going back to a checkpoint")
         self._beginning = replace(self._beginning, founder=False)  # the state in memory is not the run's beginning
         await self._executor.run(Priority.CONTROL, lambda: self._state.give_up_state(self._beginning.step))
+        await self._rounds.close_present("going back to a checkpoint")
 
     async def _apply_fence(self) -> None:
         incarnation, self._fence_to = self._fence_to, 0
         self._lost_since_s = None
-        await self._close_open("fenced")
         await self._executor.run(Priority.CONTROL, lambda: self._state.fence(incarnation))
+        await self._rounds.close_present("fenced")
         self._host.announce()
 
     def _tell(self, act: Act, step: int) -> None:
@@ -268,7 +269,7 @@ class Stepper:
             case acts.Commit(norm=norm, tied_sum=tied_sum):
                 await self._commit(norm, tied_sum)
             case acts.FetchAverage():
-                await self._close_open("a mate has the average")
+                await self._rounds.close_present("a mate has the average")
                 await self._fetching.average(act)
             case acts.FetchTied():
                 await self._fetching.tied(act)
@@ -277,7 +278,8 @@ class Stepper:
             case acts.Reload(peer=peer):
                 await self._reload(peer)
             case acts.CloseRound(reason=reason):
-                await self._close_round(reason)
+                self._propose_after_s = clock_s() + RETRY_PAUSE_S
+                await self._rounds.close_present(reason)
             case acts.DropSums(names=names):
                 self.resets += 1
                 await self._executor.run(Priority.CONTROL, lambda: self._state.drop_sums(names))
@@ -323,27 +325,15 @@ class Stepper:
 
     async def _reload(self, peer: PeerId) -> None:
         """Drop the ledgers, become a joiner and download the state, from `peer` first."""
-        await self._close_open("reloading")
         self.reloads += 1
         await self._executor.run(Priority.CONTROL, self._state.begin_joining)
+        await self._rounds.close_present("reloading")
         self._host.announce()
         try:
             await self._take_over(await self._downloader.download(self._state.record.stage, MOST_STATE_BYTES, peer))
             self._fetching.forget_refusals()
         except (RemoteError, StageError):
             await asyncio.sleep(RETRY_PAUSE_S)
-
-    async def _close_round(self, reason: str) -> None:
-        self._propose_after_s = clock_s() + RETRY_PAUSE_S
-        if self._rounds.open is not None:
-            await self._close_open(reason)
-        else:
-            await self._executor.run(Priority.CONTROL, self._state.close_round)
-
-    async def _close_open(self, reason: str) -> None:
-        """Close the open round, if there is one."""
-        if self._rounds.open is not None:
-            await self._rounds.close(self._rounds.open.roster.average_id, reason)
 
     async def _propose(self, roster: Roster) -> None:
         self._attempt += 1

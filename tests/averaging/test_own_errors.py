@@ -89,7 +89,7 @@ async def test_a_member_that_cannot_take_the_average_gives_the_round_up(make_gro
         await asyncio.gather(*member.rounds._tasks.running, *mate.rounds._tasks.running)
     assert (mate.state.record.phase, member.state.record.phase) == (Phase.AVERAGED, Phase.ACCUMULATING)
     assert (member.rounds.open, member.rounds.failed, INTERNAL_ERRORS.count) == (None, 1, before + 1)
-    assert torch.equal((await member.rounds.fetch(mate.peer, 0)).flat_sum, mate.average), "it takes the mate's"
+    assert torch.equal((await member.rounds.fetcher.fetch(mate.peer, 0)).flat_sum, mate.average), "it takes the mate's"
 
 
 async def test_a_leader_whose_own_bug_ends_each_round_leads_no_more(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ async def test_a_round_that_failed_a_mate_that_was_late_and_a_joiner_cost_no_equ
     after = [member.rounds.compression.parts.bases for member in group.members.values()]
     assert all(torch.equal(before[name], found[name]) for before, found in zip(bases, after, strict=True) for name in before)
     late, *others = group.members.values()
-    fetched = await late.rounds.fetch(others[0].peer, 1)
+    fetched = await late.rounds.fetcher.fetch(others[0].peer, 1)
     assert torch.equal(fetched.flat_sum, late.average), "whoever fetches an average has its very bits"
     await commit(list(group.members.values()))
     assert_equal(group)

@@ -145,7 +145,7 @@ async def test_parameters_that_drifted_apart_are_averaged_and_equal_ones_keep_th
     assert await group.leader(roster).rounds.lead(roster) == ""
     await group.settled(Phase.AVERAGED)
     late, holder = list(group.members.values())[-2:]
-    fetched = await late.rounds.fetch(holder.peer, 0)
+    fetched = await late.rounds.fetcher.fetch(holder.peer, 0)
     assert torch.equal(fetched.flat_sum, holder.average), "a mate that missed the round gets the parameters too"
     rates = [replace(MANIFEST.train, learning_rate=0.0, weight_decay=0.0) for _ in modules]
     for member, train in zip(group.members.values(), rates, strict=True):
@@ -365,14 +365,14 @@ async def test_a_mate_that_missed_the_average_gets_it_from_memory_and_later_from
     await group.leader(roster).rounds.lead(roster)
     await group.settled(Phase.AVERAGED)
     holder, late = group.members[PeerId("member0")], group.members[PeerId("member1")]
-    fetched = await late.rounds.fetch(holder.peer, 0)
+    fetched = await late.rounds.fetcher.fetch(holder.peer, 0)
     assert fetched.roster == roster
     assert torch.equal(fetched.flat_sum, holder.average)
     holder.rounds.applied(holder.state.commit())
-    from_memory = await late.rounds.fetch(holder.peer, 0)
+    from_memory = await late.rounds.fetcher.fetch(holder.peer, 0)
     await holder.executor.run(Priority.IDLE, lambda: None)  # so that the log has been written
-    from_log = await late.rounds.fetch(holder.peer, 0)
+    from_log = await late.rounds.fetcher.fetch(holder.peer, 0)
     assert torch.equal(from_memory.flat_sum, fetched.flat_sum)
     assert torch.equal(from_log.flat_sum, fetched.flat_sum)
     with pytest.raises(WrongStateError, match="no average"):
-        await late.rounds.fetch(holder.peer, 0 + 9)
+        await late.rounds.fetcher.fetch(holder.peer, 0 + 9)

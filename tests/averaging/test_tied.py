@@ -72,7 +72,7 @@ async def exchange(ends: list[End]) -> AverageId:
     wanted = sum_id(ends[0].roster.average_id, ends[1].roster.average_id)
     for end in ends:
         given = end.other.roster.average_id
-        share = await end.rounds.fetch_tied(end.other.state.record.peer, 0, given)
+        share = await end.rounds.fetcher.fetch_tied(end.other.state.record.peer, 0, given)
         end.state.take_tied(end.roster.average_id, wanted, given, share)
     return wanted
 
@@ -99,10 +99,10 @@ async def test_who_is_behind_gets_the_sum_from_memory_and_later_from_the_log(end
     tied = first.state.average.tied
     assert tied is not None
     first.rounds.applied(first.state.commit(1.0, wanted))
-    from_memory = await last.rounds.fetch_tied(first.state.record.peer, 0, wanted)
+    from_memory = await last.rounds.fetcher.fetch_tied(first.state.record.peer, 0, wanted)
     await asyncio.sleep(0)  # until the log's job is queued
     await first.executor.run(Priority.IDLE, lambda: None)
-    from_log = await last.rounds.fetch_tied(first.state.record.peer, 0, wanted)
+    from_log = await last.rounds.fetcher.fetch_tied(first.state.record.peer, 0, wanted)
     assert torch.equal(from_memory, tied.values)
     assert torch.equal(from_log, tied.values)
 
@@ -110,7 +110,7 @@ async def test_who_is_behind_gets_the_sum_from_memory_and_later_from_the_log(end
 async def test_an_average_is_given_with_the_sum_once_the_step_is_finished(ends: list[End]) -> None:
     first = ends[0]
     wanted = await exchange(ends)
-    assert (await first.rounds.fetch(first.state.record.peer, 0)).tied is None
+    assert (await first.rounds.fetcher.fetch(first.state.record.peer, 0)).tied is None
     average, checksum, chunks = await first.rounds.get_average(0, 0)
     assert average.tied_sum == b""
     held = first.state.commit(1.0, wanted)
@@ -125,13 +125,13 @@ async def test_an_average_is_given_with_the_sum_once_the_step_is_finished(ends: 
 async def test_what_nobody_holds_is_refused_and_what_is_not_finite_too(ends: list[End]) -> None:
     first, last = ends
     with pytest.raises(WrongStateError, match="no such gradients"):
-        await first.rounds.fetch_tied(last.state.record.peer, 0, AverageId(b"odd"))
+        await first.rounds.fetcher.fetch_tied(last.state.record.peer, 0, AverageId(b"odd"))
     with pytest.raises(WrongStateError, match="no such gradients"):
-        await first.rounds.fetch_tied(last.state.record.peer, 7, last.roster.average_id)
+        await first.rounds.fetcher.fetch_tied(last.state.record.peer, 7, last.roster.average_id)
     assert last.state.average is not None
     last.state.average.flat_sum.fill_(torch.nan)
     with pytest.raises(BadMessageError, match="not finite"):
-        await first.rounds.fetch_tied(last.state.record.peer, 0, last.roster.average_id)
+        await first.rounds.fetcher.fetch_tied(last.state.record.peer, 0, last.roster.average_id)
 
 
 async def test_a_log_that_could_not_be_written_says_so_and_the_sum_is_not_told(ends: list[End], tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ class Kind(enum.Enum):
     """Two peers cannot reach each other for a while."""
     ONE_WAY = "one way"
     """What one peer sends to another is lost for a while; what it is sent arrives."""
+    CANCELLED = "cancelled"
+    """For a while a peer's handlers of proposals are cancelled, between any two of their awaits."""
     SLOW = "slow"
     """A peer computes ten times slower for a while."""
 
@@ -74,6 +76,8 @@ class Scenario:
     riders: int = 5
     """Records that ride on a message."""
     takeover_s: float = 4.0
+    copy_s: float = 0.0
+    """How long it takes to copy the accumulator for a round."""
     rounding: bool = False
     """Averages of equal content from different rosters count as different parameters."""
     shares_norms: bool = False
@@ -120,6 +124,7 @@ def draw(
         shares_norms=seed % 2 == 1,
         delayed=delayed,
         ties_stages=seed // 2 % 2 == 1,
+        copy_s=rng.choice((0.0, 0.0, 0.2, 0.6)) if Kind.CANCELLED in kinds else 0.0,
         off=off,
         limit_s=max(300.0, 20.0 * last_step),
     )

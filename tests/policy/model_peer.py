@@ -45,6 +45,7 @@ class ModelPeer:
         self.alive = True
         self.awake_at = 0.0
         self.slow_until = 0.0
+        self.cancelled_until = 0.0
         self.forward_s = world.rng.uniform(0.02, 0.08)
         self.clock_offset_s = world.rng.uniform(-1000.0, 1000.0)
         self.view = SwarmView(me=name, ttl_s=TTL_S)
@@ -259,7 +260,7 @@ class ModelPeer:
     def _tick(self) -> None:
         self._poked = False
         self._fence_if_late()
-        if self.fenced or self.downloading:
+        if self.fenced or self.downloading or self.rounds.is_opening:
             return
         if self.recovery.going_on:
             self.recovery.tick()
@@ -282,7 +283,7 @@ class ModelPeer:
         return OwnState(
             record=self.record,
             round_roster=current.roster if current else None,
-            round_since_s=current.moved_at_s if current else 0.0,
+            round_since_s=current.moved_at_s if current else self.now,
             propose_after_s=self.rounds.propose_after_s,
             attempt=self.rounds.attempt,
             refused=frozenset(self.refused),
@@ -306,8 +307,8 @@ class ModelPeer:
                 self.tied.replace(peer)
             case acts.Reload():
                 self.reload()
-            case acts.CloseRound():
-                self.rounds.close("closed")
+            case acts.CloseRound(reason=reason) if self.rounds.current is not None or "close unnoted" not in off:
+                self.rounds.close(reason)
             case acts.DropSums(names=names) if "overlap reset" not in off:
                 self.world.counts["resets"] += 1
                 self.record = dropped(self.record, names)

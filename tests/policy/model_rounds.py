@@ -29,6 +29,14 @@ class Round:
     silent: PeerId | None = None
 
 
+@dataclass(eq=False, slots=True)
+class Join:
+    """A handler of a proposal at work: it waits for the copy of the accumulator, and then notes the round."""
+
+    roster: Roster
+    cancelled: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     stage: int
@@ -51,6 +59,9 @@ class Rounds:
         self.missed: Counter[PeerId] = Counter()
         self.propose_after_s = float("-inf")
         self._early: list[tuple[AverageId, float, Callable[[], None]]] = []
+        self._joins: list[Join] = []
+        self.is_opening = False
+        """This peer waits until its own state has opened the round that it leads; it decides nothing meanwhile."""
 
     def drop(self) -> None:
         self.current = None
@@ -58,16 +69,15 @@ class Rounds:
     def close(self, reason: str) -> None:
         """Back to accumulating, the ledger kept; what still comes for this round is dead."""
         peer = self._peer
-        if self.current is None:
-            return
-        if self.current.roster.leader == peer.name:
+        if self.current is not None and self.current.roster.leader == peer.name:
             self._count_missed(self.current)
         peer.world.counts["failed rounds"] += 1
         peer.world.note(f"{peer.name} round fails: {reason}")
         self.current = None
         self.attempt += 1
         self.propose_after_s = peer.now + peer.world.rng.uniform(0.1, 0.5)
-        peer.change(phase=Phase.ACCUMULATING)
+        if peer.record.phase is Phase.AVERAGING:
+            peer.change(phase=Phase.ACCUMULATING)
 
     def _count_missed(self, current: Round) -> None:
         """The leader remembers who was missing, and after some rounds leaves one of them out of the step."""
@@ -86,11 +96,17 @@ class Rounds:
     # rule 8 (exchange)
 
     def propose(self, roster: Roster) -> None:
-        peer = self._peer
-        if not self.accept(roster):
-            return
+        """Open the round here; the others are asked at the same time. A refusal ends it, and what the others still do for it."""
+        self.is_opening = True
+
+        def opened(joined: object) -> None:
+            self.is_opening = False
+            if not joined:
+                self._withdraw(roster)
+
         for member in roster.peers:
-            if member == peer.name:
+            if member == self._peer.name:
+                self.join(roster, opened, Join(roster))
                 continue
 
             def answered(joined: object, member: PeerId = member) -> None:
@@ -98,10 +114,44 @@ class Rounds:
                     self.current.refused_by = member if joined is False else None
                     self.current.silent = member if joined is None else None
                     self.close(f"{member} refuses")
+                    self._withdraw(roster)
 
-            self.ask(member, lambda mate: mate.rounds.accept(roster), answered)
+            self._call(member, lambda mate, reply: mate.rounds.serve(roster, reply), answered)
 
-    def accept(self, roster: Roster) -> bool:
+    def _withdraw(self, roster: Roster) -> None:
+        """End the calls: a handler that is still at work is cancelled."""
+        for member in roster.peers:
+            if member != self._peer.name:
+                self._deliver(member, lambda mate: mate.rounds.cancel(roster))
+
+    def serve(self, roster: Roster, reply: Callable[[object], None]) -> None:
+        peer, join = self._peer, Join(roster)
+        self._joins.append(join)
+        if peer.world.now < peer.cancelled_until:
+            peer.after(peer.world.rng.uniform(0.0, peer.world.scenario.copy_s + 0.05), lambda: self.cancel(roster))
+        self.join(roster, reply, join)
+
+    def cancel(self, roster: Roster) -> None:
+        for join in self._joins:
+            join.cancelled |= join.roster == roster
+
+    def join(self, roster: Roster, reply: Callable[[object], None], join: Join) -> None:
+        """The state opens the round, whatever becomes of the handler, which notes it and answers if it is still there."""
+        copy_s = self._peer.world.scenario.copy_s
+
+        def opened() -> None:
+            joined = self._open(roster, join)
+            if join in self._joins:
+                self._joins.remove(join)
+            if not join.cancelled:
+                reply(joined)
+
+        if copy_s:
+            self._peer.after(copy_s, opened)
+        else:
+            opened()
+
+    def _open(self, roster: Roster, join: Join) -> bool:
         peer = self._peer
         off = "roster content" in peer.world.scenario.off
         if peer.fenced or peer.downloading:
@@ -110,9 +160,12 @@ class Rounds:
             return False
         if not off and why_refuse(peer.record, roster, peer.world.scenario.num_microbatches) is not None:
             return False
-        self.current = Round(roster, peer.now)
         peer.record = all_merged(peer.record)
         peer.change(tell=False, phase=Phase.AVERAGING)
+        if join.cancelled and peer.world.rng.random() < 0.5:  # else a task of its own goes on
+            peer.world.counts["joins that broke"] += 1
+            return False
+        self.current = Round(roster, peer.now)
         for member in roster.peers:
             self._send_part(member, roster, tuple(peer.accumulator), peer.record.done)
         waiting = [act for average_id, until, act in self._early if average_id == roster.average_id and peer.now < until]
@@ -228,6 +281,11 @@ class Rounds:
             self._peer.world.send(self._peer, member, act)
 
     def ask(self, mate: PeerId, handle: Callable[[ModelPeer], object], answered: Callable[[object], None]) -> None:
+        self._call(mate, lambda peer, reply: reply(handle(peer)), answered)
+
+    def _call(
+        self, mate: PeerId, handle: Callable[[ModelPeer, Callable[[object], None]], None], answered: Callable[[object], None]
+    ) -> None:
         """One question with exactly one outcome: the answer, or None when none came in time."""
         asker = self._peer
         settled: list[bool] = []
@@ -238,8 +296,10 @@ class Rounds:
                 answered(answer)
 
         def arrive(peer: ModelPeer) -> None:
-            answer = handle(peer)
-            peer.world.send(peer, asker.name, lambda _asker: settle(answer) if _asker is asker else None)
+            def reply(answer: object) -> None:
+                peer.world.send(peer, asker.name, lambda _asker: settle(answer) if _asker is asker else None)
+
+            handle(peer, reply)
 
         asker.world.send(asker, mate, arrive, lambda: settle(None))
         asker.after(ANSWER_S, lambda: settle(None))

@@ -39,7 +39,7 @@ MOST_RELOADS = 200
 
 RULES_OFF = (
     *("overlap reset", "ledger fence", "adopt", "repeats renew", "roster content", "snapshot", "bit after gradient", "norms told"),
-    *("sums told", "wait before lost"),
+    *("sums told", "wait before lost", "close unnoted"),
 )
 """What a scenario may switch off to be noticed within a few dozen random runs; these take a scripted one: "previous" (hole 4), "copy",
 "bring", "step back" and "sum of the step before"."""
@@ -279,6 +279,8 @@ class World:
             case Kind.CUT | Kind.ONE_WAY:
                 ways = [(target.name, other.name), (other.name, target.name)]
                 self._cuts |= dict.fromkeys(ways[:1] if fault.kind is Kind.ONE_WAY else ways, self.now + fault.lasts_s)
+            case Kind.CANCELLED:
+                target.cancelled_until = self.now + fault.lasts_s
             case Kind.SLOW:
                 target.slow_until = self.now + fault.lasts_s
 

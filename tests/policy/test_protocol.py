@@ -340,6 +340,23 @@ def test_hole_19_two_members_that_never_reach_each_other_do_not_stop_their_stage
     assert run(dataclasses.replace(scenario, off=frozenset({"void"}))).stalled
 
 
+def cancels_proposals(off: frozenset[str] = frozenset()) -> World:
+    """Every call of a proposal ends while the copy is made, for five seconds."""
+    faults = [Fault(0.1, Kind.CANCELLED, name=f"p{number}", lasts_s=5.0) for number in range(4)]
+    return scripted(*faults, copy_s=0.5, off=off)
+
+
+def test_hole_21_proposals_that_are_cancelled_while_a_slow_copy_is_made_stop_nobody() -> None:
+    outcome = cancels_proposals().run()
+    assert outcome.problems == ()
+    assert outcome.counts["joins that broke"] > 0
+    assert outcome.counts["inexact"] == 0
+
+
+def test_hole_21_a_round_that_nothing_runs_would_stay_open_for_ever() -> None:
+    assert "AVERAGING" in cancels_proposals(frozenset({"close unnoted"})).run().stalled
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_caller_that_one_callee_never_hears_sends_its_work_elsewhere(seed: int) -> None:
     """p0 of stage 0 hears p3 of stage 1, and p3 never hears p0."""

@@ -144,6 +144,11 @@ def test_a_round_is_closed_early_when_a_member_dies_or_restarts() -> None:
     assert isinstance(decided(mine, replace(mate, incarnation=1), own=own), CloseRound)
 
 
+def test_hole_21_a_round_that_no_task_runs_is_closed() -> None:
+    mine, mate = member("p1", phase=Phase.AVERAGING, done=1), member("p2", phase=Phase.AVERAGING, done=2)
+    assert isinstance(decided(mine, mate, own=OwnState(record=mine, round_since_s=100.0)), CloseRound)
+
+
 def test_a_round_stays_open_while_a_member_is_further_along_in_it() -> None:
     mine, mate = member("p1", phase=Phase.AVERAGING, done=1), averaged("p2", done=2)
     own = in_round(mine, replace(mate, phase=Phase.AVERAGING))

@@ -127,9 +127,13 @@ def test_a_round_freezes_the_ledger_and_a_failed_one_keeps_it() -> None:
     for index in range(MANIFEST.train.microbatches_per_step):
         other.add(index)
     record = other.state.record
-    other.state.open_round(Roster(1, 0, 0, ME, (RosterEntry(ME, 1, record.ledger_no, ALL),)))
-    assert other.state.record.phase is Phase.AVERAGING
-    other.state.close_round()
+    roster = Roster(1, 0, 0, ME, (RosterEntry(ME, 1, record.ledger_no, ALL),))
+    other.state.open_round(roster)
+    assert (other.state.record.phase, other.state.round) == (Phase.AVERAGING, roster)
+    other.state.close_round(replace(roster, attempt=1).average_id)
+    assert other.state.round == roster, "another round's end is not this one's"
+    other.state.close_round(roster.average_id)
+    assert vars(other.state)["round"] is None
     assert replace(other.state.record, phase=record.phase) == record
 
 

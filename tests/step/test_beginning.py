@@ -12,15 +12,15 @@ from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.situation import StepRules
 from peerd.step.stepper import Stepper
 from peerd.table.record import PeerId, PeerRecord
-from tests.paper_host import PaperHost
+from tests.paper_host import PaperHost, PaperRounds
 from tests.strategies import view_of
 
 
 async def test_a_run_that_is_begun_anew_is_told_of_once_with_what_to_do() -> None:
     mine = PeerRecord(peer=PeerId("me"))
     membership: Any = SimpleNamespace(live=lambda: view_of(mine), view=SimpleNamespace(sightings={}), me=mine.peer)
-    state: Any = SimpleNamespace(record=mine)
-    rounds: Any = SimpleNamespace(open=None)
+    state: Any = SimpleNamespace(record=mine, round=None)
+    rounds: Any = PaperRounds()
     unused: Any = None
     rules = StepRules(num_stages=1, num_microbatches=4, ttl_s=3.0, averaging_s=2.0)
     stepper = Stepper(state, unused, membership, rounds, unused, rules, Beginning(reached=7), PaperHost())

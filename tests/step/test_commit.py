@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from peerd.stage.executor import Executor
 from peerd.stage.state import StageState
 from peerd.step.stepper import Stepper
 from peerd.table.record import PeerId, PeerRecord
-from tests.paper_host import PaperHost
+from tests.paper_host import PaperHost, PaperRounds
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
@@ -32,7 +31,7 @@ def averaged(executor: Executor, host: PaperHost | None = None) -> Stepper:
     state.serve()
     entry = RosterEntry(ME, state.record.incarnation, state.record.ledger_no, 2**NUM_MICROBATCHES - 1)
     state.take_average(Roster(0, 0, 0, ME, (entry,)), torch.zeros_like(state.accumulator.flat))
-    rounds: Any = SimpleNamespace(open=None, applied=lambda _held: None)
+    rounds: Any = PaperRounds()
     unused: Any = None
     return Stepper(state, executor, unused, rounds, unused, RULES, Beginning(), host or PaperHost())
 

@@ -79,7 +79,7 @@ async def test_a_download_with_a_bug_fails_at_once_and_the_stepper_goes_on(
 ) -> None:
     before = INTERNAL_ERRORS.count
     decides(stepper, monkeypatch, decision, decision, acts.Serve("equal to the stage") if decision is RELOAD else COMMIT)
-    monkeypatch.setattr(stepper._rounds, "fetch", fails, raising=False)
+    monkeypatch.setattr(stepper._rounds.fetcher, "fetch", fails)
     monkeypatch.setattr(stepper, "_downloader", type("Downloader", (), {"download": staticmethod(fails)}))
     monkeypatch.setattr(stepper._state, "serve", stepper._retiring.set)
     with capture_logs() as logs:
@@ -123,7 +123,7 @@ async def test_a_state_that_is_half_loaded_ends_the_daemon(stepper: Stepper, mon
 async def test_a_bug_that_stays_ends_the_daemon(stepper: Stepper, monkeypatch: pytest.MonkeyPatch) -> None:
     before = INTERNAL_ERRORS.count
     decides(stepper, monkeypatch, *[FETCH] * (MOST_ERRORS + 1))
-    monkeypatch.setattr(stepper._rounds, "fetch", fails, raising=False)
+    monkeypatch.setattr(stepper._rounds.fetcher, "fetch", fails)
     with pytest.raises(TypeError):
         await stepper.run()
     assert INTERNAL_ERRORS.count == before + MOST_ERRORS

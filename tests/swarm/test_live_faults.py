@@ -118,6 +118,7 @@ def test_who_dies_with_a_microbatch_in_hand_has_it_done_again_elsewhere(swarm: S
     [
         pytest.param(Point.REPLY, 0, marks=slow),
         pytest.param(Point.REPLY, 1, marks=slow),
+        pytest.param(Point.OPENED, 1, marks=slow),
         (Point.SENDER, 1),
         pytest.param(Point.SENDER, 0, marks=slow),
         pytest.param(Point.REDUCER, 1, marks=slow),
@@ -204,7 +205,7 @@ def test_who_stops_and_wakes_up_finds_its_way_back(swarm: Swarm, point: Point) -
 
 
 @slow
-@pytest.mark.parametrize("point", [Point.FORWARD, Point.WAITING, Point.REPLY, Point.SENDER, Point.REDUCER, Point.AVERAGED])
+@pytest.mark.parametrize("point", [Point.FORWARD, Point.WAITING, Point.REPLY, Point.OPENED, Point.SENDER, Point.REDUCER, Point.AVERAGED])
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_bug_shows_at_once_and_the_run_goes_on_with_the_peer_that_has_it(swarm: Swarm, point: Point, stage: int) -> None:
     if (point, stage) == (Point.WAITING, 1):
@@ -218,6 +219,16 @@ def test_a_bug_shows_at_once_and_the_run_goes_on_with_the_peer_that_has_it(swarm
     assert_it_goes_on(swarm)
     victim.wait_for_step(survivors(swarm)[0].status["peer"]["step"])
     assert victim.counters["internal_errors"] == 1
+
+
+@slow
+@pytest.mark.parametrize("stage", [0, 1])
+def test_hole_21_proposals_whose_calls_end_while_a_peer_joins_leave_no_round_behind(swarm: Swarm, stage: int) -> None:
+    victim = victim_of(swarm, stage)
+    order(victim, "proposal-cancel", for_s=12, seed=stage)
+    assert_it_goes_on(swarm, steps=4)
+    assert "cancelled, as ordered" in "".join(daemon.log for daemon in survivors(swarm)) or victim.counters["rounds_failed"]
+    victim.wait_for_step(survivors(swarm)[0].status["peer"]["step"])
 
 
 @slow

@@ -13,6 +13,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from peerd.averaging.rounds import Rounds
 from peerd.policy.step.contributions import StageTally, Tally
 from peerd.stage.calls import StageService
 from peerd.stage.state import StageState
@@ -107,6 +108,7 @@ class Callee:
     membership: Membership
     state: StageState
     service: StageService
+    rounds: Rounds
     host: Host
     caller: Identity
 

@@ -61,4 +61,4 @@ async def callee(tmp_path: Path) -> AsyncIterator[Callee]:
         rounds = Rounds(state, executor, cast(AveragingClient, Unanswering()), log, 0.3, clock_s, host)
         stack.callback(rounds.shut)
         async with serving([*servicers, AveragingServicer(door, rounds), StateServicer(door, SnapshotServer(state, executor))]) as served:
-            yield Callee(served, door, membership, state, service, host, new_identity())
+            yield Callee(served, door, membership, state, service, rounds, host, new_identity())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
 import grpc
@@ -19,7 +21,7 @@ from peerd.generated import (
 from peerd.link.traffic import Traffic
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.table.forms import bitmap_to
-from peerd.table.record import AverageId, PeerId
+from peerd.table.record import AverageId, PeerId, Phase
 from peerd.wire import convert
 from peerd.wire.chunks import digest_of
 from peerd.wire.clients import AveragingClient
@@ -51,6 +53,47 @@ async def test_an_oversize_ledger_in_a_roster_is_refused(callee: Callee) -> None
     stub = await callee.served.stub(averaging_pb2_grpc.AveragingStub, callee.caller.peer)
     proposal = averaging_pb2.Proposal(run=RUN, roster=averaging_pb2.Roster(entries=[entry]))
     await assert_refused(callee, stub.Propose(proposal), BAD, "longer than any step")
+
+
+COPY_S = 0.2
+
+
+@pytest.mark.parametrize("end", ["deadline", "cancelled", "connection broken"])
+@pytest.mark.parametrize("at", [0.25, 0.75], ids=["before the state opens it", "after"])
+async def test_hole_21_whatever_ends_the_call_of_a_proposal_the_round_that_it_opens_gets_its_end(
+    callee: Callee, monkeypatch: pytest.MonkeyPatch, end: str, at: float
+) -> None:
+    """A copy of the accumulator takes seconds at real size. The leader gives up on its proposal meanwhile and aborts the round."""
+    roster, open_round = await whole_roster(callee), callee.state.open_round
+
+    def slow(roster: Roster) -> tuple[str, torch.Tensor | None]:
+        time.sleep(COPY_S / 2)
+        opened = open_round(roster)
+        time.sleep(COPY_S / 2)
+        return opened
+
+    monkeypatch.setattr(callee.state, "open_round", slow)
+    links, proposal = callee.links(), averaging_pb2.Proposal(run=RUN, roster=convert.roster_to(roster))
+    channel = await links.channel(callee.caller.peer)
+    rpc = averaging_pb2_grpc.AveragingStub(channel).Propose(proposal, timeout=at * COPY_S if end == "deadline" else PATIENCE_S)
+    await asyncio.wait([asyncio.ensure_future(rpc.code())], timeout=at * COPY_S)
+    if end == "cancelled":
+        rpc.cancel()
+    elif end == "connection broken":
+        await links.drop(callee.caller.peer)
+    await eventually(callee, lambda: callee.rounds.open is not None)
+    assert callee.state.round == roster
+    assert callee.rounds.runs(roster.average_id), "it has a task that ends it"
+    callee.rounds.abort(roster.leader, roster.average_id)
+    await eventually(callee, lambda: callee.state.record.phase is Phase.ACCUMULATING)
+    assert callee.rounds.open is None
+
+
+async def eventually(callee: Callee, holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():
+            callee.host.changed.clear()
+            await callee.host.changed.wait()
 
 
 async def test_a_part_of_no_round_is_refused_after_it_was_held_for_a_while(callee: Callee) -> None:
@@ -133,11 +176,16 @@ async def reduce(callee: Callee, header: averaging_pb2.PartHeader, *chunks: byte
 
 
 async def open_round(callee: Callee) -> Roster:
-    """The caller brings what the callee does not hold, and the callee joins; nobody ever answers its own parts."""
-    await callee.assert_lives()
-    mine = callee.state.record
-    entries = (RosterEntry(mine.peer, 1, mine.ledger_no, mine.done), RosterEntry(callee.caller.peer, 1, 1, ALL & ~mine.done))
-    roster = Roster(1, 0, 0, callee.caller.peer, tuple(sorted(entries)))
+    """The callee joins; nobody ever answers its own parts."""
+    roster = await whole_roster(callee)
     joined, reason, _ = await AveragingClient(callee.links(), RUN).propose(callee.caller.peer, roster, PATIENCE_S)
     assert joined, reason
     return roster
+
+
+async def whole_roster(callee: Callee) -> Roster:
+    """The caller leads, and brings what the callee does not hold."""
+    await callee.assert_lives()
+    mine = callee.state.record
+    entries = (RosterEntry(mine.peer, 1, mine.ledger_no, mine.done), RosterEntry(callee.caller.peer, 1, 1, ALL & ~mine.done))
+    return Roster(1, 0, 0, callee.caller.peer, tuple(sorted(entries)))

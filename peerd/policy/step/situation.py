@@ -42,6 +42,7 @@ class OwnState:
 
     record: PeerRecord
     round_roster: Roster | None = None
+    """The round that this peer is AVERAGING in, if a task of this peer runs it."""
     round_since_s: float = 0.0
     """When the open round began or last made progress."""
     propose_after_s: float = 0.0

@@ -141,10 +141,15 @@ def _reload(now: Situation) -> Act | None:
 
 
 def _close_round(now: Situation) -> Act | None:
-    """Rule 4 (close): a round that makes no progress, or that has lost a member, cannot finish. Closing is always safe."""
+    """Rule 4 (close): a round that makes no progress, or that has lost a member, cannot finish. Closing is always safe.
+
+    A round that no task of this peer runs would stay open for ever (hole 21).
+    """
     mine, roster = now.mine, now.own.round_roster
-    if mine.phase is not Phase.AVERAGING or roster is None:
+    if mine.phase is not Phase.AVERAGING:
         return None
+    if roster is None:
+        return acts.CloseRound("nothing at this peer would end the round")
     if now.now_s - now.own.round_since_s > 2 * now.rules.averaging_s:
         return acts.CloseRound("the round made no progress for too long")
     present = {(r.peer, r.incarnation) for r in now.live.records} | {(mine.peer, mine.incarnation)}

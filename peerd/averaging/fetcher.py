@@ -1,0 +1,48 @@
+"""Fetches from other peers what a finished average lacks here: a mate's average, or gradients of a tied weight."""
+
+from __future__ import annotations
+
+import time
+
+from torch import Tensor
+
+from peerd.averaging.handover import finite, unpacked
+from peerd.errors import WrongStateError
+from peerd.policy.step.roster import why_not_adopt
+from peerd.stage.executor import Executor, Priority
+from peerd.stage.results import HeldAverage
+from peerd.stage.state import StageState
+from peerd.table.record import AverageId, PeerId
+from peerd.timeline.spans import SpanKind, SpanRing
+from peerd.wire.clients import AveragingClient
+from peerd.wire.tensors import decode_flat
+
+
+class AverageFetcher:
+    """What it returns is checked, on the thread of `arithmetic`; it changes nothing."""
+
+    def __init__(self, state: StageState, arithmetic: Executor, client: AveragingClient, averaging_s: float, spans: SpanRing) -> None:
+        self._state = state
+        self._arithmetic = arithmetic
+        self._client = client
+        self._averaging_s = averaging_s
+        self._spans = spans
+
+    async def fetch(self, peer: PeerId, step: int) -> HeldAverage:
+        """Fetch and check a mate's finished average of this stage, with the tied sum that it applied if it has finished the step.
+
+        Raises WrongStateError if this peer cannot adopt it.
+        """
+        received = await self._client.get_average(peer, self._state.record.stage, step, 2 * self._averaging_s)
+        reason = why_not_adopt(self._state.record, step, received[0].lineage)
+        if reason is not None:
+            raise WrongStateError(reason)
+        return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked(received, self._state, step))
+
+    async def fetch_tied(self, peer: PeerId, step: int, wanted: AverageId) -> Tensor:
+        """Fetch and check gradients of a tied weight by their id: [num_tied] on the CPU."""
+        dtype, length = self._state.accumulator.flat.dtype, self._state.accumulator.num_tied
+        began_s = time.monotonic()
+        chunks = await self._client.get_tied(peer, step, wanted, length * dtype.itemsize, 2 * self._averaging_s)
+        self._spans.add(SpanKind.EXCHANGE, began_s, step, -1, peer, length * dtype.itemsize)
+        return await self._arithmetic.run(Priority.CONTROL, lambda: finite(decode_flat(chunks, dtype)))
