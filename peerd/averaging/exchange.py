@@ -26,11 +26,13 @@ class Round:
 
     roster: Roster
     mine: int
-    """This peer's index in the roster; it reduces the slice of that number."""
+    """The number of the slice that this peer reduces; -1: none."""
     accumulator: Tensor
     """This round's own copy. In the end its slices are overwritten with their averages."""
     slices_of: list[Slice]
-    """The elements that each member reduces, by index in the roster."""
+    """The elements that each reducer of the roster reduces."""
+    ledger: int = 0
+    """This peer's ledger as the roster names it."""
     parts: dict[PeerId, Tensor] = field(default_factory=dict)
     complete: bool = False
     """True once every member's part has arrived. Used only by the thread that computes the sums."""

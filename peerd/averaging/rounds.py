@@ -78,7 +78,6 @@ class Rounds:
         self._dead: deque[AverageId] = deque(maxlen=MAX_DEAD_ROUNDS)
         self._tasks = Tasks()
         self._running: dict[AverageId, asyncio.Task[Any]] = {}
-        """The tasks that open and run rounds."""
         self._own_errors: list[Exception] = []
         """Bugs that ended rounds at this member since the last average was applied."""
         self.open: Round | None = None
@@ -154,10 +153,8 @@ class Rounds:
         """Join a round that `caller` leads. Returns whether this peer joined; if not, also the reason and its present record."""
         if caller != roster.leader:
             raise BadMessageError("a roster is proposed by its leader")
-        if roster.average_id in self._dead:
-            return False, "this round is closed", self._host.own_record()
-        if self.runs(roster.average_id):
-            return False, "this round is open already", self._host.own_record()
+        if roster.average_id in self._dead or self.runs(roster.average_id):
+            return False, "this round is closed", self._host.own_record()  # or was proposed before
         # The task outlives this call: if the leader ends the call, the round that the state has opened still gets its end (hole 21).
         reason = await asyncio.shield(self._start(roster, self._join(roster)))
         return (False, reason, self._host.own_record()) if reason else (True, "", NO_RECORD)
@@ -180,9 +177,10 @@ class Rounds:
     def _begin(self, roster: Roster, codec: Codec, accumulator: Tensor) -> str:
         if roster.average_id in self._dead or self._state.round is not roster:
             return "this round is closed"  # while the state opened it, the leader aborted it, or this peer fenced or began to join
-        mine = roster.peers.index(self._state.record.peer)
-        slices = self.compression.slices(accumulator.numel(), len(roster.entries), codec)
-        self.open = Round(roster, mine, accumulator, slices, progress_s=self._clock())
+        me, reducers = self._state.record.peer, roster.reducers
+        mine = reducers.index(me) if me in reducers else -1
+        slices = self.compression.slices(accumulator.numel(), len(reducers), codec)
+        self.open = Round(roster, mine, accumulator, slices, roster.entries[roster.peers.index(me)].done, progress_s=self._clock())
         opened, self._opened = self._opened, asyncio.Event()
         opened.set()
         self._start(roster, self._run(self.open))
@@ -240,7 +238,7 @@ class Rounds:
 
     async def _fetch_slices(self, current: Round) -> None:
         """Fetch all slices concurrently; the first failure cancels the others."""
-        slices = [self._fetch_slice(current, number, peer) for number, peer in enumerate(current.roster.peers)]
+        slices = [self._fetch_slice(current, number, peer) for number, peer in enumerate(current.roster.reducers)]
         tasks = [start(work, expects=(RemoteError,)) for work in slices]
         try:
             await asyncio.gather(*tasks)
@@ -258,7 +256,7 @@ class Rounds:
         encoded = self.compression.allowed.is_lossy  # otherwise the part is sent straight from memory
         part = await self._arithmetic.run(Priority.CONTROL, encode) if encoded else encode()
         size = sum(len(chunk) for chunk in part)
-        header = Part(current.roster.average_id, number, current.roster.entries[current.mine].done, size)
+        header = Part(current.roster.average_id, number, current.ledger, size)
         began_s = time.monotonic()
         try:
             chunks = await self._client.reduce(peer, header, part, 2 * self._averaging_s)
@@ -347,7 +345,6 @@ class Rounds:
         self._host.announce()
 
     async def close_present(self, reason: str) -> None:
-        """Close this peer's open round, and also the one that its state is in."""
         for roster in (self.open.roster if self.open is not None else None, self._state.round):
             if roster is not None:
                 await self.close(roster.average_id, reason)
@@ -356,8 +353,10 @@ class Rounds:
         """Count the members that a failed round missed. One missed in enough rounds is left out of this step (hole 19)."""
         if current.refused:
             return None
-        absent = [peer for number, peer in enumerate(current.roster.peers) if number not in current.slices]
-        self.missed.update(current.silent or [peer for peer in absent if peer != current.roster.leader])
+        absent = {peer for number, peer in enumerate(current.roster.reducers) if number not in current.slices}
+        if current.mine >= 0 and not current.complete:
+            absent |= {peer for peer in current.roster.peers if peer not in current.parts}  # they cannot call this peer: hole 22
+        self.missed.update(current.silent or absent - {current.roster.leader})
         void = whom_to_void(current.roster, self.missed)
         if void is not None:
             LOG.warning("member left out of this step's rounds: it cannot reach another member", member=void.peer, step=void.step)

@@ -30,6 +30,7 @@ from peerd.control.protocol import SCHEMA
 from peerd.control.server import Say
 from peerd.daemon.peer import Peer
 from peerd.errors import PeerGoneError, UsageError
+from peerd.link.links import Links
 from peerd.observe.store import HistoryStore
 from peerd.stage import jobs
 from peerd.stage.calls import StageService
@@ -114,6 +115,8 @@ class Faults:
         """None in place of a signal: an error that nothing expects."""
         self._corrupt_until_s = 0.0
         self._cancels_until_s = 0.0
+        self._not_called: dict[str, float] = {}
+        """Peers that this one cannot call, and until when."""
         self._disk_full_until_s = 0.0
         self._clock_off_s, self._clock_off_until_s = 0.0, 0.0
         self._random = random.Random(0)
@@ -124,6 +127,8 @@ class Faults:
         _wrap(StageService, "backpropagate", functools.partial(_serving, self))
         _wrap(StageClient, "backpropagate", functools.partial(_sending, self))
         _wrap(AveragingClient, "reduce", functools.partial(_sending_part, self))
+        for way in ("channel", "way_for_tensors", "quickest_channel"):
+            _wrap(Links, way, functools.partial(_calling, self))
         _wrap(Rounds, "propose", functools.partial(_joining, self))
         _wrap(StageState, "open_round", functools.partial(_opening, self))
         for way in ("gossip", "tell"):
@@ -145,6 +150,8 @@ class Faults:
             case "proposal-cancel":
                 self._random = random.Random(request.get("seed", 0))
                 self._cancels_until_s = time.monotonic() + _number(request, "for_s")
+            case "one-way" if isinstance(request.get("peer"), str):
+                self._not_called[request["peer"]] = time.monotonic() + _number(request, "for_s")
             case "disk-full":
                 self._disk_full_until_s = time.monotonic() + _number(request, "for_s")
             case "skewed-clock":
@@ -153,7 +160,7 @@ class Faults:
             case "kill" | "stop" | "bug" as kind if request.get("at") in list(Point):
                 self._armed = (Point(request["at"]), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}.get(kind))
             case _:
-                lasting = "slow, corrupt, proposal-cancel, disk-full, skewed-clock"
+                lasting = "slow, corrupt, proposal-cancel, one-way to a peer, disk-full, skewed-clock"
                 raise UsageError(f"a fault is {lasting}, or kill, stop or bug at one of {', '.join(Point)}")
         LOG.warning("a fault was ordered", **{name: value for name, value in request.items() if name != "verb"})
         return {"schema": SCHEMA}
@@ -181,6 +188,10 @@ class Faults:
     def clock_off_s(self) -> float:
         """How far the wall clock of this process is ahead just now."""
         return self._clock_off_s if time.monotonic() < self._clock_off_until_s else 0.0
+
+    def is_cut(self, callee: str) -> bool:
+        """Whether calls to this peer fail, while those that it makes work."""
+        return time.monotonic() < self._not_called.get(callee, 0.0)
 
     @property
     def cancels_proposals(self) -> bool:
@@ -284,6 +295,17 @@ def _sending_part(faults: Faults, method: Method, _is_async: bool) -> Method:
         return await method(self, peer, part, faults.broken(chunks) if faults.breaks_this_one else chunks, patience_s)
 
     return reduce
+
+
+def _calling(faults: Faults, method: Method, _is_async: bool) -> Method:
+    """A call to a peer that this one cannot reach."""
+
+    async def channel(self: Any, callee: Any, **named: Any) -> Any:
+        if faults.is_cut(callee):
+            raise PeerGoneError("the link is cut in this direction, as ordered")
+        return await method(self, callee, **named)
+
+    return channel
 
 
 def _joining(faults: Faults, method: Method, _is_async: bool) -> Method:

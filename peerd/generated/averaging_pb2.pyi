@@ -57,6 +57,7 @@ class Roster(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
+    SPARED_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
     step: _builtins.int
@@ -68,6 +69,10 @@ class Roster(_message.Message):
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___RosterEntry]:
         """sorted by peer"""
 
+    @_builtins.property
+    def spared(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """members that reduce no slice, since some member cannot call them"""
+
     def __init__(
         self,
         *,
@@ -76,11 +81,12 @@ class Roster(_message.Message):
         attempt: _builtins.int = ...,
         leader: _builtins.str = ...,
         entries: _abc.Iterable[Global___RosterEntry] | None = ...,
+        spared: _abc.Iterable[_builtins.str] | None = ...,
         codec: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "codec", b"codec", "entries", b"entries", "leader", b"leader", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "codec", b"codec", "entries", b"entries", "leader", b"leader", "spared", b"spared", "stage", b"stage", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

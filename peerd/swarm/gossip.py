@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from peerd.background import start
 from peerd.errors import BadMessageError, RemoteError
 from peerd.policy.step.roster import leader_of
+from peerd.policy.swarm.reaching import cut_off
 from peerd.policy.swarm.spreading import (
     ANNOUNCED_TO,
     TELLS_ALL,
@@ -169,7 +170,8 @@ class Gossip:
         """In a small swarm ask a peer for its whole table every period; in a larger one ask a peer for its news several times a period."""
         turn = 0
         while True:
-            await asyncio.sleep(self._membership.news.turn_s(clock_s()) if self._is_large else self._period_s)
+            often = TURNS_PER_PERIOD if cut_off(self._membership.live()) else 1
+            await asyncio.sleep(self._membership.news.turn_s(clock_s()) if self._is_large else self._period_s / often)
             if not self._is_large:
                 turn = 0
                 await self._ask_for_table()
@@ -181,7 +183,9 @@ class Gossip:
 
     async def _ask_for_table(self) -> None:
         """Let two peers that share only neighbours learn of each other, even while the DHT holds mostly records of dead peers."""
-        others = self._targets(self._membership.live(), everybody=True)
+        live = self._membership.live()
+        others, cut = self._targets(live, everybody=True), cut_off(live)
+        others = [peer for peer in others if peer not in cut] or others
         if not others:
             return
         try:
@@ -205,7 +209,8 @@ class Gossip:
 
     def _whom_to_ask(self) -> PeerId | None:
         live = self._membership.live()
-        mine, there = live.mine, [peer for peer in self._partners if live.find(peer) is not None]
+        mine, cut = live.mine, cut_off(live)
+        there = [peer for peer in self._partners if live.find(peer) is not None and peer not in cut]
         far = [r.peer for stage in self._stages for r in live.speakers(stage)] if live.is_summarised else []
         return whom_to_ask(mine is not None and mine.summary is not None, there, far, (self._random.random(), self._random.random()))
 
@@ -300,6 +305,7 @@ class Gossip:
         own = self._membership.raws.get(self._membership.me)
         try:
             self._membership.absorb(await self._client.tell(peer, [own.raw] if own is not None else [], PUSH_TIMEOUT_S))
+            self._membership.reached(peer)
         except BadMessageError:
             return  # counted where it was refused; the peer's next message may be sound
         except RemoteError:

@@ -63,11 +63,15 @@ class Liveness:
         while (record := self._unchanged(peer, pair)) is not None:
             asked_s = time.monotonic()
             if await self._answers(record):
+                self._membership.reached(peer)
                 return
-            if self._heard_s.get(peer, 0.0) > asked_s:
+            is_heard = self._heard_s.get(peer, 0.0) > asked_s
+            lives = self._membership.not_reached(peer, may_be_slow=is_heard)
+            if is_heard:
                 await asyncio.sleep(ASK_AGAIN_S)
             elif (record := self._unchanged(peer, pair)) is not None:
-                self._suspect(record)
+                if not lives:
+                    self._suspect(record)
                 return
 
     def _unchanged(self, peer: PeerId, pair: tuple[int, int]) -> PeerRecord | None:

@@ -21,7 +21,7 @@ from peerd.table.circuit import direct
 from peerd.table.record import HIDDEN, PeerId, PeerRecord, RawRecord, RunId, Suspicion, Vitals
 from peerd.table.view import TTL_PERIODS, LiveView, SwarmView
 
-MAX_SUSPECTS = 32
+MAX_SUSPECTS, MAX_UNREACHED = 32, 16
 ABSORBED_AT_ONCE = 16
 """Checking a record takes a quarter of a millisecond."""
 FORGIVEN_S = 10.0
@@ -87,6 +87,9 @@ class Membership:
         """Fields of the own row that keep the values last announced while the step state changes."""
         self._live: _Live | None = None
         self._suspects: dict[PeerId, tuple[int, int]] = {}
+        self._unreached: dict[PeerId, tuple[int, int]] = {}
+        """Peers that have not answered since a re-dial failed, each with its pair of that moment."""
+        self._failing_since_s: dict[PeerId, float] = {}
         self._waiters: set[asyncio.Future[bool]] = set()
         self._tell, self._superseded_by, self._owes_word = False, 0, asyncio.Event()
 
@@ -133,6 +136,7 @@ class Membership:
             **self.row.vitals().measured(),
             "version": self._version,
             "suspects": suspects,
+            "unreached": tuple(sorted(self._unreached))[:MAX_UNREACHED],
             "periods": periods(len(live.records)),
             "summary": summarise(own, live),
         }
@@ -171,6 +175,26 @@ class Membership:
         self._suspects[record.peer] = record.pair
         self._owe_word(tell=True)
 
+    def not_reached(self, peer: PeerId, *, may_be_slow: bool) -> bool:
+        """Note that a re-dial failed. Returns whether the peer lives all the same, as its record says: the link to it is dead (hole 22).
+
+        One that may be slow must have answered nothing for half the life of a record.
+        """
+        seen, now_s = self.view.sightings[peer], clock_s()
+        half_life_s, known = self.view.ttl_s * seen.record.periods / 2, self._unreached.get(peer)
+        if may_be_slow and now_s - self._failing_since_s.setdefault(peer, now_s) < half_life_s:
+            return False
+        if known is None or known[0] != seen.record.incarnation:
+            self._unreached[peer] = known = seen.record.pair
+            self._owe_word(tell=True)
+        return seen.record.pair > known and now_s - seen.risen_at_s < half_life_s
+
+    def reached(self, peer: PeerId) -> None:
+        """Note that a peer has answered a call."""
+        self._failing_since_s.pop(peer, None)
+        if self._unreached.pop(peer, None) is not None:
+            self._owe_word(tell=True)
+
     async def word_owed(self) -> Word:
         """Wait until others must hear of this peer, and return why."""
         await self._owes_word.wait()
@@ -183,6 +207,8 @@ class Membership:
         """Apply T3 (fence): no peer counts until it is seen again."""
         self.view = self.view.cleared()
         self._suspects.clear()
+        self._unreached.clear()
+        self._failing_since_s.clear()
 
     async def changed(self, timeout_s: float) -> bool:
         """Wait up to `timeout_s` for the next change of the view; the expiry of a record is one. Returns False on timeout."""
@@ -247,10 +273,11 @@ class Membership:
     def _forget_suspects(self) -> None:
         """Drop suspicions of peers whose records have expired. A higher pair ends a suspicion earlier (`_absorb_one`)."""
         now_s = clock_s()
-        for peer in list(self._suspects):
-            seen = self.view.sightings.get(peer)
-            if seen is None or now_s - seen.risen_at_s > 2 * self.view.ttl_s:
-                del self._suspects[peer]
+        for held in (self._suspects, self._unreached):
+            for peer in list(held):
+                seen = self.view.sightings.get(peer)
+                if seen is None or now_s - seen.risen_at_s > 2 * self.view.ttl_s:
+                    del held[peer]
 
 
 def _answer(waiter: asyncio.Future[bool], has_changed: bool) -> None:

@@ -254,6 +254,8 @@ class PeerRecord(Vitals):
     """Disjoint parts of `done`; the one that grew last is the last."""
     next_asides: Annotated[tuple[Aside, ...], 32, many(ASIDE, MAX_ASIDES)] = ()
     """Those of `next_done`."""
+    unreached: Annotated[tuple[PeerId, ...], 34, many(PEER)] = ()
+    """Peers that have not answered since a call to them and a re-dial failed. One that is live has a link that is dead in one direction."""
 
     @property
     def worth(self) -> tuple[int, Lineage, bytes]:

@@ -186,6 +186,7 @@ def roster_to(roster: Roster) -> averaging_pb2.Roster:
             for e in roster.entries
         ],
         codec=roster.codec,
+        spared=roster.spared,
     )
 
 
@@ -193,8 +194,8 @@ def roster_from(message: averaging_pb2.Roster) -> Roster:
     if len(message.entries) > MAX_ROSTER:
         raise BadMessageError(f"a roster of {len(message.entries)} peers")
     entries = tuple(RosterEntry(PeerId(e.peer), e.incarnation, e.ledger_no, bitmap_from(e.done)) for e in message.entries)
-    codec = _known_codec(message.codec)
-    return Roster(message.stage, message.step, message.attempt, PeerId(message.leader), entries, str(codec) if codec else "")
+    codec, spared = _known_codec(message.codec), tuple(PeerId(peer) for peer in message.spared[: len(entries)])
+    return Roster(message.stage, message.step, message.attempt, PeerId(message.leader), entries, str(codec) if codec else "", spared)
 
 
 def part_to(part: Part) -> averaging_pb2.PartHeader:

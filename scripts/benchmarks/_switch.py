@@ -1,9 +1,9 @@
 """A switch in user space between TUN devices. All uplinks and downlinks have one rate, and all pairs one round trip.
 
-`python -m scripts.benchmarks._switch JSON` opens the devices, prints `ready`, and carries packets until its standard input closes. Lines on
-standard input, `{"mbit_per_s": ..., "round_trip_ms": ...}`, change the links. No packet is lost: a sender waits for its uplink, as behind
-a modem with a deep buffer. Kernels pass up to 64 KB of TCP at once (segmentation offload), which keeps this cheap; such a packet is
-charged for the headers of all its segments.
+`python -m scripts.benchmarks._switch JSON` opens the devices, prints `ready`, and carries packets until its standard input closes. Lines
+on standard input, `{"mbit_per_s": ..., "round_trip_ms": ...}`, change the links. No packet is lost but on links that are dead: a sender
+waits for its uplink, as behind a modem with a deep buffer. Kernels pass up to 64 KB of TCP at once (segmentation offload), which keeps
+this cheap; such a packet is charged for the headers of all its segments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 TUN_F_CSUM, TUN_F_TSO4 = 0x01, 0x02
 VNET_HEADER = struct.Struct("=BBHHHH")
 """virtio_net_hdr: flags, kind of segmentation, bytes of headers, bytes of a segment's payload, and two checksum fields."""
-IP_DESTINATION = slice(16, 20)
+IP_SOURCE, IP_DESTINATION = slice(12, 16), slice(16, 20)
 MAX_PACKET_BYTES = 70_000
 BACKLOG_S = 0.02
 """Longest backlog of an uplink here; further packets wait in the sender's own queues."""
@@ -39,6 +39,8 @@ class Links:
     mbit_per_s: float
     """Rate of each uplink and each downlink; 0: unlimited."""
     round_trip_ms: float
+    dead: Sequence[Sequence[str]] = ()
+    """Pairs of addresses: packets from the first to the second are lost."""
 
     def wire_s(self, num_bytes: int) -> float:
         return 8e-6 * num_bytes / self.mbit_per_s if self.mbit_per_s else 0.0
@@ -77,7 +79,7 @@ class Switch:
     def send(self, sender: Port, packet: bytes, now_s: float) -> None:
         """Send a packet up; it is dropped if no port has its address."""
         receiver = self.ports.get(self.destination(packet))
-        if receiver is None:
+        if receiver is None or (self.links.dead and self.is_dead(packet)):
             return
         took_s = self.links.wire_s(wire_bytes(packet))
         sender.up_until_s = max(sender.up_until_s, now_s) + took_s
@@ -91,6 +93,10 @@ class Switch:
         while self.on_their_way and self.on_their_way[0][0] <= now_s:
             found.append(heapq.heappop(self.on_their_way)[2])
         return found
+
+    def is_dead(self, packet: bytes) -> bool:
+        way = socket.inet_ntoa(packet[VNET_HEADER.size :][IP_SOURCE]), socket.inet_ntoa(self.destination(packet))
+        return any(tuple(pair) == way for pair in self.links.dead)
 
     @staticmethod
     def destination(packet: bytes) -> bytes:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from peerd.errors import PeerGoneError
 from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Priority
 from peerd.table.record import PeerId, Phase
-from tests.averaging.rounds_group import Group, Member
+from tests.averaging.rounds_group import Fault, Group, Member, whole_sum
 
 MakeGroup = Callable[..., Group]
 
@@ -79,7 +82,7 @@ async def test_hole_21_the_end_of_one_round_does_not_end_the_next(make_group: Ma
     assert (await member.rounds.propose(roster.leader, roster))[0]
     await member.rounds.close(old.average_id)
     assert (member.state.record.phase, member.state.round) == (Phase.AVERAGING, roster)
-    assert (await member.rounds.propose(roster.leader, roster))[:2] == (False, "this round is open already")
+    assert (await member.rounds.propose(roster.leader, roster))[:2] == (False, "this round is closed")
     assert member.rounds.runs(roster.average_id)
     await member.rounds.close_present("over")
     assert (member.rounds.open, member.state.round, member.state.record.phase) == (None, None, Phase.ACCUMULATING)
@@ -93,3 +96,47 @@ async def test_hole_21_a_round_that_no_task_runs_is_closed(make_group: MakeGroup
     await member.rounds.close_present("nothing at this peer would end the round")
     assert (member.state.round, member.state.record.phase) == (None, Phase.ACCUMULATING)
     assert (await member.rounds.propose(roster.leader, roster))[:2] == (False, "this round is closed")
+
+
+@pytest.mark.parametrize("num_members", [2, 3])
+async def test_hole_22_a_member_that_another_cannot_call_reduces_nothing_and_all_end_with_the_same_bits(
+    make_group: MakeGroup, num_members: int
+) -> None:
+    group = make_group(num_members)
+    leader, other = PeerId("member0"), PeerId("member1")
+    group.fault = _cut(other, leader)
+    roster = replace(group.roster(leader=leader), spared=(leader,))
+    assert await group.leader(roster).rounds.lead(roster) == ""
+    await group.settled(Phase.AVERAGED)
+    assert all(torch.equal(member.average, whole_sum(member)) for member in group.members.values())
+    assert group.failures == []
+
+
+async def test_hole_22_a_leader_counts_whose_part_it_lacks_as_missed(make_group: MakeGroup) -> None:
+    """Its own slice alone stays incomplete, and it has those of all others."""
+    group = make_group(3)
+    roster, other = group.roster(), PeerId("member1")
+    leader, never = group.leader(roster), asyncio.Event()
+
+    async def hold(_kind: str, sender: PeerId, receiver: PeerId) -> None:
+        if (sender, receiver) == (other, roster.leader):
+            await never.wait()
+
+    group.fault = hold
+    assert await leader.rounds.lead(roster) == ""
+    current = leader.rounds.open
+    assert current is not None
+    async with asyncio.timeout(10):
+        while len(current.slices) < 2:
+            group.changed.clear()
+            await asyncio.wait([asyncio.ensure_future(group.changed.wait())], timeout=0.02)
+    await leader.rounds.close(roster.average_id)
+    assert leader.rounds.missed == {other: 1}
+
+
+def _cut(caller: PeerId, callee: PeerId) -> Fault:
+    async def fault(_kind: str, sender: PeerId, receiver: PeerId) -> None:
+        if (sender, receiver) == (caller, callee):
+            raise PeerGoneError("no way")
+
+    return fault

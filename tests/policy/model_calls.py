@@ -244,7 +244,7 @@ class Attempt:
         def arrive(callee: ModelPeer) -> None:
             def answer(outcome: Path | str) -> None:
                 callee.world.send(
-                    callee, peer.name, lambda caller: self._settle(number, chosen, outcome, began) if caller is peer else None
+                    callee, peer.name, lambda caller: self._settle(number, chosen, outcome, began) if caller is peer else None, reply=True
                 )
 
             taken = callee.calls.take(self._work, answer)

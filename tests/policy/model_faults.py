@@ -32,6 +32,8 @@ class Kind(enum.Enum):
     """Two peers cannot reach each other for a while."""
     ONE_WAY = "one way"
     """What one peer sends to another is lost for a while; what it is sent arrives."""
+    NO_CALLS = "no calls"
+    """One peer's calls to another fail for a while; the other's calls to it work, and their replies come back."""
     CANCELLED = "cancelled"
     """For a while a peer's handlers of proposals are cancelled, between any two of their awaits."""
     SLOW = "slow"

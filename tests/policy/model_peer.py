@@ -19,6 +19,7 @@ from peerd.policy.step.stepping import KEPT_AVERAGES, decide, looks_lost
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm, Suspicion, check_transition
 from peerd.table.view import LiveView, Sighting, SwarmView
 from tests.policy.model_calls import Calls
+from tests.policy.model_links import DeadLinks
 from tests.policy.model_recovery import Recovery
 from tests.policy.model_rounds import Rounds
 from tests.policy.model_theta import Average, Gradient, ThetaId
@@ -44,8 +45,7 @@ class ModelPeer:
         self.name = name
         self.alive = True
         self.awake_at = 0.0
-        self.slow_until = 0.0
-        self.cancelled_until = 0.0
+        self.slow_until = self.cancelled_until = 0.0
         self.forward_s = world.rng.uniform(0.02, 0.08)
         self.clock_offset_s = world.rng.uniform(-1000.0, 1000.0)
         self.view = SwarmView(me=name, ttl_s=TTL_S)
@@ -67,6 +67,7 @@ class ModelPeer:
         self.has_state = False
         self.refused: dict[tuple[PeerId, int], float] = {}
         self.unanswered: dict[tuple[PeerId, int], float] = {}
+        self.links = DeadLinks(self)
         self._announced_at_s = self.now
         self._push_pending = False
         self._poked = False
@@ -201,8 +202,8 @@ class ModelPeer:
         if self.fenced:
             return
         self._announced_at_s = self.now
-        kept = tuple(s for s in self.record.suspects if self._still_suspect(s))
-        self.change(suspects=kept)
+        self.links.look()
+        self.change(suspects=tuple(s for s in self.record.suspects if self._still_suspect(s)), unreached=self.links.unreached)
         record = self.record
         self.world.at(self.world.rng.uniform(0.05, 0.5), None, lambda: self._store(record))
 
@@ -220,7 +221,7 @@ class ModelPeer:
         if sighting is not None and not self.fenced:
             mark = Suspicion(peer, *sighting.record.pair)
             self.world.counts["suspicions"] += 1
-            self.change(suspects=(*(s for s in self.record.suspects if s.peer != peer), mark))
+            self.change(suspects=(*(s for s in self.record.suspects if s.peer != peer), mark), unreached=self.links.unreached)
 
     def _still_suspect(self, suspicion: Suspicion) -> bool:
         sighting = self.view.sightings.get(suspicion.peer)
@@ -243,7 +244,8 @@ class ModelPeer:
         self.rounds.drop()
         self.calls.drop()
         self.lost_since_s = None
-        self.change(incarnation=self._next_incarnation(), phase=phase, suspects=())
+        self.links.forget()
+        self.change(incarnation=self._next_incarnation(), phase=phase, suspects=(), unreached=())
 
     # the step rules
 

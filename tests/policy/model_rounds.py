@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tests.policy.model_peer import ModelPeer
 
 ANSWER_S = 1.0
+CALL_FAILS_S = 0.3
 
 
 @dataclass(slots=True)
@@ -84,9 +85,10 @@ class Rounds:
         peer = self._peer
         if current.refused_by is not None:
             return
-        names = current.roster.peers
-        missing = [current.silent] if current.silent else [name for number, name in enumerate(names) if number not in current.slices]
-        self.missed.update(missing)
+        absent = {name for number, name in enumerate(current.roster.reducers) if number not in current.slices}
+        if peer.name in current.roster.reducers and "go around" not in peer.world.scenario.off:
+            absent |= {name for name in current.roster.peers if name not in current.parts}
+        self.missed.update([current.silent] if current.silent else absent)
         void = whom_to_void(current.roster, self.missed)
         if void is not None and "void" not in peer.world.scenario.off:
             peer.world.counts["voids"] += 1
@@ -113,6 +115,8 @@ class Rounds:
                 if joined is not True and self.current is not None and self.current.roster.average_id == roster.average_id:
                     self.current.refused_by = member if joined is False else None
                     self.current.silent = member if joined is None else None
+                    if joined is None and self._peer.world.has_dead_link(self._peer.name, member):
+                        self._peer.links.fails(member)
                     self.close(f"{member} refuses")
                     self._withdraw(roster)
 
@@ -166,7 +170,7 @@ class Rounds:
             peer.world.counts["joins that broke"] += 1
             return False
         self.current = Round(roster, peer.now)
-        for member in roster.peers:
+        for member in roster.reducers:
             self._send_part(member, roster, tuple(peer.accumulator), peer.record.done)
         waiting = [act for average_id, until, act in self._early if average_id == roster.average_id and peer.now < until]
         self._early = [early for early in self._early if peer.now < early[1] and early[0] != roster.average_id]
@@ -177,6 +181,13 @@ class Rounds:
     def _send_part(self, member: PeerId, roster: Roster, part: Average, done: int) -> None:
         sender = self._peer.name
         self._deliver(member, lambda mate: mate.rounds.take_part(roster.average_id, sender, part, done))
+        if self._peer.world.has_dead_link(sender, member):
+            self._peer.after(CALL_FAILS_S, lambda: self._part_failed(member, roster))
+
+    def _part_failed(self, member: PeerId, roster: Roster) -> None:
+        self._peer.links.fails(member)
+        if self.current is not None and self.current.roster == roster:
+            self.close(f"{member} does not answer")
 
     def take_part(self, average_id: AverageId, sender: PeerId, part: Average, done: int) -> None:
         peer, current = self._peer, self.current
@@ -193,9 +204,9 @@ class Rounds:
         if len(current.parts) < len(current.roster.entries):
             return
         total = tuple(sorted(gradient for part in current.parts.values() for gradient in part))
-        number = current.roster.peers.index(peer.name)
+        number = current.roster.reducers.index(peer.name)
         for member in current.roster.peers:
-            self._deliver(member, lambda mate: mate.rounds.take_slice(average_id, number, total))
+            self._deliver(member, lambda mate: mate.rounds.take_slice(average_id, number, total), reply=True)
 
     def take_slice(self, average_id: AverageId, number: int, total: Average) -> None:
         peer, current = self._peer, self.current
@@ -204,7 +215,7 @@ class Rounds:
             return
         current.slices[number] = total
         current.moved_at_s = peer.now
-        if len(current.slices) < len(current.roster.entries):
+        if len(current.slices) < len(current.roster.reducers):
             return
         if len(set(current.slices.values())) > 1:
             peer.world.violations.append(f"I1 at {peer.name}: the slices of one average were summed over different parts")
@@ -274,11 +285,11 @@ class Rounds:
 
     # messages
 
-    def _deliver(self, member: PeerId, act: Callable[[ModelPeer], None]) -> None:
+    def _deliver(self, member: PeerId, act: Callable[[ModelPeer], None], reply: bool = False) -> None:
         if member == self._peer.name:
             self._peer.after(0.001, lambda: act(self._peer))
         else:
-            self._peer.world.send(self._peer, member, act)
+            self._peer.world.send(self._peer, member, act, reply=reply)
 
     def ask(self, mate: PeerId, handle: Callable[[ModelPeer], object], answered: Callable[[object], None]) -> None:
         self._call(mate, lambda peer, reply: reply(handle(peer)), answered)
@@ -297,7 +308,7 @@ class Rounds:
 
         def arrive(peer: ModelPeer) -> None:
             def reply(answer: object) -> None:
-                peer.world.send(peer, asker.name, lambda _asker: settle(answer) if _asker is asker else None)
+                peer.world.send(peer, asker.name, lambda _asker: settle(answer) if _asker is asker else None, reply=True)
 
             handle(peer, reply)
 

@@ -41,8 +41,7 @@ RULES_OFF = (
     *("overlap reset", "ledger fence", "adopt", "repeats renew", "roster content", "snapshot", "bit after gradient", "norms told"),
     *("sums told", "wait before lost", "close unnoted"),
 )
-"""What a scenario may switch off to be noticed within a few dozen random runs; these take a scripted one: "previous" (hole 4), "copy",
-"bring", "step back" and "sum of the step before"."""
+"""What a scenario may switch off to be noticed within a few dozen random runs; other rules take a scripted one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,8 @@ class World:
         self._sequence = 0
         self._lossy_until = -1.0
         self._cuts: dict[tuple[PeerId, PeerId], float] = {}
-        """Until when nothing gets from the one to the other."""
+        """Until when nothing gets from the one to the other; in `_deaf`: nothing but replies."""
+        self._deaf: dict[tuple[PeerId, PeerId], float] = {}
         self._histories: dict[tuple[int, int, Lineage], ThetaId] = {}
         self._norms: dict[int, float] = {}
         self._copies: dict[tuple[int, Lineage], ThetaId] = {}
@@ -105,10 +105,15 @@ class World:
         heapq.heappush(self._events, (self.now + delay_s, self._sequence, peer, act))
 
     def send(
-        self, source: ModelPeer, target: PeerId, act: Callable[[ModelPeer], None], unreachable: Callable[[], None] | None = None
+        self,
+        source: ModelPeer,
+        target: PeerId,
+        act: Callable[[ModelPeer], None],
+        unreachable: Callable[[], None] | None = None,
+        reply: bool = False,
     ) -> None:
         """Deliver `act` to the peer, with recent records on its back; it may be late, lost, or find nobody."""
-        if self._lost(source.name, target):
+        if self._lost(source.name, target) or (not reply and self._deaf.get((source.name, target), -1.0) > self.now):
             return
         records = source.recent_records()
 
@@ -130,6 +135,10 @@ class World:
 
     def _delay(self) -> float:
         return min(self.rng.lognormvariate(self.scenario.delay, 0.8), 1.0)
+
+    def has_dead_link(self, caller: PeerId, callee: PeerId) -> bool:
+        until = max(self._cuts.get(way, -1.0) for way in ((caller, callee), (callee, caller)))
+        return max(until, self._deaf.get((caller, callee), -1.0)) > self.now
 
     def _lost(self, source: PeerId, target: PeerId) -> bool:
         if self._cuts.get((source, target), -1.0) > self.now:
@@ -279,6 +288,8 @@ class World:
             case Kind.CUT | Kind.ONE_WAY:
                 ways = [(target.name, other.name), (other.name, target.name)]
                 self._cuts |= dict.fromkeys(ways[:1] if fault.kind is Kind.ONE_WAY else ways, self.now + fault.lasts_s)
+            case Kind.NO_CALLS:
+                self._deaf[target.name, other.name] = self.now + fault.lasts_s
             case Kind.CANCELLED:
                 target.cancelled_until = self.now + fault.lasts_s
             case Kind.SLOW:

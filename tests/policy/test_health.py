@@ -185,3 +185,13 @@ def test_what_falls_back_is_no_progress_until_it_comes_further_than_before() -> 
     assert advance(progress, at(0b111), 2, NUM_MICROBATCHES, 9.0).since_s == 9.0
     assert advance(progress, at(0, step=6), 2, NUM_MICROBATCHES, 9.0).since_s == 9.0
     assert advance(progress, at(0, step=2), 2, NUM_MICROBATCHES, 9.0).since_s == 9.0, "resumed at an earlier step"
+
+
+def test_a_dead_link_between_two_mates_is_told_with_both_and_in_which_direction() -> None:
+    mate, elsewhere = member("mate", step=5), member("a", stage=1, step=5)
+    deaf = replace(ME, unreached=(mate.peer,))
+    (item,) = health(facts_of(deaf, mate, elsewhere))
+    assert (item.code, item.title) == ("link-one-way", "me cannot call mate, which can call it")
+    (item,) = health(facts_of(deaf, replace(mate, unreached=(ME.peer,)), elsewhere))
+    assert (item.code, item.title) == ("link-dead", "mate and me cannot call each other")
+    assert health(facts_of(replace(ME, unreached=(elsewhere.peer,)), mate, elsewhere)) == [], "not a mate: others do what it does"

@@ -305,3 +305,10 @@ def test_the_way_is_the_least_of_this_step_and_the_last(steps: list[list[float]]
         for way_s in step:
             way.note(way_s)
     assert way.least_s == min(steps[-1] + steps[-2], default=0.0)
+
+
+def test_hole_18_a_trainer_that_can_call_nobody_of_the_first_stage_owns_nothing() -> None:
+    first, other = member("a", trains=True), member("b", trains=True, phase=Phase.JOINING)
+    assert trainers_of(view_of(first, other), 0) == ["a", "b"]
+    assert trainers_of(view_of(first, replace(other, unreached=(first.peer,))), 0) == ["a"]
+    assert trainers_of(view_of(member("a", trains=False), replace(other, unreached=(first.peer,))), 0) == ["b"]

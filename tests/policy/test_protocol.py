@@ -330,42 +330,6 @@ def test_hole_25_a_peer_that_slept_while_the_run_went_back_follows_it() -> None:
     assert world.counts["inexact"] == 0
 
 
-@pytest.mark.parametrize("kind", [Kind.CUT, Kind.ONE_WAY])
-@pytest.mark.parametrize("seed", range(3))
-def test_hole_19_two_members_that_never_reach_each_other_do_not_stop_their_stage(seed: int, kind: Kind) -> None:
-    """p1 and p3 of stage 1 are cut off from each other for ever, or p3 alone hears nothing of p1; p5 reaches both."""
-    cut = Fault(0.4, kind, name="p1", other=0.5, lasts_s=1e4)
-    scenario = Scenario(seed=seed, peers_per_stage=3, last_step=5, limit_s=100.0, faults=(cut,))
-    assert run(scenario).problems == ()
-    assert run(dataclasses.replace(scenario, off=frozenset({"void"}))).stalled
-
-
-def cancels_proposals(off: frozenset[str] = frozenset()) -> World:
-    """Every call of a proposal ends while the copy is made, for five seconds."""
-    faults = [Fault(0.1, Kind.CANCELLED, name=f"p{number}", lasts_s=5.0) for number in range(4)]
-    return scripted(*faults, copy_s=0.5, off=off)
-
-
-def test_hole_21_proposals_that_are_cancelled_while_a_slow_copy_is_made_stop_nobody() -> None:
-    outcome = cancels_proposals().run()
-    assert outcome.problems == ()
-    assert outcome.counts["joins that broke"] > 0
-    assert outcome.counts["inexact"] == 0
-
-
-def test_hole_21_a_round_that_nothing_runs_would_stay_open_for_ever() -> None:
-    assert "AVERAGING" in cancels_proposals(frozenset({"close unnoted"})).run().stalled
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_caller_that_one_callee_never_hears_sends_its_work_elsewhere(seed: int) -> None:
-    """p0 of stage 0 hears p3 of stage 1, and p3 never hears p0."""
-    cut = Fault(0.4, Kind.ONE_WAY, name="p0", other=0.8, lasts_s=1e4)
-    outcome = run(Scenario(seed=seed, last_step=5, limit_s=200.0, faults=(cut,)))
-    assert outcome.problems == ()
-    assert outcome.counts["inexact"] == 0
-
-
 def test_a_run_ends_at_its_last_step_and_launches_nothing_more() -> None:
     world = scripted(last_step=3)
     assert world.run().problems == ()

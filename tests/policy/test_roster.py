@@ -12,9 +12,12 @@ from peerd.policy.step.roster import (
     Roster,
     RosterEntry,
     compose,
+    dead_links,
     entry_of,
+    leader_of,
     lineage_after,
     lineage_skipped,
+    to_spare,
     whom_to_void,
     why_inexact,
     why_not_adopt,
@@ -149,3 +152,27 @@ def test_lineages_agree_when_and_only_when_the_same_averages_were_applied(lineag
 
 def test_an_entry_names_the_ledger_and_spells_it_out() -> None:
     assert entry_of(member("p", incarnation=2, ledger_no=3, done=5)) == RosterEntry(PeerId("p"), 2, 3, 5)
+
+
+def test_hole_22_a_member_that_another_cannot_call_reduces_nothing_and_one_that_can_call_all_leads() -> None:
+    names = [PeerId(f"p{number}") for number in range(3)]
+    ledgers = (0b1, 0b10, FULL & ~0b11)
+    for cut in names[1:]:
+        members = [member(name, done=done, unreached=(names[0],) if name == cut else ()) for name, done in zip(names, ledgers, strict=True)]
+        leader = leader_of(members)
+        assert leader != cut
+        views = [(m, view_of(m, *[other for other in members if other is not m])) for m in members]
+        (roster,) = filter(None, (compose(mine, view, NUM_MICROBATCHES, 0) for mine, view in views))
+        assert roster.leader == leader
+        assert roster.reducers == tuple(names[1:])
+        assert replace(roster, spared=()).average_id != roster.average_id
+
+
+def test_hole_22_where_too_few_can_be_called_by_all_everybody_reduces() -> None:
+    names = [PeerId(f"p{number}") for number in range(6)]
+    assert to_spare([member(name, unreached=tuple(names[:4]) if name == "p5" else ()) for name in names]) == tuple(names[:4])
+    assert to_spare([member(name, unreached=tuple(names) if name == "p5" else ()) for name in names]) == ()
+    one, other = member("p1", unreached=(PeerId("p2"),)), member("p2", unreached=(PeerId("p1"),))
+    assert to_spare([one, other]) == ()
+    assert dead_links(view_of(one, other), 0) == (("p1", "p2"), ("p2", "p1"))
+    assert why_refuse(one, Roster(0, 0, 0, one.peer, (entry_of(one), entry_of(other)), spared=(one.peer, other.peer)), NUM_MICROBATCHES)

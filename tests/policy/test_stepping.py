@@ -309,3 +309,27 @@ def test_a_joiner_whose_mates_refuse_downloads_again() -> None:
     mine, mate = joiner(2), member("p1", step=3)
     own = OwnState(record=mine, refused=frozenset({(mate.peer, 2)}))
     assert isinstance(decided(mine, mate, own=own), Reload)
+
+
+def test_hole_22_an_average_is_fetched_from_a_mate_that_this_peer_can_call_and_nobody_is_asked_in_vain() -> None:
+    mine, near, far = member("p1", unreached=(PeerId("p2"),)), averaged("p3"), averaged("p2")
+    decision = decided(mine, near, far)
+    assert isinstance(decision, FetchAverage)
+    assert decision.peer == near.peer
+    assert isinstance(decided(mine, far), Wait)
+    assert isinstance(decided(mine, member("p2", step=1)), Wait), "it catches up once the link is there again"
+
+
+def test_hole_22_nobody_waits_for_a_member_that_can_get_the_average_from_nobody() -> None:
+    mine, behind, elsewhere = averaged("p1"), member("p2"), averaged("p3", stage=1)
+    assert isinstance(decided(mine, behind, elsewhere), Wait)
+    assert isinstance(decided(mine, replace(behind, unreached=(mine.peer,)), elsewhere), Commit)
+
+
+def test_hole_22_a_round_that_cannot_finish_because_of_a_dead_link_is_closed() -> None:
+    mine, mate = member("p1", phase=Phase.AVERAGING, done=1), member("p2", phase=Phase.AVERAGING, done=2)
+    own = in_round(mine, mate)
+    deaf = replace(mate, unreached=(mine.peer,))
+    assert isinstance(decided(mine, deaf, own=own), CloseRound)
+    assert own.round_roster is not None
+    assert isinstance(decided(mine, deaf, own=replace(own, round_roster=replace(own.round_roster, spared=(mine.peer,)))), Wait)

@@ -45,6 +45,7 @@ async def test_a_suspicion_that_proves_wrong_makes_the_next_slower_and_one_of_a_
         record = PeerRecord(peer=MATE.peer, incarnation=pair[0], version=pair[1], phase=Phase.ACCUMULATING)
         membership.absorb([sign_record(record, MATE, RUN).raw])
         membership.publish()
+        membership.reached(MATE.peer)
         liveness.report_failure(MATE.peer)
         await asyncio.gather(*liveness._probes.values())
         assert liveness.faults_seen == number
@@ -95,3 +96,48 @@ async def test_a_record_that_rises_meanwhile_ends_the_asking(monkeypatch: pytest
     await probes
     assert 1 < client.asked < 1000
     assert liveness.faults_seen == 0
+
+
+async def test_hole_22_a_peer_that_cannot_be_called_but_is_heard_of_is_named_and_not_suspected_again_until_it_falls_silent() -> None:
+    row = FixedRow(PeerRecord(peer=ME.peer, incarnation=1, phase=Phase.ACCUMULATING))
+    membership = Membership(ME, RUN, ttl_s=1.0, row=row)
+    liveness = Liveness(membership, cast(SwarmClient, Silent()), {})
+
+    async def fails() -> tuple[PeerId, ...]:
+        membership.publish()
+        liveness.report_failure(MATE.peer)
+        await asyncio.gather(*liveness._probes.values())
+        published = membership.publish()
+        assert published is not None
+        return published.record.unreached
+
+    for version in range(1, 4):  # third parties bring its records
+        record = PeerRecord(peer=MATE.peer, incarnation=1, version=version, phase=Phase.ACCUMULATING)
+        membership.absorb([sign_record(record, MATE, RUN).raw])
+        assert await fails() == (MATE.peer,)
+        assert liveness.faults_seen == 1
+        assert membership.live().find(MATE.peer) is not None or version == 1
+    await asyncio.sleep(0.6)
+    assert await fails() == (MATE.peer,)
+    assert liveness.faults_seen == 2
+    membership.reached(MATE.peer)
+    published = membership.publish()
+    assert published is not None
+    assert published.record.unreached == ()
+
+
+async def test_hole_22_a_peer_from_which_bytes_come_is_named_after_half_a_life_without_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before that, its answers may only be slow: a round on a busy link is not given up for it."""
+    monkeypatch.setattr(liveness_module, "ASK_AGAIN_S", 0.0)
+    row = FixedRow(PeerRecord(peer=ME.peer, incarnation=1, phase=Phase.ACCUMULATING))
+    membership, client = Membership(ME, RUN, ttl_s=1.0, row=row), Behind(1000)
+    liveness, told = Liveness(membership, cast(SwarmClient, client), client.heard_s), []
+    for version in (1, 2, 3):
+        record = PeerRecord(peer=MATE.peer, incarnation=1, version=version, phase=Phase.ACCUMULATING)
+        membership.absorb([sign_record(record, MATE, RUN).raw])
+        membership.publish()
+        liveness.report_failure(MATE.peer)
+        await asyncio.sleep(0.3)
+        told.append(published.record.unreached if (published := membership.publish()) is not None else ())
+    liveness.close()
+    assert (told[0], told[-1], liveness.faults_seen) == ((), (MATE.peer,), 0)

@@ -132,8 +132,6 @@ def test_members_are_those_at_the_step_neither_joining_nor_voided() -> None:
     joining, ahead, elsewhere = member("peer3", step=4, phase=Phase.JOINING), member("peer4", step=5), member("peer5", step=4, stage=1)
     assert view_of(leader, voided, joining, ahead, elsewhere).members(0, 4) == (leader,)
     assert view_of(leader, restarted).members(0, 4) == (leader, restarted)
-    leaver = replace(leader, leaving=True)  # takes nothing more, so that nobody would do what the other holds
-    assert view_of(leaver, voided).members(0, 4) == (leaver, voided)
     assert view_of(leader, voided, joining, ahead).serving(0) == (leader, voided, ahead)
 
 

@@ -130,7 +130,14 @@ def trainers_of(live: LiveView, step: int) -> list[PeerId]:
     A leaving trainer counts until its record says that it no longer trains: what it has in flight must not be launched twice.
     """
     trainers = those_who_train(live)
+    trainers = [record for record in trainers if _can_deliver(record, live)] or trainers
     return [record.peer for record in trainers if record.trains_from <= step] or [record.peer for record in trainers]
+
+
+def _can_deliver(trainer: PeerRecord, live: LiveView) -> bool:
+    """Whether a trainer can call a peer of the first stage, as far as its record tells: if not, others need not wait for it (hole 18)."""
+    first = [record.peer for record in live.serving(0)]
+    return not first or not set(first) <= set(trainer.unreached)
 
 
 def first_step_owned(live: LiveView, num_stages: int, overlaps: bool) -> int:
@@ -195,7 +202,8 @@ def what_launches_hang_on(record: PeerRecord) -> tuple[object, ...]:
     A ledger that grows takes work away. A peer's death, a void, a ledger with another number or an aside that is dropped gives it back.
     """
     ledgers = (record.incarnation, record.ledger_no, record.next_ledger_no, len(record.asides), record.voids, record.summary)
-    return record.peer, record.stage, record.step, record.phase, record.leaving, record.trains, record.trains_from, ledgers
+    trainer = (record.trains, record.trains_from, record.unreached)
+    return record.peer, record.stage, record.step, record.phase, record.leaving, trainer, ledgers
 
 
 def _due(live: LiveView, step: int, lacking: int, ranks: int, num_microbatches: int) -> tuple[int, int]:

@@ -86,12 +86,16 @@ def work_step(live: LiveView, num_stages: int) -> int | None:
 
 
 def why_not_averaged(live: LiveView, stage: int, step: int) -> str:
-    """Why some member of a stage lacks the average of this step; empty if all have it or are past it: rule 10 (commit), holes 4 and 5."""
+    """Why some member of a stage lacks the average of this step; empty if all have it or are past it: rule 10 (commit), holes 4 and 5.
+
+    A member that can call nobody who has it is not waited for: hole 22 (one way to a mate).
+    """
     members, mine = live.members(stage, step), live.mine
     holders = (*members, *([mine] if mine is not None and (mine.stage, mine.step) == (stage, step) else ()))  # even if voided
     if not any(m.phase is Phase.AVERAGED for m in holders) and (stage_step(live, stage) or 0) <= step:
         return f"stage {stage} has not averaged yet"
-    waiting = [m for m in members if m.phase is not Phase.AVERAGED and not m.leaving]
+    able = [m.peer for m in live.serving(stage) if m.step > step or (m.step == step and m.phase is Phase.AVERAGED)]
+    waiting = [m for m in members if m.phase is not Phase.AVERAGED and not m.leaving and not (able and set(able) <= set(m.unreached))]
     return f"{waiting[0].peer} of stage {stage} is still {waiting[0].phase.name.lower()}" if waiting else ""
 
 

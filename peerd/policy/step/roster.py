@@ -15,6 +15,8 @@ from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, Vo
 from peerd.table.view import LiveView
 
 ROUNDS_BEFORE_VOID = 2
+LEAST_REDUCERS = 1 / 3
+"""The share of the members that must be left to reduce slices. It bounds what the words of one peer about its links can cost."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -38,6 +40,8 @@ class Roster:
     entries: tuple[RosterEntry, ...]
     codec: str = ""
     """The codec of parts and slices, if the run leaves the choice to the leader; empty: the manifest's codec."""
+    spared: tuple[PeerId, ...] = ()
+    """Members that reduce no slice, because some member cannot call them: hole 22 (one way to a mate)."""
 
     @property
     def average_id(self) -> AverageId:
@@ -45,11 +49,17 @@ class Roster:
         for entry in self.entries:
             parts += [entry.peer, entry.incarnation, entry.ledger_no, hex(entry.done)]
         parts += [self.codec] if self.codec else []
+        parts += ["spared", *self.spared] if self.spared else []
         return AverageId(digest(*parts))
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
         return tuple(entry.peer for entry in self.entries)
+
+    @property
+    def reducers(self) -> tuple[PeerId, ...]:
+        """The members that reduce a slice each, in the order of the slices."""
+        return tuple(peer for peer in self.peers if peer not in self.spared)
 
     def entry_of(self, peer: PeerId) -> RosterEntry | None:
         return next((entry for entry in self.entries if entry.peer == peer), None)
@@ -76,9 +86,25 @@ def entry_of(record: PeerRecord) -> RosterEntry:
 
 
 def leader_of(members: Sequence[PeerRecord]) -> PeerId | None:
-    """The member that proposes: the one with the lowest hash for this stage and step among the members that stay."""
-    staying = [m for m in members if not m.leaving] or list(members)
-    return min(staying, key=lambda m: peer_rank(m.peer, m.stage, m.step)).peer if staying else None
+    """The member that proposes: the one with the lowest hash for this stage and step among the members that stay.
+
+    A member that can call all others comes before one that cannot.
+    """
+    staying, names = [m for m in members if not m.leaving] or list(members), {m.peer for m in members}
+    return min(staying, key=lambda m: (len(names.intersection(m.unreached)), peer_rank(m.peer, m.stage, m.step))).peer if staying else None
+
+
+def to_spare(members: Sequence[PeerRecord]) -> tuple[PeerId, ...]:
+    """Members that some member cannot call (hole 22). None if too few would be left to reduce: then one is left out (hole 19)."""
+    unreached = {peer for m in members for peer in m.unreached if peer != m.peer}
+    spared = tuple(sorted(m.peer for m in members if m.peer in unreached))
+    return spared if len(members) - len(spared) >= LEAST_REDUCERS * len(members) else ()
+
+
+def dead_links(live: LiveView, stage: int) -> tuple[tuple[PeerId, PeerId], ...]:
+    """Pairs of live peers of a stage, of which the first cannot call the second."""
+    names = {record.peer for record in live.of_stage(stage)}
+    return tuple((m.peer, peer) for m in live.of_stage(stage) for peer in m.unreached if peer in names and peer != m.peer)
 
 
 def compose(mine: PeerRecord, live: LiveView, num_microbatches: int, attempt: int) -> Roster | None:
@@ -95,7 +121,7 @@ def compose(mine: PeerRecord, live: LiveView, num_microbatches: int, attempt: in
     entries = tuple(sorted(entry_of(m) for m in members))
     if why_inexact(entries, num_microbatches) is not None:
         return None
-    return Roster(mine.stage, mine.step, attempt, mine.peer, entries)
+    return Roster(mine.stage, mine.step, attempt, mine.peer, entries, spared=to_spare(members))
 
 
 def why_refuse(mine: PeerRecord, roster: Roster, num_microbatches: int) -> str | None:
@@ -108,6 +134,8 @@ def why_refuse(mine: PeerRecord, roster: Roster, num_microbatches: int) -> str |
         return "the ledger of this peer has changed since"
     if roster.leader not in roster.peers:
         return "the proposer is not in its roster"
+    if not roster.reducers:
+        return "nobody reduces"
     return why_inexact(roster.entries, num_microbatches)
 
 

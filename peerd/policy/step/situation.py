@@ -102,8 +102,14 @@ class Situation:
         return None if other is None else stage_step(self.live, other)
 
     def willing(self, mates: Sequence[PeerRecord]) -> list[PeerRecord]:
-        """Those of `mates` that have not refused a request for this step."""
-        return [mate for mate in mates if (mate.peer, self.mine.step) not in self.own.refused]
+        """Those of `mates` that this peer can call and that have not refused a request for this step."""
+        return [mate for mate in mates if (mate.peer, self.mine.step) not in self.own.refused and mate.peer not in self.unreached]
+
+    @cached_property
+    def unreached(self) -> frozenset[PeerId]:
+        """Peers that this peer cannot call, though they may be live."""
+        published = self.live.mine
+        return frozenset(published.unreached if published is not None else ())
 
     def first_to_ask(self, mates: Sequence[PeerRecord]) -> PeerRecord:
         """The mate to ask first: one that has not failed to answer, and among these the one with the smallest average id."""

@@ -23,7 +23,7 @@ from peerd.policy.step.asides import sums_to_drop
 from peerd.policy.step.ledger import stage_step, why_not_averaged
 from peerd.policy.step.norms import told_by
 from peerd.policy.step.recovery import checkpoint_to_bring, step_to_go_back_to
-from peerd.policy.step.roster import compose
+from peerd.policy.step.roster import compose, dead_links, to_spare
 from peerd.policy.step.situation import Situation
 from peerd.policy.step.tied import better_copy, sum_told
 from peerd.table.record import Phase
@@ -109,6 +109,8 @@ def _fetch_from_ahead(now: Situation) -> Act | None:
     able = now.willing(ahead)
     if able:
         return acts.FetchAverage("a stage mate is one step ahead", now.first_to_ask(able).peer, now.mine.step)
+    if all(m.peer in now.unreached for m in ahead):
+        return None  # nobody waits for this peer, which catches up once it can call one of them
     return acts.Reload("no stage mate ahead could give its average", ahead[0].peer)
 
 
@@ -154,6 +156,9 @@ def _close_round(now: Situation) -> Act | None:
         return acts.CloseRound("the round made no progress for too long")
     present = {(r.peer, r.incarnation) for r in now.live.records} | {(mine.peer, mine.incarnation)}
     gone = [entry.peer for entry in roster.entries if (entry.peer, entry.incarnation) not in present]
+    cut = [(one, other) for one, other in dead_links(now.live, mine.stage) if one in roster.peers and other in roster.reducers]
+    if cut and to_spare(now.live.members(mine.stage, mine.step)) != roster.spared:
+        return acts.CloseRound(f"{cut[0][0]} cannot call {cut[0][1]}")
     return acts.CloseRound(f"{gone[0]} left the round") if gone else None
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from peerd.errors import PeerdError
 from peerd.policy.step.diverged import DIVERGED_REMEDY, diverged_step
 from peerd.policy.step.ledger import full, held, stage_step
+from peerd.policy.step.roster import dead_links
 from peerd.policy.swarm.checkup import files_needed, too_few_files
 from peerd.table.record import PeerRecord, Phase
 from peerd.table.view import LiveView
 
+MOST_LINKS_TOLD = 3
 STALLED_AFTER_S = 30.0
 STALLED_AFTER_GAPS = 3.0
 FIRST_PROGRESS_S = 300.0
@@ -117,7 +119,7 @@ def _lacking(live: LiveView, num_stages: int) -> list[int]:
 def health(facts: Facts) -> list[HealthNote]:
     """Problems first."""
     swarm = [_cut_off(facts)] if _cut_off(facts) else [_empty_stages(facts), _no_trainer(facts), _diverged(facts), _stalled(facts)]
-    items = [item for item in (*swarm, _inexact(facts), _joining(facts)) if item]
+    items = [item for item in (*swarm, _dead_links(facts), _inexact(facts), _joining(facts)) if item]
     return sorted(items, key=lambda item: ("problem", "warning", "info").index(item.severity))
 
 
@@ -195,6 +197,22 @@ def _what_lacks(facts: Facts) -> str:
             return f"stage {stage} lacks {absent} of {facts.num_microbatches} microbatches of step {step}"
     waiting = [stage for at, stage in steps if at == step]
     return f"stage {waiting[0]} has not averaged step {step}"
+
+
+def _dead_links(facts: Facts) -> HealthNote | None:
+    """Mates of this peer's stage that live and of which one cannot call the other: hole 22 (one way to a mate)."""
+    links = dead_links(facts.live, facts.mine.stage)
+    both = [(one, other) for one, other in links if (other, one) in links and one < other]
+    told = [f"{one} and {other} cannot call each other" for one, other in both]
+    told += [f"{one} cannot call {other}, which can call it" for one, other in links if (other, one) not in links]
+    if not told:
+        return None
+    more = f", and {len(told) - MOST_LINKS_TOLD} more" if len(told) > MOST_LINKS_TOLD else ""
+    remedy = "rounds go around the link; `peerd doctor` at both peers says more"
+    title = "; ".join(told[:MOST_LINKS_TOLD]) + more
+    if both:
+        return HealthNote("link-dead", title, "warning", remedy)
+    return HealthNote("link-one-way", title, "warning", remedy)
 
 
 def _inexact(facts: Facts) -> HealthNote | None:

@@ -22,6 +22,13 @@ def is_out_of_reach(mine: PeerRecord | None, other: PeerRecord) -> bool:
     return other.reach is Reach.CLIENT and mine is not None and mine.reach in HIDDEN
 
 
+def cut_off(live: LiveView) -> frozenset[PeerId]:
+    """Live peers that this peer cannot call, or that cannot call it: it hears of them from others (hole 22)."""
+    mine = live.mine
+    unreached = mine.unreached if mine is not None else ()
+    return frozenset(record.peer for record in live.records if record.peer in unreached or live.me in record.unreached)
+
+
 def whom_to_ask(live: LiveView, most: int) -> tuple[PeerId, ...]:
     """Peers to ask to dial back, best first: those that others can dial come before those behind a relay."""
     able = [record for record in live.records if record.peer != live.me and not record.leaving]

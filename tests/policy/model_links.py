@@ -1,0 +1,47 @@
+"""What a peer of the protocol model knows of links that are dead in one direction at least."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerd.table.record import PeerId
+
+if TYPE_CHECKING:
+    from tests.policy.model_peer import ModelPeer
+
+
+class DeadLinks:
+    """The peers that this one has called in vain, as the daemon's membership and liveness keep them."""
+
+    def __init__(self, peer: ModelPeer) -> None:
+        self._peer = peer
+        self._pairs: dict[PeerId, tuple[int, int]] = {}
+
+    @property
+    def unreached(self) -> tuple[PeerId, ...]:
+        return tuple(sorted(self._pairs))
+
+    def forget(self) -> None:
+        self._pairs = {}
+
+    def fails(self, callee: PeerId) -> None:
+        """A call and a re-dial failed. A peer whose record rises all the same lives behind a dead link."""
+        peer = self._peer
+        sighting = peer.view.sightings.get(callee)
+        if sighting is None or peer.fenced or "go around" in peer.world.scenario.off:
+            return
+        pair, known = sighting.record.pair, self._pairs.get(callee)
+        if known is None or known[0] != pair[0]:
+            self._pairs[callee] = known = pair
+        if pair > known and peer.now - sighting.risen_at_s < peer.view.ttl_s / 2:
+            peer.change(unreached=self.unreached)
+        else:
+            peer.suspect(callee)
+
+    def look(self) -> None:
+        """What pushes to the others tell."""
+        peer = self._peer
+        for record in peer.live().records:
+            if peer.world.has_dead_link(peer.name, record.peer):
+                self.fails(record.peer)
+        self._pairs = {callee: pair for callee, pair in self._pairs.items() if peer.world.has_dead_link(peer.name, callee)}

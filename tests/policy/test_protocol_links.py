@@ -1,0 +1,79 @@
+"""The whole step protocol over links that are dead, in one direction or in both, and with calls that end under the callee."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.policy.model_faults import Fault, Kind, Scenario
+from tests.policy.protocol_model import World, run
+from tests.policy.test_protocol import scripted
+
+
+@pytest.mark.parametrize("kind", [Kind.CUT, Kind.ONE_WAY])
+@pytest.mark.parametrize("seed", range(2))
+def test_hole_19_two_members_that_never_reach_each_other_do_not_stop_their_stage(seed: int, kind: Kind) -> None:
+    """p1 and p3 of stage 1 are cut off from each other for ever, or p3 alone hears nothing of p1; p5 reaches both."""
+    cut = Fault(0.4, kind, name="p1", other=0.5, lasts_s=1e4)
+    scenario = Scenario(seed=seed, peers_per_stage=3, last_step=5, limit_s=100.0, faults=(cut,))
+    assert run(scenario).problems == ()
+    assert run(dataclasses.replace(scenario, off=frozenset({"go around"}))).problems == (), "before the link is known"
+    assert run(dataclasses.replace(scenario, off=frozenset({"go around", "void"}))).stalled
+
+
+def cannot_call(caller: str, callee: float, off: frozenset[str] = frozenset(), delayed: bool = False) -> World:
+    """`caller` cannot call that one of four peers for ever; the other can call it."""
+    return scripted(Fault(0.4, Kind.NO_CALLS, name=caller, other=callee, lasts_s=1e4), off=off, limit_s=100.0, last_step=8, delayed=delayed)
+
+
+@pytest.mark.parametrize("delayed", [False, True], ids=["plain", "delayed"])
+@pytest.mark.parametrize(("caller", "callee"), [("p3", 0.3), ("p1", 0.8)])
+def test_hole_22_a_member_that_cannot_call_the_only_other_one_does_its_share(caller: str, callee: float, delayed: bool) -> None:
+    world = cannot_call(caller, callee, delayed=delayed)
+    assert world.run().problems == ()
+    assert world.counts["voids"] <= 1, "rounds go around the link, once it is known"
+    assert world.counts["inexact"] == 0
+
+
+@pytest.mark.parametrize(("caller", "callee"), [("p3", 0.3), ("p1", 0.8)])
+def test_hole_22_without_that_the_run_stands_still(caller: str, callee: float) -> None:
+    assert cannot_call(caller, callee, frozenset({"go around"})).run().stalled
+
+
+@pytest.mark.parametrize("kind", [Kind.CUT, Kind.ONE_WAY, Kind.NO_CALLS])
+def test_hole_22_where_the_only_two_of_each_stage_cannot_reach_each_other_one_of_each_goes_on(kind: Kind) -> None:
+    """Those that stay behind come along once the links are there again."""
+    cuts = [Fault(0.4, kind, name=name, other=other, lasts_s=60.0) for name, other in (("p0", 0.6), ("p1", 0.8))]
+    world = scripted(*cuts, last_step=5, limit_s=200.0)
+    world.run(until=lambda: world.now > 55.0)
+    assert {peer.record.step for peer in world.peers.values()} >= {5}, world.describe()
+    outcome = world.run()
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+
+
+def cancels_proposals(off: frozenset[str] = frozenset()) -> World:
+    """Every call of a proposal ends while the copy is made, for five seconds."""
+    faults = [Fault(0.1, Kind.CANCELLED, name=f"p{number}", lasts_s=5.0) for number in range(4)]
+    return scripted(*faults, copy_s=0.5, off=off)
+
+
+def test_hole_21_proposals_that_are_cancelled_while_a_slow_copy_is_made_stop_nobody() -> None:
+    outcome = cancels_proposals().run()
+    assert outcome.problems == ()
+    assert outcome.counts["joins that broke"] > 0
+    assert outcome.counts["inexact"] == 0
+
+
+def test_hole_21_a_round_that_nothing_runs_would_stay_open_for_ever() -> None:
+    assert "AVERAGING" in cancels_proposals(frozenset({"close unnoted"})).run().stalled
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_caller_that_one_callee_never_hears_sends_its_work_elsewhere(seed: int) -> None:
+    """p0 of stage 0 hears p3 of stage 1, and p3 never hears p0."""
+    cut = Fault(0.4, Kind.ONE_WAY, name="p0", other=0.8, lasts_s=1e4)
+    outcome = run(Scenario(seed=seed, last_step=5, limit_s=200.0, faults=(cut,)))
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0

@@ -1,0 +1,47 @@
+"""A link between two mates that is dead in one direction: rounds go around it, all do their share, and `health` names it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts.benchmarks._asymmetric import kept
+from tests.swarm.daemons import Swarm, until
+from tests.swarm.runs import assert_equals_reference, exported_steps, swarm_manifest
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(180)]
+
+FOR_S, STEPS = 120.0, 8
+
+
+@pytest.mark.parametrize("num_mates", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_hole_22_a_run_goes_on_where_a_peer_cannot_call_its_mate_that_can_call_it(num_mates: int) -> None:
+    with Swarm(swarm_manifest(num_stages=2)) as swarm:
+        first = swarm.start(stage=0, compute_stand_in_ms=80, allow_faults=True)
+        mates = [first, *(swarm.join(0, compute_stand_in_ms=80, allow_faults=True) for _ in range(num_mates - 1))]
+        last = swarm.join(1, compute_stand_in_ms=20)
+        for daemon in swarm.daemons:
+            daemon.wait_until_serving()
+        deaf = mates[1]
+        deaf.request("fault", kind="one-way", peer=first.ready.peer, for_s=FOR_S)
+        title = f"{deaf.ready.peer} cannot call {first.ready.peer}, which can call it"
+        for daemon in (first, deaf):
+            until(lambda daemon=daemon: ("link-one-way", title) in [(i["code"], i["title"]) for i in daemon.status["health"]], 30)  # type: ignore[misc]
+        before = {daemon.ready.peer: daemon.counters["accumulated_microbatches"] for daemon in mates}
+        began_s, step = time.monotonic(), last.status["peer"]["step"]
+        swarm.wait_for_step(step + STEPS)
+        assert time.monotonic() - began_s < FOR_S / 2
+        for daemon in mates:
+            assert daemon.counters["accumulated_microbatches"] > before[daemon.ready.peer] + STEPS
+        swarm.assert_exact()
+        exported = swarm.export(last)
+        assert_equals_reference(exported, swarm.manifest, exported_steps(exported), swarm.folder / "cache" / "peerd")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/net/tun").exists(), reason="makes network namespaces, which needs root")
+def test_hole_22_packets_that_are_lost_in_one_direction_between_two_mates_stop_no_stage_of_two() -> None:
+    assert kept(mates=2, seconds=30.0, stages=2) > 0.1
