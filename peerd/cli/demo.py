@@ -56,6 +56,7 @@ def demo(out: Path | None, as_json: bool, **flags: Any) -> None:
       slow          `factor` times slower         cut           its p2pd stops for `for`
       corrupt       sends some broken messages    p2pd          its p2pd is killed, again and again for `for`
       disk-full     its disk is full for `for`    skewed-clock  its clock is a day off for `for`
+      proposal-cancel  calls that propose a round to it end while it joins, for `for`
       stage-wiped   its whole stage is killed, and one peer comes back with its disk
       pause-stale   it sleeps, its mates train on and pause, it wakes, and they resume with the newer state
       mixed         all of these in turn

@@ -28,6 +28,8 @@ class FaultKind(enum.StrEnum):
     """All its links are dead for a while, because its p2pd is stopped."""
     CORRUPT = "corrupt"
     """Some of its messages are broken for a while."""
+    PROPOSAL_CANCEL = "proposal-cancel"
+    """Calls that propose it a round end while it joins, for a while."""
     DISK_FULL = "disk-full"
     """No write to its disk succeeds for a while."""
     SKEWED_CLOCK = "skewed-clock"

@@ -114,6 +114,7 @@ class Strikes:
             FaultKind.CUT: self._cut,
             FaultKind.SLOW: self._slow,
             FaultKind.CORRUPT: self._corrupt,
+            FaultKind.PROPOSAL_CANCEL: self._cancel_proposals,
             FaultKind.DISK_FULL: self._fill_disk,
             FaultKind.SKEWED_CLOCK: self._skew_clock,
         }
@@ -161,6 +162,10 @@ class Strikes:
     def _corrupt(self, daemon: DemoDaemon) -> str:
         self._order(daemon, kind="corrupt", for_s=self._chaos.for_s, seed=self._struck)
         return f"sent broken messages for {self._chaos.for_s:g} s"
+
+    def _cancel_proposals(self, daemon: DemoDaemon) -> str:
+        self._order(daemon, kind="proposal-cancel", for_s=self._chaos.for_s, seed=self._struck)
+        return f"had the calls that propose a round to it ended for {self._chaos.for_s:g} s"
 
     def _fill_disk(self, daemon: DemoDaemon) -> str:
         self._order(daemon, kind="disk-full", for_s=self._chaos.for_s)
