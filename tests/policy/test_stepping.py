@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.step.acts import Act, CloseRound, Commit, DropSums, FetchAverage, Propose, Reload, Serve, SkipStep, Wait
+from peerd.policy.step.acts import Act, CloseRound, Commit, DropSums, FetchAverage, LoadCheckpoint, Propose, Reload, Serve, SkipStep, Wait
 from peerd.policy.step.roster import Roster, compose, entry_of
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import KEPT_AVERAGES, decide, looks_lost
@@ -303,6 +303,17 @@ def test_a_joiner_serves_when_it_is_like_the_stage_or_better() -> None:
     assert isinstance(decided(joiner(2, Lineage(0, b"a")), mate), Serve)
     assert isinstance(decided(joiner(2)), Serve)
     assert isinstance(decided(joiner(2), member("p1", step=1)), Serve)
+
+
+def test_a_joiner_with_a_later_checkpoint_than_its_mates_hears_of_every_stage_before_it_takes_their_state() -> None:
+    """What a peer hears first as it comes back may be the record of the mate that slept, and nothing else."""
+    mine, slept = replace(joiner(0), checkpoints=(10, 16)), member("p1", step=12)
+    assert isinstance(decided(mine, slept), Wait)
+    brought = decided(mine, slept, member("p2", stage=1, step=16))
+    assert isinstance(brought, LoadCheckpoint)
+    assert brought.step == 16
+    assert isinstance(decided(mine, slept, member("p2", stage=1, step=12)), Reload), "16 is of a run that was given up"
+    assert isinstance(decided(replace(mine, checkpoints=(10,)), slept), Reload)
 
 
 def test_a_joiner_whose_mates_refuse_downloads_again() -> None:

@@ -66,6 +66,8 @@ def _join(now: Situation) -> Act:
     back = step_to_go_back_to(mine, now.live, rules)
     if back is not None:
         return acts.Wait(f"the stage is about to go back to step {back}")
+    if max(mine.checkpoints, default=0) > newest and not all(now.live.serving(stage) for stage in range(rules.num_stages)):
+        return acts.Wait(f"the stage is at step {newest}, this peer has later ones on disk, and it has not heard of every stage yet")
     best = min(now.mates, key=lambda m: (-m.step, turn_of(mine.peer, m.peer)))
     if not now.own.has_start:
         return acts.Reload("the run began from a state that this peer does not hold", best.peer)
