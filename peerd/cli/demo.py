@@ -52,14 +52,18 @@ def demo(out: Path | None, as_json: bool, **flags: Any) -> None:
     killed one), for=3s and factor=4:
 
     \b
-      kill          SIGKILL                       stop          SIGSTOP; SIGCONT after `for`
-      slow          `factor` times slower         cut           its p2pd stops for `for`
-      corrupt       sends some broken messages    p2pd          its p2pd is killed, again and again for `for`
-      disk-full     its disk is full for `for`    skewed-clock  its clock is a day off for `for`
-      proposal-cancel  calls that propose a round to it end while it joins, for `for`
-      stage-wiped   its whole stage is killed, and one peer comes back with its disk
-      pause-stale   it sleeps, its mates train on and pause, it wakes, and they resume with the newer state
-      mixed         all of these in turn
+      kill             SIGKILL
+      stop             SIGSTOP; SIGCONT after `for`
+      slow             computes `factor` times slower for `for`
+      cut              its p2pd stops for `for`
+      corrupt          sends some broken messages for `for`
+      p2pd             its p2pd is killed again and again for `for`
+      disk-full        its disk is full for `for`
+      skewed-clock     its clock is a day off for `for`
+      proposal-cancel  proposals to it are cancelled while it joins, for `for`
+      stage-wiped      its whole stage is killed; one comes back with its disk
+      pause-stale      sleeps while its mates train on and pause, then wakes
+      mixed            all of these in turn
 
     \b
     Examples:
