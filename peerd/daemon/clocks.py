@@ -39,7 +39,7 @@ async def ask_clocks(links: Links, peers: Sequence[PeerId]) -> list[ClockOffset]
 
 
 async def compare_clocks(links: Links, contact: ClockOffset, membership: Membership) -> ClockVerdict:
-    """Whose clock is off, once the contact's differs: other peers that it knows are asked, too. ClockError unless mine is right."""
+    """Find out whose clock is off if the contact's differs, by asking other peers, too. Raises ClockError unless this one is right."""
     if not contact.is_off:
         return AGREED
     others = [r.peer for r in membership.live().records if r.addresses and r.peer not in (contact.peer, membership.me)]

@@ -1,7 +1,6 @@
-"""Whose wall clock is wrong: this machine's, or another peer's. Pure: others ask the peers.
+"""The verdict on wall clocks that differ: this machine's is wrong, or another peer's.
 
-One peer that differs proves nothing. The larger group of clocks that agree is taken to be right; where two groups are equally large nobody
-knows.
+One peer that differs proves nothing. The largest group of clocks that agree is taken to be right; if two are equally large, none is.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class ClockOffset:
 
 
 class Whose(enum.Enum):
-    """Whose clock is off."""
+    """The machine whose clock is off."""
 
     NOBODYS = "nobody's"
     MINE = "this machine's"
