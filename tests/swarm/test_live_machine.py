@@ -23,7 +23,7 @@ from tests.small_disk import kept_full, needs_root, small_disk
 from tests.swarm.daemons import Daemon, Swarm, run_peerd, until
 from tests.swarm.runs import assert_equals_reference, exported_steps, swarm_manifest
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(120), needs_root]
+pytestmark = [pytest.mark.swarm, pytest.mark.slow, pytest.mark.timeout(120), needs_root]
 
 PACE_MS = 20
 
