@@ -133,7 +133,6 @@ def test_a_copied_home_is_told_that_its_identity_is_in_use_and_the_peer_that_has
     swarm.assert_exact()
 
 
-@pytest.mark.slow
 def test_a_checkup_with_a_wrong_clock_names_the_clock_and_no_firewall(swarm: Swarm) -> None:
     off = {**swarm.environment, **swarm.clock_off_by(3600.0)}
     checkup = run_peerd(off, "doctor", swarm.address, "--json", "--home", swarm.folder / "none")
