@@ -1,8 +1,8 @@
-"""Faults on demand, for tests and the demo's chaos. Nothing of this runs unless Settings.allow_faults is set.
+"""Faults on demand, for tests and the demo's chaos. This module runs only if Settings.allow_faults is set.
 
-A daemon can be told (control verb `fault`) to be slow, to send broken messages, to find its disk full or its clock off for a
-while, or to end, stop or fail at a named point of its work. All of it is laid around public methods of other rooms here, in `install`, so
-that no other file knows of it. What comes of each fault stands in docs/faults.md.
+The control verb `fault` tells a daemon to be slow, to send broken messages, to cancel proposals, to fail calls to one peer, to find its
+disk full or its clock off for a while, or to end, stop or fail at a named point of its work. `install` wraps public methods of other rooms,
+so these rooms contain no code for faults. docs/faults.md says what follows from each fault.
 """
 
 from __future__ import annotations
