@@ -1,7 +1,7 @@
 """Rounds of butterfly all-reduce over a roster: rules 7 (propose) and 8 (exchange) of docs/protocol.md.
 
-The accumulators are cut into as many slices as there are members. Member k receives every member's part of slice k,
-adds the parts in roster order and answers each with the sum, so all members end with the same bits. Every part carries
+The accumulators are cut into one slice for each member that reduces (all but the spared ones). It receives every member's part of its
+slice, adds the parts in roster order and answers each with the sum, so all members end with the same bits. Every part carries
 the average id of the round. A part whose ledger is not the one in the roster is refused.
 """
 
@@ -195,8 +195,7 @@ class Rounds:
 
     def runs(self, average_id: AverageId) -> bool:
         """Whether a task of this peer will end this round. Rule 4 (close) ends any other (hole 21)."""
-        task = self._running.get(average_id)
-        return task is not None and not task.done()
+        return (task := self._running.get(average_id)) is not None and not task.done()
 
     async def _run(self, current: Round) -> None:
         """Exchange slices until the average is complete. A failed call closes the round at once; rule 4 (close) ends one that hangs."""
@@ -325,7 +324,8 @@ class Rounds:
 
     async def close(self, average_id: AverageId, reason: str = "the round was closed") -> None:
         """Close the round of this id, if it is open, and refuse its parts for ever. The ledger is kept."""
-        self._dead.append(average_id)
+        if average_id not in self._dead:  # rule 4 may say so often, while the round is being opened
+            self._dead.append(average_id)
         current, void = self.open, None
         if current is not None and current.roster.average_id == average_id:
             self.open = None

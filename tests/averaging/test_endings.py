@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from peerd.averaging.rounds import MAX_DEAD_ROUNDS
 from peerd.errors import PeerGoneError
 from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Priority
@@ -86,6 +87,17 @@ async def test_hole_21_the_end_of_one_round_does_not_end_the_next(make_group: Ma
     assert member.rounds.runs(roster.average_id)
     await member.rounds.close_present("over")
     assert (member.rounds.open, member.state.round, member.state.record.phase) == (None, None, Phase.ACCUMULATING)
+
+
+async def test_closing_a_round_again_and_again_does_not_bring_others_back(make_group: MakeGroup) -> None:
+    """Rule 4 (close) says so at each look while a round is being opened; a closed id is dead for ever."""
+    group = make_group(2)
+    ended, present = group.roster(), group.roster(attempt=1)
+    rounds = group.members[PeerId("member1")].rounds
+    await rounds.close(ended.average_id)
+    for _ in range(MAX_DEAD_ROUNDS + 1):
+        await rounds.close(present.average_id)
+    assert (await rounds.propose(ended.leader, ended))[:2] == (False, "this round is closed")
 
 
 async def test_hole_21_a_round_that_no_task_runs_is_closed(make_group: MakeGroup) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from peerd.policy.step.acts import LoadCheckpoint, LoadStart, Serve, Wait
 from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.situation import StepRules
-from peerd.policy.step.tied import other_end, sum_told
+from peerd.policy.step.tied import sum_told
 from peerd.table.record import PeerRecord, Phase
 from peerd.table.view import LiveView
 
@@ -87,7 +87,7 @@ def checkpoint_to_bring(mine: PeerRecord, live: LiveView, rules: StepRules) -> L
     checkpoint must be newer than what they hold, and at most one step beyond every other stage; a later one is of a run that others
     have given up. A run of one stage goes on from the newest state, whoever holds it. None: nothing to bring.
     """
-    newest, far = stage_step(live, mine.stage), _other_end(mine.stage, rules)
+    newest, far = stage_step(live, mine.stage), rules.tied_to(mine.stage)
     others = {stage: step for stage in range(rules.num_stages) if stage != mine.stage and (step := stage_step(live, stage)) is not None}
     if newest is None or (rules.num_stages > 1 and max(others.values(), default=0) < newest + 2):
         return None
@@ -138,15 +138,10 @@ def _frontier(live: LiveView, stage: int, rules: StepRules | None = None) -> fro
     newest = stage_step(live, stage)
     if newest is None:
         return frozenset()
-    before, far = max(0, newest - 1), None if rules is None else _other_end(stage, rules)
+    before, far = max(0, newest - 1), None if rules is None else rules.tied_to(stage)
     if far is None or live.serving(far) or any(r.step < newest or sum_told(r, before) is not None for r in live.serving(stage)):
         return frozenset({newest, before})
     return frozenset({newest})
-
-
-def _other_end(stage: int, rules: StepRules) -> int | None:
-    """The stage that holds the other copy of this stage's tied weight; None if there is none."""
-    return other_end(stage, rules.num_stages) if rules.ties_stages else None
 
 
 def _on_disks(mine: PeerRecord, live: LiveView, stage: int) -> frozenset[int]:

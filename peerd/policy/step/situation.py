@@ -30,6 +30,10 @@ class StepRules:
     ties_stages: bool = False
     """The first and the last stage apply the sum of their gradients to a weight that both hold (tied.py)."""
 
+    def tied_to(self, stage: int) -> int | None:
+        """The stage that holds the other copy of this stage's tied weight; None if there is none."""
+        return other_end(stage, self.num_stages) if self.ties_stages else None
+
     @property
     def lost_wait_s(self) -> float:
         """How long peers that hold what is missing may take to come back, before something is given up for good."""
@@ -93,12 +97,12 @@ class Situation:
     @property
     def is_tied(self) -> bool:
         """Whether this stage holds a weight that another stage holds as well."""
-        return self.rules.ties_stages and other_end(self.mine.stage, self.rules.num_stages) is not None
+        return self.rules.tied_to(self.mine.stage) is not None
 
     @property
     def other_end_step(self) -> int | None:
         """The newest step of the stage that holds the other copy of this stage's tied weight; None if nobody serves it."""
-        other = other_end(self.mine.stage, self.rules.num_stages)
+        other = self.rules.tied_to(self.mine.stage)
         return None if other is None else stage_step(self.live, other)
 
     def willing(self, mates: Sequence[PeerRecord]) -> list[PeerRecord]:
