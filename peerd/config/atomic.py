@@ -88,7 +88,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _lives_elsewhere(process: int) -> bool:
-    """Whether this is the id of another process. After a restart in a container mine may be that of one before me."""
+    """Whether this is the id of another process. After a restart in a container a process may have the id of an earlier one."""
     if process == os.getpid():
         return False
     try:

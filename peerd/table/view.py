@@ -38,12 +38,12 @@ class LiveView:
 
     me: PeerId
     records: tuple[PeerRecord, ...]
-    """Live records of the run, sorted by peer id, mine included. Of a large swarm those of my own and the neighbouring
+    """Live records of the run, sorted by peer id, this peer's included. Of a large swarm those of its own and the neighbouring
     stages, and of every other one its speakers'."""
     suspected: tuple[PeerRecord, ...] = ()
     """Records that would count if no live peer suspected them. Their peers may be alive, and still hold what they say."""
     expired: tuple[PeerRecord, ...] = ()
-    """Records that have expired, of peers that were at the step before mine or further."""
+    """Records that have expired, of peers that were at the step before this peer's or further."""
     _by_peer: dict[PeerId, PeerRecord] = field(default_factory=dict, init=False, repr=False, compare=False)
     _by_stage: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _serving: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -97,7 +97,7 @@ class LiveView:
         return any(record.summary is not None for record in self.records)
 
     def speakers(self, stage: int) -> tuple[PeerRecord, ...]:
-        """Peers that speak for a stage of which I know no others; nobody for my own stage and its neighbours."""
+        """Peers that speak for a stage of which this peer knows no others; nobody for its own stage and its neighbours."""
         told = tuple(r for r in self.serving(stage) if r.summary is not None)
         mine = self.mine if told else None
         return () if mine is not None and abs(stage - mine.stage) <= NEAR_STAGES else told

@@ -115,7 +115,7 @@ class Observer:
         self._counters, self._sampled_s = counters, now_s
 
     def noticed(self) -> None:
-        """My row changed, which it does with every microbatch; every loss is told for longer than one of my phases lasts."""
+        """This peer's row changed, which it does with every microbatch. Every loss is told for longer than one of its phases lasts."""
         before = self._phase
         self._note_phase()
         if before is None or self._phase is None or before[0] != self._phase[0]:

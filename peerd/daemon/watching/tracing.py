@@ -87,7 +87,7 @@ class Tracing:
         return PeerTimeline(peer=self._peer.membership.me, stage=self._peer.seat.stage, spans=spans, complete=complete)
 
     async def _ask(self, record: PeerRecord, steps: tuple[int, int], most: int) -> PeerTimeline | str:
-        """What the peer did, on my clock; or why it did not tell."""
+        """What the peer did, on this peer's clock; or why it did not tell."""
         client = self._peer.swarm_client
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):

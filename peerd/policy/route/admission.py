@@ -46,7 +46,7 @@ def choose_stage(live: LiveView, needed_bytes: Sequence[int], available_bytes: i
 
 
 def why_refuse_call(mine: PeerRecord, *, stage: int, step: int, holds_previous: bool) -> str | None:
-    """Rule W2 (call): None when I can compute this microbatch, now or after a commit, else the reason (holes 4 and 17)."""
+    """Rule W2 (call): None when this peer can compute this microbatch, now or after a commit, else the reason (holes 4 and 17)."""
     reason = _why_not_here(mine, stage)
     if reason is not None:
         return reason
@@ -83,7 +83,7 @@ def able_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
 
 
 def why_refuse_evaluation(mine: PeerRecord, *, stage: int, step: int, kept: int | None) -> str | None:
-    """None when I can compute with the parameters of an evaluated step, else the reason. `kept`: the step I set them aside for."""
+    """None when this peer can compute with the parameters of an evaluated step, else the reason. `kept`: the step they were kept for."""
     return _why_not_here(mine, stage) or (None if step in (mine.step, kept) else f"this peer does not hold the parameters of step {step}")
 
 

@@ -30,7 +30,7 @@ class Launch:
     index: int
     accumulate: frozenset[int]
     again: bool = False
-    """Another trainer, which may be alive, comes before me: it may have launched it, too."""
+    """Another trainer, which may be alive, comes before this one: it may have launched it, too."""
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -84,7 +84,7 @@ class OfStep:
     mine: int
     """Bitmap."""
     again: int = 0
-    """Those of `mine` that another trainer, which may be alive, comes before me for: it may have launched them, too."""
+    """Those of `mine` that another trainer, which may be alive, owns before this one: it may have launched them, too."""
     wanted: tuple[tuple[int, int], ...] = ()
     """By stage, the bitmap of what it lacks."""
 
@@ -161,13 +161,13 @@ def launchable(
     last_step: int = 0,
     overlaps: bool = False,
 ) -> Work:
-    """What I may launch now, and all that is missing.
+    """What this trainer may launch now, and all that is missing.
 
     The owner of rank k launches once the same microbatches have been missing for `takeover_s` times k: while others are
     done, none is late. The caller passes the last answer's `still`, and leaves out what it has in flight. The run ends at
     `last_step`; 0: never.
 
-    Where steps overlap, what I own of the next step comes after all that I own of this one: the pipeline never runs
+    Where steps overlap, what this trainer owns of the next step comes after all that it owns of this one: the pipeline never runs
     empty. It counts as missing, for others to take over, once nothing of this step is. Elsewhere it comes once every stage has
     averaged this step, and finds the peers while they commit.
     """
@@ -207,7 +207,7 @@ def what_launches_hang_on(record: PeerRecord) -> tuple[object, ...]:
 
 
 def _due(live: LiveView, step: int, lacking: int, ranks: int, num_microbatches: int) -> tuple[int, int]:
-    """Bitmaps of what I may launch of one step as one of its first `ranks` owners, and of those that may have been launched."""
+    """Bitmaps of what this trainer may launch of one step as one of its first `ranks` owners, and of those that may have been launched."""
     trainers = tuple(trainers_of(live, step))
     suspected = [r.peer for r in live.suspected if r.trains and r.trains_from <= step]
     perhaps = tuple(sorted({*trainers, *suspected})) if suspected else trainers
@@ -261,8 +261,8 @@ def window(live: LiveView, num_stages: int, slots: int, underway: int = 0, most_
 
     A microbatch passes each stage twice, the last one once; one being computed and one waiting or on its way for each pass
     keeps peers busy (4 instead of 6 left two stages idle 7 % of the time), and more only sits in the queues of slow peers.
-    A peer keeps a slot free, for the parts of the step in flight are not even at every moment, and whom a full peer refuses takes
-    another's way. Where links are long, `underway` more are on them (`on_the_way`), as far as peers hold `most_slots` each.
+    A peer keeps a slot free: the microbatches in flight are not spread evenly at every moment, and what a full peer refuses must go
+    through another. Where links are long, `underway` more are on them (`on_the_way`), as far as peers hold `most_slots` each.
     """
     narrowest = min((live.num_serving(stage) for stage in range(num_stages)), default=0)
     widest = max((live.num_serving(stage) for stage in range(num_stages)), default=0)

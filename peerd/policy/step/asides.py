@@ -64,7 +64,7 @@ def sums_to_drop(mine: PeerRecord, mate: PeerRecord) -> list[PeerId]:
 
 
 def dropped(mine: PeerRecord, names: Collection[PeerId]) -> PeerRecord:
-    """Without these of my sums: what they held is missing again. What was accepted before may still be added to the ledger."""
+    """Without these of the peer's own sums: what they held is missing again. What was accepted before may still be added to the ledger."""
     held = sums(mine)
     kept = sum(bitmap for name, bitmap in held.items() if name not in names)
     return replace(mine, done=kept, asides=tuple(Aside(a.other, held[a.other]) for a in mine.asides if a.other not in names))

@@ -139,7 +139,7 @@ def seed_at(now_s: float, params: Rebalancing) -> int:
 
 
 def move_of(found: Plan, mine: PeerRecord) -> Move | None:
-    """The move that a plan asks of me; None when I have moved, am still downloading or am leaving."""
+    """The move that a plan asks of this peer; None when it has moved, still downloads or is leaving."""
     if mine.phase is Phase.JOINING or mine.leaving:
         return None
     return next((move for move in found.moves if move.peer == mine.peer and move.from_stage == mine.stage), None)
