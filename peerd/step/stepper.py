@@ -14,7 +14,7 @@ from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
-from peerd.policy.step.recovery import Beginning, plan, step_to_go_back_to
+from peerd.policy.step.recovery import Beginning, holds_later, plan, step_to_go_back_to
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.steady import Steady
@@ -89,8 +89,9 @@ class Stepper:
         """Set at the next commit, and then replaced by a new event."""
         self._retiring = asyncio.Event()
         self._retired = asyncio.Event()
-        self._resumable, self._going_back, self._outlived = Steady(), Steady(), Steady()
-        """The checkpoint to load, the step that rule 14 (step back) names, and whether the run has outlived this peer's state."""
+        self._resumable, self._going_back, self._outlived, self._later = Steady(), Steady(), Steady(), Steady()
+        """The checkpoint to load, the step that rule 14 (step back) names, and whether the run has outlived this peer's state, or this
+        joiner holds later checkpoints than its stage serves."""
         self._beginning = beginning
         self._host = host
         self.decision: Act = acts.Wait("just begun")
@@ -182,8 +183,9 @@ class Stepper:
         at_start = own.record.step <= self._beginning.step
         if own.record.phase is Phase.JOINING and at_start and not live.serving(own.record.stage):
             return self._once_settled(self._recover(now), now)
-        own = replace(own, lost_since_s=self._lost_since_s, back_since_s=back_since_s, outlived_since_s=outlived_since_s)
-        return self._once_settled(decide(replace(now, own=own)), now)
+        later_since_s = self._later.since_s(holds_later(own.record, live) or None, now.now_s)
+        own = replace(own, back_since_s=back_since_s, outlived_since_s=outlived_since_s, later_since_s=later_since_s)
+        return self._once_settled(decide(replace(now, own=replace(own, lost_since_s=self._lost_since_s))), now)
 
     def _once_settled(self, act: Act, now: Situation) -> Act:
         """Wait with a checkpoint until it has been the one to load for a while: the dead are believed to live for one life of a record."""

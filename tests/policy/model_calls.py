@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.route.admission import able_to_compute, newest_taken, slots_for, why_refuse_call
+from peerd.policy.route.diverging import Diverging
 from peerd.policy.route.launching import Launch, Standstill, launchable, share, window
 from peerd.policy.route.wiring import Router, point_of
 from peerd.policy.step.asides import merged, other_holder, to_merge
@@ -24,6 +25,7 @@ HOP_S = 1.2
 TRIES = 4
 HOLD_OFF_S = 0.5
 MOST_EARLY_S = 2.0
+OVERFLOWED = "not finite"
 
 Path = tuple[ThetaId, ...]
 """The parameters that a microbatch has met, by stage."""
@@ -61,6 +63,7 @@ class Calls:
         self._launched: Counter[tuple[int, int]] = Counter()
         self._in_flight: dict[tuple[int, int], float] = {}
         """Until when not to launch again: infinity while under way."""
+        self._diverging = Diverging()
 
     def drop(self) -> None:
         for call in self._slots:
@@ -79,7 +82,9 @@ class Calls:
         self._still = work.still
         self._in_flight = {key: until for key, until in self._in_flight.items() if until > peer.now}
         allowed = share(window(live, scenario.num_stages, SLOTS), work)
-        for launch in work.launches:
+        self._diverging.begin(peer.record.step)
+        held_back = {each.step: self._diverging.held_back(each.step, work.still, sizes[1], peer.now) for each in work.steps}
+        for launch in (launch for each in work.steps for launch in each.launches(but=held_back[each.step])):
             if (launch.step, launch.index) in self._in_flight:
                 continue
             if sum(until == float("inf") and step <= launch.step for (step, _), until in self._in_flight.items()) >= allowed:
@@ -91,8 +96,13 @@ class Calls:
         self._in_flight[key] = float("inf")
         peer.world.counts["launches"] += 1
 
-        def ended(_path: Path | str) -> None:
+        def ended(path: Path | str) -> None:
             self._in_flight[key] = peer.now + HOLD_OFF_S
+            if path == OVERFLOWED:
+                peer.world.counts["not finite"] += 1
+                self._diverging.failed(key, peer.now)
+            elif not isinstance(path, str):
+                self._diverging.succeeded(key)
 
         attempt = self._launched[key]
         Attempt(peer, self, Work(launch, (), attempt, launch.again or attempt > 0), ended).go()
@@ -140,6 +150,9 @@ class Calls:
         if theta is None or call not in self._slots:
             self._end(call, "too late")
             return
+        if peer.world.now < peer.overflows_until:
+            self._end(call, OVERFLOWED)
+            return
         path = (*call.work.path, theta)
         if len(path) == peer.world.scenario.num_stages:
             self._compute(1.5, lambda: self._backward(call, path))
@@ -160,6 +173,9 @@ class Calls:
         peer, launch = self._peer, call.work.launch
         if peer.theta_at(launch.step) != whole[peer.record.stage] or call not in self._slots:
             self._end(call, "too late")
+            return
+        if peer.world.now < peer.overflows_until:
+            self._end(call, OVERFLOWED)  # the stages after this one have added it
             return
         refusal = self._may_add(call)
         if "bit after gradient" in peer.world.scenario.off and peer.record.done >> launch.index & 1:
@@ -258,7 +274,7 @@ class Attempt:
         if number != self._number:
             return
         peer = self._peer
-        if not isinstance(outcome, str):
+        if outcome == OVERFLOWED or not isinstance(outcome, str):
             self._number += 1
             self._router.observe(chosen.peer, peer.now - began)
             self._answered(outcome)

@@ -24,6 +24,8 @@ class Kind(enum.Enum):
     """Everybody is killed; two thirds come back, in any order, with nothing but what is on their disks."""
     STAGE_WIPED = "stage wiped"
     """All peers of one stage are killed; two thirds come back, in any order, with nothing but what is on their disks."""
+    STALE_MATES = "stale mates"
+    """One peer of a stage trains on while its mates sleep; it pauses as they wake, and comes back with what is on its disk."""
     SUSPECT = "suspect"
     """Somebody wrongly suspects somebody."""
     LOSS = "loss"
@@ -38,6 +40,8 @@ class Kind(enum.Enum):
     """For a while a peer's handlers of proposals are cancelled, between any two of their awaits."""
     SLOW = "slow"
     """A peer computes ten times slower for a while."""
+    OVERFLOW = "overflow"
+    """For a while what a peer computes is not finite."""
 
 
 class Survivor(enum.Enum):
@@ -48,6 +52,7 @@ class Survivor(enum.Enum):
 
 
 TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE, Kind.MIGRATE})
+OUTAGES = frozenset({Kind.BLACKOUT, Kind.STAGE_WIPED, Kind.STALE_MATES})
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from peerd.policy.step.ledger import at_next_step, both_dropped, with_overlap
 from peerd.policy.step.norms import KEPT_NORMS
 from peerd.policy.step.roster import lineage_after, lineage_skipped
 from peerd.policy.step.situation import OwnState, Situation
-from peerd.policy.step.stepping import KEPT_AVERAGES, decide, looks_lost
+from peerd.policy.step.stepping import KEPT_AVERAGES, looks_lost
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm, Suspicion, check_transition
 from peerd.table.view import LiveView, Sighting, SwarmView
 from tests.policy.model_calls import Calls
@@ -45,7 +45,7 @@ class ModelPeer:
         self.name = name
         self.alive = True
         self.awake_at = 0.0
-        self.slow_until = self.cancelled_until = 0.0
+        self.slow_until = self.cancelled_until = self.overflows_until = 0.0
         self.forward_s = world.rng.uniform(0.02, 0.08)
         self.clock_offset_s = world.rng.uniform(-1000.0, 1000.0)
         self.view = SwarmView(me=name, ttl_s=TTL_S)
@@ -64,7 +64,6 @@ class ModelPeer:
         self.fenced_until_s = float("-inf")
         self.downloading = False
         self.fetching = False
-        self.has_state = False
         self.refused: dict[tuple[PeerId, int], float] = {}
         self.unanswered: dict[tuple[PeerId, int], float] = {}
         self.links = DeadLinks(self)
@@ -101,17 +100,14 @@ class ModelPeer:
 
     def begin(self) -> None:
         """Serve the first step of a new run."""
-        self.has_state = True
         self.change(phase=Phase.ACCUMULATING)
         self.start()
 
     def join(self, stage: int) -> None:
+        """Come with nothing but what is on the disk."""
         self.change(stage=stage, phase=Phase.JOINING, checkpoints=self.recovery.on_disk(stage))
-        self.downloading = True
         self.theta = self.world.thetas.first(stage)
         self.start()
-        self.world.counts["joins"] += 1
-        self.recovery.download(frozenset())
 
     def leave(self, to_stage: int | None = None) -> None:
         """Refuse new work, and go once nobody waits for anything I have; then on to another stage, if one is named."""
@@ -264,16 +260,13 @@ class ModelPeer:
         self._fence_if_late()
         if self.fenced or self.downloading or self.rounds.is_opening:
             return
-        if self.recovery.going_on:
-            self.recovery.tick()
-            return
         now = Situation(self._own_state(), self.live(), self.now, self.world.rules)
         lost = looks_lost(now)
         self.lost_since_s = (self.lost_since_s if self.lost_since_s is not None else self.now) if lost else None
         if lost and "wait before lost" in self.world.scenario.off:
             self.lost_since_s = float("-inf")
         own = self.recovery.noted(replace(now.own, lost_since_s=self.lost_since_s), now.live)
-        self.act(decide(replace(now, own=own)))
+        self.act(self.recovery.decide(replace(now, own=own)))
         self.calls.launch(self.live())
         if self.record.leaving and owes_nothing(self.record, self.live()):
             self._go()
@@ -320,6 +313,8 @@ class ModelPeer:
                 self.world.counts["inexact"] += 1
                 self.tied.skip()
                 self._next_step(self.world.thetas.skipped(self.theta), lineage_skipped(self.record.lineage, self.record.step), None)
+            case acts.LoadCheckpoint(step=step):
+                self.recovery.load(step)
             case acts.StepBack() if "step back" not in off:
                 self.recovery.step_back()
             case acts.Serve():

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.route.admission import donors
-from peerd.policy.step.acts import LoadCheckpoint, Wait
-from peerd.policy.step.recovery import Beginning, checkpoint_to_bring, plan, step_to_go_back_to
-from peerd.policy.step.situation import OwnState, StepRules
+from peerd.policy.step.acts import Act, LoadCheckpoint, Wait
+from peerd.policy.step.recovery import Beginning, holds_later, plan, step_to_go_back_to
+from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.steady import Steady
+from peerd.policy.step.stepping import decide
 from peerd.table.record import NO_AVERAGE, Lineage, PeerId, Phase
 
 if TYPE_CHECKING:
@@ -23,61 +24,47 @@ class Recovery:
 
     def __init__(self, peer: ModelPeer) -> None:
         self._peer = peer
-        self.going_on = False
-        self._resumable, self._going_back, self._outlived = Steady(), Steady(), Steady()
+        self._resumable, self._going_back, self._outlived, self._later = Steady(), Steady(), Steady(), Steady()
 
     @property
     def _rules(self) -> StepRules:
         world = self._peer.world
         return replace(world.rules, ties_stages=False) if "sum of the step before" in world.scenario.off else world.rules
 
-    def begin(self, stage: int) -> None:
-        peer = self._peer
-        self.going_on = True
-        peer.change(stage=stage, checkpoints=self.on_disk(stage))
-        peer.start()
-
     def on_disk(self, stage: int) -> tuple[int, ...]:
         return tuple(found.step for found in self._peer.world.checkpoints.get(self._peer.name, ()) if found.stage == stage)
 
-    def tick(self) -> None:
-        peer = self._peer
-        live, rules = peer.live(), self._rules
-        if live.serving(peer.record.stage):
-            brought = checkpoint_to_bring(peer.record, live, rules) if "bring" not in peer.world.scenario.off else None
-            if brought is not None:
-                self._load_once_settled(brought)
-            elif step_to_go_back_to(peer.record, live, rules) is None:
-                self.download(frozenset())
-            return
-        seen = [sighting.record.step for name, sighting in peer.view.sightings.items() if name != peer.name]
-        beginning = Beginning(founder=False)
-        found = plan(peer.record, live, rules, beginning=beginning, newest_seen=max(seen, default=0))
-        assert isinstance(found, Wait | LoadCheckpoint), "a run under way must not begin anew"
-        if not isinstance(found, Wait):
-            self._load_once_settled(found)
-
-    def _load_once_settled(self, act: LoadCheckpoint) -> None:
-        """Records of dead peers are believed for one life of a record."""
-        peer, rules = self._peer, self._rules
+    def decide(self, now: Situation) -> Act:
+        """As the daemon's stepper does. Records of dead peers are believed for one life of a record."""
+        peer, mine, rules = self._peer, now.mine, self._rules
+        if mine.phase is Phase.JOINING and mine.step == 0 and not now.live.serving(mine.stage):
+            seen = [sighting.record.step for name, sighting in peer.view.sightings.items() if name != peer.name]
+            act: Act = plan(mine, now.live, rules, beginning=Beginning(founder=False), newest_seen=max(seen, default=0))
+        else:
+            act = decide(now)
+        if not isinstance(act, LoadCheckpoint):
+            return act
         since_s = self._resumable.since_s(act, peer.now)
-        if since_s is not None and peer.now - since_s >= (rules.ttl_s if act.is_lossless else rules.lost_wait_s):
-            self._load(act.step)
+        settled = since_s is not None and peer.now - since_s >= (rules.ttl_s if act.is_lossless else rules.lost_wait_s)
+        return act if settled and "bring" not in peer.world.scenario.off else Wait(act.reason)
 
-    def _load(self, step: int) -> None:
+    def load(self, step: int) -> None:
         peer = self._peer
         kept = next(each for each in peer.world.checkpoints[peer.name] if (each.stage, each.step) == (peer.record.stage, step))
-        self.going_on, peer.has_state = False, True
         peer.theta, peer.previous = kept.theta, kept.previous
         peer.world.counts["resumed"] += 1
         peer.change(step=kept.step, lineage=kept.lineage, norms=kept.norms)
         peer.tied.take_over(kept.copy)
 
     def noted(self, own: OwnState, live: LiveView) -> OwnState:
-        """With the times since which the rules 14 (step back) and 15 (follow) have said the same."""
+        """With the times since which the rules 14 (step back), 15 (follow) and J1 (join) have said the same."""
         now_s = self._peer.now
         back_since_s = self._going_back.since_s(step_to_go_back_to(own.record, live, self._rules), now_s)
-        return replace(own, back_since_s=back_since_s, outlived_since_s=self._outlived.since_s(live.is_outlived(own.record) or None, now_s))
+        outlived_since_s = self._outlived.since_s(live.is_outlived(own.record) or None, now_s)
+        later_since_s = self._later.since_s(holds_later(own.record, live) or None, now_s)
+        if "later words" in self._peer.world.scenario.off:
+            later_since_s = float("-inf")
+        return replace(own, back_since_s=back_since_s, outlived_since_s=outlived_since_s, later_since_s=later_since_s)
 
     def step_back(self) -> None:
         """Rule 14 (step back): hold nothing any more, and offer what is on the disk."""
@@ -85,7 +72,7 @@ class Recovery:
         peer.world.counts["stepped back"] += 1
         peer.drop_ledgers()
         peer.rounds.drop()
-        peer.average, peer.has_state, self.going_on = None, False, True
+        peer.average = None
         peer.theta, peer.previous = peer.world.thetas.first(peer.record.stage), None
         peer.change(phase=Phase.JOINING, step=0, average_id=NO_AVERAGE, lineage=Lineage(), norms=(), tied=Lineage(), tied_sums=(), voids=())
 
@@ -93,11 +80,13 @@ class Recovery:
         """A mate's state, from the first that gives it."""
         peer = self._peer
         peer.downloading = True
+
+        def ended() -> None:
+            peer.downloading = False
+
         able = [r for r in donors(peer.live(), peer.record.stage, tried) if r.peer not in tried]
         if not able:
-            peer.downloading = not peer.has_state and not self.going_on
-            if peer.downloading:
-                peer.after(1.0, lambda: self.download(frozenset()))
+            peer.after(1.0, ended)
             return
         donor = able[0].peer
 
@@ -105,7 +94,7 @@ class Recovery:
             if snapshot is None or snapshot.stage != peer.record.stage:
                 self.download(tried | {donor})
                 return
-            peer.downloading, peer.has_state, self.going_on = False, True, False
+            ended()
             peer.theta, peer.previous = snapshot.theta, snapshot.previous
             if peer.record.phase is Phase.JOINING:
                 peer.change(step=snapshot.step, lineage=snapshot.lineage, norms=snapshot.norms)

@@ -2,7 +2,7 @@
 
 The world: virtual time, a network that delays, loses and cuts, a directory that answers late, peers that die, sleep,
 come back and join (`model_faults`). A peer's table and step rules are in `model_peer`, calls and trainers in
-`model_calls`, rounds and downloads in `model_rounds`, parameters as symbols in `model_theta`.
+`model_calls`, rounds and downloads in `model_rounds`, deaths of many at once in `model_outages`, parameters as symbols in `model_theta`.
 
 Checked, by the invariants of docs/protocol.md:
   I1  every applied average of a step counts each microbatch once, computed with that step's parameters
@@ -19,14 +19,15 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from peerd.policy.route.admission import choose_stage
 from peerd.policy.step.situation import StepRules
 from peerd.policy.step.tied import sum_told
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
-from tests.policy.model_faults import TAKES_AWAY, Fault, Kind, Scenario, Survivor
+from tests.policy.model_faults import OUTAGES, TAKES_AWAY, Fault, Kind, Scenario, Survivor
+from tests.policy.model_outages import Outages
 from tests.policy.model_peer import AVERAGING_S, TTL_S, ModelPeer
 from tests.policy.model_rounds import Snapshot
 from tests.policy.model_theta import Average, ThetaId, Thetas, why_wrong
@@ -92,8 +93,9 @@ class World:
         self._norms: dict[int, float] = {}
         self._copies: dict[tuple[int, Lineage], ThetaId] = {}
         self._diverged: dict[tuple[PeerId, PeerId], float] = {}
+        self.outages = Outages(self)
         for number in range(scenario.num_stages * scenario.peers_per_stage):
-            self._add(f"p{number}", number % scenario.num_stages).begin()
+            self.add(f"p{number}", number % scenario.num_stages).begin()
         for fault in scenario.faults:
             self.at(fault.at_s, None, lambda fault=fault: self.strike(fault))  # type: ignore[misc]
 
@@ -255,6 +257,8 @@ class World:
             target = named
         if fault.kind in TAKES_AWAY and not self._survives_without(target):
             return
+        if fault.kind in TAKES_AWAY | OUTAGES and self.outages.is_one_alone(self.now):
+            return
         self.counts["faults"] += 1
         self.note(f"FAULT {fault.kind.value} {target.name} {other.name} {fault.lasts_s}")
         self._apply(fault, target, other)
@@ -277,9 +281,13 @@ class World:
             case Kind.MIGRATE:
                 target.leave(to_stage=int(fault.other * self.scenario.num_stages))
             case Kind.BLACKOUT:
-                self._black_out(fault.lasts_s)
+                self.outages.black_out(fault.lasts_s)
             case Kind.STAGE_WIPED:
-                self._wipe(target.record.stage, fault.lasts_s)
+                self.outages.wipe(target.record.stage, fault.lasts_s)
+            case Kind.STALE_MATES:
+                self.outages.pause_before_stale_mates(target, fault.lasts_s)
+            case Kind.OVERFLOW:
+                target.overflows_until = self.now + fault.lasts_s
             case Kind.SUSPECT:
                 if target is not other and self.now >= target.awake_at:
                     target.suspect(other.name)
@@ -300,7 +308,7 @@ class World:
         alive = [p for p in self.peers.values() if p.alive and not p.record.leaving]
         rest = [p for p in alive if p is not target]
         stages = {p.record.stage for p in rest if p.record.phase is not Phase.JOINING}
-        if len(stages) < self.scenario.num_stages and not self._can_resume({p.name: p.record.stage for p in rest}):
+        if len(stages) < self.scenario.num_stages and not self.outages.can_resume({p.name: p.record.stage for p in rest}):
             return False  # a stage is yet to come back, and needs what is on the disks
         mates = [p for p in rest if p.record.stage == target.record.stage and p.record.phase is not Phase.JOINING]
         if self.scenario.survivor is Survivor.UP_TO_DATE:
@@ -311,58 +319,15 @@ class World:
         return bool(mates) and any(p.record.trains for p in rest)
 
     def checkpoint(self, peer: ModelPeer) -> None:
+        if peer.record.step % CHECKPOINT_EVERY == 0:
+            self.save(peer)
+            peer.change(tell=False, checkpoints=peer.recovery.on_disk(peer.record.stage))
+
+    def save(self, peer: ModelPeer) -> None:
+        """Put a peer's state on its disk."""
         record = peer.record
-        if record.step % CHECKPOINT_EVERY == 0:
-            kept = [found for found in self.checkpoints.get(peer.name, []) if found.stage == record.stage and found.step < record.step]
-            kept.append(peer.rounds.state())
-            self.checkpoints[peer.name] = kept[-CHECKPOINTS_KEPT:]
-            peer.change(tell=False, checkpoints=tuple(found.step for found in self.checkpoints[peer.name]))
-
-    def _wipe(self, stage: int, lasts_s: float) -> None:
-        """Left out while the disks of this stage and what the other stages hold have no step in common."""
-        of_stage = sorted(peer.name for peer in self.peers.values() if peer.alive and peer.record.stage == stage)
-        others = sorted(peer.name for peer in self.peers.values() if peer.alive and peer.record.stage != stage)
-        back = self.rng.sample(of_stage, -(-2 * len(of_stage) // 3))
-        if not self._can_resume(dict.fromkeys(back, stage) | {name: self.peers[name].record.stage for name in others}):
-            return
-        self.counts["stages wiped"] += 1
-        for name in of_stage:
-            self.peers[name].alive = False
-        for name in back:
-            self.at(lasts_s * self.rng.random(), None, lambda name=name: self.come_back(name, stage))  # type: ignore[misc]
-
-    def _black_out(self, lasts_s: float) -> None:
-        """Left out while no step is on the disks of every stage: such a run would be lost, as it says itself."""
-        everybody = sorted(peer.name for peer in self.peers.values() if peer.alive)
-        held = {name: self.checkpoints[name][-1].stage for name in everybody if self.checkpoints.get(name)}
-        stages = {name: held.get(name, self.peers[name].record.stage) for name in everybody}
-        back = self.rng.sample(everybody, -(-2 * len(everybody) // 3))
-        if not self._can_resume({name: stages[name] for name in back}):
-            back = self.rng.sample(everybody, len(everybody))
-        if not self._can_resume(stages):
-            return
-        self.counts["blackouts"] += 1
-        self.directory.clear()
-        for name in everybody:
-            self.peers[name].alive = False
-        for name in back:
-            self.at(lasts_s * self.rng.random(), None, lambda name=name: self.come_back(name, stages[name]))  # type: ignore[misc]
-
-    def _can_resume(self, stages: Mapping[PeerId, int]) -> bool:
-        """Whether a step is on the disks of all stages, and somebody trains, if these peers serve these stages."""
-        held: list[set[int]] = [set() for _ in range(self.scenario.num_stages)]
-        for name, stage in stages.items():
-            held[stage] |= {found.step for found in self.checkpoints.get(name, []) if found.stage == stage}
-        return bool(set.intersection(*held)) and any(self.peers[name].record.trains for name in stages)
-
-    def come_back(self, name: PeerId, stage: int) -> None:
-        """Start a dead peer again with what is on its disk."""
-        if not self.peers[name].alive:
-            trains = self.peers[name].record.trains
-            peer = self._add(name, stage)
-            peer.record = replace(peer.record, trains=trains)
-            peer.receive(tuple(self.directory.values()))
-            peer.recovery.begin(stage)
+        kept = [found for found in self.checkpoints.get(peer.name, []) if found.stage == record.stage and found.step < record.step]
+        self.checkpoints[peer.name] = [*kept, peer.rounds.state()][-CHECKPOINTS_KEPT:]
 
     def wake(self, name: PeerId) -> None:
         """End a peer's sleep before its time: what it had put off until then comes now."""
@@ -374,23 +339,25 @@ class World:
     def enter(self, name: PeerId, stage: int) -> None:
         """A mover goes on in another stage, with what it knew."""
         before = self.peers[name]
-        peer = self._add(name, stage)
+        peer = self.add(name, stage)
         peer.receive([sighting.record for other, sighting in before.view.sightings.items() if other != name])
         peer.join(stage)
+        self.counts["joins"] += 1
 
     def _start(self, name: PeerId) -> None:
         """A peer joins by the address of somebody who is there, and takes the weakest stage."""
         hosts = [p for p in self.peers.values() if p.alive and self.now >= p.awake_at]
         if not hosts or (name in self.peers and self.peers[name].alive):
             return
-        joiner = self._add(name, 0)
+        joiner = self.add(name, 0)
         joiner.receive(tuple(self.directory.values()) + self.rng.choice(hosts).recent_records(limit=99))
         live = joiner.live()
         stage = choose_stage(live, [1] * self.scenario.num_stages, 1).stage
         assert stage is not None
         joiner.join(stage)
+        self.counts["joins"] += 1
 
-    def _add(self, name: str, stage: int) -> ModelPeer:
+    def add(self, name: str, stage: int) -> ModelPeer:
         peer = ModelPeer(self, PeerId(name), stage)
         self.peers[peer.name] = peer
         return peer

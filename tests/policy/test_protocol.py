@@ -248,7 +248,7 @@ def came_back_ahead_of_its_mate(off: frozenset[str] = frozenset()) -> World:
     world.run(until=lambda: first.record.step == 6 and first.record.phase is Phase.ACCUMULATING)
     world.strike(Fault(0, Kind.KILL, name="p0"))
     world.at(1.0, None, lambda: world.wake(PeerId("p2")))
-    world.at(4.0, None, lambda: world.come_back(first.name, 0))
+    world.at(4.0, None, lambda: world.outages.come_back(first.name, 0))
     return world
 
 
@@ -270,7 +270,7 @@ def stage_came_back_older(off: frozenset[str] = frozenset()) -> World:
     world.run(until=lambda: min(peer.record.step for peer in world.peers.values()) == 5)
     for number, peer in enumerate(of_stage):
         peer.alive = False
-        world.at(1.0 + number, None, lambda name=peer.name: world.come_back(name, 1))  # type: ignore[misc]
+        world.at(1.0 + number, None, lambda name=peer.name: world.outages.come_back(name, 1))  # type: ignore[misc]
     return world
 
 
@@ -286,18 +286,18 @@ def test_if_they_did_not_the_run_would_stand_still() -> None:
 
 
 def sums_died(off: frozenset[str] = frozenset()) -> World:
-    """Stage 1 dies at step 4, with step 3 on its disks. p0, alone in stage 0, has loaded its own step 4, and so holds no sum of step 3."""
-    world = World(Scenario(seed=1, survivor=Survivor.ANY, last_step=8, ties_stages=True, off=off))
+    """Stage 1 dies at step 7, with step 6 on its disks. p0, alone in stage 0, has loaded its own step 7, and so holds no sum of step 6."""
+    world = World(Scenario(seed=1, survivor=Survivor.ANY, last_step=9, num_microbatches=48, ties_stages=True, off=off))
     p0, mate = world.peers[PeerId("p0")], world.peers[PeerId("p2")]
-    world.run(until=lambda: min(peer.record.step for peer in world.peers.values()) == 4)
+    world.run(until=lambda: min(peer.record.step for peer in world.peers.values()) == 7)
     p0.alive = False
-    world.come_back(PeerId("p0"), 0)
+    world.outages.come_back(PeerId("p0"), 0)
     p0 = world.peers[PeerId("p0")]
     world.run(until=lambda: p0.record.phase is Phase.ACCUMULATING)
     mate.alive = False
     for name in ("p1", "p3"):
         world.peers[PeerId(name)].alive = False
-        world.at(1.0, None, lambda name=name: world.come_back(PeerId(name), 1))  # type: ignore[misc]
+        world.at(1.0, None, lambda name=name: world.outages.come_back(PeerId(name), 1))  # type: ignore[misc]
     return world
 
 
@@ -321,13 +321,32 @@ def test_hole_25_a_peer_that_slept_while_the_run_went_back_follows_it() -> None:
     world.directory.clear()
     for name, stage in stages.items():
         world.peers[name].alive = False
-        world.at(0.1, None, lambda name=name, stage=stage: world.come_back(name, stage))  # type: ignore[misc]
+        world.at(0.1, None, lambda name=name, stage=stage: world.outages.come_back(name, stage))  # type: ignore[misc]
     world.run(until=lambda: all(peer.alive and peer.record.phase is Phase.ACCUMULATING for peer in map(world.peers.__getitem__, stages)))
     assert {world.peers[name].record.step for name in stages} == {3}
     world.wake(PeerId("p2"))
     assert world.run().problems == ()
     assert world.counts["reloads"] >= 1
     assert world.counts["inexact"] == 0
+
+
+def stale_mates(off: frozenset[str] = frozenset()) -> Counter[str]:
+    """Peers pause after their mates have slept, in many small runs."""
+    counts: Counter[str] = Counter()
+    for seed in (53, 62):
+        counts += run(draw(seed, (Kind.STALE_MATES,), off=off)).counts
+    return counts
+
+
+def test_hole_26_a_peer_that_comes_back_to_mates_that_slept_brings_what_it_holds() -> None:
+    counts = stale_mates()
+    assert counts["inexact"] == 0
+    assert counts["resumed"] > 0
+
+
+@pytest.mark.parametrize("rule", ["bring", "later words"])
+def test_hole_26_without_that_steps_would_be_given_up(rule: str) -> None:
+    assert stale_mates(frozenset({rule}))["inexact"] > 0
 
 
 def test_a_run_ends_at_its_last_step_and_launches_nothing_more() -> None:

@@ -305,14 +305,16 @@ def test_a_joiner_serves_when_it_is_like_the_stage_or_better() -> None:
     assert isinstance(decided(joiner(2), member("p1", step=1)), Serve)
 
 
-def test_a_joiner_with_a_later_checkpoint_than_its_mates_hears_of_every_stage_before_it_takes_their_state() -> None:
-    """What a peer hears first as it comes back may be the record of the mate that slept, and nothing else."""
-    mine, slept = replace(joiner(0), checkpoints=(10, 16)), member("p1", step=12)
-    assert isinstance(decided(mine, slept), Wait)
-    brought = decided(mine, slept, member("p2", stage=1, step=16))
+def test_hole_26_a_joiner_with_a_later_checkpoint_than_its_mates_does_not_take_the_first_word_for_the_last() -> None:
+    """What a peer hears first as it comes back may be the record of the mate that slept, and an old one of another stage."""
+    mine, slept, old = replace(joiner(0), checkpoints=(10, 16)), member("p1", step=12), member("p2", stage=1, step=12)
+    just, long_ago = (OwnState(record=mine, later_since_s=100.0 - ago_s) for ago_s in (0.0, RULES.ttl_s))
+    assert isinstance(decided(mine, slept, own=long_ago), Wait), "nobody who serves stage 1 is known yet"
+    assert isinstance(decided(mine, slept, old, own=just), Wait)
+    brought = decided(mine, slept, member("p2", stage=1, step=16), own=just)
     assert isinstance(brought, LoadCheckpoint)
     assert brought.step == 16
-    assert isinstance(decided(mine, slept, member("p2", stage=1, step=12)), Reload), "16 is of a run that was given up"
+    assert isinstance(decided(mine, slept, old, own=long_ago), Reload), "16 is of a run that was given up"
     assert isinstance(decided(replace(mine, checkpoints=(10,)), slept), Reload)
 
 

@@ -99,6 +99,12 @@ def checkpoint_to_bring(mine: PeerRecord, live: LiveView, rules: StepRules) -> L
     return LoadCheckpoint(f"the stage is at step {newest}, and other stages cannot go on from there", max(lossless or able), bool(lossless))
 
 
+def holds_later(mine: PeerRecord, live: LiveView) -> bool:
+    """Whether a joiner's disk holds a later step than its stage's serving peers, which the joiner would give up by taking their state."""
+    newest = stage_step(live, mine.stage)
+    return mine.phase is Phase.JOINING and newest is not None and max(mine.checkpoints, default=0) > max(newest, mine.step)
+
+
 def step_to_go_back_to(mine: PeerRecord, live: LiveView, rules: StepRules) -> int | None:
     """Rule 14 (step back): the step at which the run can resume only if the peers that hold this stage go back to it.
 

@@ -58,6 +58,8 @@ class OwnState:
     """The time since which rule 14 (step back) has named the same step at every look; None: it names no step."""
     outlived_since_s: float | None = None
     """The time since which the run looks as if it had gone back without this peer, at every look; None: it does not."""
+    later_since_s: float | None = None
+    """The time since which this joiner has held later checkpoints than its stage serves, at every look; None: it holds none."""
     refused: frozenset[tuple[PeerId, int]] = frozenset()
     """(mate, step): this mate has refused to give the average of this step. The caller forgets these after a while."""
     unanswered: frozenset[tuple[PeerId, int]] = frozenset()

@@ -22,7 +22,7 @@ from peerd.policy.step.acts import Act
 from peerd.policy.step.asides import sums_to_drop
 from peerd.policy.step.ledger import stage_step, why_not_averaged
 from peerd.policy.step.norms import told_by
-from peerd.policy.step.recovery import checkpoint_to_bring, step_to_go_back_to
+from peerd.policy.step.recovery import checkpoint_to_bring, holds_later, step_to_go_back_to
 from peerd.policy.step.roster import compose, dead_links, to_spare
 from peerd.policy.step.situation import Situation
 from peerd.policy.step.tied import better_copy, sum_told
@@ -66,8 +66,8 @@ def _join(now: Situation) -> Act:
     back = step_to_go_back_to(mine, now.live, rules)
     if back is not None:
         return acts.Wait(f"the stage is about to go back to step {back}")
-    if max(mine.checkpoints, default=0) > newest and not all(now.live.serving(stage) for stage in range(rules.num_stages)):
-        return acts.Wait(f"the stage is at step {newest}, this peer has later ones on disk, and it has not heard of every stage yet")
+    if holds_later(mine, now.live) and not _has_heard_of_all(now):
+        return acts.Wait(f"the stage is at step {newest}, this peer has later ones on disk, and it has not heard enough of every stage yet")
     best = min(now.mates, key=lambda m: (-m.step, turn_of(mine.peer, m.peer)))
     if not now.own.has_start:
         return acts.Reload("the run began from a state that this peer does not hold", best.peer)
@@ -85,6 +85,13 @@ def _join(now: Situation) -> Act:
         mate, reason = now.first_to_ask(able), f"the stage is at step {newest}"
         return acts.FetchAverage(reason, mate.peer, mine.step, norm=told_by(mate, mine.step), tied_sum=sum_told(mate, mine.step))
     return acts.Reload(f"the stage is at step {newest}, too far to catch up", best.peer)
+
+
+def _has_heard_of_all(now: Situation) -> bool:
+    """Whether some peer serves each stage, and this joiner has heard of them for one life of a record: the first word may be an old one."""
+    since_s, rules = now.own.later_since_s, now.rules
+    is_settled = since_s is not None and now.now_s - since_s >= rules.ttl_s
+    return is_settled and all(now.live.serving(stage) for stage in range(rules.num_stages))
 
 
 # Those that fell behind

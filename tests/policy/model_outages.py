@@ -1,0 +1,125 @@
+"""Faults of the protocol model that take many peers away at once. What is on the disks must be enough to go on exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from peerd.table.record import PeerId, Phase
+
+if TYPE_CHECKING:
+    from tests.policy.model_peer import ModelPeer
+    from tests.policy.protocol_model import World
+
+BACK_WITHIN_S = 2.0
+RETRY_S = 0.1
+ALONE_S = 30.0
+"""Time for which no other fault takes anybody away, where the newest state of a stage is on one disk alone."""
+
+
+class Outages:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._one_alone: tuple[PeerId, int, float] | None = None
+        """A peer whose disk alone has the newest state of its stage, that state's step, and until when to wait for it."""
+
+    def is_one_alone(self, now_s: float) -> bool:
+        """Whether the newest state of a stage is on one disk alone. That ends once its peer serves with it, and a mate, too."""
+        if self._one_alone is None:
+            return False
+        name, step, until_s = self._one_alone
+        peer = self._world.peers[name]
+        serving = [p for p in self._world.peers.values() if p.alive and p.record.stage == peer.record.stage and p.record.step >= step]
+        if now_s > until_s or sum(p.record.phase is not Phase.JOINING and now_s >= p.awake_at for p in serving) >= 2:
+            self._one_alone = None
+        return self._one_alone is not None
+
+    def pause_before_stale_mates(self, target: ModelPeer, lasts_s: float) -> None:
+        """Left out where the peer is not the newest of its stage, has no mate, or is not there itself."""
+        world, mine = self._world, target.record
+        mates = [p for p in world.peers.values() if p.alive and p is not target and p.record.stage == mine.stage]
+        newest = max((p.record.step for p in mates), default=mine.step)
+        serves = mine.phase is not Phase.JOINING and not mine.leaving and world.now >= target.awake_at
+        trains = any(p.record.trains for p in world.peers.values() if p.alive and p not in mates)
+        if not (mates and serves and trains and mine.step >= newest):
+            return
+        world.counts["stale mates"] += 1
+        self._one_alone = target.name, mine.step, world.now + lasts_s + ALONE_S
+        for mate in mates:
+            mate.awake_at = max(mate.awake_at, world.now + lasts_s)
+        world.at(lasts_s, None, lambda: self._pause(target, mates))
+
+    def _pause(self, target: ModelPeer, mates: list[ModelPeer]) -> None:
+        """As a daemon does: not in the middle of a step's end."""
+        world, stage = self._world, target.record.stage
+        if not target.alive or target.record.phase is Phase.JOINING:
+            return
+        if target.record.phase is not Phase.ACCUMULATING or self._is_needed_for_a_sum(target):
+            for mate in mates:
+                mate.awake_at = max(mate.awake_at, world.now + RETRY_S)
+            world.at(RETRY_S, None, lambda: self._pause(target, mates))
+            return
+        world.save(target)
+        target.alive = False
+        self._one_alone = target.name, target.record.step, world.now + ALONE_S
+        for mate in mates:
+            world.wake(mate.name)
+        world.at(BACK_WITHIN_S * world.rng.random(), None, lambda: self.come_back(target.name, stage))
+
+    def _is_needed_for_a_sum(self, target: ModelPeer) -> bool:
+        """Where stages are tied: whether the other stages have yet to finish the step before this peer's: gap 4."""
+        world = self._world
+        others = [p.record for p in world.peers.values() if p.alive and p.record.phase is not Phase.JOINING]
+        newest = max((r.step for r in others if r.stage != target.record.stage), default=0)
+        return world.rules.ties_stages and newest < target.record.step
+
+    def wipe(self, stage: int, lasts_s: float) -> None:
+        """Left out while the disks of this stage and what the other stages hold have no step in common."""
+        world = self._world
+        of_stage = sorted(peer.name for peer in world.peers.values() if peer.alive and peer.record.stage == stage)
+        others = sorted(peer.name for peer in world.peers.values() if peer.alive and peer.record.stage != stage)
+        back = world.rng.sample(of_stage, -(-2 * len(of_stage) // 3))
+        if not self.can_resume(dict.fromkeys(back, stage) | {name: world.peers[name].record.stage for name in others}):
+            return
+        world.counts["stages wiped"] += 1
+        for name in of_stage:
+            world.peers[name].alive = False
+        for name in back:
+            world.at(lasts_s * world.rng.random(), None, lambda name=name: self.come_back(name, stage))  # type: ignore[misc]
+
+    def black_out(self, lasts_s: float) -> None:
+        """Left out while no step is on the disks of every stage: such a run would be lost, as it says itself."""
+        world = self._world
+        everybody = sorted(peer.name for peer in world.peers.values() if peer.alive)
+        held = {name: world.checkpoints[name][-1].stage for name in everybody if world.checkpoints.get(name)}
+        stages = {name: held.get(name, world.peers[name].record.stage) for name in everybody}
+        back = world.rng.sample(everybody, -(-2 * len(everybody) // 3))
+        if not self.can_resume({name: stages[name] for name in back}):
+            back = world.rng.sample(everybody, len(everybody))
+        if not self.can_resume(stages):
+            return
+        world.counts["blackouts"] += 1
+        world.directory.clear()
+        for name in everybody:
+            world.peers[name].alive = False
+        for name in back:
+            world.at(lasts_s * world.rng.random(), None, lambda name=name: self.come_back(name, stages[name]))  # type: ignore[misc]
+
+    def can_resume(self, stages: Mapping[PeerId, int]) -> bool:
+        """Whether a step is on the disks of all stages, and somebody trains, if these peers serve these stages."""
+        world = self._world
+        held: list[set[int]] = [set() for _ in range(world.scenario.num_stages)]
+        for name, stage in stages.items():
+            held[stage] |= {found.step for found in world.checkpoints.get(name, []) if found.stage == stage}
+        return bool(set.intersection(*held)) and any(world.peers[name].record.trains for name in stages)
+
+    def come_back(self, name: PeerId, stage: int) -> None:
+        """Start a dead peer again with what is on its disk."""
+        world = self._world
+        if not world.peers[name].alive:
+            trains = world.peers[name].record.trains
+            peer = world.add(name, stage)
+            peer.record = replace(peer.record, trains=trains)
+            peer.receive(tuple(world.directory.values()))
+            peer.join(stage)
