@@ -10,39 +10,49 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from peerd import SCHEMA
-from peerd.errors import ExitCode, PeerdError, UsageError, system_error
+from peerd.errors import ERROR_PREFIX, ExitCode, PeerdError, UsageError, system_error
 
 REMEDY = "the peerd commands start this process with one request, a JSON text"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Let the module do its work and print what it returns. Returns the exit code."""
-    # gRPC and hivemind read these when they are imported.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
+    return exit_code_of(lambda: _answer(arguments))
+
+
+def exit_code_of(work: Callable[[], int]) -> int:
+    """Do the work of a process, which imports gRPC and hivemind only now. Returns its exit code.
+
+    An error that peerd or the system raises on purpose ends it with one line on standard error.
+    """
+    for name, value in (("GRPC_VERBOSITY", "NONE"), ("GRPC_ENABLE_FORK_SUPPORT", "0"), ("HIVEMIND_LOGLEVEL", "CRITICAL")):
+        os.environ.setdefault(name, value)  # they are read when these libraries are imported
     try:
-        if len(arguments) != 2:
-            raise UsageError(f"{len(arguments)} arguments given", REMEDY)
-        run = importlib.import_module(arguments[0]).run
-        print(json.dumps({"schema": SCHEMA, **run(parse_request(get_type_hints(run)["request"], arguments[1]))}))
+        return work()
     except PeerdError as error:
-        print(f"peerd: error: {error}", file=sys.stderr)
-        return error.exit_code
+        told = error
     except OSError as error:
-        told = system_error(error)
-        if told is None:
+        meant = system_error(error)
+        if meant is None:
             raise
-        print(f"peerd: error: {told}", file=sys.stderr)
-        return told.exit_code
+        told = meant
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+    print(f"{ERROR_PREFIX}{told}", file=sys.stderr)
+    return told.exit_code
+
+
+def _answer(arguments: Sequence[str]) -> int:
+    if len(arguments) != 2:
+        raise UsageError(f"{len(arguments)} arguments given", REMEDY)
+    run = importlib.import_module(arguments[0]).run
+    print(json.dumps({"schema": SCHEMA, **run(parse_request(get_type_hints(run)["request"], arguments[1]))}))
     return ExitCode.OK
 
 

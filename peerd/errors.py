@@ -168,6 +168,8 @@ def error_class_of(code: int) -> type[PeerdError]:
     return known.get(code, PeerdError)
 
 
+ERROR_PREFIX = "peerd: error: "
+"""Begins the line on standard error with which an error ends a process."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _MACHINES = (*FULL, errno.EROFS, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE)
 """Errors that tell of the machine, whatever the process was doing."""

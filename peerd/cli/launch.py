@@ -1,6 +1,6 @@
 """Starts a daemon, in place of this process or detached, with the given Settings.
 
-A daemon prints one JSON line once others can reach it, or ends with an exit code and a line `peerd: error: ...`.
+A daemon prints one JSON line once others can reach it, or ends with an exit code and a line that begins with ERROR_PREFIX.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from peerd.errors import ExitCode, PeerdError, TimedOutError, disk_error, error_class_of
+from peerd.errors import ERROR_PREFIX, ExitCode, PeerdError, TimedOutError, disk_error, error_class_of
 
 if TYPE_CHECKING:
     from peerd.config.paths import Home
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 READY_TIMEOUT_S = 180.0
 STOP_GRACE_S = 10.0
-ERROR_PREFIX = "peerd: error: "
 _TAIL_BYTES = 16 * 1024
 _MAX_READY_BYTES = 64 * 1024
 

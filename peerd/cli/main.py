@@ -14,7 +14,7 @@ import click
 from peerd import __version__
 from peerd.cli import demo, doctor, generate, guide, history, logs, new, organise, owner, service, simulate, trace, volunteer, watch
 from peerd.cli.options import home_option
-from peerd.errors import ExitCode, PeerdError, system_error
+from peerd.errors import ERROR_PREFIX, ExitCode, PeerdError, system_error
 
 _EPILOG = """\b
 Files of a daemon: --home DIR, before or after the verb, or PEERD_HOME.
@@ -139,7 +139,5 @@ def _tell_bug(error: Exception) -> int:
 
 
 def _fail(text: str, code: ExitCode) -> int:
-    from peerd.cli.launch import ERROR_PREFIX
-
     click.echo(ERROR_PREFIX + text.replace("\n", " "), err=True)
     return code

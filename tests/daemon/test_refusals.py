@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from peerd.cli.launch import ERROR_PREFIX, module_command
+from peerd.cli.launch import module_command
 from peerd.config.manifest import dump
 from peerd.config.organiser import create_key
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.__main__ import main
-from peerd.errors import ExitCode
+from peerd.errors import ERROR_PREFIX, ExitCode
 from peerd.swarm.identity import lock_home
 from tests.tiny_run import tiny_manifest
 

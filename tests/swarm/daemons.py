@@ -20,13 +20,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from peerd.cli.launch import ERROR_PREFIX, Ready, module_command, wait_until_ready
+from peerd.cli.launch import Ready, module_command, wait_until_ready
 from peerd.config.manifest import Manifest, dump
 from peerd.config.organiser import KEY_FILE, create_key
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.control.client import ControlClient
 from peerd.control.protocol import Counters, PeersReply, StatusReply, StepInfo
+from peerd.errors import ERROR_PREFIX
 
 READY_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 40.0
