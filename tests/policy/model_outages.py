@@ -112,7 +112,9 @@ class Outages:
         held: list[set[int]] = [set() for _ in range(world.scenario.num_stages)]
         for name, stage in stages.items():
             held[stage] |= {found.step for found in world.checkpoints.get(name, []) if found.stage == stage}
-        return bool(set.intersection(*held)) and any(world.peers[name].record.trains for name in stages)
+        begun = any(peer.record.step for peer in world.peers.values())  # then nobody begins it anew from the first weights
+        common = set.intersection(*held) - ({0} if begun else set())
+        return bool(common) and any(world.peers[name].record.trains for name in stages)
 
     def come_back(self, name: PeerId, stage: int) -> None:
         """Start a dead peer again with what is on its disk."""
@@ -121,5 +123,5 @@ class Outages:
             trains = world.peers[name].record.trains
             peer = world.add(name, stage)
             peer.record = replace(peer.record, trains=trains)
-            peer.receive(tuple(world.directory.values()))
+            peer.receive(world.directory.records(world.now))
             peer.join(stage)

@@ -201,15 +201,10 @@ class ModelPeer:
         self.links.look()
         self.change(suspects=tuple(s for s in self.record.suspects if self._still_suspect(s)), unreached=self.links.unreached)
         record = self.record
-        self.world.at(self.world.rng.uniform(0.05, 0.5), None, lambda: self._store(record))
-
-    def _store(self, record: PeerRecord) -> None:
-        known = self.world.directory.get(record.peer)
-        if known is None or record.pair > known.pair:
-            self.world.directory[record.peer] = record
+        self.world.at(self.world.rng.uniform(0.05, 0.5), None, lambda: self.world.directory.store(record, self.world.now))
 
     def _read_directory(self) -> None:
-        self.receive(tuple(self.world.directory.values()))
+        self.receive(self.world.directory.records(self.world.now))
 
     def suspect(self, peer: PeerId) -> None:
         """It did not answer a re-dial."""

@@ -62,8 +62,6 @@ class Recovery:
         back_since_s = self._going_back.since_s(step_to_go_back_to(own.record, live, self._rules), now_s)
         outlived_since_s = self._outlived.since_s(live.is_outlived(own.record) or None, now_s)
         later_since_s = self._later.since_s(holds_later(own.record, live) or None, now_s)
-        if "later words" in self._peer.world.scenario.off:
-            later_since_s = float("-inf")
         return replace(own, back_since_s=back_since_s, outlived_since_s=outlived_since_s, later_since_s=later_since_s)
 
     def step_back(self) -> None:

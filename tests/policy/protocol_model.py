@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from peerd.policy.route.admission import choose_stage
 from peerd.policy.step.situation import StepRules
 from peerd.policy.step.tied import sum_told
-from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
+from peerd.table.record import Lineage, PeerId, Phase
+from tests.policy.model_directory import Directory
 from tests.policy.model_faults import OUTAGES, TAKES_AWAY, Fault, Kind, Scenario, Survivor
 from tests.policy.model_outages import Outages
 from tests.policy.model_peer import AVERAGING_S, TTL_S, ModelPeer
@@ -68,7 +69,7 @@ class World:
         self.now = 0.0
         self.thetas = Thetas()
         self.peers: dict[PeerId, ModelPeer] = {}
-        self.directory: dict[PeerId, PeerRecord] = {}
+        self.directory = Directory()
         self.disk: dict[PeerId, int] = {}
         self.checkpoints: dict[PeerId, list[Snapshot]] = {}
         self.counts: Counter[str] = Counter()
@@ -350,7 +351,7 @@ class World:
         if not hosts or (name in self.peers and self.peers[name].alive):
             return
         joiner = self.add(name, 0)
-        joiner.receive(tuple(self.directory.values()) + self.rng.choice(hosts).recent_records(limit=99))
+        joiner.receive(self.directory.records(self.now) + self.rng.choice(hosts).recent_records(limit=99))
         live = joiner.live()
         stage = choose_stage(live, [1] * self.scenario.num_stages, 1).stage
         assert stage is not None

@@ -318,6 +318,12 @@ def test_hole_26_a_joiner_with_a_later_checkpoint_than_its_mates_does_not_take_t
     assert isinstance(decided(replace(mine, checkpoints=(10,)), slept), Reload)
 
 
+def test_a_joiner_does_not_serve_like_mates_that_may_be_dead_while_another_stage_is_ahead() -> None:
+    """The record of a mate that died at the run's start is new to a peer that has just come."""
+    assert isinstance(decided(joiner(0), member("p1", step=0), member("p2", stage=1, step=1)), Serve)
+    assert isinstance(decided(joiner(0), member("p1", step=0), member("p2", stage=1, step=2)), Wait)
+
+
 def test_a_joiner_whose_mates_refuse_downloads_again() -> None:
     mine, mate = joiner(2), member("p1", step=3)
     own = OwnState(record=mine, refused=frozenset({(mate.peer, 2)}))

@@ -88,8 +88,8 @@ def checkpoint_to_bring(mine: PeerRecord, live: LiveView, rules: StepRules) -> L
     have given up. A run of one stage goes on from the newest state, whoever holds it. None: nothing to bring.
     """
     newest, far = stage_step(live, mine.stage), rules.tied_to(mine.stage)
-    others = {stage: step for stage in range(rules.num_stages) if stage != mine.stage and (step := stage_step(live, stage)) is not None}
-    if newest is None or (rules.num_stages > 1 and max(others.values(), default=0) < newest + 2):
+    others = _other_steps(mine, live, rules)
+    if newest is None or (rules.num_stages > 1 and not is_left_behind(mine, newest, live, rules)):
         return None
     first, last = (max(others.values()) - 1, min(others.values()) + 1) if others else (0, max(mine.checkpoints, default=0))
     able = [step for step in mine.checkpoints if max(newest, mine.step) < step <= last]
@@ -97,6 +97,16 @@ def checkpoint_to_bring(mine: PeerRecord, live: LiveView, rules: StepRules) -> L
     if not able:
         return None
     return LoadCheckpoint(f"the stage is at step {newest}, and other stages cannot go on from there", max(lossless or able), bool(lossless))
+
+
+def is_left_behind(mine: PeerRecord, step: int, live: LiveView, rules: StepRules) -> bool:
+    """Whether another stage is two steps ahead of `step` of this one: no peer of it holds the parameters that `step` needs."""
+    return max(_other_steps(mine, live, rules).values(), default=0) >= step + 2
+
+
+def _other_steps(mine: PeerRecord, live: LiveView, rules: StepRules) -> dict[int, int]:
+    """The newest step of every other stage that somebody serves."""
+    return {stage: step for stage in range(rules.num_stages) if stage != mine.stage and (step := stage_step(live, stage)) is not None}
 
 
 def holds_later(mine: PeerRecord, live: LiveView) -> bool:

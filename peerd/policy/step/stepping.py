@@ -22,7 +22,7 @@ from peerd.policy.step.acts import Act
 from peerd.policy.step.asides import sums_to_drop
 from peerd.policy.step.ledger import stage_step, why_not_averaged
 from peerd.policy.step.norms import told_by
-from peerd.policy.step.recovery import checkpoint_to_bring, holds_later, step_to_go_back_to
+from peerd.policy.step.recovery import checkpoint_to_bring, holds_later, is_left_behind, step_to_go_back_to
 from peerd.policy.step.roster import compose, dead_links, to_spare
 from peerd.policy.step.situation import Situation
 from peerd.policy.step.tied import better_copy, sum_told
@@ -75,6 +75,8 @@ def _join(now: Situation) -> Act:
         better = [m for m in now.mates if m.step == newest and m.worth < mine.worth]
         if better:
             return acts.Reload("a stage mate has the better lineage", better[0].peer)
+        if is_left_behind(mine, newest, now.live, rules):
+            return acts.Wait(f"the stage seems to be at step {newest}, and other stages cannot go on from there")
         return acts.Serve(f"at step {mine.step} like the stage")
     able = now.willing([m for m in now.mates if m.step > mine.step])
     if rules.shares_norms:
