@@ -19,7 +19,8 @@ export    folder (absolute path), format       {"schema", "step", "folder", "fil
           ("peerd"), timeout_s (no limit)
 reach     -                                    {"schema", "port", "answers", "direct"}: an answer has "peer", "observed" and "reached"
                                                for each peer asked; `direct` is DirectInfo with its own "answers"
-fault     kind, then for_s, factor, by_s, at, seed {"schema"}; only with Settings.allow_faults: the daemon misbehaves as faults.py defines
+fault     kind, then for_s, factor, by_s, at,  {"schema"}; only with Settings.allow_faults: the daemon misbehaves as faults.py defines
+          peer, seed
 """
 
 from __future__ import annotations

@@ -214,7 +214,8 @@ class Departure:
             await self._peer.membership.changed(LOOK_S)
 
     def _owes_nothing(self) -> bool:
-        return owes_nothing(self._peer.seat.state.record, self._peer.membership.live())
+        membership = self._peer.membership
+        return not membership.is_quiet and owes_nothing(self._peer.seat.state.record, membership.live())
 
     def _has_successors(self) -> bool:
         return has_successors(self._peer.seat.state.record, self._peer.membership.live())

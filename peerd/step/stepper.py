@@ -119,9 +119,10 @@ class Stepper:
         self._retired.set()
 
     async def _take_turn(self) -> None:
+        is_quiet = self._membership.is_quiet
         if self._fence_to:
             await self._apply_fence()
-        act, record = self._decide(), self._state.record
+        act, record = acts.Wait("listening after a fence") if is_quiet else self._decide(), self._state.record
         in_vain = (act, record) == self._done
         self.decision, self._done = act, None
         if isinstance(act, acts.Wait) or in_vain:  # an act that changed nothing may not even have let other tasks run
@@ -248,6 +249,7 @@ class Stepper:
     async def _apply_fence(self) -> None:
         incarnation, self._fence_to = self._fence_to, 0
         self._lost_since_s = None
+        self._resumable, self._going_back, self._outlived, self._later = Steady(), Steady(), Steady(), Steady()
         await self._executor.run(Priority.CONTROL, lambda: self._state.fence(incarnation))
         await self._rounds.close_present("fenced")
         self._host.announce()

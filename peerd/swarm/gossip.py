@@ -9,7 +9,6 @@ for what is new (policy/swarm/spreading.py), and only changes of phase are pushe
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Collection, Sequence
 
@@ -46,8 +45,6 @@ CALM_GAP_S = 0.5
 MOST_ON_THEIR_WAY = 3
 """Number of messages under way to one peer. At the end of a step a peer changes its phase three times within one or two round trips."""
 PUSH_TIMEOUT_S = 3.0
-FENCE_SHARE = 0.8
-QUIET_PERIODS = 1.5
 
 
 class Gossip:
@@ -72,7 +69,7 @@ class Gossip:
         """Timers of pushes that wait: under True to all peers, under False to the peers of this stage."""
         self._sending: dict[PeerId, set[asyncio.Task[None]]] = {}
         self._stale: set[PeerId] = set()
-        self._quiet_until_s = 0.0
+        self._has_ended = False
 
     def announce(self, urgent: bool = True) -> None:
         """Publish this peer's record and send it to all peers within the fan-out."""
@@ -105,7 +102,7 @@ class Gossip:
             await asyncio.wait(under_way)
 
     async def run(self) -> None:
-        self._quiet_until_s = 0.0
+        self._has_ended = False
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_word())
@@ -113,7 +110,8 @@ class Gossip:
                 group.create_task(self._read_directory())
                 group.create_task(self._ask_around())
         finally:
-            self._quiet_until_s = math.inf
+            self._has_ended = True
+            self._membership.runs_no_more()
             for timer in self._soon.values():
                 timer.cancel()
             for task in set().union(*self._sending.values()):
@@ -140,19 +138,16 @@ class Gossip:
             word = await self._membership.word_owed()
             own = self._membership.row.record()
             if own is not None and word.superseded_by >= own.incarnation:
-                self.fence("this identity was seen with a higher version")
+                self._membership.fence("this identity was seen with a higher version")
             if word.tell:
                 self.tell_calmly()
 
     async def _announce(self) -> None:
         """Publish every period, and store in the DHT every second one. Apply T3 (fence) after a time without running. Waits for no peer."""
-        last_s = clock_s()
         while True:
             now_s = clock_s()
-            if now_s - last_s > FENCE_SHARE * self._membership.view.ttl_s * self._periods:
-                self.fence(f"this peer did not run for {now_s - last_s:.1f} s")
-            last_s = now_s
-            if now_s >= self._quiet_until_s:
+            self._membership.ran()
+            if not self._membership.is_quiet:
                 self._publish_and_store()
             await asyncio.sleep(max(0.0, self._period_s - (clock_s() - now_s)))
 
@@ -162,9 +157,9 @@ class Gossip:
         while True:
             reading = reading.after(self._membership.live(), len(self._stages))
             if reading.is_now:
-                stages = [self._random.choice(self._stages)] if self._periods > 1 else self._stages
+                stages = [self._random.choice(self._stages)] if self._membership.periods > 1 else self._stages
                 await self._membership.absorb_quietly(await self._directory.read_records(self._membership.run, stages))
-            await asyncio.sleep(self._period_s * self._periods)
+            await asyncio.sleep(self._period_s * self._membership.periods)
 
     async def _ask_around(self) -> None:
         """In a small swarm ask a peer for its whole table every period; in a larger one ask a peer for its news several times a period."""
@@ -196,7 +191,7 @@ class Gossip:
 
     async def _ask_for_news(self) -> None:
         """Ask one peer for news. If it does not answer, liveness finds out whether it is there."""
-        peer = self._whom_to_ask() if clock_s() >= self._quiet_until_s else None
+        peer = self._whom_to_ask() if not self._membership.is_quiet else None
         if peer is None:
             return
         try:
@@ -222,17 +217,11 @@ class Gossip:
             stages = range(mine.stage - NEAR_STAGES, mine.stage + NEAR_STAGES + 1)
         return [r.peer for stage in stages for r in live.of_stage(stage) if r.peer != live.me]
 
-    def fence(self, reason: str) -> None:
-        """Apply rule T3 (fence), except for the stage's part: clear the view and send nothing for a while."""
-        self._quiet_until_s = clock_s() + QUIET_PERIODS * self._period_s * self._periods
-        self._membership.clear_liveness()
-        self._membership.row.fenced(reason)
-
     def _publish_and_store(self) -> None:
         """Publish and store this peer's record. In a large swarm only when that is due; peers that ask around spread it."""
         live = self._membership.live()
         now_s = clock_s()
-        if not is_to_announce(self._periods, (now_s - self._announced_s) / self._period_s):
+        if not is_to_announce(self._membership.periods, (now_s - self._announced_s) / self._period_s):
             return
         signed = self._membership.publish()
         if signed is None:
@@ -254,10 +243,9 @@ class Gossip:
     def _push_now(self, everybody: bool, most_on_their_way: int = MOST_ON_THEIR_WAY) -> None:
         for waiting in {everybody, False} & self._soon.keys():  # all peers include those of this stage
             self._soon.pop(waiting).cancel()
-        now_s = clock_s()
-        if now_s < self._quiet_until_s:
+        if self._has_ended or self._membership.is_quiet:
             return
-        self._pushed_s = now_s
+        self._pushed_s = clock_s()
         for peer in self._targets(self._membership.live(), everybody):
             self._send_to(peer, most_on_their_way)
 
@@ -311,12 +299,6 @@ class Gossip:
         except RemoteError:
             self._stale.discard(peer)
             self._liveness.report_failure(peer)
-
-    @property
-    def _periods(self) -> int:
-        """Number of periods within which this peer announces itself at least once."""
-        mine = self._membership.find(self._membership.me)
-        return mine.periods if mine is not None else 1
 
     @property
     def _is_large(self) -> bool:

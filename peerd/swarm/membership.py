@@ -24,6 +24,10 @@ from peerd.table.view import TTL_PERIODS, LiveView, SwarmView
 MAX_SUSPECTS, MAX_UNREACHED = 32, 16
 ABSORBED_AT_ONCE = 16
 """Checking a record takes a quarter of a millisecond."""
+FENCE_SHARE = 0.8
+"""Share of a record's life without running after which this peer is fenced: others may have counted it as dead."""
+QUIET_PERIODS = 1.5
+"""Time after a fence for which this peer listens only: what was sent to it while it slept comes in, and everybody's next record."""
 FORGIVEN_S = 10.0
 """Time for which a wrong suspicion makes this peer more patient."""
 
@@ -91,6 +95,9 @@ class Membership:
         """Peers that have not answered since a re-dial failed, each with its pair of that moment."""
         self._failing_since_s: dict[PeerId, float] = {}
         self._waiters: set[asyncio.Future[bool]] = set()
+        self._ran_s: float | None = None
+        """When the announcing loop last ran; None while it does not run."""
+        self._quiet_until_s = float("-inf")
         self._tell, self._superseded_by, self._owes_word = False, 0, asyncio.Event()
 
     @property
@@ -108,6 +115,12 @@ class Membership:
             live = replace(live, records=tuple(replace(own, **self._announced) if r.peer == own.peer else r for r in live.records))
         self._live = _Live(view, own, now_s, view.holds_until_s(now_s), live)
         return live
+
+    @property
+    def periods(self) -> int:
+        """Number of periods within which this peer announces itself at least once."""
+        mine = self.find(self.me)
+        return mine.periods if mine is not None else 1
 
     def find(self, peer: PeerId) -> PeerRecord | None:
         """Return the last record seen of a peer, live or not."""
@@ -203,8 +216,38 @@ class Membership:
         self._owes_word.clear()
         return word
 
+    def ran(self) -> None:
+        """Note that the announcing loop runs. T3 (fence) applies if it did not for too long."""
+        self._fence_if_late()
+        self._ran_s = clock_s()
+
+    def runs_no_more(self) -> None:
+        """Note that the announcing loop has ended."""
+        self._ran_s = None
+
+    @property
+    def is_quiet(self) -> bool:
+        """T3 (fence): True for a while after this peer slept. It neither decides nor announces anything meanwhile.
+
+        To be asked before the live view: what wakes first may not be the announcing loop (hole 27).
+        """
+        self._fence_if_late()
+        return clock_s() < self._quiet_until_s
+
+    def _fence_if_late(self) -> None:
+        late_s = clock_s() - self._ran_s if self._ran_s is not None else 0.0
+        if late_s > FENCE_SHARE * self.view.ttl_s * self.periods:
+            self._ran_s = clock_s()
+            self.fence(f"this peer did not run for {late_s:.1f} s")
+
+    def fence(self, reason: str) -> None:
+        """Apply T3 (fence): clear the view, be quiet, and let the row's owner drop its claims."""
+        self._quiet_until_s = clock_s() + QUIET_PERIODS * self.view.ttl_s / TTL_PERIODS * self.periods
+        self.clear_liveness()
+        self.row.fenced(reason)
+
     def clear_liveness(self) -> None:
-        """Apply T3 (fence): no peer counts until it is seen again."""
+        """Let no peer count until it is seen again."""
         self.view = self.view.cleared()
         self._suspects.clear()
         self._unreached.clear()

@@ -7,10 +7,15 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.daemon import departure
 from peerd.daemon.departure import Departure, Left, Moved, Paused
 from peerd.daemon.peer import Peer
+from peerd.swarm.identity import Identity
+from peerd.swarm.membership import Membership
+from peerd.table.record import Phase, RunId
+from tests.strategies import member
 
 
 class Leaving(Departure):
@@ -73,6 +78,15 @@ async def test_a_drain_is_given_up_where_the_run_stands_still_for_longer_than_it
     done, _ = await asyncio.wait({slow}, timeout=0.3)
     assert not done
     slow.cancel()
+
+
+def test_hole_27_a_peer_that_slept_does_not_leave_as_if_it_had_no_mates() -> None:
+    membership = Membership(Identity(Ed25519PrivateKey.from_private_bytes(bytes(32))), RunId("a" * 32), ttl_s=60.0)
+    averaged = member(membership.me, step=4, phase=Phase.AVERAGED)
+    leaving = Departure(cast(Peer, SimpleNamespace(membership=membership, seat=SimpleNamespace(state=SimpleNamespace(record=averaged)))))
+    assert leaving._owes_nothing()
+    membership.fence("this peer slept")
+    assert not leaving._owes_nothing()
 
 
 async def test_what_was_asked_is_done_once() -> None:

@@ -235,6 +235,7 @@ class ModelPeer:
         self.rounds.drop()
         self.calls.drop()
         self.lost_since_s = None
+        self.recovery.restart_clocks()
         self.links.forget()
         self.change(incarnation=self._next_incarnation(), phase=phase, suspects=(), unreached=())
 

@@ -24,6 +24,9 @@ class Recovery:
 
     def __init__(self, peer: ModelPeer) -> None:
         self._peer = peer
+        self.restart_clocks()
+
+    def restart_clocks(self) -> None:
         self._resumable, self._going_back, self._outlived, self._later = Steady(), Steady(), Steady(), Steady()
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,8 +33,9 @@ def averaged(executor: Executor, host: PaperHost | None = None) -> Stepper:
     entry = RosterEntry(ME, state.record.incarnation, state.record.ledger_no, 2**NUM_MICROBATCHES - 1)
     state.take_average(Roster(0, 0, 0, ME, (entry,)), torch.zeros_like(state.accumulator.flat))
     rounds: Any = PaperRounds()
+    awake: Any = SimpleNamespace(is_quiet=False)
     unused: Any = None
-    return Stepper(state, executor, unused, rounds, unused, RULES, Beginning(), host or PaperHost())
+    return Stepper(state, executor, awake, rounds, unused, RULES, Beginning(), host or PaperHost())
 
 
 async def test_who_waits_for_a_commit_goes_on_in_the_order_of_coming_before_others_are_told() -> None:

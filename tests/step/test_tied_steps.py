@@ -155,6 +155,8 @@ class Peer:
 
     # as its membership
 
+    is_quiet = False
+
     def live(self) -> LiveView:
         return self._table.live(self.me)
 

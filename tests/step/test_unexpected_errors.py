@@ -65,7 +65,7 @@ async def test_an_act_that_changes_nothing_leaves_the_loop_to_others(stepper: St
         waited.set()
         await asyncio.sleep(0.001)
 
-    monkeypatch.setattr(stepper, "_membership", SimpleNamespace(changed=changed))
+    monkeypatch.setattr(stepper, "_membership", SimpleNamespace(changed=changed, is_quiet=False))
     running = asyncio.create_task(stepper.run())
     async with asyncio.timeout(20):
         await waited.wait()
