@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from peerd.background import INTERNAL_ERRORS, Tasks
+from peerd.background import INTERNAL_ERRORS
+from peerd.control.listener import Listener
 from peerd.control.protocol import MAX_LINE_BYTES
-from peerd.errors import ExitCode, PeerdError, UsageError
+from peerd.errors import PeerdError, UsageError, system_error
 
 REQUEST_TIMEOUT_S = 10.0
 PIECE = 250
@@ -24,21 +26,11 @@ Verb = Callable[[Mapping[str, Any], Say], Awaitable[Mapping[str, Any]]]
 @contextlib.asynccontextmanager
 async def control_server(path: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[None]:
     """Serve `verbs` on a socket that only this user can open, until the block ends."""
-    clients = Tasks()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.wait({clients.start(_serve(verbs, reader, writer))})
-
-    path.unlink(missing_ok=True)
-    server = await asyncio.start_unix_server(serve, path, limit=MAX_LINE_BYTES)
-    path.chmod(0o600)
+    listener = Listener(path, partial(_serve, verbs), MAX_LINE_BYTES)
     try:
         yield
     finally:
-        server.close()
-        if clients.running:  # `leave` ends the daemon, and its answer is still to be sent
-            await asyncio.wait(clients.running, timeout=0.5)
-        clients.cancel()
+        await listener.close()
 
 
 async def _serve(verbs: Mapping[str, Verb], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -50,18 +42,23 @@ async def _serve(verbs: Mapping[str, Verb], reader: asyncio.StreamReader, writer
             raise ConnectionResetError("the client is gone")
         send({"progress": text})
 
-    with contextlib.closing(writer), contextlib.suppress(OSError):
-        try:
-            reply = await _answer(verbs, reader, say)
-            writer.write(await _encoded({"ok": reply}))
-        except PeerdError as error:
-            send({"error": {"exit_code": int(error.exit_code), "message": error.message, "remedy": error.remedy}})
-        except Exception as error:
-            if not isinstance(error, OSError):
-                INTERNAL_ERRORS.report("control", error)
-            what = f"the daemon could not answer: {type(error).__name__}: {error}"
-            send({"error": {"exit_code": int(ExitCode.FAILURE), "message": what, "remedy": "see its log"}})
-        await writer.drain()
+    try:
+        reply = await _answer(verbs, reader, say)
+        writer.write(await _encoded({"ok": reply}))
+    except Exception as error:
+        told = _told(error)
+        send({"error": {"exit_code": int(told.exit_code), "message": told.message, "remedy": told.remedy}})
+    await writer.drain()
+
+
+def _told(error: Exception) -> PeerdError:
+    """The error as the client hears of it."""
+    if isinstance(error, PeerdError):
+        return error
+    meant = system_error(error) if isinstance(error, OSError) else None
+    if meant is None and not isinstance(error, OSError):
+        INTERNAL_ERRORS.report("control", error)
+    return meant or PeerdError(f"the daemon could not answer: {type(error).__name__}: {error}", "see its log")
 
 
 async def _encoded(message: Mapping[str, Any]) -> bytes:

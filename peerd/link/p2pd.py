@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peerd.errors import PeerdError, PortTakenError, UnreachableError
+from peerd.errors import PeerdError, PortTakenError, UnreachableError, system_error
 from peerd.link.libp2p import P2P, P2PD, Multiaddr, PeerID
 from peerd.link.streams import Stream
 
@@ -84,11 +84,13 @@ class P2pd:
         return reader, writer
 
     async def answers(self, timeout_s: float) -> bool:
-        """Return whether p2pd still answers; it can hang without ending."""
+        """Return whether p2pd still answers; it can hang without ending. Where this process can open no socket, p2pd is not at fault."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.p2p._client.identify()
-        except Exception:  # any failure means no
+        except OSError as error:
+            return system_error(error) is not None
+        except Exception:  # any other failure means no
             return False
         return True
 
