@@ -11,7 +11,7 @@ import structlog
 
 from peerd.errors import ClockError, RemoteError
 from peerd.link.links import Links
-from peerd.policy.swarm.clocks import AGREED, MOST_ASKED, ClockOffset, ClockVerdict, Whose, judge_clocks
+from peerd.policy.swarm.clocks import AGREED, MOST_ASKED, ClockOffset, Whose, judge_clocks
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId, RunId
 from peerd.wire.swarm_client import SwarmClient
@@ -38,16 +38,17 @@ async def ask_clocks(links: Links, peers: Sequence[PeerId]) -> list[ClockOffset]
     return [offset for offset in await asyncio.gather(*map(ask, peers)) if offset is not None]
 
 
-async def compare_clocks(links: Links, contact: ClockOffset, membership: Membership) -> ClockVerdict:
-    """Find out whose clock is off if the contact's differs, by asking other peers, too. Raises ClockError unless this one is right."""
-    if not contact.is_off:
-        return AGREED
-    others = [r.peer for r in membership.live().records if r.addresses and r.peer not in (contact.peer, membership.me)]
-    verdict = judge_clocks([contact, *await ask_clocks(links, others[:MOST_ASKED])])
-    if verdict.whose is not Whose.THEIRS:
-        raise ClockError(verdict.title, verdict.remedy)
-    LOG.warning("a clock is off", found=verdict.title, remedy=verdict.remedy)
-    return verdict
+async def compare_clocks(links: Links, visited: Sequence[ClockOffset], membership: Membership) -> None:
+    """Judge the clock of a contact, the last of those `visited`. ClockError if it differs, and its peers do not say that it is wrong."""
+    contact, verdict = visited[-1], judge_clocks(visited)
+    if contact.is_off:
+        known = {membership.me, *(each.peer for each in visited)}
+        others = [r.peer for r in membership.live().records if r.addresses and r.peer not in known]
+        verdict = judge_clocks([*visited, *await ask_clocks(links, others[:MOST_ASKED])])
+        if verdict.whose is not Whose.THEIRS:
+            raise ClockError(verdict.title, verdict.remedy)
+    if verdict is not AGREED:
+        LOG.warning("a clock is off", found=verdict.title, remedy=verdict.remedy)
 
 
 class ClockWatch:

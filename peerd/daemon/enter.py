@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -24,11 +24,11 @@ from peerd.daemon.row import Row
 from peerd.daemon.run_data import organise, start_for, text_for
 from peerd.daemon.twin import refuse_own_address, refuse_twin
 from peerd.data.progress import ByteProgress, Interrupted, ProgressLog, Report, TerminalBar
-from peerd.errors import AddressError, PeerdError, PortTakenError, RemoteError, UnreachableError, UsageError
+from peerd.errors import ClockError, PeerdError, PortTakenError, RemoteError, UnreachableError, UsageError
 from peerd.link.p2pd import check_port_free
 from peerd.observe.archive import Archive
 from peerd.owner.governor import Governor
-from peerd.policy.swarm.clocks import AGREED, ClockVerdict
+from peerd.policy.swarm.clocks import ClockOffset
 from peerd.swarm.directory import Directory
 from peerd.swarm.identity import Identity, LocalState
 from peerd.swarm.membership import Membership
@@ -67,7 +67,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     if settings.direct:
         allow_direct(network, identity, settings, addresses_of, governor.throttles)
     if place is None:
-        contact, signed, membership, clocks = await _first_to_answer(network, identity, contacts, met, book, row)
+        contact, signed, membership = await _first_to_answer(network, identity, contacts, met, book, row)
         if local.pin(signed.run, signed.organiser_key):
             LOG.info("organiser pinned", run=signed.run, organiser=signed.organiser_key.hex())
         manifest = signed.manifest
@@ -76,7 +76,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         place = Place(signed=signed, data_source=source, corpus=corpus, start=None)
         await _look_again(network, membership, contact)
         reached = (contact.multiaddr, *membership.bootstrap(MAX_BOOTSTRAP_PEERS))
-        must_answer = bool(direct(reached)) and clocks is AGREED  # the DHT of a peer whose clock is off lets nobody in
+        must_answer = bool(direct(reached))
     else:
         signed = place.signed
         membership = membership_for(identity, signed, book, row)
@@ -136,34 +136,47 @@ def membership_for(identity: Identity, signed: SignedManifest, book: AddressBook
 
 async def _first_to_answer(
     network: Network, identity: Identity, contacts: Sequence[Address], met: Sequence[Address], book: AddressBook, row: Row
-) -> tuple[Address, SignedManifest, Membership, ClockVerdict]:
-    """Ask the contacts, then the peers `met` before, for the run and its table. If all fail, the first contact's error is raised.
+) -> tuple[Address, SignedManifest, Membership]:
+    """Ask the contacts, then the peers `met` before, for the run and its table, until one lets this peer join.
 
-    A contact that vanishes between its two answers counts as one that does not answer.
+    None decides alone: its clock may be off, it may serve another run by now, or vanish between its two answers.
     """
+    clocks: list[ClockOffset] = []
 
-    async def ask(contact: Address) -> tuple[Address, SignedManifest, Membership, ClockVerdict]:
+    async def ask(contact: Address) -> tuple[Address, SignedManifest, Membership]:
         visited = await visit_peer(network, contact)
         signed = choose_run(visited.description, contact)
         membership = membership_for(identity, signed, book, row)
         await first_look(network, membership, contact.peer)
+        clocks.append(visited.clock)
         if visited.clock.is_off:
             book.update({r.peer: r.addresses for r in membership.live().records if r.addresses and r.peer not in book})
-        return contact, signed, membership, await compare_clocks(network.links, visited.clock, membership)
+        await compare_clocks(network.links, clocks, membership)
+        return contact, signed, membership
+
+    async def known() -> AsyncIterator[Address]:
+        for contact in contacts:
+            yield contact
+        for contact in await _answering(network, met):
+            book.setdefault(contact.peer, (contact.multiaddr,))
+            yield contact
 
     failures: list[PeerdError] = []
-    for contact in contacts:
+    async for contact in known():
+        if failures:
+            LOG.warning("asking another peer", why=failures[-1].message, peer=contact.peer)
         try:
             return await ask(contact)
-        except UnreachableError as error:
+        except PeerdError as error:
             failures.append(error)
-    for contact in await _answering(network, met):
-        book.setdefault(contact.peer, (contact.multiaddr,))
-        with contextlib.suppress(UnreachableError, AddressError):  # it may serve another run by now
-            found = await ask(contact)
-            LOG.warning("nobody answers at the addresses given; a peer met before does", peer=contact.peer)
-            return found
-    raise failures[0]
+    raise _most_telling(failures)
+
+
+def _most_telling(failures: Sequence[PeerdError]) -> PeerdError:
+    """The last word on the clocks knows those of most peers. Of the rest, what may pass by itself lets a service try again."""
+    about_clocks = [each for each in failures if isinstance(each, ClockError)]
+    may_pass = [each for each in failures if isinstance(each, UnreachableError)]
+    return (about_clocks[-1:] or may_pass or failures)[0]
 
 
 def _met_before(local: LocalState, contacts: Sequence[Address]) -> tuple[Address, ...]:
