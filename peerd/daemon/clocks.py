@@ -27,13 +27,12 @@ async def ask_clocks(links: Links, peers: Sequence[PeerId]) -> list[ClockOffset]
     client = SwarmClient(links, RunId(""))
 
     async def ask(peer: PeerId) -> ClockOffset | None:
-        asked_s = time.time()
+        asked_s = time.monotonic()
         try:
             told_s = (await client.describe(peer, ASK_TIMEOUT_S)).clock_s
         except RemoteError:
             return None
-        answered_s = time.time()
-        return ClockOffset(peer, (asked_s + answered_s) / 2 - told_s, answered_s - asked_s)
+        return ClockOffset.told(peer, told_s, time.time(), time.monotonic() - asked_s)
 
     return [offset for offset in await asyncio.gather(*map(ask, peers)) if offset is not None]
 

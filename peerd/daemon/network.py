@@ -251,16 +251,14 @@ async def visit_peer(network: Network, address: Address) -> Visited:
     try:
         if not is_circuit(address.multiaddr):
             await network.p2pd.connect(address.peer, [address.multiaddr])
-        asked_s = time.time()
+        asked_s = time.monotonic()
         description = await SwarmClient(network.links, RunId("")).describe(address.peer, DESCRIBE_TIMEOUT_S)
     except (UnreachableError, RemoteError):
         raise UnreachableError(
             f"nobody answers as {address.peer} at {address.multiaddr.rpartition('/p2p/')[0]}",
             "check the address, that its daemon is running, and your network",
         ) from None
-    answered_s = time.time()
-    offset_s = (asked_s + answered_s) / 2 - description.clock_s
-    return Visited(description, ClockOffset(address.peer, offset_s, answered_s - asked_s))
+    return Visited(description, ClockOffset.told(address.peer, description.clock_s, time.time(), time.monotonic() - asked_s))
 
 
 def choose_run(description: Description, address: Address) -> SignedManifest:

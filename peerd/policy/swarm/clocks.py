@@ -25,6 +25,11 @@ class ClockOffset:
     offset_s: float
     round_trip_s: float
 
+    @classmethod
+    def told(cls, peer: PeerId, told_s: float, now_s: float, round_trip_s: float) -> ClockOffset:
+        """From the peer's answer that has just come. `now_s` is read once, since a clock may be set while the peer is asked."""
+        return cls(peer, now_s - round_trip_s / 2 - told_s, round_trip_s)
+
     @property
     def is_off(self) -> bool:
         return self.differs_from(0.0)
