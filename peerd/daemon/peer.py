@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any
@@ -25,10 +26,11 @@ from peerd.daemon.watching.otel import MicrobatchTraces
 from peerd.observe.archive import Archive
 from peerd.owner.governor import Governor
 from peerd.policy.step.contributions import StageTally
+from peerd.policy.swarm.reaching import missed_since
 from peerd.stage.malloc import give_back_free_memory
-from peerd.swarm.clock import clock_s
 from peerd.swarm.gossip import Gossip
 from peerd.swarm.liveness import Liveness
+from peerd.table.record import PeerId
 from peerd.timeline.spans import SpanRing
 from peerd.train.sharing import DataFetcher, DataGiver
 from peerd.wire.call_tracing import CallTracing
@@ -167,16 +169,16 @@ class Peer:
 
     async def _sweep(self) -> None:
         """Close connections to peers that are gone for good, and give free memory back to the system."""
-        trimmed_s = clock_s()
+        trimmed_s, missed = time.monotonic(), dict[PeerId, float]()
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
-            if clock_s() - trimmed_s > TRIM_PERIOD_S:
-                trimmed_s = clock_s()
+            now_s = time.monotonic()  # while this machine sleeps it misses nobody
+            if now_s - trimmed_s > TRIM_PERIOD_S:
+                trimmed_s = now_s
                 await asyncio.to_thread(give_back_free_memory)
-            forgotten_s = clock_s() - FORGET_AFTER_TTLS * self.membership.view.ttl_s
-            live = {record.peer for record in self.membership.live().records}
-            for peer, seen in list(self.membership.view.sightings.items()):
-                if seen.risen_at_s < forgotten_s and peer != self.membership.me and peer not in live:
+            missed = missed_since(missed, self.membership.view, self.membership.live(), now_s)
+            for peer, since_s in missed.items():
+                if now_s - since_s > FORGET_AFTER_TTLS * self.membership.view.ttl_s:
                     self.membership.forget(peer)
                     await self.network.forget(peer)
 

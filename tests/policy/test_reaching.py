@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.swarm.reaching import all_gone_silent
+from peerd.policy.swarm.reaching import all_gone_silent, missed_since
 from peerd.table.record import PeerId
 from peerd.table.view import SwarmView
 from tests.strategies import member
@@ -44,3 +44,14 @@ def test_nobody_is_asked_again_before_somebody_was_heard(times_s: list[float], n
 @given(heard_times, st.floats(0, 30))
 def test_a_peer_that_fenced_itself_asks_nobody(times_s: list[float], now_s: float) -> None:
     assert all_gone_silent(heard_at(*times_s).cleared(), now_s, NEVER) == ()
+
+
+def test_a_fence_makes_nobody_missed_for_long() -> None:
+    """Its connections to them outlive the fence."""
+    view = heard_at(10.0, 11.0)
+    assert missed_since({}, view, view.live(12.0), 12.0) == {}
+    fenced = view.cleared()
+    missed = missed_since({}, fenced, fenced.live(12.5), 12.5)
+    assert missed == {"p0": 12.5, "p1": 12.5}
+    again = fenced.merge(member("p0", version=2), 13.0)
+    assert missed_since(missed, again, again.live(13.0), 13.0) == {"p1": 12.5}

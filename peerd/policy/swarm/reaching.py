@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from peerd.policy.swarm.checkup import Dialled
 from peerd.table.record import HIDDEN, PeerId, PeerRecord, Reach
@@ -33,6 +33,14 @@ def whom_to_ask(live: LiveView, most: int) -> tuple[PeerId, ...]:
     """Peers to ask to dial back, best first: those that others can dial come before those behind a relay."""
     able = [record for record in live.records if record.peer != live.me and not record.leaving]
     return tuple(record.peer for record in sorted(able, key=lambda record: (_ORDER.index(record.reach), record.peer))[:most])
+
+
+def missed_since(before: Mapping[PeerId, float], view: SwarmView, live: LiveView, now_s: float) -> dict[PeerId, float]:
+    """Since when each known peer has been missing from the live ones, as this peer saw it in its looks.
+
+    When a record rose does not tell: after a fence no record counts until it rises again, and all are there a moment later.
+    """
+    return {peer: before.get(peer, now_s) for peer in view.sightings if peer != view.me and live.find(peer) is None}
 
 
 def all_gone_silent(view: SwarmView, now_s: float, heard_after_s: float) -> tuple[PeerId, ...]:
