@@ -117,11 +117,6 @@ def estimate_forward_flops(manifest: Manifest, stage: int) -> int:
     return _on_meta(manifest, stage).forward_flops(manifest.train.microbatch_size, manifest.train.sequence_length)
 
 
-def estimate_graph_bytes(manifest: Manifest, stage: int) -> int:
-    """Bytes that one microbatch's graph holds from forward to backward if it is kept and not recomputed."""
-    return _on_meta(manifest, stage).graph_bytes(manifest.tokens_per_microbatch)
-
-
 @functools.lru_cache(maxsize=256)
 def estimate_stage_memory_bytes(manifest: Manifest, stage: int, slots: int, *, on_gpu: bool = False) -> int:
     """Bytes that serving a stage takes with `slots` microbatches in hand; `planner.workload.stage_memory_bytes` says what counts."""

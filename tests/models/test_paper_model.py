@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from peerd.config.manifest import Manifest, ModelConfig, StartConfig, TrainConfig
 from peerd.errors import ManifestError
-from peerd.models.stages import build_stage, estimate_forward_flops, estimate_graph_bytes, initial_parameter_spec, layers_of, with_cut
+from peerd.models.stages import build_stage, estimate_forward_flops, initial_parameter_spec, layers_of, with_cut
 from peerd.reference import train_reference
 from peerd.stage.start import StartState, write_start
 from tests.models.test_stages import saved_bytes
@@ -103,7 +103,7 @@ def test_flops_and_graphs_are_those_that_torch_counts(name: str) -> None:
             assert estimate_forward_flops(manifest, stage) == counter.get_total_flops()
             momentary = 2 * 4 * manifest.model.vocab_size * manifest.tokens_per_microbatch if module.is_last else 0
             saved = saved_bytes(module, inputs, tokens if module.is_last else None)
-            assert estimate_graph_bytes(manifest, stage) - momentary == pytest.approx(saved, rel=0.05)
+            assert module.graph_bytes(manifest.tokens_per_microbatch) - momentary == pytest.approx(saved, rel=0.05)
 
 
 @given(st.integers(2, 512), st.integers(2, 512), st.integers(1, 300), st.integers(0, 400))

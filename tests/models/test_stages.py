@@ -18,7 +18,6 @@ from peerd.models.stages import (
     StageModule,
     build_stage,
     estimate_forward_flops,
-    estimate_graph_bytes,
     estimate_stage_memory_bytes,
     initial_parameter_spec,
     keeps_graphs,
@@ -133,12 +132,13 @@ def test_the_memory_estimate_grows_with_what_it_counts() -> None:
     bytes_per_slots = [estimate_stage_memory_bytes(manifest, 0, slots) for slots in range(4)]
     assert bytes_per_slots == sorted(set(bytes_per_slots))
     precise = replace_train(manifest, accumulate="float64")
-    num_parameters = sum(parameter.numel() for parameter in build_stage(manifest, 0, "cpu").parameters())
+    module = build_stage(manifest, 0, "cpu")
+    num_parameters, graph_bytes = sum(map(torch.numel, module.parameters())), module.graph_bytes(manifest.tokens_per_microbatch)
     assert bytes_per_slots[0] == 36 * num_parameters
     assert estimate_stage_memory_bytes(precise, 0, 0) == 52 * num_parameters
     keeping = dataclasses.replace(manifest, compute=ComputeConfig(recompute="never"))
     assert estimate_stage_memory_bytes(keeping, 0, 1) == bytes_per_slots[1]
-    assert estimate_stage_memory_bytes(keeping, 0, 3) == bytes_per_slots[3] + 2 * estimate_graph_bytes(manifest, 0)
+    assert estimate_stage_memory_bytes(keeping, 0, 3) == bytes_per_slots[3] + 2 * graph_bytes
     assert estimate_stage_memory_bytes(replace_train(manifest, sequence_length=32), 0, 2) > bytes_per_slots[2]
 
 
@@ -179,7 +179,7 @@ def test_the_graph_estimate_is_what_torch_saves(stage: int) -> None:
     inputs = tokens if module.is_first else torch.randn(2, 64, 32, requires_grad=True)
     saved = saved_bytes(module, inputs, tokens if module.is_last else None)
     momentary = 2 * 4 * manifest.model.vocab_size * manifest.tokens_per_microbatch if module.is_last else 0
-    assert estimate_graph_bytes(manifest, stage) - momentary == pytest.approx(saved, rel=0.02)
+    assert module.graph_bytes(manifest.tokens_per_microbatch) - momentary == pytest.approx(saved, rel=0.02)
 
 
 @pytest.mark.parametrize("num_stages", [1, 3])

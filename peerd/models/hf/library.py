@@ -36,6 +36,12 @@ def load_library() -> Any:
     return transformers
 
 
+def auto_class(objective: str) -> Any:
+    """The library's class that chooses a model class for a config, by the objective that the model is trained for."""
+    library = load_library()
+    return {"causal": library.AutoModelForCausalLM, "masked": library.AutoModelForMaskedLM}[objective]
+
+
 def library_config(model: HuggingFaceConfig) -> Any:
     """A new PreTrainedConfig. Raises ManifestError if this transformers cannot read it or it contradicts the manifest."""
     library = load_library()
@@ -56,19 +62,18 @@ def library_config(model: HuggingFaceConfig) -> Any:
 
 def empty_model(config: Any, objective: str) -> Any:
     """The whole model, a PreTrainedModel in evaluation mode, with parameters on the meta device and real buffers on the CPU."""
-    library = load_library()
+    kind = auto_class(objective)
     from transformers.initialization import no_init_weights
 
-    kinds = {"causal": library.AutoModelForCausalLM, "masked": library.AutoModelForMaskedLM}
     try:
-        model_class = kinds[objective]._model_mapping[type(config)]
+        model_class = kind._model_mapping[type(config)]
     except KeyError:
         raise ManifestError(f"transformers has no {objective} language model of the type {config.model_type}") from None
     config._attn_implementation = "sdpa" if model_class._supports_sdpa else "eager"
     config._experts_implementation = "eager"
     with torch.device("cpu"), Uninitialised(), _without_memory(), no_init_weights():
         try:
-            whole = kinds[objective].from_config(config, dtype=torch.float32).eval()
+            whole = kind.from_config(config, dtype=torch.float32).eval()
         except Exception as error:  # constructors raise anything for numbers that do not fit together
             raise ManifestError(f"transformers cannot build a {config.model_type} from model.config: {first_line(error)}") from None
     if config.tie_word_embeddings:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peerd.config.model_kinds import HuggingFaceConfig
 from peerd.errors import ManifestError, PeerdError, UnreachableError, UsageError
-from peerd.models.hf.library import empty_model, first_line, library_config, load_library
+from peerd.models.hf.library import auto_class, empty_model, first_line, library_config, load_library
 
 _NOT_THE_MODEL = (
     *("architectures", "dtype", "torch_dtype", "id2label", "label2id", "transformers_version", "_name_or_path", "_commit_hash"),
@@ -153,10 +153,9 @@ def load_weights(folder: Path, model: HuggingFaceConfig) -> dict[str, Tensor] | 
     """
     if not any(folder.glob("*.safetensors")):
         return None
-    library = load_library()
-    kinds = {"causal": library.AutoModelForCausalLM, "masked": library.AutoModelForMaskedLM}
+    kind = auto_class(model.objective)
     try:
-        loaded, told = kinds[model.objective].from_pretrained(
+        loaded, told = kind.from_pretrained(
             folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False, output_loading_info=True
         )
     except Exception as error:  # the library raises anything for malformed files
