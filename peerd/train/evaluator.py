@@ -15,7 +15,7 @@ import structlog
 
 from peerd.config.manifest import Manifest
 from peerd.errors import NotFiniteError, RemoteError, WrongStateError
-from peerd.policy.route.evaluating import due_step, is_my_turn, newest_evaluation
+from peerd.policy.route.evaluating import Takeover, due_step, newest_evaluation
 from peerd.policy.step.ledger import work_step
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
@@ -25,8 +25,6 @@ from peerd.wire.dispatch import Dispatcher
 from peerd.wire.messages import Call
 
 TICK_S = 2.0
-TAKEOVER_S = 60.0
-"""An owner that is alive but has announced no result for so long counts as stuck."""
 FAILURE_PAUSE_S = 0.5
 MAX_REFUSALS = 4
 """Refusals per microbatch before giving up: peers that are about to reach the step may not show it yet."""
@@ -43,8 +41,7 @@ class Evaluator:
         self._corpus = corpus
         self._membership = membership
         self._dispatcher = dispatcher
-        self._due = (-1, 0.0)
-        """The step to evaluate, and the time since when it is due."""
+        self._takeover = Takeover(manifest.train.evaluation_microbatches / manifest.train.microbatches_per_step)
         self._given_up = -1
         self._refusal = ""
         """Why the last microbatch was refused."""
@@ -75,11 +72,11 @@ class Evaluator:
         train, live, now_s = self._manifest.train, self._membership.live(), clock_s()
         reached = work_step(live, train.num_stages)
         step = None if reached is None else due_step(reached, train.evaluate_every_steps, train.steps)
-        if step is None or step <= self._given_up or self._is_known(step):
+        if reached is None or step is None:
             return None
-        if step != self._due[0]:
-            self._due = (step, now_s)
-        return step if is_my_turn(live, step, now_s - self._due[1], TAKEOVER_S) else None
+        is_known = self._is_known(step)
+        self._takeover.look(reached, step, is_known, now_s)
+        return step if not is_known and step > self._given_up and self._takeover.is_mine(live, now_s) else None
 
     def _is_known(self, step: int) -> bool:
         known = newest_evaluation(self._membership.live(), self._manifest.train.num_stages, self.newest)

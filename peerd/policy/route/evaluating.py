@@ -11,6 +11,11 @@ from peerd.policy.step.ledger import work_step
 from peerd.table.record import Evaluation
 from peerd.table.view import LiveView
 
+LEAST_TAKEOVER_S, FIRST_TAKEOVER_S = 60.0, 600.0
+"""An owner that is alive but has announced no result counts as stuck after this time at the earliest; the second one while it is not known
+here how long steps take."""
+TAKEOVER_TIMES = 3.0
+"""How often the time that the last evaluation took, or that so many microbatches of a step take."""
 OWNER_INDEX = 1 << 32
 """Stands for the microbatch in the hash that says who owns an evaluation; no microbatch has this number."""
 
@@ -28,6 +33,38 @@ def newest_evaluation(live: LiveView, num_stages: int, mine: Evaluation | None) 
     told = [record.evaluation for record in live.records if record.evaluation is not None]
     known = [each for each in told if reached is not None and each.step <= reached] + ([mine] if mine is not None else [])
     return max(known, key=lambda each: (each.step, -each.loss), default=None)
+
+
+class Takeover:
+    """How long an evaluation may take before its owner counts as stuck, from what this peer sees. Times are seconds on its clock."""
+
+    def __init__(self, share_of_step: float) -> None:
+        """`share_of_step`: the number of microbatches of an evaluation for each one of a step."""
+        self._share_of_step = share_of_step
+        self._step: tuple[int, float] | None = None
+        """The step that the swarm is at, and since when."""
+        self._due: tuple[int, float] | None = None
+        """The evaluation that has no result yet, and since when."""
+        self._expected_s: float | None = None
+        self._is_measured = False
+
+    def look(self, reached: int, due: int, is_known: bool, now_s: float) -> None:
+        """The swarm is at step `reached`; step `due` is to be evaluated, if its result is not known already."""
+        if self._step is None or reached != self._step[0]:
+            if self._step is not None and not self._is_measured:
+                self._expected_s = self._share_of_step * (now_s - self._step[1]) / abs(reached - self._step[0])
+            self._step = reached, now_s
+        if is_known and self._due is not None:
+            self._expected_s, self._is_measured = now_s - self._due[1], True
+        if is_known:
+            self._due = None
+        elif self._due is None or self._due[0] != due:
+            self._due = due, now_s
+
+    def is_mine(self, live: LiveView, now_s: float) -> bool:
+        """True if this peer shall make the evaluation that has no result."""
+        after_s = FIRST_TAKEOVER_S if self._expected_s is None else max(LEAST_TAKEOVER_S, TAKEOVER_TIMES * self._expected_s)
+        return self._due is not None and is_my_turn(live, self._due[0], now_s - self._due[1], after_s)
 
 
 def is_my_turn(live: LiveView, step: int, waited_s: float, takeover_s: float) -> bool:
