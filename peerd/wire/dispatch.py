@@ -59,7 +59,11 @@ class CallAdapter(Protocol):
 
 @dataclass(eq=False)
 class Dispatcher:
-    """Sends microbatches, with one router for each stage. `patience_s` bounds a callee's silence, `total_s` one microbatch."""
+    """Sends microbatches, with one router for each stage. `patience_s` bounds a callee's silence.
+
+    A microbatch is given up after `total_s` in which no peer took it and none said that it is full. How long peers work on it does not
+    count.
+    """
 
     _client: StageClient
     _table: LiveTable
@@ -110,12 +114,14 @@ class Dispatcher:
                 await self._table.changed(min(self._patience_s, max(0.01, until_s - time.monotonic())))
                 continue
             note(call.stage, peer.peer)
+            asked_s = time.monotonic()
             asked = replace(call, call_id=os.urandom(ID_BYTES), path=dict(path), again=again)
             try:
                 return await self._try(router, peer, asked, note)
             except BusyError as error:
                 if error.retry_after_s:
                     self._deaf_until_s[peer.peer] = time.monotonic() + error.retry_after_s
+                deadline_s = time.monotonic() + self._total_s
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MOST_BUSY_PAUSE_S)
                 attempt += 1
@@ -130,6 +136,7 @@ class Dispatcher:
             except RemoteError as error:
                 again |= not isinstance(error, UnheardError)
                 self._give_up_on(router, peer, asked, error)
+                deadline_s += time.monotonic() - asked_s
             path.pop(call.stage, None)
         raise PeerGoneError(f"no peer of stage {call.stage} took the microbatch within {self._total_s:.0f} s")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -50,6 +51,8 @@ class Client:
     asked: list[PeerId] = field(default_factory=list)
     again: list[bool] = field(default_factory=list)
     goes_on: bool = True
+    works_s: float = 0.0
+    """How long a peer works before it fails."""
     paths: list[dict[int, PeerId]] = field(default_factory=list)
     cancelled: list[PeerId] = field(default_factory=list)
     losses: dict[PeerId, float] = field(default_factory=dict)
@@ -64,6 +67,7 @@ class Client:
         if self.goes_on:
             on_forwarded(2, PeerId("later"))
         if left := self.answers.get(peer):
+            await asyncio.sleep(self.works_s)
             raise left.pop(0)
         return CallResult(gradient=self.gradient, downstream_s=0.0, queued_s=0.0, records=(), loss=self.losses.get(peer))
 
@@ -303,6 +307,17 @@ async def test_patience_ends_when_nobody_serves_the_stage() -> None:
     sending = Sending(Client(), Table((member("me", stage=0, step=3),)), total_s=0.1)
     with pytest.raises(PeerGoneError, match="within"):
         await sending.send()
+
+
+async def test_a_stage_that_is_full_or_takes_long_does_not_end_patience() -> None:
+    """A minute a microbatch: slots stay full, and a callee works, for longer than nobody may take it."""
+    busy = Sending(Client({A: [BusyError("full")] * 9}), Table(pair_of_peers()[:2]), total_s=0.5)
+    began_s = time.monotonic()
+    await busy.send()
+    assert time.monotonic() - began_s > 2 * 0.5
+    dies = Sending(Client({A: [PeerGoneError("died")]}, works_s=0.6), total_s=0.5)
+    await dies.send()
+    assert dies.client.asked == [A, B]
 
 
 async def test_an_evaluation_asks_each_peer_that_may_hold_the_parameters_once_and_then_gives_up() -> None:
