@@ -149,8 +149,10 @@ class NotFiniteError(RemoteError):
 class BusyError(RemoteError):
     """The callee has no free slot, or refuses this caller's calls for a while."""
 
-    retry_after_s: float = 0.0
-    """Time for which the callee will keep refusing; 0: unknown."""
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        """`retry_after_s`: the time for which the callee will keep refusing; 0: unknown."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class PeerGoneError(RemoteError):

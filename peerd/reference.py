@@ -32,7 +32,8 @@ from peerd.models.stages import StageModule, build_stage
 from peerd.policy.step.diverged import DIVERGED_REMEDY
 from peerd.policy.step.norms import combine
 from peerd.stage.accumulator import gradient_norm, usable
-from peerd.stage.export import HistoryEntry, entry_after, write_evaluations, write_export
+from peerd.stage.export import write_evaluations, write_export
+from peerd.stage.history import HistoryEntry, entry_after
 from peerd.stage.optimizer import Optimizer, check_no_decay
 from peerd.stage.parameters import copy_parameters
 from peerd.stage.precision import SMALLEST_LOSS_SCALE, LossScale, run_module

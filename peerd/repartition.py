@@ -21,7 +21,7 @@ from peerd.config.paths import Home
 from peerd.errors import ManifestError, UsageError, disk_error
 from peerd.models.stages import initial_parameter_spec, layers_of
 from peerd.stage.checkpoints import Checkpoint, read_checkpoint, scan_folder
-from peerd.stage.export import HistoryEntry
+from peerd.stage.history import HistoryEntry
 from peerd.stage.optimizer import optimizer_spec
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import write_start

@@ -39,6 +39,8 @@ class PaperHost:
     failed: list[PeerId] = field(default_factory=list)
     record: RawRecord = NO_RECORD
     is_committing: bool = False
+    needed_from: Callable[[], int | None] = lambda: None
+    """What `averages_needed_from` returns."""
     wait: Callable[[float], Awaitable[None]] = asyncio.sleep
     """What `until_committed` does."""
 
@@ -71,6 +73,9 @@ class PaperHost:
 
     def committed(self) -> None:
         self._note("committed")
+
+    def averages_needed_from(self) -> int | None:
+        return self.needed_from()
 
     def applied(self, roster: Roster) -> None:
         self._note(f"applied {roster.step}")

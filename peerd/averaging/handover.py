@@ -21,7 +21,8 @@ def packed(held: HeldAverage) -> tuple[Average, bytes, Sequence[Bytes]]:
     """Return the header, the hash and the chunks: the average, followed by the gradients applied to a tied weight if there are any."""
     chunks = (*views_of_flat(held.flat_sum), *(views_of_flat(held.tied.values) if held.tied else ()))
     num_bytes = sum(map(len, chunks))
-    return Average(held.roster, held.lineage, num_bytes, held.tied.id if held.tied else NO_AVERAGE), digest_of(chunks), chunks
+    average = Average(held.roster, held.lineage, num_bytes, held.tied.id if held.tied else NO_AVERAGE, held.norm)
+    return average, digest_of(chunks), chunks
 
 
 def unpacked(received: tuple[Average, bytes, Sequence[bytes]], state: StageState, step: int) -> HeldAverage:
@@ -36,7 +37,7 @@ def unpacked(received: tuple[Average, bytes, Sequence[bytes]], state: StageState
     whole = decode_flat(chunks, dtype)
     state.check_average(average.roster, whole[:length], step)
     tied = TiedGradients(average.tied_sum, finite(whole[length:])) if num_tied else None
-    return HeldAverage(average.roster, average.lineage, whole[:length], tied)
+    return HeldAverage(average.roster, average.lineage, whole[:length], tied, average.norm)
 
 
 def finite(values: Tensor) -> Tensor:

@@ -26,5 +26,8 @@ class RoundHost(Protocol):
     def announce(self) -> None:
         """Publish this peer's record, because a round has ended."""
 
+    def averages_needed_from(self) -> int | None:
+        """The first step whose average a joiner needs, or may need soon; None if nobody joins this stage."""
+
     def applied(self, roster: Roster) -> None:
         """Note that an average was applied to the parameters, in a step or while catching up."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from peerd.averaging.handover import packed
+from peerd.averaging.host import RoundHost
 from peerd.averaging.log import AverageLog
 from peerd.errors import WrongStateError
 from peerd.link.links import Bytes
@@ -24,13 +25,20 @@ LOG_PAUSE_S = 0.2
 class KeptAverages:
     """Holds and serves finished averages. The log is read and written on the thread of `arithmetic`."""
 
-    def __init__(self, state: StageState, executor: Executor, arithmetic: Executor, log: AverageLog) -> None:
+    def __init__(self, state: StageState, executor: Executor, arithmetic: Executor, log: AverageLog, host: RoundHost) -> None:
         self._state = state
         self._executor = executor
         self._arithmetic = arithmetic
         self._log = log
+        self._host = host
         self._unlogged: dict[int, HeldAverage] = {}
         """Averages applied, by step, until they are on disk; one that need not be written, until the next one."""
+
+    @property
+    def num_kept(self) -> int:
+        """The number of finished steps, from the last one back, whose averages this peer can give."""
+        step, held = self._state.record.step, {*self._log.steps, *self._unlogged}
+        return next(number for number in range(step + 1) if step - 1 - number not in held)
 
     async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[Bytes]]:
         """Serve the average of a step to a mate that missed it, from memory or from the log. Raises WrongStateError if there is none."""
@@ -39,7 +47,7 @@ class KeptAverages:
             found = next(self._of_step(step), None)
             if found is None:
                 return None
-            return packed(found if step < self._state.record.step else replace(found, tied=None))
+            return packed(found if step < self._state.record.step else replace(found, tied=None, norm=None))
 
         given = await self._arithmetic.run(Priority.CONTROL, find) if stage == self._state.record.stage else None
         if given is None:
@@ -64,18 +72,25 @@ class KeptAverages:
         return await asyncio.to_thread(digest_of, chunks), chunks
 
     def hold(self, held: HeldAverage) -> bool:
-        """Keep it in memory. Returns whether it shall go to the log."""
+        """Keep it in memory. Returns whether the log is to be changed, by `write`."""
         self._unlogged = {step: other for step, other in self._unlogged.items() if self._is_logged(other)} | {held.roster.step: held}
         if not self._is_logged(held):
             self._log.forget_trouble()
-            return False
+            return bool(self._log.steps)
         return True
 
     async def write(self, held: HeldAverage) -> None:
-        """Write an average to the log after a pause, so that the first microbatch of the next step does not wait for the disk."""
+        """Write an average to the log, or empty the log if no mate can need any of it.
+
+        After a pause, so that the first microbatch of the next step does not wait for the disk.
+        """
         await asyncio.sleep(LOG_PAUSE_S)
+        if not self._is_logged(held):
+            await self._arithmetic.run(Priority.IDLE, self._log.clear)
+            return
         try:
-            kept = await self._arithmetic.run(Priority.IDLE, lambda: self._log.put(held))
+            needed_from = self._host.averages_needed_from()
+            kept = await self._arithmetic.run(Priority.IDLE, lambda: self._log.put(held, needed_from))
             if held.tied is not None and not kept:
                 await self._executor.run(Priority.CONTROL, lambda: self._state.forget_sum(held.roster.step))
         finally:
@@ -93,4 +108,4 @@ class KeptAverages:
 
     def _is_logged(self, held: HeldAverage) -> bool:
         """Where nobody else has a part in it and no joiner is there, no mate can have missed it, but for one that comes just now."""
-        return len(held.roster.entries) > 1 or held.tied is not None or self._state.has_joiners
+        return len(held.roster.entries) > 1 or held.tied is not None or self._host.averages_needed_from() is not None

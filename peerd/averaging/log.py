@@ -1,4 +1,4 @@
-"""The averaged gradients of the last few steps, on disk, for mates that catch up: rule J1 (join).
+"""The averaged gradients of finished steps, on disk, for mates that catch up: rule J1 (join).
 
 A file holds the raw sum of one step. The roster, which says what was summed, stays in memory; so files of an earlier
 daemon cannot be used and are removed at the start. Losing the log never costs exactness: a mate that cannot catch up
@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import shutil
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 import torch
 from numpy.typing import NDArray
 
+from peerd.policy.step.following import LEAST_KEPT
 from peerd.policy.step.roster import Roster
-from peerd.policy.step.stepping import KEPT_AVERAGES
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.results import HeldAverage, TiedGradients
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage
@@ -26,10 +28,23 @@ from peerd.unwritten import UNWRITTEN
 from peerd.wire.tensors import views_of_flat
 
 AVERAGES = "averages for mates that catch up"
+LOG = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What of an average stays in memory. The file ends with the gradients of a tied weight, `num_tied` elements."""
+
+    roster: Roster
+    lineage: Lineage
+    norm: float | None
+    tied_sum: AverageId
+    num_tied: int
+    num_bytes: int
 
 
 class AverageLog:
-    """Every method runs on one thread, the one that computes the sums of rounds."""
+    """Every method runs on one thread, the one that computes the sums of rounds; any thread may read `steps`."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, room: DiskRoom | None = None) -> None:
         self._folder = folder
@@ -37,21 +52,31 @@ class AverageLog:
         self._room = room or DiskRoom(folder)
         self._read: weakref.WeakValueDictionary[int, NDArray[Any]] = weakref.WeakValueDictionary()
         """What was read from the files, by step, while somebody uses it: all askers share it."""
-        self._kept: dict[int, tuple[Roster, Lineage, AverageId, int]] = {}
-        """By step: the roster, the lineage, the id of the tied sum at the end of the file, and the number of its elements."""
+        self._kept: dict[int, _Entry] = {}
+        self.steps: frozenset[int] = frozenset()
+        """The steps whose averages are kept."""
+        self._given_up: int | None = None
+        """The first step that was needed when the disk last had no room for it: the log tells it once."""
         shutil.rmtree(folder, ignore_errors=True)
         self.forget_trouble()
 
-    def put(self, held: HeldAverage) -> bool:
-        """Write the average of a step and delete the oldest. Returns False if the disk or the owner's limit has no room for it."""
+    def put(self, held: HeldAverage, needed_from: int | None = None) -> bool:
+        """Write the average of a step and delete those that nobody needs: the last LEAST_KEPT stay, and all since `needed_from`.
+
+        Those of joiners go, the oldest first, if the disk or the owner's limit has no room. Returns False if it has none for this one.
+        """
         step = held.roster.step
         tied_sum, tied = (held.tied.id, held.tied.values) if held.tied else (NO_AVERAGE, torch.empty(0, dtype=self._dtype))
+        num_bytes = held.flat_sum.nbytes + tied.nbytes
+        for old in sorted(self._kept):
+            if old <= step - LEAST_KEPT and (needed_from is None or old < needed_from):
+                self._forget(old)
         is_written = False
         with UNWRITTEN.trying(AVERAGES, self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
-            with self._room.writing(held.flat_sum.nbytes + tied.nbytes):
-                while self._kept and self._room.is_exceeded:
-                    self._forget(min(self._kept))
+            with self._room.writing(num_bytes):
+                while self._kept and (self._room.is_exceeded or (len(self._kept) >= LEAST_KEPT and self._fills_disk(num_bytes))):
+                    self._give_up(min(self._kept), step, needed_from)
                 if self._room.is_exceeded:
                     return False
                 with self._path(step).open("wb") as file:
@@ -61,10 +86,13 @@ class AverageLog:
             self._forget(step)
             return False
         self._read.pop(step, None)
-        self._kept[step] = (held.roster, held.lineage, tied_sum, tied.numel())
-        for old in sorted(self._kept)[:-KEPT_AVERAGES]:
-            self._forget(old)
+        self._kept[step] = _Entry(held.roster, held.lineage, held.norm, tied_sum, tied.numel(), num_bytes)
+        self.steps = frozenset(self._kept)
         return True
+
+    def clear(self) -> None:
+        for step in list(self._kept):
+            self._forget(step)
 
     def forget_trouble(self) -> None:
         """Nothing has to be written just now; from any thread."""
@@ -74,7 +102,6 @@ class AverageLog:
         kept = self._kept.get(step)
         if kept is None:
             return None
-        roster, lineage, tied_sum, num_tied = kept
         try:
             array = self._read.get(step)
             if array is None:
@@ -83,12 +110,26 @@ class AverageLog:
         except OSError:
             self._forget(step)
             return None
-        length = whole.numel() - num_tied
-        return HeldAverage(roster, lineage, whole[:length], TiedGradients(tied_sum, whole[length:]) if tied_sum else None)
+        length = whole.numel() - kept.num_tied
+        tied = TiedGradients(kept.tied_sum, whole[length:]) if kept.tied_sum else None
+        return HeldAverage(kept.roster, kept.lineage, whole[:length], tied, kept.norm)
+
+    def _fills_disk(self, num_bytes: int) -> bool:
+        """Whether the averages, with one more of this size, would take more of the disk than they leave free."""
+        taken = num_bytes + sum(entry.num_bytes for entry in self._kept.values())
+        return taken > shutil.disk_usage(self._folder).free - num_bytes
+
+    def _give_up(self, old: int, step: int, needed_from: int | None) -> None:
+        if needed_from is not None and needed_from <= old <= step - LEAST_KEPT and self._given_up != needed_from:
+            self._given_up = needed_from
+            remedy = "allow more with `peerd limits --disk`, or free some disk space"
+            LOG.warning("no room for the averages that a joiner needs: it will download the state again", step=old, remedy=remedy)
+        self._forget(old)
 
     def _forget(self, step: int) -> None:
         self._kept.pop(step, None)
         self._read.pop(step, None)
+        self.steps = frozenset(self._kept)
         with contextlib.suppress(OSError):  # a failing disk may refuse this, too
             self._path(step).unlink(missing_ok=True)
 

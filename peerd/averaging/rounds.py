@@ -29,7 +29,6 @@ from peerd.averaging.log import AverageLog
 from peerd.background import INTERNAL_ERRORS, Tasks, start
 from peerd.config.codec import Codec
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
-from peerd.link.links import Bytes
 from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
@@ -37,7 +36,7 @@ from peerd.stage.state import StageState
 from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord, Void
 from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire.clients import AveragingClient
-from peerd.wire.messages import Average, Part
+from peerd.wire.messages import Part
 from peerd.wire.services import Receive
 
 MAX_DEAD_ROUNDS = 64
@@ -67,7 +66,7 @@ class Rounds:
         # Where steps overlap, sums have a thread of their own: on the torch thread each would wait for a pass of the next step.
         self._arithmetic = Executor("averaging") if state.record.next_ledger_no else executor
         self.fetcher = AverageFetcher(state, self._arithmetic, client, averaging_s, spans or SpanRing(0))
-        self._kept = KeptAverages(state, executor, self._arithmetic, log)
+        self.kept = KeptAverages(state, executor, self._arithmetic, log, host)
         self._client = client
         self._averaging_s = averaging_s
         self._clock = clock
@@ -375,12 +374,6 @@ class Rounds:
             self._spread_abort(current.roster)
             self._tasks.start(self.close(average_id, f"{caller} gave the round up"))
 
-    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[Bytes]]:
-        return await self._kept.get_average(stage, step)
-
-    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:
-        return await self._kept.get_tied(step, wanted)
-
     def applied(self, held: HeldAverage) -> None:
         """Record that an average was applied, and keep it for mates that missed it."""
         length = held.flat_sum.numel()
@@ -391,8 +384,8 @@ class Rounds:
         if self.compression.allowed.is_lossy:  # queued on the thread of the sums, before any sum of the next round
             self._tasks.start(self._arithmetic.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id, length)))
         self._host.applied(held.roster)
-        if self._kept.hold(held):
-            self._tasks.start(self._kept.write(held))
+        if self.kept.hold(held):
+            self._tasks.start(self.kept.write(held))
 
     def shut(self) -> None:
         self._tasks.cancel()

@@ -38,6 +38,7 @@ from peerd.stage.disk_room import DiskRoom
 from peerd.stage.snapshots import SnapshotServer
 from peerd.stage.state import StageState
 from peerd.wire.clients import AveragingClient, StageClient
+from peerd.wire.deliveries import Delivery
 from peerd.wire.messages import TensorBytes
 from peerd.wire.swarm_client import SwarmClient
 
@@ -133,8 +134,8 @@ class Faults:
         _wrap(StageState, "open_round", functools.partial(_opening, self))
         for way in ("gossip", "tell"):
             _wrap(SwarmClient, way, functools.partial(_gossiping, self))
-        for owner, method in ((Rounds, "reduce"), (Rounds, "get_average"), (SnapshotServer, "snapshot")):
-            _wrap(owner, method, functools.partial(_answering, self))
+        _wrap(Rounds, "reduce", functools.partial(_answering, self))
+        _wrap(Delivery, "take", functools.partial(_delivering, self))
         for place, method in ((os, "fsync"), (DiskRoom, "writing"), (HistoryStore, "add")):
             _wrap(place, method, functools.partial(_writing, self))
         _skew_clock(self)
@@ -348,17 +349,23 @@ def _gossiping(faults: Faults, method: Method, _is_async: bool) -> Method:
 
 
 def _answering(faults: Faults, method: Method, _is_async: bool) -> Method:
-    """Wrap answers that consist of chunks or end with them."""
+    """Wrap answers that consist of chunks."""
 
     async def answer(self: Any, *arguments: Any) -> Any:
         result = await method(self, *arguments)
-        if not faults.breaks_this_one:
-            return result
-        if not result or isinstance(result[0], bytes | memoryview):
-            return faults.broken(result)
-        return (*result[:-1], faults.broken(result[-1]))
+        return faults.broken(result) if faults.breaks_this_one else result
 
     return answer
+
+
+def _delivering(faults: Faults, method: Method, _is_async: bool) -> Method:
+    """Wrap the chunks of a state or an average that is sent."""
+
+    def take(self: Any) -> Any:
+        chunk = method(self)
+        return b"".join(faults.broken([chunk])) if chunk and faults.breaks_this_one else chunk
+
+    return take
 
 
 def _writing(faults: Faults, method: Method, _is_async: bool) -> Method:

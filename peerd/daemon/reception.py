@@ -11,6 +11,7 @@ from peerd.errors import WrongStateError
 from peerd.link.links import Bytes
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord
+from peerd.wire.deliveries import Delivery
 from peerd.wire.messages import Average, Call, CallResult, Part, Snapshot
 from peerd.wire.services import Progress, Receive
 
@@ -62,15 +63,17 @@ class Reception:
 
     async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[Bytes]]:
         with self._served() as seat:
-            return await seat.rounds.get_average(stage, step)
+            return await seat.rounds.kept.get_average(stage, step)
 
     async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:
         with self._served() as seat:
-            return await seat.rounds.get_tied(step, wanted)
+            return await seat.rounds.kept.get_tied(step, wanted)
 
-    async def snapshot(self, stage: int, wanted: bytes, parameters_only: bool, tied_only: bool = False) -> tuple[Snapshot, Sequence[Bytes]]:
+    async def snapshot(
+        self, caller: PeerId, stage: int, wanted: bytes = b"", first_chunk: int = 0, tied_only: bool = False
+    ) -> tuple[Snapshot, Delivery]:
         with self._served() as seat:
-            return await seat.snapshots.snapshot(stage, wanted, parameters_only, tied_only)
+            return await seat.snapshots.snapshot(caller, stage, wanted, first_chunk, tied_only)
 
     def _present(self) -> Seat:
         if self._seat is None:

@@ -51,6 +51,7 @@ class Row(OwnRow):
             software=__version__,
             device=describe(peer.governor.device),
             memory_bytes=seat.memory_bytes,
+            kept_averages=seat.rounds.kept.num_kept,
             diverged_at=trainer.diverged_at if trainer else None,
         )
 

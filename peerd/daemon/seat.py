@@ -21,6 +21,7 @@ from peerd.errors import BadMessageError, NotFiniteError, PeerdError
 from peerd.models.stages import affordable_slots
 from peerd.policy.owner.governor import Limits
 from peerd.policy.step.acts import Commit
+from peerd.policy.step.following import Followers
 from peerd.policy.step.ledger import missing
 from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.roster import Roster
@@ -28,9 +29,10 @@ from peerd.policy.swarm.rebalance import Move
 from peerd.stage.adapting import LinkCodecs
 from peerd.stage.calls import StageService
 from peerd.stage.checkpoints import CheckpointStore
+from peerd.stage.download import MOST_STATE_BYTES, Downloader
 from peerd.stage.executor import Executor, Pace, Priority
 from peerd.stage.parameters import is_finite_state
-from peerd.stage.snapshots import MOST_STATE_BYTES, Downloaded, Downloader, SnapshotServer
+from peerd.stage.snapshots import Downloaded, SnapshotServer
 from peerd.stage.start import start_lineage
 from peerd.stage.state import StageState
 from peerd.step.stepper import Stepper, rules_of
@@ -44,7 +46,8 @@ if TYPE_CHECKING:
     from peerd.daemon.peer import Peer
 
 AVERAGING_SHARE_OF_TTL = 0.6
-MICROBATCH_TOTAL_S = 600.0
+MOST_UNTAKEN_S = 600.0
+"""A microbatch that no peer of the next stage takes for so long is given up here: peers of that stage may come back meanwhile."""
 MAX_COMMIT_TIMES = 100_000
 LOG = structlog.get_logger()
 
@@ -108,7 +111,7 @@ class Seat:
             train.num_stages,
             train.microbatches_per_step,
             peer.patience_s,
-            MICROBATCH_TOTAL_S,
+            MOST_UNTAKEN_S,
         )
         pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor)
         self.service = StageService(manifest, state, executor, self.dispatcher, pace, self, peer.tracing)
@@ -116,7 +119,9 @@ class Seat:
         self.service.slots = affordable_slots(manifest, *held, memory_bytes, on_gpu=has_own_memory(peer.governor.device))
         log = AverageLog(peer.network.home.averages, state.accumulator.flat.dtype, store.room)
         self.rounds = Rounds(state, executor, AveragingClient(links, run), log, averaging_s, clock_s, self, peer.spans)
-        self.snapshots = SnapshotServer(state, executor, partial(place.start.of_stage, manifest) if place.start else None)
+        self._followers = Followers()
+        start_of = partial(place.start.of_stage, manifest) if place.start else None
+        self.snapshots = SnapshotServer(state, executor, self._followers, peer.patience_s, start_of)
         self.downloader = Downloader(StateClient(links, run), membership, peer.patience_s)
         rules = rules_of(manifest, membership.view.ttl_s, averaging_s)
         self.stepper = Stepper(state, executor, membership, self.rounds, self.downloader, rules, beginning, self)
@@ -240,6 +245,9 @@ class Seat:
 
     def report_failure(self, peer: PeerId) -> None:
         self.peer.liveness.report_failure(peer)
+
+    def averages_needed_from(self) -> int | None:
+        return self._followers.needed_from(self.peer.membership.live(), self.state.record, clock_s())
 
     def applied(self, roster: Roster) -> None:
         self._watcher.applied(roster)

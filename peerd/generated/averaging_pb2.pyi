@@ -286,6 +286,7 @@ class AverageHeader(_message.Message):
     BLAKE3_FIELD_NUMBER: _builtins.int
     INEXACT_FIELD_NUMBER: _builtins.int
     LINEAGE_FIELD_NUMBER: _builtins.int
+    NORM_FIELD_NUMBER: _builtins.int
     TIED_SUM_FIELD_NUMBER: _builtins.int
     num_bytes: _builtins.int
     blake3: _builtins.bytes
@@ -293,6 +294,8 @@ class AverageHeader(_message.Message):
     inexact: _builtins.int
     """lineage of the parameters whose gradients these are: only peers of the same lineage may take it"""
     lineage: _builtins.bytes
+    norm: _builtins.float
+    """where the callee has finished the step and the run shares norms: the whole model's gradient norm of it"""
     tied_sum: _builtins.bytes
     """where the callee has finished the step and holds a tied weight: which sum of its gradients comes after the average"""
     @_builtins.property
@@ -307,13 +310,16 @@ class AverageHeader(_message.Message):
         blake3: _builtins.bytes = ...,
         inexact: _builtins.int = ...,
         lineage: _builtins.bytes = ...,
+        norm: _builtins.float | None = ...,
         tied_sum: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["roster", b"roster"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_norm", b"_norm", "norm", b"norm", "roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "inexact", b"inexact", "lineage", b"lineage", "num_bytes", b"num_bytes", "roster", b"roster", "tied_sum", b"tied_sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_norm", b"_norm", "blake3", b"blake3", "inexact", b"inexact", "lineage", b"lineage", "norm", b"norm", "num_bytes", b"num_bytes", "roster", b"roster", "tied_sum", b"tied_sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__norm: _TypeAlias = _typing.Literal["norm"]  # noqa: Y015
+    _WhichOneofArgType__norm: _TypeAlias = _typing.Literal["_norm", b"_norm"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__norm) -> _WhichOneofReturnType__norm | None: ...
 
 Global___AverageHeader: _TypeAlias = AverageHeader  # noqa: Y015
 

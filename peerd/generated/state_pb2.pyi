@@ -26,7 +26,6 @@ class StateRequest(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     FIRST_CHUNK_FIELD_NUMBER: _builtins.int
-    PARAMETERS_ONLY_FIELD_NUMBER: _builtins.int
     TIED_ONLY_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     stage: _builtins.int
@@ -34,8 +33,6 @@ class StateRequest(_message.Message):
     """to go on with a download begun elsewhere: the hash of that snapshot's header; empty for the newest"""
     first_chunk: _builtins.int
     """where to go on"""
-    parameters_only: _builtins.bool
-    """without optimizer and previous parameters (export of a running swarm)"""
     tied_only: _builtins.bool
     """of the first or the last stage: just its copy of the weight that both hold"""
     def __init__(
@@ -45,12 +42,11 @@ class StateRequest(_message.Message):
         stage: _builtins.int = ...,
         snapshot: _builtins.bytes = ...,
         first_chunk: _builtins.int = ...,
-        parameters_only: _builtins.bool = ...,
         tied_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_chunk", b"first_chunk", "parameters_only", b"parameters_only", "run", b"run", "snapshot", b"snapshot", "stage", b"stage", "tied_only", b"tied_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_chunk", b"first_chunk", "run", b"run", "snapshot", b"snapshot", "stage", b"stage", "tied_only", b"tied_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

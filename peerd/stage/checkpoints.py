@@ -6,7 +6,6 @@ that does not match its hash is damaged and ignored. The newest `KEPT` are kept,
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from torch import Tensor
 from peerd.config.atomic import commit, draft
 from peerd.errors import FULL, DiskError
 from peerd.stage.disk_room import DiskRoom
-from peerd.stage.export import HistoryEntry
+from peerd.stage.history import history_from, history_json
 from peerd.stage.snapshots import Downloaded
 from peerd.table.record import Lineage
 from peerd.unwritten import UNWRITTEN
@@ -28,8 +27,6 @@ from peerd.wire.tensors import file_of
 
 KEPT = 4
 HASH_CHARS = 32
-PIECE = 1000
-"""The number of history entries that are encoded at once, which takes about a millisecond."""
 _NAME = re.compile(r"(\d{1,18})of(\d{1,18})-(\d{1,18})-[0-9a-f]+", re.ASCII)
 LOG = structlog.get_logger()
 
@@ -70,7 +67,7 @@ class CheckpointStore:
         metadata = {
             "inexact": str(state.lineage.inexact),
             "lineage": state.lineage.chain.hex(),
-            "history": _history_json(state.history),
+            "history": history_json(state.history),
         }
         pieces = file_of(state.tensors, metadata)
         others = _names(self._folder)
@@ -146,13 +143,6 @@ def _names(folder: Path) -> list[Checkpoint]:
     return sorted(Checkpoint(int(name[3]), int(name[1]), int(name[2]), path) for path, name in parts if name)
 
 
-def _history_json(history: Sequence[HistoryEntry]) -> str:
-    """The history as JSON, encoded piece by piece: a long history in one call would block all other threads."""
-    rows = [[entry.step, entry.loss, entry.tokens] for entry in history]
-    pieces = (json.dumps(rows[start : start + PIECE])[1:-1] for start in range(0, len(rows), PIECE))
-    return f"[{', '.join(pieces)}]"
-
-
 def _digest(path: Path) -> str:
     hasher = blake3()
     hasher.update_mmap(path)
@@ -163,6 +153,5 @@ def _read(checkpoint: Checkpoint) -> Downloaded:
     with safe_open(checkpoint.path, framework="pt") as file:
         metadata = file.metadata() or {}
         tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    history = tuple(HistoryEntry(step=int(s), loss=float(loss), tokens=int(n)) for s, loss, n in json.loads(metadata["history"]))
     lineage = Lineage(int(metadata["inexact"]), bytes.fromhex(metadata["lineage"]))
-    return Downloaded(checkpoint.step, lineage, tensors, history)
+    return Downloaded(checkpoint.step, lineage, tensors, history_from(metadata["history"]))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -14,28 +12,11 @@ from torch import Tensor
 from peerd.config import manifest as manifest_files
 from peerd.config.atomic import commit, draft, replace_file
 from peerd.config.manifest import Manifest
+from peerd.stage.history import HistoryEntry
 from peerd.table.record import Evaluation
 from peerd.wire.tensors import file_of
 
 EVALUATIONS_FILE = "evaluations.jsonl"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryEntry:
-    """One finished step: a line of history.jsonl."""
-
-    step: int
-    """Counted from 0; `loss` was computed with the parameters before this step's update."""
-    loss: float
-    """The mean over the step's microbatches, in nats per token. Those that overflow float16 are left out; the last known loss if all do."""
-    tokens: int
-    """The number of tokens that the step trained on."""
-
-
-def entry_after(history: Sequence[HistoryEntry], step: int, loss: float, tokens: int) -> HistoryEntry:
-    """The next line; `loss` is not finite where every microbatch of the step overflowed."""
-    last = history[-1].loss if history else 0.0
-    return HistoryEntry(step=step, loss=loss if math.isfinite(loss) else last, tokens=tokens)
 
 
 def write_export(

@@ -78,15 +78,14 @@ class Holdings:
         """Drop all tensors, which frees their memory."""
         del self.module, self.previous, self.optimizer, self.delayed
 
-    def tensors(self, record: PeerRecord, parameters_only: bool = False) -> dict[str, Tensor]:
+    def tensors(self, record: PeerRecord) -> dict[str, Tensor]:
         """Copies of the tensors on the CPU, so that what is sent never changes (hole 10). `record` is this peer's present record."""
         found: dict[str, Tensor] = {f"parameters/{name}": value for name, value in self.module.named_parameters()}
         if self.previous is not None:
             found |= {f"previous/{name}": value for name, value in self.previous.named_parameters()}
         if self.delayed is not None:
             found |= {f"ahead/{name}": value for name, value in self.delayed.wait().named_parameters()}
-        if not parameters_only:
-            found |= {f"optimizer/{name}": value for name, value in self.optimizer.tensors().items()}
+        found |= {f"optimizer/{name}": value for name, value in self.optimizer.tensors().items()}
         found |= {f"norms/{name}": value for name, value in norm_tensors(record.norms).items()}
         found |= {f"loss_scale/{name}": value for name, value in self.passes.tensors().items()}
         if self.tied_names:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from peerd.config.manifest import TrainConfig
 from peerd.models.module import StageModule
-from peerd.policy.step.norms import KEPT_NORMS
+from peerd.policy.step.norms import TOLD_STEPS
 from peerd.table.record import StepNorm
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -67,7 +67,7 @@ def norm_tensors(norms: Sequence[StepNorm]) -> dict[str, Tensor]:
 
 def norms_from(tensors: Mapping[str, Tensor]) -> tuple[StepNorm, ...]:
     """The norms from `norm_tensors`. Raises ValueError if the tensors cannot be norms of finished steps."""
-    if len(tensors) > KEPT_NORMS or not all(name.isascii() and name.isdigit() and len(name) <= 18 for name in tensors):
+    if len(tensors) > TOLD_STEPS or not all(name.isascii() and name.isdigit() and len(name) <= 18 for name in tensors):
         raise ValueError("the norms are too many, or not named by steps")
     if not all(tuple(norm.shape) == () and norm.dtype is torch.float32 and float(norm) >= 0 for norm in tensors.values()):
         raise ValueError("a norm is not one float32 number of at least 0")

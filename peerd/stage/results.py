@@ -68,6 +68,8 @@ class HeldAverage:
     flat_sum: Tensor
     tied: TiedGradients | None = None
     """The sum that is applied to a tied weight, in place of this stage's gradients; None until the other stage's share has come."""
+    norm: float | None = None
+    """The whole model's gradient norm with which it was applied, where the run shares norms; None until it is applied."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ that was trained in two stages can go on in four, each of which reads the names 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -19,7 +18,8 @@ from torch import Tensor
 from peerd.config.manifest import Manifest, StartConfig
 from peerd.errors import DiskError, ManifestError, disk_error
 from peerd.models.stages import initial_parameter_spec
-from peerd.stage.export import HistoryEntry, write_tensors
+from peerd.stage.export import write_tensors
+from peerd.stage.history import HistoryEntry, history_from, history_json
 from peerd.stage.optimizer import optimizer_parts, optimizer_spec
 from peerd.stage.snapshots import Downloaded
 from peerd.table.record import Lineage
@@ -28,13 +28,12 @@ _REMEDY = "write it anew with `peerd new --from`"
 
 
 def write_start(
-    path: Path, step: int, parameters: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], history: Iterable[HistoryEntry]
+    path: Path, step: int, parameters: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], history: Sequence[HistoryEntry]
 ) -> None:
     """Write a start state after `step` updates. If the optimizer state is empty, its moments begin at zero. Raises DiskError."""
     tensors = {f"parameters/{name}": tensor for name, tensor in parameters.items()}
     tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer.items()}
-    lines = json.dumps([[entry.step, entry.loss, entry.tokens] for entry in history])
-    write_tensors(path, tensors, {"format": "pt", "step": str(step), "history": lines})
+    write_tensors(path, tensors, {"format": "pt", "step": str(step), "history": history_json(history)})
 
 
 class StartState:
@@ -48,8 +47,7 @@ class StartState:
                 metadata = file.metadata() or {}
                 self._shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a dict
             self.step = int(metadata["step"])
-            found = json.loads(metadata["history"])
-            self._history = tuple(HistoryEntry(step=int(step), loss=float(loss), tokens=int(tokens)) for step, loss, tokens in found)
+            self._history = history_from(metadata["history"])
         except FileNotFoundError:
             raise ManifestError(f"{path}: no such file", f"correct start.state, or {_REMEDY}") from None
         except OSError as error:

@@ -22,13 +22,12 @@ from peerd.errors import BadMessageError, WrongStateError
 from peerd.models.stages import StageModule
 from peerd.policy.step.asides import all_merged, dropped, merged, other_holder, to_merge
 from peerd.policy.step.ledger import at_next_step, both_dropped, ledger_dropped, marked, may_accumulate, with_overlap
-from peerd.policy.step.norms import KEPT_NORMS
+from peerd.policy.step.norms import TOLD_STEPS
 from peerd.policy.step.roster import Roster, lineage_after, lineage_skipped, why_inexact, why_refuse
-from peerd.policy.step.stepping import KEPT_AVERAGES
 from peerd.policy.step.tied import history_after, lineage_replaced
 from peerd.stage.accumulator import Accumulator, accumulators_of, all_finite
 from peerd.stage.evaluated import EvaluatedStep
-from peerd.stage.export import HistoryEntry, entry_after
+from peerd.stage.history import HistoryEntry, entry_after
 from peerd.stage.holdings import Holdings, history_of
 from peerd.stage.parameters import flat_parameters, set_mean_parameters
 from peerd.stage.phase_spans import PhaseSpans
@@ -82,12 +81,6 @@ class StageState:
     def accumulator(self) -> Accumulator:
         """This step's main one."""
         return self._sums[0].main
-
-    @property
-    def has_joiners(self) -> bool:
-        """Whether another peer is on its way into this stage."""
-        mates = self._live().of_stage(self.record.stage)
-        return any(mate.phase is Phase.JOINING and mate.peer != self.record.peer for mate in mates)
 
     # Microbatches
 
@@ -237,26 +230,33 @@ class StageState:
         held = self.average
         if held is None or tied_sum != (held.tied.id if held.tied else None):
             raise WrongStateError("this peer does not hold the average that is to be applied")
-        self._apply(held, norm)
+        held = replace(held, norm=norm)
+        self._apply(held)
         began_s = time.monotonic()
-        self._begin_after(held, norm)
+        self._begin_after(held)
         self._move(Phase.ACCUMULATING)
         self.spans.add(SpanKind.COMMIT, began_s, held.roster.step)
         return held
 
-    def catch_up(self, roster: Roster, flat_sum: Tensor, norm: float | None = None, tied: TiedGradients | None = None) -> HeldAverage:
-        """As a joiner, apply a mate's logged average to the downloaded state, with the norm and tied sum that the mate applied."""
-        assert self.record.phase is Phase.JOINING
-        held = HeldAverage(roster, self.record.lineage, flat_sum, tied)
-        self._apply(held, norm)
-        self._begin_after(held, norm)
-        return held
+    def catch_up(self, held: HeldAverage) -> None:
+        """As a joiner, apply a mate's logged average to the downloaded state, with the norm and tied sum that the mate applied.
 
-    def _apply(self, held: HeldAverage, norm: float | None) -> None:
-        roster, flat_sum, tied = held.roster, held.flat_sum, held.tied
+        Raises WrongStateError, with nothing changed, if that mate has not finished the step.
+        """
+        assert self.record.phase is Phase.JOINING
+        if not self._is_finished(held):
+            raise WrongStateError("that peer has not finished the step")
+        self._apply(held)
+        self._begin_after(held)
+
+    def _is_finished(self, held: HeldAverage) -> bool:
+        """Whether everything is known with which this average is applied."""
+        return (held.tied is not None, held.norm is not None) == (bool(self.holdings.tied_names), self._manifest.train.shares_norms)
+
+    def _apply(self, held: HeldAverage) -> None:
+        roster, flat_sum, tied, norm = held.roster, held.flat_sum, held.tied, held.norm
         module, optimizer, train = self.holdings.module, self.holdings.optimizer, self._manifest.train
-        assert (tied is not None) == bool(self.holdings.tied_names)
-        assert (norm is not None) == train.shares_norms
+        assert self._is_finished(held)
         self.evaluated.set_aside(self.record.step, module)
         began_s = time.monotonic()
         accumulator, length, num_microbatches = self.accumulator, self.accumulator.flat.numel(), train.microbatches_per_step
@@ -276,11 +276,11 @@ class StageState:
             del self.history[:-MAX_HISTORY]
         self.holdings.passes.finish_step(norm)
         if norm is not None:
-            self.record = replace(self.record, norms=(*self.record.norms, StepNorm(roster.step, norm))[-KEPT_NORMS:])
+            self.record = replace(self.record, norms=(*self.record.norms, StepNorm(roster.step, norm))[-TOLD_STEPS:])
             self.gradient_norms[roster.step] = norm
             self.gradient_norms.pop(roster.step - MAX_HISTORY, None)
         if tied is not None:
-            self.record = replace(self.record, tied_sums=(*self.record.tied_sums, TiedSum(roster.step, tied.id))[-KEPT_AVERAGES:])
+            self.record = replace(self.record, tied_sums=(*self.record.tied_sums, TiedSum(roster.step, tied.id))[-TOLD_STEPS:])
         self.spans.add(SpanKind.OPTIMIZER, began_s, roster.step)
 
     def skip_step(self) -> None:
@@ -356,11 +356,11 @@ class StageState:
         self._drop_ledgers()
         self._move(Phase.ACCUMULATING)
 
-    def _begin_after(self, held: HeldAverage, norm: float | None) -> None:
+    def _begin_after(self, held: HeldAverage) -> None:
         """Begin the step after the one that this average finished."""
         mine, tied_sum = self.record, held.tied.id if held.tied else None
-        lineage = lineage_after(mine.lineage, held.roster.average_id, norm, tied_sum)
-        self._begin_next(lineage, history_after(mine.tied, tied_sum, norm) if tied_sum is not None else mine.tied)
+        lineage = lineage_after(mine.lineage, held.roster.average_id, held.norm, tied_sum)
+        self._begin_next(lineage, history_after(mine.tied, tied_sum, held.norm) if tied_sum is not None else mine.tied)
 
     def _begin_next(self, lineage: Lineage, tied: Lineage) -> None:
         """Begin the next step, with the part of it that is already computed."""

@@ -7,8 +7,8 @@ import structlog
 from peerd.averaging.rounds import Rounds
 from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
 from peerd.policy.step.acts import CopyTied, FetchAverage, FetchTied
+from peerd.stage.download import MOST_STATE_BYTES, Downloader
 from peerd.stage.executor import Executor, Priority
-from peerd.stage.snapshots import MOST_STATE_BYTES, Downloader
 from peerd.stage.state import StageState
 from peerd.step.trials import Trials
 from peerd.swarm.clock import clock_s
@@ -52,23 +52,19 @@ class Fetching:
         asked = self._state.record
         try:
             found = await self._rounds.fetcher.fetch(act.peer, act.step)
-            if act.tied_sum is not None and (found.tied is None or found.tied.id != act.tied_sum):
-                raise WrongStateError("that peer finished the step with another tied sum than its record says")
+            now = self._state.record
+            if (now.incarnation, now.ledger_no, now.step) != (asked.incarnation, asked.ledger_no, asked.step):
+                return
+            if now.phase is Phase.JOINING:
+                await self._trials.update(lambda: self._state.catch_up(found))
+                self._rounds.applied(found)
+            else:
+                taken = (found.roster, found.flat_sum, found.tied)
+                await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(*taken))
         except (WrongStateError, BadMessageError):
             self._refused[act.peer, act.step] = clock_s()
-            return
         except RemoteError:
             self._unanswered[act.peer, act.step] = clock_s()
-            return
-        now = self._state.record
-        if (now.incarnation, now.ledger_no, now.step) != (asked.incarnation, asked.ledger_no, asked.step):
-            return
-        if now.phase is Phase.JOINING:
-            average = (found.roster, found.flat_sum, act.norm, found.tied)
-            self._rounds.applied(await self._trials.update(lambda: self._state.catch_up(*average)))
-        else:
-            taken = (found.roster, found.flat_sum, found.tied)
-            await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(*taken))
 
     async def tied(self, act: FetchTied) -> None:
         """Fetch the gradients of a tied weight that this peer's average lacks."""

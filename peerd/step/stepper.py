@@ -19,8 +19,9 @@ from peerd.policy.step.roster import Roster
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.steady import Steady
 from peerd.policy.step.stepping import decide, looks_lost
+from peerd.stage.download import MOST_STATE_BYTES, Downloader
 from peerd.stage.executor import Executor, Priority
-from peerd.stage.snapshots import MOST_STATE_BYTES, Downloaded, Downloader
+from peerd.stage.snapshots import Downloaded
 from peerd.stage.state import StageState
 from peerd.step.fetching import Fetching
 from peerd.step.trials import Trials

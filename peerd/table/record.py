@@ -196,6 +196,8 @@ class Vitals:
     software: Annotated[str, 24, text(64)] = ""
     device: Annotated[str, 25, text(64)] = ""
     memory_bytes: Annotated[int, 26, count()] = 0
+    kept_averages: Annotated[int, 35, count()] = 0
+    """The number of steps before `step` whose averages this peer can give, without a gap."""
     diverged_at: Annotated[int | None, 33, optional(count())] = None
     """The step of which this peer's trainer got values that are not finite, whichever way it tried."""
     reach: Annotated[Reach, 30, one_of(Reach)] = Reach.UNKNOWN

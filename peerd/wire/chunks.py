@@ -132,9 +132,10 @@ def digest_of(chunks: Iterable[Bytes]) -> bytes:
     return hasher.digest()
 
 
-async def collected(read: Callable[[], Awaitable[Any]], num_bytes: int, begun: Bytes = b"") -> tuple[Any, ...]:
+async def collected(read: Callable[[int], Awaitable[Any]], num_bytes: int, begun: Bytes = b"") -> tuple[Any, ...]:
     """Read chunks of exactly `num_bytes` together, including `begun`. Raises BadMessageError if they do not add up.
 
+    `read` gets the number of bytes that are missing.
     Raises PeerGoneError if the stream ends too early: its sender gave up or was cut off, and no rule is broken.
     """
     chunks: list[Any] = []
@@ -143,7 +144,7 @@ async def collected(read: Callable[[], Awaitable[Any]], num_bytes: int, begun: B
         if begun:
             chunk, begun = begun, b""
         else:
-            message = await read()
+            message = await read(missing)
             if message is None:
                 raise PeerGoneError(f"the stream ended {missing} bytes early")
             chunk = message.chunk

@@ -21,7 +21,7 @@ from peerd.generated import (
     state_pb2_grpc,
 )
 from peerd.link.lanes import Lanes
-from peerd.link.links import Links, answer_of, ending, read_within
+from peerd.link.links import CHUNK_BYTES, Links, answer_of, ending, read_within, with_time_for
 from peerd.link.traffic import PeerRole
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
@@ -179,7 +179,6 @@ class StateRequest:
     stage: int
     first_chunk: int = 0
     snapshot: bytes = b""
-    parameters_only: bool = False
     tied_only: bool = False
 
 
@@ -216,7 +215,7 @@ async def _header_of(rpc: Any, patience_s: float, untold: str) -> Any:
 
 async def _chunks_of_stream(rpc: Any, what: str, links: Links, patience_s: float) -> AsyncGenerator[bytes]:
     with ending(rpc):
-        while (message := await read_within(rpc.__aiter__(), patience_s)) is not None:
+        while (message := await read_within(rpc.__aiter__(), with_time_for(patience_s, CHUNK_BYTES))) is not None:
             links.traffic.took(what, PeerRole.DONOR, len(message.chunk))
             yield message.chunk
 
@@ -245,4 +244,4 @@ async def _wait_for_done(
 
 async def _read_chunks(rpc: Any, num_bytes: int, patience_s: float) -> tuple[Any, ...]:
     stream = rpc.__aiter__()
-    return await collected(lambda: read_within(stream, patience_s), num_bytes)
+    return await collected(lambda missing: read_within(stream, with_time_for(patience_s, missing)), num_bytes)

@@ -216,12 +216,16 @@ def average_to(average: Average, checksum: bytes) -> averaging_pb2.AverageHeader
         inexact=average.lineage.inexact,
         lineage=average.lineage.chain,
         tied_sum=average.tied_sum,
+        norm=average.norm,
     )
 
 
 def average_from(header: averaging_pb2.AverageHeader) -> Average:
     lineage, tied_sum = Lineage(header.inexact, header.lineage), AverageId(header.tied_sum[:MAX_LINEAGE_BYTES])
-    return Average(roster_from(header.roster), lineage, header.num_bytes, tied_sum)
+    norm = header.norm if header.HasField("norm") else None
+    if norm is not None and not norm >= 0:  # nor not a number
+        raise BadMessageError("an average with a gradient norm that is none")
+    return Average(roster_from(header.roster), lineage, header.num_bytes, tied_sum, norm)
 
 
 def snapshot_to(snapshot: Snapshot) -> state_pb2.StateHeader:

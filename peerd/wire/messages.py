@@ -123,6 +123,8 @@ class Average:
     num_bytes: int
     tied_sum: AverageId = NO_AVERAGE
     """The id of a tied weight's gradient sum, which follows the average; none where the step is not finished."""
+    norm: float | None = None
+    """The gradient norm with which it was applied; None where the step is not finished, or the run shares no norms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import grpc
 import structlog
 
-from peerd.errors import BadMessageError, PeerdError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError, WrongStateError
 from peerd.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
@@ -29,7 +29,7 @@ from peerd.generated import (
     swarm_pb2_grpc,
 )
 from peerd.link.lanes import Lanes, Turn
-from peerd.link.links import RETRY_AFTER_MS, STATUS, Bytes, next_within
+from peerd.link.links import CHUNK_BYTES, MOST_RETRY_MS, RETRY_AFTER_MS, STATUS, Bytes, next_within, with_time_for
 from peerd.link.traffic import Link, PeerRole, Traffic, Way
 from peerd.link.tunnel import caller_of
 from peerd.policy.step.contributions import StageTally
@@ -37,7 +37,8 @@ from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
 from peerd.timeline.spans import MAX_SPANS, SpanKind, SpanRing
 from peerd.wire import convert, timelines
-from peerd.wire.chunks import Chunk, Headed, chunks_of, collected, opening
+from peerd.wire.chunks import Chunk, Headed, collected, opening
+from peerd.wire.deliveries import Delivery, Watch
 from peerd.wire.messages import Average, Call, CallResult, Description, Part, Snapshot
 from peerd.wire.open_conversations import Held
 
@@ -90,8 +91,10 @@ class AveragingHandler(Protocol):
 
 
 class StateHandler(Protocol):
-    async def snapshot(self, stage: int, wanted: bytes, parameters_only: bool, tied_only: bool = False) -> tuple[Snapshot, Sequence[Bytes]]:
-        """Return a snapshot's header and its file in pieces of any size. All downloads share one copy of the file in memory."""
+    async def snapshot(
+        self, caller: PeerId, stage: int, wanted: bytes = b"", first_chunk: int = 0, tied_only: bool = False
+    ) -> tuple[Snapshot, Delivery]:
+        """Return a snapshot's header and its chunks from `first_chunk` on. All downloads share one copy of the file in memory."""
 
 
 def nobody(_context: Any) -> PeerId | None:
@@ -122,8 +125,7 @@ class Door:
         left_s = self.banned_until_s.get(caller, 0.0) - time.monotonic()
         if left_s > 0:
             # Not UNAVAILABLE, because the caller would suspect this peer and tell the swarm.
-            later = ((RETRY_AFTER_MS, str(math.ceil(1000 * left_s))),)
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the caller sent a broken message; try again later", later)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the caller sent a broken message; try again later", _later(left_s))
         self.traffic.hear(caller)
         return caller
 
@@ -132,7 +134,8 @@ class Door:
             self.refused += 1
             self.banned_until_s[caller] = time.monotonic() + self.patience_s
             LOG.warning("message refused", sender=caller, reason=error.message)
-        await context.abort(STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.message)
+        later = _later(error.retry_after_s) if isinstance(error, BusyError) else ()
+        await context.abort(STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.message, later)
         raise AssertionError("abort never returns")
 
     @contextlib.asynccontextmanager
@@ -146,18 +149,28 @@ class Door:
         except PeerdError as error:
             await self.refuse(context, caller, error)
 
+    async def check_taken(self, context: Any, caller: PeerId, watch: Watch) -> None:
+        """Refuse the rest of a call whose caller has not taken what was sent."""
+        if watch.is_stalled:
+            await self.refuse(context, caller, PeerGoneError("the caller took nothing of the answer for too long"))
+
     def check_run(self, run: str) -> None:
         if run != self.run:
             raise WrongStateError(f"this peer serves run {self.run}")
 
-    async def read(self, messages: AsyncIterator[Any]) -> Any:
-        return await next_within(messages, self.patience_s)
+    async def read(self, messages: AsyncIterator[Any], most_bytes: int = CHUNK_BYTES) -> Any:
+        return await next_within(messages, with_time_for(self.patience_s, most_bytes))
 
     async def read_chunks(self, messages: AsyncIterator[Any], num_bytes: int, begun: Bytes = b"") -> tuple[Any, ...]:
         """Read chunks of exactly `num_bytes` together, including `begun`. Raises BadMessageError if they do not add up."""
-        chunks = await collected(lambda: self.read(messages), num_bytes, begun)
+        chunks = await collected(lambda missing: self.read(messages, missing), num_bytes, begun)
         self.traffic.received_bytes += num_bytes
         return chunks
+
+
+def _later(pause_s: float) -> tuple[tuple[str, str], ...]:
+    """What a refusal says of the time for which this peer will refuse."""
+    return ((RETRY_AFTER_MS, str(min(math.ceil(1000 * pause_s), MOST_RETRY_MS))),) if pause_s > 0 else ()
 
 
 class Servicer(Generic[Handler]):
@@ -322,20 +335,26 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
         return averaging_pb2.AbortReply()
 
     async def GetAverage(self, request: averaging_pb2.AverageRequest, context: Any) -> AsyncIterator[averaging_pb2.AverageMessage]:
-        async with self._door.answering(context, request.run):
+        async with self._door.answering(context, request.run) as caller:
             average, checksum, chunks = await self._handler.get_average(request.stage, request.step)
-        yield averaging_pb2.AverageMessage(header=convert.average_to(average, checksum))
-        for chunk in chunks:
-            yield averaging_pb2.AverageMessage(chunk=bytes(chunk))
+        with Delivery(chunks, average.num_bytes, self._door.patience_s) as delivery:
+            del chunks
+            yield averaging_pb2.AverageMessage(header=convert.average_to(average, checksum))
+            for chunk in delivery:
+                yield averaging_pb2.AverageMessage(chunk=chunk)
+        await self._door.check_taken(context, caller, delivery)
         self._door.traffic.gave("averages", PeerRole.STAGE_PEER, average.num_bytes)
 
     async def GetTied(self, request: averaging_pb2.TiedRequest, context: Any) -> AsyncIterator[averaging_pb2.TiedMessage]:
-        async with self._door.answering(context, request.run):
+        async with self._door.answering(context, request.run) as caller:
             checksum, chunks = await self._handler.get_tied(request.step, AverageId(request.id))
         num_bytes = sum(map(len, chunks))
-        yield averaging_pb2.TiedMessage(header=averaging_pb2.TiedHeader(num_bytes=num_bytes, blake3=checksum))
-        for chunk in chunks:
-            yield averaging_pb2.TiedMessage(chunk=bytes(chunk))
+        with Delivery(chunks, num_bytes, self._door.patience_s) as delivery:
+            del chunks
+            yield averaging_pb2.TiedMessage(header=averaging_pb2.TiedHeader(num_bytes=num_bytes, blake3=checksum))
+            for chunk in delivery:
+                yield averaging_pb2.TiedMessage(chunk=chunk)
+        await self._door.check_taken(context, caller, delivery)
         self._door.traffic.gave("averages", PeerRole.STAGE_PEER, num_bytes)
 
 
@@ -343,10 +362,12 @@ class StateServicer(Servicer[StateHandler], state_pb2_grpc.StateServicer):
     register = staticmethod(state_pb2_grpc.add_StateServicer_to_server)
 
     async def GetState(self, request: state_pb2.StateRequest, context: Any) -> AsyncIterator[state_pb2.StateMessage]:
-        async with self._door.answering(context, request.run):
-            wanted = (request.snapshot, request.parameters_only, request.tied_only)
-            snapshot, pieces = await self._handler.snapshot(request.stage, *wanted)
-        yield state_pb2.StateMessage(header=convert.snapshot_to(snapshot))
-        for chunk in chunks_of(pieces, request.first_chunk):
-            yield state_pb2.StateMessage(chunk=chunk)
-            self._door.traffic.gave("state", PeerRole.RECIPIENT, len(chunk))
+        async with self._door.answering(context, request.run) as caller:
+            wanted = (request.stage, request.snapshot, request.first_chunk, request.tied_only)
+            snapshot, delivery = await self._handler.snapshot(caller, *wanted)
+        with delivery:
+            yield state_pb2.StateMessage(header=convert.snapshot_to(snapshot))
+            for chunk in delivery:
+                yield state_pb2.StateMessage(chunk=chunk)
+                self._door.traffic.gave("state", PeerRole.RECIPIENT, len(chunk))
+        await self._door.check_taken(context, caller, delivery)

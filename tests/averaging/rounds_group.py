@@ -58,8 +58,6 @@ class Group:
     members: dict[PeerId, Member] = field(default_factory=dict)
     fault: Fault = no_fault
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    joiners: list[PeerRecord] = field(default_factory=list)
-    """Other live peers of the stage."""
 
     def roster(self, attempt: int = 0, leader: PeerId | None = None) -> Roster:
         entries = tuple(sorted(entry_of(member.state.record) for member in self.members.values()))
@@ -113,7 +111,7 @@ class Client:
 
     async def get_average(self, peer: PeerId, stage: int, step: int, _patience_s: float) -> tuple[Average, bytes, Sequence[Bytes]]:
         await self._deliver("get_average", peer)
-        return await self.group.members[peer].rounds.get_average(stage, step)
+        return await self.group.members[peer].rounds.kept.get_average(stage, step)
 
     async def _deliver(self, kind: str, peer: PeerId) -> None:
         await self.group.fault(kind, self.me, peer)
@@ -121,7 +119,7 @@ class Client:
 
 def make_member(group: Group, peer: PeerId, folder: Path, manifest: Manifest) -> Member:
     record = PeerRecord(peer=peer, incarnation=1)
-    state = StageState(manifest, record, torch.device("cpu"), lambda: view_of(record, *group.joiners))
+    state = StageState(manifest, record, torch.device("cpu"), lambda: view_of(record))
     state.serve()
     executor, log = Executor(), AverageLog(folder, torch.float64)
     loop, host = asyncio.get_running_loop(), PaperHost(group.changed)

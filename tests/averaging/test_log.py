@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
+from structlog.testing import capture_logs
 
 from peerd.averaging.log import AverageLog
+from peerd.policy.step.following import LEAST_KEPT
 from peerd.policy.step.roster import Roster
-from peerd.policy.step.stepping import KEPT_AVERAGES
 from peerd.stage.disk_room import DiskRoom
-from peerd.stage.results import HeldAverage
-from peerd.table.record import Lineage, PeerId
+from peerd.stage.results import HeldAverage, TiedGradients
+from peerd.table.record import AverageId, Lineage, PeerId
 
 LENGTH = 100
 ONE_BYTES = 8 * LENGTH
@@ -27,13 +32,13 @@ def kept(log: AverageLog) -> list[int]:
 
 def test_all_who_ask_for_a_kept_average_share_one_copy_which_outlives_its_file(tmp_path: Path) -> None:
     log = AverageLog(tmp_path / "averages", torch.float64)
-    for step in range(KEPT_AVERAGES):
+    for step in range(LEAST_KEPT):
         assert log.put(average(step))
     first, second = log.get(0), log.get(0)
     assert first is not None
     assert second is not None
     assert first.flat_sum.data_ptr() == second.flat_sum.data_ptr()
-    assert log.put(average(KEPT_AVERAGES))
+    assert log.put(average(LEAST_KEPT))
     assert log.get(0) is None
     assert torch.equal(second.flat_sum, average(0).flat_sum)
 
@@ -45,7 +50,7 @@ def test_as_many_averages_are_kept_as_fit_beside_the_checkpoints(tmp_path: Path)
     log = AverageLog(folder, torch.float64, room)
     assert [log.put(average(step)) for step in range(6)] == [True] * 6
     assert kept(log) == [2, 3, 4, 5]
-    assert len(kept(log)) == KEPT_AVERAGES
+    assert len(kept(log)) == LEAST_KEPT
     (checkpoints / "one").write_bytes(bytes(10 * ONE_BYTES))
     room.quota_bytes = 12 * ONE_BYTES
     assert log.put(average(6))
@@ -56,3 +61,52 @@ def test_as_many_averages_are_kept_as_fit_beside_the_checkpoints(tmp_path: Path)
     with room.writing(2 * ONE_BYTES):
         assert not log.put(average(8))
     assert (kept(log), list(folder.iterdir())) == ([], [])
+
+
+def test_all_averages_that_a_joiner_needs_are_kept_and_go_once_it_needs_them_no_more(tmp_path: Path) -> None:
+    log = AverageLog(tmp_path / "averages", torch.float64)
+    for step in range(12):
+        assert log.put(average(step), needed_from=2)
+    assert kept(log) == [*range(2, 12)]
+    assert log.steps == frozenset(range(2, 12))
+    assert log.put(average(12))
+    assert kept(log) == [9, 10, 11, 12]
+    log.clear()
+    assert (kept(log), list((tmp_path / "averages").iterdir())) == ([], [])
+
+
+def test_a_limit_that_ends_it_is_told_once_and_the_newest_averages_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "averages"
+    room = DiskRoom(folder)
+    room.quota_bytes = 7 * ONE_BYTES
+    log = AverageLog(folder, torch.float64, room)
+    with capture_logs() as logs:
+        for step in range(12):
+            assert log.put(average(step), needed_from=1)
+    assert kept(log) == [*range(5, 12)]
+    assert [(line["log_level"], line["step"]) for line in logs] == [("warning", 1)]
+    assert "--disk" in logs[0]["remedy"]
+
+
+def test_without_a_limit_averages_for_joiners_leave_as_much_of_the_disk_free_as_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = AverageLog(tmp_path / "averages", torch.float64)
+
+    def free(_folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=20 * ONE_BYTES - sum(path.stat().st_size for path in (tmp_path / "averages").iterdir()))
+
+    monkeypatch.setattr(shutil, "disk_usage", free)
+    for step in range(16):
+        assert log.put(average(step), needed_from=0)
+    assert kept(log) == [*range(6, 16)]
+
+
+def test_what_a_step_was_finished_with_is_kept_with_its_average(tmp_path: Path) -> None:
+    log = AverageLog(tmp_path / "averages", torch.float64)
+    tied = TiedGradients(AverageId(b"both"), torch.ones(3, dtype=torch.float64))
+    assert log.put(replace(average(0), norm=0.5, tied=tied))
+    found = log.get(0)
+    assert found is not None
+    assert found.tied is not None
+    assert (found.norm, found.tied.id, found.tied.values.tolist(), len(found.flat_sum)) == (0.5, b"both", [1.0] * 3, LENGTH)

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-from peerd.averaging import kept
 from peerd.config.codec import CODECS, parse_codec
 from peerd.config.manifest import WireConfig
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
@@ -24,7 +23,7 @@ from peerd.stage.accumulator import split_evenly
 from peerd.stage.executor import Priority
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.results import HeldAverage
-from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.record import PeerId, Phase
 from peerd.wire.messages import Part
 from peerd.wire.tensors import views_of_flat
 from tests.averaging.rounds_group import (
@@ -221,60 +220,6 @@ async def test_parts_of_a_closed_round_are_dead_for_ever(make_group: MakeGroup) 
 
 async def nothing() -> tuple[memoryview, ...]:
     return ()
-
-
-async def test_an_average_that_cannot_be_logged_is_not_held_for_ever(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "LOG_PAUSE_S", 0.0)
-    group = make_group(2)
-    roster = group.roster()
-    assert await group.leader(roster).rounds.lead(roster) == ""
-    await group.settled(Phase.AVERAGED)
-    for member in group.members.values():
-
-        def fail(_held: HeldAverage) -> bool:
-            raise MemoryError
-
-        monkeypatch.setattr(member.rounds._kept._log, "put", fail)
-        average = member.state.average
-        assert average is not None
-        member.rounds.applied(average)
-        assert member.rounds._kept._unlogged == {0: average}
-        with pytest.raises(MemoryError):
-            await asyncio.gather(*member.rounds._tasks.running)
-        assert member.rounds._kept._unlogged == {}
-
-
-async def test_who_averaged_alone_can_give_its_last_average_to_one_that_has_just_come(make_group: MakeGroup) -> None:
-    group = make_group(1)
-    (member,) = group.members.values()
-    assert await member.rounds.lead(group.roster()) == ""
-    await group.settled(Phase.AVERAGED)
-    first = member.state.average
-    assert first is not None
-    member.rounds.applied(first)
-    second = replace(first, roster=replace(first.roster, step=1))
-    assert (await member.rounds.get_average(0, 0))[0].roster == first.roster
-    member.rounds.applied(second)
-    assert member.rounds._kept._unlogged == {1: second}
-
-
-async def test_who_averages_alone_keeps_its_averages_as_long_as_somebody_is_on_its_way_into_the_stage(
-    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A joiner's download may take some steps; what it missed meanwhile comes from the log."""
-    monkeypatch.setattr(kept, "LOG_PAUSE_S", 0.0)
-    group = make_group(1)
-    (member,) = group.members.values()
-    group.joiners.append(PeerRecord(peer=PeerId("joiner"), phase=Phase.JOINING))
-    assert await member.rounds.lead(group.roster()) == ""
-    await group.settled(Phase.AVERAGED)
-    first = member.state.average
-    assert first is not None
-    for step in range(3):
-        member.rounds.applied(replace(first, roster=replace(first.roster, step=step)))
-        await asyncio.gather(*member.rounds._tasks.running)
-    for step in range(3):
-        assert (await member.rounds.get_average(0, step))[0].roster.step == step
 
 
 async def test_a_leader_learns_from_a_refusal_what_the_member_really_is(make_group: MakeGroup) -> None:

@@ -50,12 +50,12 @@ class End:
         self.other: End
 
     async def get_tied(self, _peer: PeerId, step: int, wanted: AverageId, num_bytes: int, _patience_s: float) -> tuple[Bytes, ...]:
-        _, chunks = await self.other.rounds.get_tied(step, wanted)
+        _, chunks = await self.other.rounds.kept.get_tied(step, wanted)
         assert sum(map(len, chunks)) == num_bytes
         return tuple(chunks)
 
     async def get_average(self, _peer: PeerId, stage: int, step: int, _patience_s: float) -> tuple[Average, bytes, Sequence[Bytes]]:
-        return await self.rounds.get_average(stage, step)  # as a mate of its own stage would ask it
+        return await self.rounds.kept.get_average(stage, step)  # as a mate of its own stage would ask it
 
 
 @pytest.fixture
@@ -111,11 +111,11 @@ async def test_an_average_is_given_with_the_sum_once_the_step_is_finished(ends: 
     first = ends[0]
     wanted = await exchange(ends)
     assert (await first.rounds.fetcher.fetch(first.state.record.peer, 0)).tied is None
-    average, checksum, chunks = await first.rounds.get_average(0, 0)
+    average, checksum, chunks = await first.rounds.kept.get_average(0, 0)
     assert average.tied_sum == b""
     held = first.state.commit(1.0, wanted)
     first.rounds.applied(held)
-    average, checksum, chunks = await first.rounds.get_average(0, 0)
+    average, checksum, chunks = await first.rounds.kept.get_average(0, 0)
     assert average.tied_sum == wanted
     assert held.tied is not None
     assert sum(map(len, chunks)) == 8 * (held.flat_sum.numel() + held.tied.values.numel())
@@ -136,10 +136,10 @@ async def test_what_nobody_holds_is_refused_and_what_is_not_finite_too(ends: lis
 
 async def test_a_log_that_could_not_be_written_says_so_and_the_sum_is_not_told(ends: list[End], tmp_path: Path) -> None:
     first, folder = ends[0], tmp_path / "full"
-    first.rounds._kept._log = AverageLog(folder, torch.float64)
+    first.rounds.kept._log = AverageLog(folder, torch.float64)
     folder.mkdir()
     (folder / "0.sum").symlink_to("/dev/full")
     held = first.state.commit(1.0, await exchange(ends))
     assert [known.step for known in first.state.record.tied_sums] == [0]
-    await first.rounds._kept.write(held)
+    await first.rounds.kept.write(held)
     assert first.state.record.tied_sums == ()

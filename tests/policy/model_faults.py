@@ -93,6 +93,8 @@ class Scenario:
     """Updates are delayed, and a step is computed while the one before is averaged."""
     ties_stages: bool = False
     """The first and the last stage hold copies of one weight."""
+    download: float = 0.0
+    """Logarithm of the median time of a download in seconds."""
     off: frozenset[str] = frozenset()
     """Rules that are switched off, to show that the checks notice (`RULES_OFF`)."""
     limit_s: float = 300.0
@@ -132,6 +134,7 @@ def draw(
         delayed=delayed,
         ties_stages=seed // 2 % 2 == 1,
         copy_s=rng.choice((0.0, 0.0, 0.2, 0.6)) if Kind.CANCELLED in kinds else 0.0,
+        download=rng.choice((0.0, 0.0, 2.5)),
         off=off,
         limit_s=max(300.0, 20.0 * last_step),
     )

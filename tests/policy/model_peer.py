@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,13 +11,14 @@ from peerd.policy.step.acts import Act
 from peerd.policy.step.asides import dropped
 from peerd.policy.step.leaving import has_successors, owes_nothing
 from peerd.policy.step.ledger import at_next_step, both_dropped, with_overlap
-from peerd.policy.step.norms import KEPT_NORMS
+from peerd.policy.step.norms import TOLD_STEPS
 from peerd.policy.step.roster import lineage_after, lineage_skipped
 from peerd.policy.step.situation import OwnState, Situation
-from peerd.policy.step.stepping import KEPT_AVERAGES, looks_lost
+from peerd.policy.step.stepping import looks_lost
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm, Suspicion, check_transition
 from peerd.table.view import LiveView, Sighting, SwarmView
 from tests.policy.model_calls import Calls
+from tests.policy.model_kept import Held, Kept
 from tests.policy.model_links import DeadLinks
 from tests.policy.model_recovery import Recovery
 from tests.policy.model_rounds import Rounds
@@ -59,11 +59,10 @@ class ModelPeer:
         self.accumulator: list[Gradient] = []
         self.next_accumulator: list[Gradient] = []
         self.average: Average | None = None
-        self.log: deque[tuple[int, AverageId, Average, Lineage, Sum | None]] = deque(maxlen=KEPT_AVERAGES)
+        self.kept = Kept(self)
         self.lost_since_s: float | None = None
         self.fenced_until_s = float("-inf")
-        self.downloading = False
-        self.fetching = False
+        self.downloading = self.fetching = False
         self.refused: dict[tuple[PeerId, int], float] = {}
         self.unanswered: dict[tuple[PeerId, int], float] = {}
         self.links = DeadLinks(self)
@@ -149,6 +148,7 @@ class ModelPeer:
             if phase is not Phase.AVERAGED:
                 fields |= {"gradient_norm": None, "tied_sum": NO_AVERAGE}
         self.record = replace(self.record, version=self.record.version + 1, **fields)  # type: ignore[arg-type]
+        self.record = replace(self.record, kept_averages=self.kept.number)
         self.view = self.view.merge(self.record, self.now)
         self.poke()
         if tell and not self._push_pending and not self.fenced:
@@ -290,8 +290,8 @@ class ModelPeer:
                 self.rounds.propose(roster)
             case acts.Commit(norm=norm):
                 self.commit(norm)
-            case acts.FetchAverage(peer=peer, step=step, norm=norm) if "adopt" not in off and not self.fetching:
-                self.rounds.fetch_average(peer, step, norm)
+            case acts.FetchAverage(peer=peer, step=step) if "adopt" not in off and not self.fetching:
+                self.rounds.fetch_average(peer, step)
             case acts.FetchTied() if not self.fetching:
                 self.tied.fetch(act)
             case acts.CopyTied(peer=peer) if not self.fetching and "copy" not in off:
@@ -333,7 +333,7 @@ class ModelPeer:
         assert (norm is not None) == self.world.rules.shares_norms
         self.world.check_average(self, self.average)
         held = self.tied.held if self.tied.exists else None
-        self.log.append((self.record.step, self.record.average_id, self.average, self.record.lineage, held))
+        self.kept.add(Held(self.record.step, self.record.average_id, self.average, self.record.lineage, held, norm))
         self.world.counts["commits"] += 1
         rounding = (self.record.average_id if self.world.scenario.rounding else b"") + (repr(held.shares).encode() if held else b"")
         self.world.check_norm(self, norm)
@@ -359,7 +359,7 @@ class ModelPeer:
     def _norms_with(self, norm: float | None) -> tuple[StepNorm, ...]:
         if norm is None or "norms told" in self.world.scenario.off:
             return self.record.norms
-        return (*self.record.norms, StepNorm(self.record.step, norm))[-KEPT_NORMS:]
+        return (*self.record.norms, StepNorm(self.record.step, norm))[-TOLD_STEPS:]
 
     def theta_at(self, step: int) -> ThetaId | None:
         """What a step of my stage is computed with; None where I hold no such parameters."""

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from peerd.policy.step.asides import all_merged
 from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt, why_refuse
 from peerd.table.record import AverageId, Lineage, PeerId, Phase, StepNorm
+from tests.policy.model_kept import Held
 from tests.policy.model_theta import Average, ThetaId
-from tests.policy.model_tied import Copy, Sum
+from tests.policy.model_tied import Copy
 
 if TYPE_CHECKING:
     from tests.policy.model_peer import ModelPeer
@@ -224,8 +225,7 @@ class Rounds:
 
     # GET_AVERAGE, GET_STATE
 
-    def fetch_average(self, mate: PeerId, step: int, norm: float | None) -> None:
-        """`norm` is the step's, where the mate has finished it and I only catch up."""
+    def fetch_average(self, mate: PeerId, step: int) -> None:
         peer = self._peer
         peer.fetching = True
         asked_at = (peer.record.incarnation, peer.record.ledger_no)
@@ -235,30 +235,33 @@ class Rounds:
             if found is None:
                 peer.unanswered[mate, step] = peer.now
                 return
-            if not isinstance(found, tuple):
+            if not isinstance(found, Held) or self._is_useless(found):
                 peer.refused[mate, step] = peer.now
                 return
-            average_id, average, lineage, tied = found
-            if why_not_adopt(peer.record, step, lineage) is not None:
-                peer.refused[mate, step] = peer.now
-                return
-            smaller = peer.record.phase is not Phase.AVERAGED or average_id < peer.record.average_id
+            smaller = peer.record.phase is not Phase.AVERAGED or found.average_id < peer.record.average_id
             if asked_at == (peer.record.incarnation, peer.record.ledger_no) and smaller and not peer.downloading:
                 peer.world.counts["adopted"] += 1
-                peer.adopt(step, average_id, average, norm, tied)
+                peer.adopt(step, found.average_id, found.average, found.norm, found.tied)
 
         self.ask(mate, lambda peer: peer.rounds.average_of(step), answered)
 
-    def average_of(self, step: int) -> tuple[AverageId, Average, Lineage, Sum | None] | str:
+    def _is_useless(self, found: Held) -> bool:
+        peer, rules = self._peer, self._peer.world.rules
+        is_unfinished = (found.norm is None and rules.shares_norms) or (found.tied is None and peer.tied.exists)
+        refused = why_not_adopt(peer.record, found.step, found.lineage) is not None
+        return refused or (is_unfinished and peer.record.phase is Phase.JOINING)
+
+    def average_of(self, step: int) -> Held | str:
         peer = self._peer
         if peer.record.step == step and peer.record.phase is Phase.AVERAGED and peer.average is not None:
-            return peer.record.average_id, peer.average, peer.record.lineage, None
-        return next((entry[1:] for entry in peer.log if entry[0] == step), "refused")
+            return Held(step, peer.record.average_id, peer.average, peer.record.lineage)
+        return peer.kept.of_step(step) or "refused"
 
     def fetch_state(self, donor: PeerId, arrived: Callable[[Snapshot | None], None]) -> None:
         """A long download of a snapshot that does not change; it fails when the donor dies under it."""
         peer = self._peer
-        whole_s = peer.world.rng.lognormvariate(0.0, 0.8)
+        whole_s = peer.world.rng.lognormvariate(peer.world.scenario.download, 0.8)
+        peer.world.counts["downloads"] += 1
 
         def answered(found: object) -> None:
             if not isinstance(found, Snapshot):
@@ -267,11 +270,14 @@ class Rounds:
             source = peer.world.peers[donor]
             peer.after(whole_s, lambda: arrived(self._whole(source, found) if source.alive else None))
 
-        self.ask(donor, lambda mate: mate.rounds.snapshot(), answered)
+        self.ask(donor, lambda mate: mate.rounds.give(peer.name, whole_s), answered)
 
-    def snapshot(self) -> Snapshot | None:
+    def give(self, joiner: PeerId, lasts_s: float) -> Snapshot | None:
         peer = self._peer
-        return None if peer.record.phase is Phase.JOINING else self.state()
+        if peer.record.phase is Phase.JOINING:
+            return None
+        peer.kept.give_state(joiner, lasts_s)
+        return self.state()
 
     def state(self) -> Snapshot:
         peer, record = self._peer, self._peer.record

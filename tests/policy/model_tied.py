@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from peerd.policy.hashing import digest
 from peerd.policy.step.acts import FetchTied
+from peerd.policy.step.norms import TOLD_STEPS
 from peerd.policy.step.roster import lineage_skipped
-from peerd.policy.step.stepping import KEPT_AVERAGES
 from peerd.policy.step.tied import history_after, lineage_replaced, other_end
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, Phase, TiedSum
 from tests.policy.model_theta import Average, ThetaId
@@ -97,7 +97,8 @@ class Tied:
                 return (self.share_of(wanted, peer.average),)
             if self.held is not None and self.held.id == wanted:
                 return self.held.shares
-        return next((known.shares for at, *_, known in peer.log if at == step and known is not None and known.id == wanted), "refused")
+        kept = peer.kept.of_step(step)
+        return kept.tied.shares if kept is not None and kept.tied is not None and kept.tied.id == wanted else "refused"
 
     def apply(self, norm: float | None) -> None:
         """With my average, whose step ends by it."""
@@ -107,7 +108,7 @@ class Tied:
         assert self.held is not None
         peer.world.check_shares(peer, self.held.shares)
         self.copy = peer.world.thetas.after(self.copy, (), repr(self.held.shares).encode(), norm)
-        told = (*peer.record.tied_sums, TiedSum(peer.record.step, self.held.id))[-KEPT_AVERAGES:]
+        told = (*peer.record.tied_sums, TiedSum(peer.record.step, self.held.id))[-TOLD_STEPS:]
         told = () if "sums told" in peer.world.scenario.off else told
         self._note(told, history_after(peer.record.tied, self.held.id, norm))
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.step.acts import Act, Commit, FetchAverage, Reload, SkipStep, Wait
+from peerd.policy.step.acts import Act, Commit, Reload, SkipStep, Wait
 from peerd.policy.step.norms import clip_factor, combine, norm_of_step, told_by
 from peerd.policy.step.roster import lineage_after
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide, looks_lost
-from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm
+from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, StepNorm
 from tests.strategies import FULL, NUM_MICROBATCHES, member, view_of
 
 RULES = StepRules(num_stages=2, num_microbatches=NUM_MICROBATCHES, ttl_s=3.0, averaging_s=1.5, shares_norms=True)
@@ -96,13 +96,6 @@ def test_an_averaged_peer_commits_behind_its_mate_with_the_mates_norm() -> None:
 
 def test_a_mate_ahead_who_does_not_tell_the_norm_any_more_gives_its_state() -> None:
     assert isinstance(decided(averaged("p1"), finished("p2", 4, 6.0)), Reload)
-
-
-def test_a_joiner_catches_up_only_with_a_mate_who_tells_the_norm() -> None:
-    joiner = member("p1", phase=Phase.JOINING)
-    found = decided(joiner, finished("p2", 0, 6.0), finished("p3", 0, None))
-    assert found == FetchAverage("the stage is at step 1", PeerId("p2"), 0, norm=6.0)
-    assert isinstance(decided(joiner, finished("p3", 0, None)), Reload)
 
 
 def test_nobody_commits_without_the_norm_and_a_step_whose_norm_is_lost_is_given_up() -> None:

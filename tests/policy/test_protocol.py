@@ -97,7 +97,7 @@ def test_the_checks_notice_when_a_rule_is_switched_off(rule: str) -> None:
     """I1, I2 or a stall, within a few dozen runs of which none has a problem with the rule on."""
     kinds = tuple(kind for kind in Kind if kind is not Kind.STAGE_WIPED)  # of which a run recovers in more time than the limit
     for seed in range(300, 420):
-        scenario = dataclasses.replace(draw(seed, kinds, off=frozenset({rule})), limit_s=100.0)
+        scenario = dataclasses.replace(draw(seed, kinds, off=frozenset({rule})), limit_s=100.0, download=0.0)
         if run(scenario).problems:
             assert run(dataclasses.replace(scenario, off=frozenset())).problems == ()
             return
@@ -205,6 +205,25 @@ def test_hole_10_a_joiner_whose_download_outlasts_steps_ends_with_the_stages_own
     assert outcome.problems == ()
     for stage in range(2):
         assert len({peer.theta for peer in world.peers.values() if peer.record.stage == stage}) == 1
+
+
+def slow_joiner(off: frozenset[str] = frozenset()) -> World:
+    """A joiner's download takes some twenty steps, which its only mate makes meanwhile."""
+    world = scripted(Fault(0.5, Kind.JOIN), peers_per_stage=1, last_step=60, download=3.4, off=off, seed=3)
+    world.run(until=lambda: world.counts["downloads"] > 0)
+    return world
+
+
+def test_hole_28_a_joiner_whose_download_outlasts_many_steps_needs_one_download() -> None:
+    world = slow_joiner()
+    outcome = world.run()
+    assert outcome.problems == ()
+    assert (outcome.counts["downloads"], outcome.counts["reloads"]) == (1, 0)
+    assert outcome.counts["adopted"] > 6
+
+
+def test_hole_28_if_the_averages_since_then_were_not_kept_it_would_begin_again_and_again() -> None:
+    assert slow_joiner(frozenset({"following"})).run().counts["reloads"] > 0
 
 
 def test_hole_3_a_joiner_in_mid_step_does_not_average_again_what_a_survivor_has() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from peerd.policy.step.acts import Act, CloseRound, Commit, DropSums, FetchAverage, LoadCheckpoint, Propose, Reload, Serve, SkipStep, Wait
 from peerd.policy.step.roster import Roster, compose, entry_of
 from peerd.policy.step.situation import OwnState, Situation, StepRules
-from peerd.policy.step.stepping import KEPT_AVERAGES, decide, looks_lost
+from peerd.policy.step.stepping import decide, looks_lost
 from peerd.table.record import TRANSITIONS, AverageId, Lineage, PeerId, PeerRecord, Phase, Void
 from peerd.table.view import LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, ledgers, live_views, member, view_of
@@ -291,9 +291,10 @@ def joiner(step: int, lineage: Lineage | None = None) -> PeerRecord:
 
 
 def test_hole_10_a_joiner_catches_up_from_the_log_of_a_mate_before_it_serves() -> None:
-    newest = 2 + KEPT_AVERAGES
-    assert decided(joiner(2), member("p1", step=newest)) == FetchAverage(f"the stage is at step {newest}", PeerId("p1"), 2)
-    assert isinstance(decided(joiner(2), member("p1", step=3 + KEPT_AVERAGES)), Reload)
+    """However many steps that takes, if the mate says that it keeps the averages."""
+    mates = [member("p1", step=30, kept_averages=4), member("p2", step=29, kept_averages=27)]
+    assert decided(joiner(2), *mates) == FetchAverage("the stage is at step 30", PeerId("p2"), 2)
+    assert decided(joiner(1), *mates) == Reload("the stage is at step 30, and no mate gives the average of step 1", PeerId("p1"))
 
 
 def test_a_joiner_serves_when_it_is_like_the_stage_or_better() -> None:

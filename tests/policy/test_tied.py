@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.step.acts import Act, Commit, CopyTied, FetchAverage, FetchTied, Reload, Serve, SkipStep, Wait
+from peerd.policy.step.acts import Act, Commit, CopyTied, FetchTied, Reload, Serve, SkipStep, Wait
 from peerd.policy.step.roster import lineage_after, lineage_skipped
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide, looks_lost
@@ -144,13 +144,6 @@ def test_who_is_left_behind_finishes_with_what_the_others_applied() -> None:
     assert isinstance(decided(replace(mine, tied_sum=applied), finished("p3", 0, applied)), Commit)
     assert isinstance(decided(mine, finished("p3", 0, applied), refused=frozenset({("p3", 0)})), Reload)
     assert isinstance(decided(mine, finished("p3", 0, None)), Reload)
-
-
-def test_a_joiner_catches_up_only_with_a_mate_who_tells_the_sum() -> None:
-    joiner = member("p1", phase=Phase.JOINING)
-    found = decided(joiner, finished("p2", 0, SUM), finished("p3", 0, None))
-    assert found == FetchAverage("the stage is at step 1", PeerId("p2"), 0, tied_sum=SUM)
-    assert isinstance(decided(joiner, finished("p3", 0, None)), Reload)
 
 
 def test_a_step_whose_sum_nobody_knows_any_more_is_given_up() -> None:

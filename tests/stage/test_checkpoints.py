@@ -12,7 +12,7 @@ import torch
 
 from peerd.stage.checkpoints import KEPT, CheckpointStore, scan_folder
 from peerd.stage.disk_room import DiskRoom
-from peerd.stage.export import HistoryEntry
+from peerd.stage.history import HistoryEntry
 from peerd.stage.snapshots import Downloaded
 from peerd.table.record import Lineage
 from peerd.unwritten import UNWRITTEN

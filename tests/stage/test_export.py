@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 
 from peerd.config import manifest as manifest_files
 from peerd.errors import DiskError, disk_error
-from peerd.stage.export import HistoryEntry, write_export
+from peerd.stage.export import write_export
+from peerd.stage.history import HistoryEntry
 from tests.tiny_run import tiny_manifest
 
 PARAMETERS = {"head.weight": torch.arange(6.0).view(2, 3), "final_norm.bias": torch.ones(3)}

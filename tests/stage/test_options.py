@@ -301,7 +301,7 @@ def test_a_joiner_that_catches_up_applies_the_norm_that_it_is_told(option: str, 
         averages, norm = peers.average()
         for state, joiner, average in zip(peers.states, joiners.states, averages, strict=True):
             joiner.check_average(average.roster, average.flat_sum, step)
-            joiner.catch_up(average.roster, average.flat_sum, norm)
+            joiner.catch_up(replace(average, norm=norm))
             state.commit(norm)
     for state, joiner in zip(peers.states, joiners.states, strict=True):
         assert joiner.record.lineage == state.record.lineage

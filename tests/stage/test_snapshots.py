@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -19,9 +19,11 @@ from safetensors.torch import load, save
 from peerd.config.manifest import Manifest, ModelConfig
 from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerGoneError, StageError, WrongStateError
 from peerd.link.links import CHUNK_BYTES
+from peerd.policy.step.following import Followers
+from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Priority
-from peerd.stage.export import HistoryEntry
-from peerd.stage.snapshots import Downloaded, Downloader, SnapshotServer, identity_of
+from peerd.stage.history import HistoryEntry
+from peerd.stage.snapshots import SHARED_STEPS, Downloaded, SnapshotServer, identity_of
 from peerd.stage.state import StageState
 from peerd.swarm.clock import clock_s
 from peerd.swarm.identity import Identity
@@ -29,11 +31,14 @@ from peerd.swarm.membership import Membership
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase, RunId
 from peerd.wire.chunks import chunks_of
 from peerd.wire.clients import StateClient, StateRequest
+from peerd.wire.deliveries import Delivery
 from peerd.wire.messages import Snapshot
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
 MOST_BYTES = 1 << 30
+PATIENCE_S = 15.0
+JOINER = PeerId("joiner")
 NEAR, FAR = PeerId("a-near"), PeerId("b-far")
 
 
@@ -46,6 +51,8 @@ class Donor:
     breaks_at: int | None = None
     header_changes: dict[str, Any] = field(default_factory=dict)
     asked: list[StateRequest] = field(default_factory=list)
+    busy_s: list[float] = field(default_factory=list)
+    """For how long it says that it is busy, at the first requests."""
 
     @property
     def header(self) -> Snapshot:
@@ -72,6 +79,8 @@ class Donors:
     async def get_state(self, peer: PeerId, request: StateRequest, _patience_s: float) -> tuple[Snapshot, AsyncIterator[bytes]]:
         donor = self.by_peer[peer]
         donor.asked.append(request)
+        if donor.busy_s and (wait_s := donor.busy_s.pop(0)):
+            raise BusyError("it gives its state to others", wait_s)
         return donor.header, donor.chunks(request.first_chunk)
 
 
@@ -156,6 +165,18 @@ async def test_when_no_donor_can_give_it_the_last_reason_is_told() -> None:
         await download(Donors(near=Donor(3, state_of(3), breaks_at=1), far=Donor(3, state_of(3), breaks_at=2)))
 
 
+async def test_a_joiner_waits_for_a_busy_donor_as_long_as_that_says_and_no_longer() -> None:
+    busy, far = Donor(3, state_of(3), busy_s=[1.1, 0.0]), Donor(3, state_of(3), breaks_at=1)
+    began_s = time.monotonic()
+    assert steps_in(await download(Donors(near=busy, far=far))) == {3.0}
+    assert 1.1 <= time.monotonic() - began_s < 10
+    assert (len(busy.asked), len(far.asked)) == (2, 1)
+
+
+async def test_a_joiner_does_not_wait_for_a_busy_donor_while_another_gives_the_state() -> None:
+    assert steps_in(await download(Donors(near=Donor(3, state_of(3), busy_s=[600.0]), far=Donor(3, state_of(3))))) == {3.0}
+
+
 LIES: dict[str, dict[str, Any]] = {
     "another hash": {"chunk_hashes": (bytes(32),) * 3},
     "a hash too few": {"chunk_hashes": (bytes(32),) * 2},
@@ -208,17 +229,22 @@ def manifest() -> Manifest:
 async def server(manifest: Manifest) -> AsyncIterator[tuple[SnapshotServer, StageState, Executor]]:
     executor, record = Executor(), PeerRecord(peer=PeerId("me"))
     state = StageState(manifest, record, torch.device("cpu"), lambda: view_of(record))
-    yield SnapshotServer(state, executor), state, executor
+    yield SnapshotServer(state, executor, Followers(), PATIENCE_S), state, executor
     executor.close()
 
 
 async def test_a_joiner_has_no_state_to_give(server: tuple[SnapshotServer, StageState, Executor]) -> None:
     snapshots, state, _ = server
     with pytest.raises(WrongStateError):
-        await snapshots.snapshot(0, b"", False)
+        await snapshots.snapshot(JOINER, 0)
     state.serve()
     with pytest.raises(WrongStateError):
-        await snapshots.snapshot(1, b"", False)
+        await snapshots.snapshot(JOINER, 1)
+
+
+def sent(delivery: Delivery) -> list[bytes]:
+    with delivery:
+        return list(delivery)
 
 
 async def test_joiners_of_one_step_share_one_snapshot_which_no_update_changes(
@@ -226,20 +252,20 @@ async def test_joiners_of_one_step_share_one_snapshot_which_no_update_changes(
 ) -> None:
     snapshots, state, executor = server
     state.serve()
-    (first, pieces), (second, _) = await asyncio.gather(*(snapshots.snapshot(0, b"", False) for _ in range(2)))
+    (first, delivery), (second, late) = await asyncio.gather(*(snapshots.snapshot(JOINER, 0) for _ in range(2)))
     assert first is second
-    chunks = list(chunks_of(pieces))
+    chunks = sent(delivery)
     assert len(chunks) > 1
     assert tuple(blake3(chunk).digest() for chunk in chunks) == first.chunk_hashes
     await executor.run(Priority.CONTROL, state.skip_step)
     with torch.no_grad():
         for parameter in state.holdings.module.parameters():
             parameter.add_(1.0)  # in place, as an optimizer does
-    again, same = await snapshots.snapshot(0, identity_of(first.chunk_hashes), False)
+    again, rest = await snapshots.snapshot(JOINER, 0, identity_of(first.chunk_hashes), 1)
     assert again is first
-    assert tuple(blake3(chunk).digest() for chunk in chunks_of(same)) == first.chunk_hashes
-    assert list(chunks_of(same, 1)) == chunks[1:]
-    newest, _ = await snapshots.snapshot(0, b"", False)
+    assert sent(rest) == chunks[1:]
+    assert sent(late) == chunks
+    newest, _ = await snapshots.snapshot(JOINER, 0)
     assert newest.step == 1
 
 
@@ -248,34 +274,70 @@ async def test_copies_for_joiners_are_bounded_and_shared(server: tuple[SnapshotS
     snapshots, state, executor = server
     state.serve()
 
-    async def ask_at(step: int) -> tuple[Snapshot, Any]:
+    async def ask_at(step: int) -> tuple[Snapshot, Delivery]:
         while state.record.step < step:
             await executor.run(Priority.CONTROL, state.skip_step)
             snapshots.forget()
-        return await snapshots.snapshot(0, b"", False)
+        return await snapshots.snapshot(JOINER, 0)
 
     first, second = await ask_at(0), await ask_at(1)
     third, fourth = await ask_at(2), await ask_at(3)
     assert [made[0].step for made in (first, second, third, fourth)] == [0, 1, 1, 1]
-    assert second[1] is third[1] is fourth[1]
+    assert second[0] is third[0] is fourth[0]
     with pytest.raises(BusyError, match="at most 2 copies"):
         await ask_at(4)
-    assert (await snapshots.snapshot(0, identity_of(first[0].chunk_hashes), False))[1] is first[1], "a joiner goes on with its own"
-    del first
-    gc.collect()
+    again = await snapshots.snapshot(JOINER, 0, identity_of(first[0].chunk_hashes))
+    assert again[0] is first[0], "a joiner goes on with its own"
+    for delivery in (first[1], again[1]):
+        sent(delivery)
     newest = await ask_at(4)
     assert newest[0].step == 4
     with pytest.raises(BusyError):
         await ask_at(7)
 
 
-async def test_parameters_alone_are_the_smaller_snapshot(server: tuple[SnapshotServer, StageState, Executor]) -> None:
-    snapshots, state, _ = server
+async def test_a_joiner_that_gets_no_copy_hears_when_the_present_downloads_will_be_over(
+    server: tuple[SnapshotServer, StageState, Executor],
+) -> None:
+    snapshots, state, executor = server
     state.serve()
-    _, whole = await snapshots.snapshot(0, b"", False)
-    _, part = await snapshots.snapshot(0, b"", True)
-    assert {name.partition("/")[0] for name in load(b"".join(part))} == {"parameters"}
-    assert {name.partition("/")[0] for name in load(b"".join(whole))} == {"parameters", "optimizer"}
+    under_way = []
+    for _ in range(2):
+        under_way.append(await snapshots.snapshot(JOINER, 0))
+        for _ in range(SHARED_STEPS + 1):
+            await executor.run(Priority.CONTROL, state.skip_step)
+        snapshots.forget()
+    with pytest.raises(BusyError) as unknown:
+        await snapshots.snapshot(JOINER, 0)
+    assert unknown.value.retry_after_s == PATIENCE_S, "nothing has been sent yet"
+    for (header, delivery), elapsed_s in zip(under_way, (20.0, 60.0), strict=True):
+        next(iter(delivery))
+        delivery._began_s = time.monotonic() - elapsed_s
+        assert header.num_bytes > 2 * CHUNK_BYTES
+    with pytest.raises(BusyError) as busy:
+        await snapshots.snapshot(JOINER, 0)
+    assert busy.value.retry_after_s == pytest.approx(20.0 * (under_way[0][0].num_bytes / CHUNK_BYTES - 1), rel=0.05)
+    for _, delivery in under_way:
+        sent(delivery)
+
+
+async def test_averages_are_kept_for_a_joiner_from_the_moment_that_it_asks(
+    manifest: Manifest, server: tuple[SnapshotServer, StageState, Executor]
+) -> None:
+    snapshots, state, executor = server
+    state.serve()
+
+    def needed_from() -> int | None:
+        return snapshots._followers.needed_from(view_of(state.record), state.record, clock_s())
+
+    _, delivery = await snapshots.snapshot(JOINER, 0)
+    for _ in range(9):
+        await executor.run(Priority.CONTROL, state.skip_step)
+    assert needed_from() == 0
+    sent(delivery)
+    assert needed_from() == 0, "it has yet to load the state, and to catch up"
+    _, delivery = await snapshots.snapshot(PeerId("other"), 0, tied_only=True)
+    assert needed_from() == 0
 
 
 async def test_a_snapshot_and_a_checkpoint_of_one_step_are_one_copy_of_the_state_and_the_next_step_another(
@@ -283,7 +345,8 @@ async def test_a_snapshot_and_a_checkpoint_of_one_step_are_one_copy_of_the_state
 ) -> None:
     snapshots, state, executor = server
     state.serve()
-    _, pieces = await snapshots.snapshot(0, b"", False)
+    await snapshots.snapshot(JOINER, 0)
+    ((_, pieces),) = snapshots._alive()
     checkpoint = await snapshots.own()
     addresses = {tensor.data_ptr() for tensor in checkpoint.tensors.values()}
     assert {np.frombuffer(piece, np.uint8).ctypes.data for piece in pieces[1:]} == addresses
@@ -299,9 +362,9 @@ async def test_what_is_served_can_be_loaded_and_is_equal_to_the_bit(
     snapshots, state, _ = server
     state.serve()
     state.skip_step()  # so that there are previous parameters, too
-    snapshot, pieces = await snapshots.snapshot(0, b"", False)
+    snapshot, delivery = await snapshots.snapshot(JOINER, 0)
     other = StageState(replace(manifest, seed=9), PeerRecord(peer=PeerId("other")), torch.device("cpu"), lambda: view_of(state.record))
-    other.load(load(b"".join(pieces)), snapshot.step, snapshot.lineage, ())
+    other.load(load(b"".join(sent(delivery))), snapshot.step, snapshot.lineage, ())
     theirs, mine = other.holdings.tensors(other.record), state.holdings.tensors(state.record)
     assert {name.partition("/")[0] for name in theirs} >= {"parameters", "previous", "optimizer"}
     assert theirs.keys() == mine.keys()
@@ -315,7 +378,7 @@ async def test_a_state_that_is_not_finite_is_not_given(server: tuple[SnapshotSer
     with torch.no_grad():
         next(state.holdings.module.parameters()).fill_(torch.inf)
     with pytest.raises(NotFiniteError, match="diverged"):
-        await snapshots.snapshot(0, b"", False)
+        await snapshots.snapshot(JOINER, 0)
 
 
 def test_state_of_another_stage_is_refused_and_changes_nothing(manifest: Manifest) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from peerd.config.manifest import Manifest, ModelConfig, StartConfig
 from peerd.errors import ManifestError
 from peerd.models.stages import initial_parameter_spec
-from peerd.stage.export import HistoryEntry
+from peerd.stage.history import HistoryEntry
 from peerd.stage.optimizer import optimizer_parts, optimizer_spec
 from peerd.stage.start import StartState, start_lineage, write_start
 from tests.tiny_run import tiny_manifest

@@ -284,7 +284,7 @@ def test_a_joiner_that_applies_logged_averages_equals_the_peer_that_made_them() 
     for _ in range(3):
         teacher.average()
         held = teacher.state.commit()
-        joiner.state.catch_up(held.roster, held.flat_sum)
+        joiner.state.catch_up(held)
     joiner.state.serve()
     theirs, mine = teacher.state.holdings.tensors(teacher.state.record), joiner.state.holdings.tensors(joiner.state.record)
     assert all(torch.equal(theirs[name], mine[name]) for name in theirs)

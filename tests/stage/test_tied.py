@@ -96,7 +96,7 @@ def test_a_joiner_catches_up_and_takes_over_with_the_sums_that_others_applied(tm
         peers.accumulate(corpus, step)
         averages, norm = peers.average()
         for joiner, average in zip(late.states, averages, strict=True):
-            joiner.catch_up(average.roster, average.flat_sum, norm, average.tied)
+            joiner.catch_up(replace(average, norm=norm))
         peers.commit(norm)
     for donor, caught_up, joiner in zip(peers.states, late.states, new.states, strict=True):
         joiner.load(donor.holdings.tensors(donor.record), donor.record.step, donor.record.lineage, donor.history)

@@ -17,20 +17,23 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
+from peerd.averaging import kept
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.errors import PeerGoneError, WrongStateError
 from peerd.link.links import Bytes
 from peerd.policy.step.acts import SkipStep
+from peerd.policy.step.following import Followers
 from peerd.policy.step.ledger import accumulate_set, indices, stages_missing
 from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.policy.step.situation import StepRules
 from peerd.reference import train_reference
+from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.microbatches import backward, forward, forward_backward
 from peerd.stage.results import HeldMicrobatch, Ticket
-from peerd.stage.snapshots import Downloader, SnapshotServer
+from peerd.stage.snapshots import SnapshotServer
 from peerd.stage.state import StageState
 from peerd.step.stepper import Stepper
 from peerd.swarm.clock import clock_s
@@ -38,7 +41,6 @@ from peerd.swarm.membership import Membership
 from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, RawRecord
 from peerd.table.view import LiveView
 from peerd.train.corpus import Corpus
-from peerd.wire.chunks import chunks_of
 from peerd.wire.clients import AveragingClient, StateClient, StateRequest
 from peerd.wire.messages import Average, Part, Snapshot
 from tests.paper_host import PaperHost
@@ -62,9 +64,14 @@ class Table:
     peers: dict[PeerId, Peer] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Somebody's phase, step or ledger."""
+    link_works: asyncio.Event = field(default_factory=asyncio.Event)
+    """Nothing of a state arrives before."""
+
+    def __post_init__(self) -> None:
+        self.link_works.set()
 
     def live(self, me: PeerId) -> LiveView:
-        return LiveView(me=me, records=tuple(self.peers[name].state.record for name in sorted(self.peers)))
+        return LiveView(me=me, records=tuple(self.peers[name].record for name in sorted(self.peers)))
 
     @property
     def anybody(self) -> LiveView:
@@ -113,11 +120,11 @@ class Table:
             self.changed.clear()
             await self.changed.wait()
 
-    async def finish(self, step: int) -> None:
-        """Every peer has finished the step and serves."""
+    async def finish(self, step: int, but: str = "") -> None:
+        """Every peer `but` one has finished the step and serves."""
 
         def finished() -> bool:
-            records = [peer.state.record for peer in self.peers.values()]
+            records = [peer.state.record for name, peer in self.peers.items() if name != but]
             return all(record.step > step and record.phase is not Phase.JOINING for record in records)
 
         while not finished():
@@ -137,9 +144,10 @@ class Peer:
         self.state = StageState(MANIFEST, PeerRecord(peer=name, stage=stage), torch.device("cpu"), self.live)
         self.executor = Executor()
         log, client = AverageLog(table.folder / name, torch.float64), cast(AveragingClient, self)
-        host = PaperHost(table.changed)
+        self.followers = Followers()
+        host = PaperHost(table.changed, needed_from=self.needed_from)
         self.rounds = Rounds(self.state, self.executor, client, log, LONG_S, clock_s, host)
-        self.snapshots = SnapshotServer(self.state, self.executor)
+        self.snapshots = SnapshotServer(self.state, self.executor, self.followers, LONG_S)
         membership = cast(Membership, self)
         downloader = Downloader(cast(StateClient, self), membership, LONG_S)
         self.stepper = Stepper(self.state, self.executor, membership, self.rounds, downloader, RULES, Beginning(), host)
@@ -149,6 +157,13 @@ class Peer:
         self.task.cancel()
         self.rounds.shut()
         self.executor.close()
+
+    def needed_from(self) -> int | None:
+        return self.followers.needed_from(self.live(), self.state.record, clock_s())
+
+    @property
+    def record(self) -> PeerRecord:
+        return replace(self.state.record, kept_averages=self.rounds.kept.num_kept)
 
     async def run(self, work: Any) -> Any:
         return await self.executor.run(Priority.FORWARD, work)
@@ -187,21 +202,23 @@ class Peer:
         self._at(peer).rounds.abort(self.me, average_id)
 
     async def get_average(self, peer: PeerId, stage: int, step: int, _patience_s: float) -> tuple[Average, bytes, Sequence[Bytes]]:
-        return await self._at(peer).rounds.get_average(stage, step)
+        return await self._at(peer).rounds.kept.get_average(stage, step)
 
     async def get_tied(self, peer: PeerId, step: int, wanted: AverageId, _num_bytes: int, _patience_s: float) -> tuple[Bytes, ...]:
-        return tuple((await self._at(peer).rounds.get_tied(step, wanted))[1])
+        return tuple((await self._at(peer).rounds.kept.get_tied(step, wanted))[1])
 
     async def get_state(self, peer: PeerId, request: StateRequest, _patience_s: float) -> tuple[Snapshot, AsyncIterator[bytes]]:
-        asked = (request.stage, request.snapshot, request.parameters_only, request.tied_only)
-        found, pieces = await self._at(peer).snapshots.snapshot(*asked)
+        asked = (request.stage, request.snapshot, request.first_chunk, request.tied_only)
+        found, delivery = await self._at(peer).snapshots.snapshot(self.me, *asked)
         header = Snapshot(
             step=found.step, lineage=found.lineage, num_bytes=found.num_bytes, chunk_hashes=found.chunk_hashes, metadata=found.metadata
         )
 
         async def stream() -> AsyncIterator[bytes]:
-            for chunk in chunks_of(pieces):
-                yield chunk
+            with delivery:
+                for chunk in delivery:
+                    await self._table.link_works.wait()
+                    yield chunk
 
         return header, stream()
 
@@ -247,6 +264,27 @@ async def test_a_swarm_with_a_death_and_a_newcomer_trains_one_weight_as_one_mach
     expected = train_reference(MANIFEST, table.corpus, 3).parameters
     for stage in range(NUM_STAGES):
         assert all(torch.equal(expected[name], value) for name, value in parameters_of(table, stage)[0].items())
+
+
+async def test_hole_28_a_joiner_whose_download_takes_many_steps_downloads_once_and_ends_as_its_donor(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage with one peer: nobody else needs its averages meanwhile."""
+    monkeypatch.setattr(kept, "LOG_PAUSE_S", 0.0)
+    table.kill("b")
+    for step in range(8):
+        await table.finish(step)
+    table.link_works.clear()
+    newcomer = table.enter("c", 0, serves=False)
+    for step in range(8, 16):
+        await table.finish(step, but="c")
+    assert newcomer.stepper.reloads == 1
+    table.link_works.set()
+    await table.finish(16)
+    await table.finish(17)
+    assert newcomer.stepper.reloads == 1
+    assert_one_model(table)
+    assert table.peers[PeerId("a")].needed_from() is None
 
 
 async def test_who_was_asleep_finishes_the_step_with_the_sum_that_was_applied(table: Table) -> None:

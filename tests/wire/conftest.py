@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
+from peerd.daemon.reception import Reception
 from peerd.link.traffic import Traffic
+from peerd.policy.step.following import Followers
 from peerd.stage.calls import StageService
 from peerd.stage.executor import Executor, Pace, Priority
 from peerd.stage.snapshots import SnapshotServer
@@ -53,12 +56,14 @@ async def callee(tmp_path: Path) -> AsyncIterator[Callee]:
     servicers = [
         SwarmServicer(door, listener, listener),
         StageServicer(door, service),
-        StateServicer(door, SnapshotServer(state, executor)),
+        StateServicer(door, SnapshotServer(state, executor, Followers(), PATIENCE_S)),
     ]
     with contextlib.ExitStack() as stack:
         stack.callback(executor.close)
         log = AverageLog(tmp_path / "averages", state.accumulator.flat.dtype)
         rounds = Rounds(state, executor, cast(AveragingClient, Unanswering()), log, 0.3, clock_s, host)
         stack.callback(rounds.shut)
-        async with serving([*servicers, AveragingServicer(door, rounds), StateServicer(door, SnapshotServer(state, executor))]) as served:
+        reception, seat = Reception(), cast(Any, SimpleNamespace(rounds=rounds))
+        reception.open(seat)
+        async with serving([*servicers, AveragingServicer(door, reception)]) as served:
             yield Callee(served, door, membership, state, service, rounds, host, new_identity())

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from peerd.averaging.kept import KeptAverages
 from peerd.averaging.rounds import Rounds
 from peerd.background import INTERNAL_ERRORS
 from peerd.errors import WrongStateError
@@ -31,8 +32,8 @@ async def test_an_unexpected_error_is_counted_and_the_call_fails(
     async def fail(*_arguments: object) -> None:
         raise kind("it cannot")
 
-    for method in ("get_tied", "propose"):
-        monkeypatch.setattr(Rounds, method, fail)
+    monkeypatch.setattr(KeptAverages, "get_tied", fail)
+    monkeypatch.setattr(Rounds, "propose", fail)
     before = INTERNAL_ERRORS.count
     stub = await callee.served.stub(averaging_pb2_grpc.AveragingStub, callee.caller.peer)
     with pytest.raises(grpc.aio.AioRpcError, match="it cannot"):

@@ -15,7 +15,7 @@ from peerd.errors import RemoteError, UsageError
 from peerd.observe.archive import Archive
 from peerd.observe.entries import Event
 from peerd.policy.step.contributions import Contribution, Report, StageTally, merge, why_impossible
-from peerd.stage.export import HistoryEntry
+from peerd.stage.history import HistoryEntry
 from peerd.swarm.clock import clock_s
 from peerd.table.record import Evaluation, PeerId
 from peerd.table.view import LiveView

@@ -58,8 +58,6 @@ class FetchAverage(_Reasoned):
     verb = "fetch the average"
     peer: PeerId
     step: int
-    norm: float | None = None
-    tied_sum: AverageId | None = None
 
 
 @dataclass(frozen=True, slots=True)

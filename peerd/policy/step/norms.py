@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from peerd.table.record import PeerRecord, Phase
 from peerd.table.view import LiveView
 
-KEPT_NORMS = 4
-"""Number of finished steps whose norm a peer publishes: as many as it keeps averages of."""
+TOLD_STEPS = 4
+"""Number of finished steps whose norm and tied sum a peer publishes, for mates that have the average and are about to finish the step."""
 MIN_DISTANCE = 1e-6
 """Added to a norm before it divides, as torch.nn.utils.clip_grad_norm_ does."""
 

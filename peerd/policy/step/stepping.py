@@ -21,15 +21,11 @@ from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
 from peerd.policy.step.asides import sums_to_drop
 from peerd.policy.step.ledger import stage_step, why_not_averaged
-from peerd.policy.step.norms import told_by
 from peerd.policy.step.recovery import checkpoint_to_bring, holds_later, is_left_behind, step_to_go_back_to
 from peerd.policy.step.roster import compose, dead_links, to_spare
 from peerd.policy.step.situation import Situation
-from peerd.policy.step.tied import better_copy, sum_told
+from peerd.policy.step.tied import better_copy
 from peerd.table.record import Phase
-
-KEPT_AVERAGES = 4
-"""The number of averages that a peer keeps for mates that catch up (K)."""
 
 
 def decide(now: Situation) -> Act:
@@ -78,15 +74,10 @@ def _join(now: Situation) -> Act:
         if is_left_behind(mine, newest, now.live, rules):
             return acts.Wait(f"the stage seems to be at step {newest}, and other stages cannot go on from there")
         return acts.Serve(f"at step {mine.step} like the stage")
-    able = now.willing([m for m in now.mates if m.step > mine.step])
-    if rules.shares_norms:
-        able = [m for m in able if told_by(m, mine.step) is not None]
-    if now.is_tied:
-        able = [m for m in able if sum_told(m, mine.step) is not None]
-    if newest - mine.step <= KEPT_AVERAGES and able:
-        mate, reason = now.first_to_ask(able), f"the stage is at step {newest}"
-        return acts.FetchAverage(reason, mate.peer, mine.step, norm=told_by(mate, mine.step), tied_sum=sum_told(mate, mine.step))
-    return acts.Reload(f"the stage is at step {newest}, too far to catch up", best.peer)
+    able = now.willing([m for m in now.mates if m.step - m.kept_averages <= mine.step < m.step])
+    if able:
+        return acts.FetchAverage(f"the stage is at step {newest}", now.first_to_ask(able).peer, mine.step)
+    return acts.Reload(f"the stage is at step {newest}, and no mate gives the average of step {mine.step}", best.peer)
 
 
 def _has_heard_of_all(now: Situation) -> bool:

@@ -20,7 +20,7 @@ from peerd.observe.archive import Archive
 from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.thinning import DAY_S, HOUR_S
 from peerd.policy.step.roster import Roster, RosterEntry
-from peerd.stage.export import HistoryEntry
+from peerd.stage.history import HistoryEntry
 from peerd.table.record import PeerId
 from tests.strategies import member, view_of
 from tests.tiny_run import tiny_manifest

@@ -1,0 +1,67 @@
+"""Which averages a peer keeps for others: rules J1 (join) and J2 (download).
+
+Every peer keeps the last LEAST_KEPT for mates that missed a step. One that gives its state to a joiner also keeps all averages since that
+state, while the joiner downloads and catches up: however many steps that takes, the joiner needs one download.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
+
+LEAST_KEPT = 4
+
+
+@dataclass(slots=True)
+class _Follower:
+    step: int
+    """It needs the average of this step next."""
+    began_s: float
+    moved_s: float
+    """The time when its download ended, or when it was last seen to apply an average."""
+    patience_s: float
+    """How long it may take for the next move, once its downloads have ended."""
+    downloads: int = 1
+    """The number of downloads under way."""
+
+
+class Followers:
+    """The joiners that this peer has given its state. Times are seconds on the caller's clock."""
+
+    def __init__(self) -> None:
+        self._by_peer: dict[PeerId, _Follower] = {}
+
+    def began(self, peer: PeerId, step: int, now_s: float) -> None:
+        """The peer begins, or goes on, to download the state of this step."""
+        known = self._by_peer.get(peer)
+        if known is None or known.downloads == 0:
+            self._by_peer[peer] = _Follower(step, now_s, now_s, 0.0)
+        else:  # it has given another download up, which nobody here knows yet
+            known.step, known.downloads = min(known.step, step), known.downloads + 1
+
+    def ended(self, peer: PeerId, now_s: float, least_patience_s: float) -> None:
+        """A download ended, whole or not. What it leads to may take as long as the download did: loading, and the first average."""
+        known = self._by_peer.get(peer)
+        if known is not None:
+            known.downloads -= 1
+            known.moved_s, known.patience_s = now_s, max(now_s - known.began_s, least_patience_s)
+
+    def needed_from(self, live: LiveView, mine: PeerRecord, now_s: float) -> int | None:
+        """The first step whose average a joiner needs from this peer, or may need soon; None if nobody joins its stage.
+
+        A joiner is forgotten once it serves, or when it makes no move for longer than it may take. One that has not asked for the state yet
+        will get this step's or a later one.
+        """
+        for peer, follower in list(self._by_peer.items()):
+            record = live.find(peer)
+            if follower.downloads > 0:
+                continue
+            if record is not None and record.phase is Phase.JOINING and follower.step < record.step <= mine.step:
+                follower.step, follower.moved_s = record.step, now_s
+            serves = record is not None and record.phase is not Phase.JOINING
+            if serves or now_s - follower.moved_s > follower.patience_s:
+                del self._by_peer[peer]
+        joins = any(mate.phase is Phase.JOINING and mate.peer != mine.peer for mate in live.of_stage(mine.stage))
+        return min((follower.step for follower in self._by_peer.values()), default=mine.step if joins else None)

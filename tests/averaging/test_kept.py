@@ -1,0 +1,98 @@
+"""Finished averages are in memory until they are on disk, and on disk as long as a mate may need them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from peerd.averaging import kept
+from peerd.errors import WrongStateError
+from peerd.table.record import Phase
+from tests.averaging.rounds_group import Group
+
+MakeGroup = Callable[..., Group]
+
+
+async def test_an_average_that_cannot_be_logged_is_not_held_for_ever(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "LOG_PAUSE_S", 0.0)
+    group = make_group(2)
+    roster = group.roster()
+    assert await group.leader(roster).rounds.lead(roster) == ""
+    await group.settled(Phase.AVERAGED)
+    for member in group.members.values():
+
+        def fail(*_arguments: object) -> bool:
+            raise MemoryError
+
+        monkeypatch.setattr(member.rounds.kept._log, "put", fail)
+        average = member.state.average
+        assert average is not None
+        member.rounds.applied(average)
+        assert member.rounds.kept._unlogged == {0: average}
+        with pytest.raises(MemoryError):
+            await asyncio.gather(*member.rounds._tasks.running)
+        assert member.rounds.kept._unlogged == {}
+
+
+async def test_who_averaged_alone_can_give_its_last_average_to_one_that_has_just_come(make_group: MakeGroup) -> None:
+    group = make_group(1)
+    (member,) = group.members.values()
+    assert await member.rounds.lead(group.roster()) == ""
+    await group.settled(Phase.AVERAGED)
+    first = member.state.average
+    assert first is not None
+    member.rounds.applied(first)
+    second = replace(first, roster=replace(first.roster, step=1))
+    assert (await member.rounds.kept.get_average(0, 0))[0].roster == first.roster
+    member.rounds.applied(second)
+    assert member.rounds.kept._unlogged == {1: second}
+
+
+async def test_who_averages_alone_keeps_its_averages_as_long_as_somebody_is_on_its_way_into_the_stage(
+    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A joiner's download may take some steps; what it missed meanwhile comes from the log."""
+    monkeypatch.setattr(kept, "LOG_PAUSE_S", 0.0)
+    group = make_group(1)
+    (member,) = group.members.values()
+    member.host.needed_from = lambda: 0
+    assert await member.rounds.lead(group.roster()) == ""
+    await group.settled(Phase.AVERAGED)
+    first = member.state.average
+    assert first is not None
+    for step in range(3):
+        member.rounds.applied(replace(first, roster=replace(first.roster, step=step)))
+        await asyncio.gather(*member.rounds._tasks.running)
+    for step in range(3):
+        assert (await member.rounds.kept.get_average(0, step))[0].roster.step == step
+
+
+async def test_who_averages_alone_keeps_no_average_on_disk_once_no_joiner_needs_one(
+    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many steps a joiner takes; its record says how many averages it can give."""
+    monkeypatch.setattr(kept, "LOG_PAUSE_S", 0.0)
+    group = make_group(1)
+    (member,) = group.members.values()
+    assert await member.rounds.lead(group.roster()) == ""
+    await group.settled(Phase.AVERAGED)
+    first = member.state.average
+    assert first is not None
+
+    async def apply(steps: range) -> None:
+        for step in steps:
+            member.state.record = replace(member.state.record, step=step + 1)
+            member.rounds.applied(replace(first, roster=replace(first.roster, step=step)))
+            await asyncio.gather(*member.rounds._tasks.running)
+
+    member.host.needed_from = lambda: 1
+    await apply(range(9))
+    assert member.rounds.kept.num_kept == 8
+    member.host.needed_from = lambda: None
+    await apply(range(9, 10))
+    assert member.rounds.kept.num_kept == 1
+    with pytest.raises(WrongStateError):
+        await member.rounds.kept.get_average(0, 8)

@@ -1,0 +1,182 @@
+"""A receiver that takes nothing any more holds neither memory nor a slot of the sender; a slow one gets everything."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import weakref
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.config.manifest import ModelConfig
+from peerd.errors import BusyError
+from peerd.generated import averaging_pb2, averaging_pb2_grpc, data_pb2, data_pb2_grpc, state_pb2, state_pb2_grpc
+from peerd.link.links import CHUNK_BYTES, Bytes
+from peerd.link.traffic import Traffic
+from peerd.policy.step.following import Followers
+from peerd.stage import snapshots
+from peerd.stage.executor import Executor
+from peerd.stage.snapshots import SnapshotServer
+from peerd.stage.state import StageState
+from peerd.table.record import AverageId, PeerId, PeerRecord
+from peerd.wire import deliveries
+from peerd.wire.clients import StateClient, StateRequest
+from peerd.wire.data_service import DataServicer
+from peerd.wire.deliveries import IN_FLIGHT_BYTES, SLOWEST_BYTES_PER_S, Watch
+from peerd.wire.services import AveragingServicer, Door, StateServicer
+from tests.link.local_peers import serving
+from tests.strategies import view_of
+from tests.tiny_run import tiny_manifest
+from tests.wire.callee import RUN
+
+PATIENCE_S, LONGER_S = 0.1, 1.5
+NUM_CHUNKS = 24
+"""More than gRPC takes ahead of its reader."""
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver may take nothing for a quarter of a second beyond the patience."""
+    monkeypatch.setattr(deliveries, "IN_FLIGHT_BYTES", 2 * CHUNK_BYTES)
+    monkeypatch.setattr(deliveries, "SLOWEST_BYTES_PER_S", 12.0 * CHUNK_BYTES)
+
+
+def nothing() -> None: ...
+
+
+def watch(patience_s: float = 15.0) -> Watch:
+    return Watch(patience_s, nothing)
+
+
+@given(rate=st.floats(1_000.0, 1e9), lump=st.integers(1, IN_FLIGHT_BYTES))
+def test_a_receiver_that_makes_progress_is_never_given_up_even_if_buffers_go_on_in_large_steps(rate: float, lump: int) -> None:
+    """At a megabit a second or more from the beginning; a slower one is measured by its own rate."""
+    for sent in (0, IN_FLIGHT_BYTES, 20 * IN_FLIGHT_BYTES):
+        under_way = watch()
+        under_way.sent_bytes = sent
+        under_way._began_s -= max(0, sent - IN_FLIGHT_BYTES) / rate  # the rest is in buffers
+        is_known = sent > IN_FLIGHT_BYTES
+        if is_known or rate >= SLOWEST_BYTES_PER_S:
+            assert under_way.allowed_s(CHUNK_BYTES) >= max(lump, CHUNK_BYTES) / rate
+
+
+def test_a_receiver_that_takes_nothing_is_given_up_within_minutes() -> None:
+    under_way = watch()
+    under_way.sent_bytes = 1 << 40
+    under_way._began_s -= 3600.0
+    assert under_way.allowed_s(CHUNK_BYTES) < 180.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - memory that is freed sets no event
+            await asyncio.sleep(0.02)
+
+
+async def read_all(rpc: Any) -> None:
+    async with asyncio.timeout(20):
+        while await rpc.read() is not grpc.aio.EOF:
+            continue
+
+
+class Memory(list[Bytes]):
+    """What is sent; it can be referred to weakly."""
+
+
+class Holder:
+    """Gives averages of NUM_CHUNKS chunks, and tells whether one is still in memory."""
+
+    def __init__(self) -> None:
+        self.held: weakref.ReferenceType[Memory]
+
+    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Memory]:
+        memory = Memory(bytes(CHUNK_BYTES) for _ in range(NUM_CHUNKS))
+        self.held = weakref.ref(memory)
+        return b"", memory
+
+
+@pytest.mark.usefixtures("short")
+async def test_what_a_stalled_receiver_does_not_take_is_freed_and_its_call_refused() -> None:
+    holder: Any = Holder()
+    async with serving([AveragingServicer(Door(RUN, PATIENCE_S, Traffic()), holder)]) as served:
+        stub = await served.stub(averaging_pb2_grpc.AveragingStub, "caller")
+        rpc = stub.GetTied(averaging_pb2.TiedRequest(run=RUN))
+        await rpc.read()
+        assert holder.held() is not None
+        await until(lambda: holder.held() is None)
+        with pytest.raises(grpc.aio.AioRpcError, match="took nothing of the answer for too long"):
+            await read_all(rpc)
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_slow_receiver_gets_everything() -> None:
+    """It takes longer for the whole than a receiver may take nothing."""
+    async with serving([AveragingServicer(Door(RUN, LONGER_S, Traffic()), Holder())]) as served:  # type: ignore[arg-type]
+        stub = await served.stub(averaging_pb2_grpc.AveragingStub, "caller")
+        rpc = stub.GetTied(averaging_pb2.TiedRequest(run=RUN))
+        for _ in range(1 + NUM_CHUNKS):
+            assert await rpc.read() is not grpc.aio.EOF
+            await asyncio.sleep(0.1)
+        assert await rpc.read() is grpc.aio.EOF
+
+
+class Giver:
+    """Gives an endless file, to one caller at a time."""
+
+    callers = 0
+
+    async def give(self, digest: str, first_chunk: int) -> tuple[int, list[bytes], AsyncGenerator[bytes]]:
+        return NUM_CHUNKS * CHUNK_BYTES, [bytes(32)], self._read()
+
+    async def _read(self) -> AsyncGenerator[bytes]:
+        self.callers += 1
+        try:
+            for _ in itertools.repeat(None):
+                yield bytes(CHUNK_BYTES)
+        finally:
+            self.callers -= 1
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_receiver_of_data_that_stalls_gives_its_slot_back() -> None:
+    giver = Giver()
+    async with serving([DataServicer(Door(RUN, PATIENCE_S, Traffic()), giver)]) as served:
+        stub = await served.stub(data_pb2_grpc.DataStub, "caller")
+        rpc = stub.GetData(data_pb2.DataRequest(run=RUN))
+        await rpc.read()
+        await until(lambda: giver.callers == 1)
+        await until(lambda: giver.callers == 0)
+        with pytest.raises(grpc.aio.AioRpcError, match="took nothing"):
+            await read_all(rpc)
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_joiner_that_stalls_does_not_keep_the_state_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it may still go on, another joiner hears when to ask again."""
+    monkeypatch.setattr(snapshots, "MOST_COPIES", 1)
+    manifest, record = tiny_manifest(), PeerRecord(peer=PeerId("me"))
+    manifest = replace(manifest, model=ModelConfig(num_layers=1, d_model=512, num_heads=2, d_ff=2048))
+    executor, state = Executor(), StageState(manifest, record, torch.device("cpu"), lambda: view_of(record))
+    state.serve()
+    server = SnapshotServer(state, executor, Followers(), LONGER_S)
+    async with serving([StateServicer(Door(RUN, PATIENCE_S, Traffic()), server)]) as served:
+        stub = await served.stub(state_pb2_grpc.StateStub, "stalls")
+        rpc = stub.GetState(state_pb2.StateRequest(run=RUN))
+        await rpc.read()
+        for _ in range(snapshots.SHARED_STEPS + 1):
+            state.skip_step()
+        client = StateClient(served.links_of("joiner"), RUN)
+        with pytest.raises(BusyError) as busy:
+            await client.get_state(PeerId("joiner"), StateRequest(stage=0), 10.0)
+        assert busy.value.retry_after_s > 0
+        await until(lambda: not server._alive())
+        header, chunks = await client.get_state(PeerId("joiner"), StateRequest(stage=0), 10.0)
+        assert (header.step, sum([len(chunk) async for chunk in chunks])) == (snapshots.SHARED_STEPS + 1, header.num_bytes)
+    executor.close()
