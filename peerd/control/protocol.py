@@ -9,8 +9,9 @@ peers     -                                    PeersReply: the whole swarm as th
 history   since (int), events (bool), after    HistoryReply: steps and evaluations numbered `since` and later, events above `after`
 contributions  -                               ContributionsReply: the work of each peer, by stage
 wait      serving (bool) or step, timeout_s    {"schema", "step", "serving"}
-leave     now (bool)                           {"schema"}; the daemon drains first unless `now`
-pause     for_s (0: until resume), wait        {"schema", OwnerInfo's fields}; answered when the daemon has handed on what it held
+leave     now (bool)                           {"schema"}; the daemon drains first unless `now`, with progress lines
+pause     for_s (0: until resume), wait        {"schema", OwnerInfo's fields}; answered when the daemon has handed on what it held, with
+                                               progress lines until then
 resume    -                                    {"schema", OwnerInfo's fields}
 limits    change (some of the limits)          {"schema", OwnerInfo's fields}
 dashboard open (bool)                          {"schema", "address"}: the address with the token; `open` adds "open", an address that

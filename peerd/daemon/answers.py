@@ -15,6 +15,7 @@ from peerd.background import INTERNAL_ERRORS
 from peerd.config.schedule import learning_rate_at
 from peerd.control.protocol import SCHEMA, Counters, DirectInfo, HealthItem, OwnerInfo, PeerInfo, PeersReply, ReachInfo, RunInfo, UpdateInfo
 from peerd.control.server import Say, Verb
+from peerd.control.teller import Teller
 from peerd.daemon.departure import Departure
 from peerd.daemon.export import export_run
 from peerd.daemon.open_files import limit, num_open
@@ -145,8 +146,8 @@ class Answers:
                 raise TimedOutError(f"this peer is {where}", "wait longer with --timeout, or look at `peerd status`")
             await self._peer.membership.changed(min(left_s, 1.0))
 
-    async def leave(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
-        await self._departure.leave(bool(request.get("now", False)))
+    async def leave(self, request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+        await Teller(say, "finishing what it holds").through(self._departure.leave(bool(request.get("now", False))))
         return {"schema": SCHEMA}
 
     async def export(self, request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:

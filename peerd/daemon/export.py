@@ -6,9 +6,9 @@ import asyncio
 import dataclasses
 import math
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from peerd.config.data_config import LOCAL
 from peerd.config.manifest import Manifest
 from peerd.config.paths import cache_folder
 from peerd.control.server import Say
+from peerd.control.teller import Teller
 from peerd.daemon.peer import Peer
 from peerd.daemon.run_data import SWARM
 from peerd.data.tokenizer import tokenizer_path
@@ -30,30 +31,6 @@ from peerd.table.view import LiveView
 
 LOOK_PERIOD_S = 1.0
 FILES = ("run.toml", "model.safetensors", "optimizer.safetensors", "history.jsonl")
-Result = TypeVar("Result")
-
-
-class Teller:
-    """Reports what an export does: each change at once, and the last message periodically."""
-
-    def __init__(self, say: Say) -> None:
-        self._say = say
-        self._text = ""
-
-    def __call__(self, text: str) -> None:
-        if text != self._text:
-            self._text = text
-            self._say(text)
-
-    async def through(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Await `work`. If the client is gone, `say` raises OSError and the work is cancelled."""
-        task = asyncio.ensure_future(work)
-        try:
-            while not (await asyncio.wait({task}, timeout=LOOK_PERIOD_S))[0]:
-                self._say(self._text)
-            return task.result()
-        finally:
-            task.cancel()
 
 
 async def export_run(peer: Peer, folder: Path, say: Say, timeout_s: float = math.inf, hugging_face: bool = False) -> Mapping[str, Any]:

@@ -18,7 +18,8 @@ import torch
 from peerd.config.limits import Wishes, load_wishes, owner_info, save_wishes
 from peerd.config.paths import Home
 from peerd.control.protocol import SCHEMA
-from peerd.control.server import Verb
+from peerd.control.server import Say, Verb
+from peerd.control.teller import Teller
 from peerd.link.throttle import Throttles
 from peerd.owner.sensors import Sensors
 from peerd.owner.usage import Usage
@@ -137,12 +138,13 @@ class Governor:
     def verbs(self) -> dict[str, Verb]:
         return {verb: functools.partial(self.obey, verb) for verb in ("pause", "resume", "limits")}
 
-    async def obey(self, verb: str, request: Mapping[str, Any], _say: object = None) -> Mapping[str, Any]:
+    async def obey(self, verb: str, request: Mapping[str, Any], say: Say | None = None) -> Mapping[str, Any]:
         """Answer a verb of the control socket. `pause` returns once the daemon has handed on what it held, unless `wait` is false."""
         self._keep(self._wishes.after(verb, request))
         await self.look()
         if verb == "pause" and request.get("wait", True):
-            await self._until(lambda: self._resting or self.pause is None)
+            rested = self._until(lambda: self._resting or self.pause is None)
+            await (rested if say is None else Teller(say, "handing on what it holds").through(rested))
         return {"schema": SCHEMA, **self.fields()}
 
     def fields(self) -> dict[str, Any]:

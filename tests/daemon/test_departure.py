@@ -9,7 +9,10 @@ from typing import cast
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from peerd.control import teller
+from peerd.control.protocol import SCHEMA
 from peerd.daemon import departure
+from peerd.daemon.answers import Answers
 from peerd.daemon.departure import Departure, Left, Moved, Paused
 from peerd.daemon.peer import Peer
 from peerd.swarm.identity import Identity
@@ -87,6 +90,18 @@ def test_hole_27_a_peer_that_slept_does_not_leave_as_if_it_had_no_mates() -> Non
     assert leaving._owes_nothing()
     membership.fence("this peer slept")
     assert not leaving._owes_nothing()
+
+
+async def test_a_client_hears_that_a_drain_goes_on_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With long steps a drain takes longer than any client waits for a line."""
+    monkeypatch.setattr(teller, "REPEAT_PERIOD_S", 0.01)
+    told, departure = asyncio.Queue[str](), Leaving()
+    parts = {"governor": None, "place": SimpleNamespace(signed=None), "membership": None, "network": SimpleNamespace(path_to=None)}
+    answers = Answers(cast(Peer, SimpleNamespace(**parts)), departure, "")
+    leaving = asyncio.ensure_future(answers.leave({}, told.put_nowait))
+    assert {await told.get() for _ in range(3)} == {"finishing what it holds"}
+    departure._gone.set()
+    assert await leaving == {"schema": SCHEMA}
 
 
 async def test_what_was_asked_is_done_once() -> None:
