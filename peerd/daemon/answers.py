@@ -180,13 +180,13 @@ class Answers:
 
     def tokens_per_second(self) -> float:
         """Return the speed over the last few committed steps, as this daemon saw them."""
-        times = sorted(self._peer.seat.commit_times_s.items())[-10:]
+        times = self._peer.seat.commits.recent
         if len(times) < 2:
             return 0.0
-        (first, began_s), (last, ended_s) = times[0], times[-1]
-        step_s = (ended_s - began_s) / (last - first)
-        ended_s = max(ended_s, time.time() - 2 * step_s)  # a run that stands still gets slower and slower
-        tokens = sum(self._peer.place.manifest.tokens_per_step_at(step) for step in range(first + 1, last + 1))
+        began_s, ended_s = times[0][1], times[-1][1]
+        step_s = (ended_s - began_s) / (len(times) - 1)
+        ended_s = max(ended_s, time.monotonic() - 2 * step_s)  # a run that stands still gets slower and slower
+        tokens = sum(self._peer.place.manifest.tokens_per_step_at(step) for step, _ in list(times)[1:])  # a run may go back
         return tokens / max(ended_s - began_s, 1e-9)
 
     def counters(self) -> Counters:

@@ -178,8 +178,9 @@ class Departure:
 
     def _step_time_s(self) -> float:
         """Return the duration of the last step, or of the first one so far."""
-        seat, times = self._peer.seat, list(self._peer.seat.commit_times_s.values())
-        return times[-1] - times[-2] if len(times) > 1 else seat.served_s
+        seat = self._peer.seat
+        last_s = seat.commits.last_step_s
+        return seat.served_s if last_s is None else last_s
 
     async def _drain(self) -> None:
         """Take nothing new, finish the queue and take part in the average, so that no microbatch is replayed.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ import structlog
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.background import start
+from peerd.daemon.commits import Commits
 from peerd.daemon.device import has_own_memory
 from peerd.daemon.training import Training
 from peerd.errors import BadMessageError, NotFiniteError, PeerdError
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 AVERAGING_SHARE_OF_TTL = 0.6
 MOST_UNTAKEN_S = 600.0
 """A microbatch that no peer of the next stage takes for so long is given up here: peers of that stage may come back meanwhile."""
-MAX_COMMIT_TIMES = 100_000
 LOG = structlog.get_logger()
 
 
@@ -99,8 +98,7 @@ class Seat:
         self.join_took_s = 0.0
         """Measured time from the choice of the stage to serving it."""
         self._saving: asyncio.Task[None] | None = None
-        self.commit_times_s: dict[int, float] = {}
-        """Wall-clock times of the last commits, by step."""
+        self.commits = Commits()
         averaging_s = AVERAGING_SHARE_OF_TTL * membership.view.ttl_s
         self.link_codecs = LinkCodecs(manifest, membership.live, links.traffic)
         self.dispatcher = Dispatcher(
@@ -208,8 +206,7 @@ class Seat:
         """Note a commit. Peers that know that every stage has averaged expect it; if steps overlap, the next launches wait for it."""
         self.snapshots.forget()
         step = self.state.record.step - 1
-        self.commit_times_s[step] = time.time()
-        self.commit_times_s.pop(step - MAX_COMMIT_TIMES, None)
+        self.commits.note(step)
         loss = self.state.history[-1].loss if self.state.history else None
         if self._checkpoint_due(step + 1):
             self._saving = start(self.keep_checkpoint())

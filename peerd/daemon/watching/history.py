@@ -62,7 +62,7 @@ class Past:
     async def steps(self, since: int) -> list[StepInfo]:
         """Finished steps whose loss is known: of the file, and what this stage's own state remembers."""
         stored = await self._archive.read(lambda store: store.steps(since, MAX_STEPS_TOLD)) or []
-        times = {entry.step: entry.time_s for entry in stored if entry.time_s is not None} | self._peer.seat.commit_times_s
+        times = {entry.step: entry.time_s for entry in stored if entry.time_s is not None} | self._peer.seat.commits.times_s
         known = {entry.step: (entry.loss, entry.tokens) for entry in stored if entry.loss is not None}
         known |= {entry.step: (entry.loss, entry.tokens) for entry in self._remembered() if entry.step >= since}
         newest = sorted(known)[-MAX_STEPS_TOLD:]
@@ -83,7 +83,7 @@ class Past:
 
     def _remembered(self) -> list[HistoryEntry]:
         """What the stage's state knows of finished steps, but for one that the torch thread has not quite finished: it has no time yet."""
-        entries, committed = self._peer.seat.state.history[-MAX_STEPS_TOLD:], self._peer.seat.commit_times_s
+        entries, committed = self._peer.seat.state.history[-MAX_STEPS_TOLD:], self._peer.seat.commits.times_s
         under_way = max(committed, default=-1) + 1
         return [entry for entry in entries if not committed or entry.step != under_way]
 

@@ -139,7 +139,7 @@ class Observer:
         self._losses[step] = loss
         if len(self._losses) > MAX_LOSSES:
             del self._losses[min(self._losses)]
-        if step in self._peer.seat.commit_times_s:
+        if step in self._peer.seat.commits.times_s:
             tokens = self._peer.place.manifest.tokens_per_step_at(step)
             self.archive.note_step(FinishedStep(step=step, loss=loss, tokens=tokens, time_s=None))
             self._tell(step, loss)

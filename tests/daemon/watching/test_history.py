@@ -34,7 +34,7 @@ async def archive(tmp_path: Path) -> AsyncIterator[Archive]:
 
 
 def peer_of(history: list[HistoryEntry], commit_times_s: dict[int, float], archive: Archive) -> Peer:
-    seat = SimpleNamespace(state=SimpleNamespace(history=history, gradient_norms={}), commit_times_s=commit_times_s)
+    seat = SimpleNamespace(state=SimpleNamespace(history=history, gradient_norms={}), commits=SimpleNamespace(times_s=commit_times_s))
     place, membership = SimpleNamespace(manifest=tiny_manifest()), SimpleNamespace(me="a")
     peer = cast(Peer, SimpleNamespace(seat=seat, membership=membership, place=place, archive=archive))
     peer.past = Past(peer, archive)
