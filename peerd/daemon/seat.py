@@ -18,7 +18,7 @@ from peerd.daemon.commits import Commits
 from peerd.daemon.device import has_own_memory
 from peerd.daemon.training import Training
 from peerd.errors import BadMessageError, NotFiniteError, PeerdError
-from peerd.models.stages import affordable_slots
+from peerd.models.stages import affordable_slots, largest_state_bytes
 from peerd.policy.owner.governor import Limits
 from peerd.policy.step.acts import Commit
 from peerd.policy.step.following import Followers
@@ -121,7 +121,7 @@ class Seat:
         start_of = partial(place.start.of_stage, manifest) if place.start else None
         self.snapshots = SnapshotServer(state, executor, self._followers, peer.patience_s, start_of)
         self.downloader = Downloader(StateClient(links, run), membership, peer.patience_s)
-        rules = rules_of(manifest, membership.view.ttl_s, averaging_s)
+        rules = rules_of(manifest, membership.view.ttl_s, averaging_s, largest_state_bytes(manifest))
         self.stepper = Stepper(state, executor, membership, self.rounds, self.downloader, rules, beginning, self)
         self.training = Training(manifest, membership, self.dispatcher, peer.data, self.announce, peer.tracing)
 

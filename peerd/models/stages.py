@@ -6,6 +6,7 @@ Nothing here knows what a decoder is; kinds.py does.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import replace
 
 import torch
@@ -110,6 +111,12 @@ def initial_parameter_spec(manifest: Manifest, stage: int) -> dict[str, tuple[in
 @functools.lru_cache(maxsize=64)
 def _parameter_shapes(manifest: Manifest, stage: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((name, tuple(parameter.shape)) for name, parameter in _on_meta(manifest, stage).named_parameters())
+
+
+def largest_state_bytes(manifest: Manifest) -> int:
+    """Bytes of the largest stage's state: its parameters, the previous ones, and two moments of each."""
+    stages = [initial_parameter_spec(manifest, stage).values() for stage in range(manifest.train.num_stages)]
+    return 16 * max(sum(math.prod(shape) for shape in shapes) for shapes in stages)
 
 
 def estimate_forward_flops(manifest: Manifest, stage: int) -> int:

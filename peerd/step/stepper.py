@@ -33,6 +33,8 @@ from peerd.table.view import LiveView
 TICK_S, IDLE_TICK_S = 0.1, 1.0
 """The longest time between two decisions: while time alone may change the decision, and otherwise."""
 RETRY_PAUSE_S = 0.25
+LEAST_LOST_S, READ_BYTES_PER_S = 40.0, 50e6
+"""A peer that starts again needs so long until it serves, and the time to check and load its checkpoint from a slow disk."""
 LOG = structlog.get_logger()
 _TOLD: dict[type[Act], str] = {
     acts.Reload: "downloading the stage's state",
@@ -346,14 +348,15 @@ class Stepper:
             self._propose_after_s = clock_s() + RETRY_PAUSE_S
 
 
-def rules_of(manifest: Manifest, ttl_s: float, averaging_s: float) -> StepRules:
-    """The numbers that the rules need, from the run's manifest."""
+def rules_of(manifest: Manifest, ttl_s: float, averaging_s: float, state_bytes: int) -> StepRules:
+    """The numbers that the rules need, from the run's manifest and the size of its largest stage's state."""
     train = manifest.train
     return StepRules(
         num_stages=train.num_stages,
         num_microbatches=train.microbatches_per_step,
         ttl_s=ttl_s,
         averaging_s=averaging_s,
+        lost_after_s=LEAST_LOST_S + state_bytes / READ_BYTES_PER_S,
         last_step=train.steps,
         shares_norms=train.shares_norms,
         ties_stages=manifest.ties_stages,

@@ -118,6 +118,7 @@ def test_a_stall_is_called_one_only_after_long_for_this_run_and_never_at_its_end
     assert codes(facts_of(ME, other, still_s=190.0, gap_s=60.0, step_s=600.0)) == [], "its averaging takes longer than a microbatch"
     assert codes(facts_of(ME, other, still_s=FIRST_PROGRESS_S - 1, gap_s=0.0)) == [], "what a microbatch takes is not known"
     assert codes(facts_of(ME, other, still_s=FIRST_PROGRESS_S, gap_s=0.0)) == ["stalled"]
+    assert facts_of(ME, gap_s=0.0).progress.patience_s(8) == 1200.0, "it passes eight stages, forward and back, at a minute or more each"
     assert codes(facts_of(ME, other, still_s=1e6, complete=True)) == []
 
 
@@ -130,15 +131,15 @@ def test_the_pace_of_a_run_is_that_of_this_step_and_the_last_from_when_every_sta
         seen = advance(seen, view_of(*records), 2, NUM_MICROBATCHES, now_s)
 
     at(1000.0)
-    assert (seen.since_s, seen.began_s, seen.patience_s) == (1000.0, 1000.0, FIRST_PROGRESS_S), "nobody could do anything before"
+    assert (seen.since_s, seen.began_s, seen.patience_s(2)) == (1000.0, 1000.0, FIRST_PROGRESS_S), "nobody could do anything before"
     at(1060.0, 0b1)
     at(1070.0, 0b11)
-    assert (seen.since_s, seen.gap_s, seen.patience_s) == (1070.0, 60.0, 180.0)
+    assert (seen.since_s, seen.gap_s, seen.patience_s(2)) == (1070.0, 60.0, 180.0)
     at(1500.0, 0b11, step=6)
     assert (seen.gap_s, seen.last_gap_s, seen.step_s) == (0.0, 430.0, 500.0)
     at(1510.0, 0b1, step=7)
     at(1520.0, 0b11, step=7)
-    assert (seen.step_s, seen.patience_s) == (10.0, STALLED_AFTER_S), "the slow step is forgotten"
+    assert (seen.step_s, seen.patience_s(2)) == (10.0, STALLED_AFTER_S), "the slow step is forgotten"
 
 
 def test_a_joiner_behind_its_stage_and_steps_given_up_are_named() -> None:

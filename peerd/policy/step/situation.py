@@ -23,6 +23,7 @@ class StepRules:
     ttl_s: float
     averaging_s: float
     lost_after_s: float = 40.0
+    """How long peers that hold what is missing may take to start again, at least."""
     last_step: int = 0
     """The step at which the run ends; 0: it has no end."""
     shares_norms: bool = False

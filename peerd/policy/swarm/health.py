@@ -16,8 +16,9 @@ from peerd.table.view import LiveView
 MOST_LINKS_TOLD = 3
 STALLED_AFTER_S = 30.0
 STALLED_AFTER_GAPS = 3.0
-FIRST_PROGRESS_S = 300.0
-"""How long a run may stand still before this peer has seen any progress, and so knows what a microbatch takes."""
+FIRST_PROGRESS_S, FIRST_PROGRESS_EACH_S = 300.0, 150.0
+"""How long a run may stand still before this peer has seen any progress, and so knows what a microbatch takes; and the same for each stage:
+the first microbatch has to pass all of them, forward and back."""
 NEVER_S = float("-inf")
 TRAINER, OTHERS = -1, -2
 """Beside the stages' numbers: what a run needs, of which this peer notes since when it is not there."""
@@ -57,12 +58,12 @@ class Progress:
     lacks_since_s: Mapping[int, float] = field(default_factory=dict)
     """By stage without a peer, TRAINER or OTHERS: since when nobody is there; NEVER_S if this peer has never seen one."""
 
-    @property
-    def patience_s(self) -> float:
+    def patience_s(self, num_stages: int) -> float:
         """How long this run may stand still, from the time that it took between two microbatches, and for a step."""
+        first_s = max(FIRST_PROGRESS_S, FIRST_PROGRESS_EACH_S * num_stages)
         gap_s = max(self.gap_s, self.last_gap_s)
         step_s = self.step_s or self.since_s - self.began_s
-        return max(STALLED_AFTER_S, STALLED_AFTER_GAPS * gap_s, step_s) if gap_s else FIRST_PROGRESS_S
+        return max(STALLED_AFTER_S, STALLED_AFTER_GAPS * gap_s, step_s) if gap_s else first_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +181,7 @@ def _diverged(facts: Facts) -> HealthNote | None:
 def _stalled(facts: Facts) -> HealthNote | None:
     """No microbatch added and no step finished anywhere for longer than this run takes; not where another state says why."""
     still_s, is_empty = facts.now_s - facts.progress.since_s, any(key >= 0 for key in _lacking(facts.live, facts.num_stages))
-    if facts.complete or is_empty or still_s < facts.progress.patience_s or _diverged(facts):
+    if facts.complete or is_empty or still_s < facts.progress.patience_s(facts.num_stages) or _diverged(facts):
         return None
     title = f"no progress for {still_s:.0f} s: {_what_lacks(facts)}; this peer: {facts.decision}"
     return HealthNote("stalled", title, "problem", "it recovers by itself where it can; else `peerd peers` shows which stage needs a peer")
