@@ -37,13 +37,27 @@ class Downloader:
         self._client = client
         self._membership = membership
         self._patience_s = patience_s
+        self._unfinished: _Partial | None = None
+        """What came of the last download, if that failed just now: the line may be back soon, and the donor keeps the copy for as long."""
         self.bytes_done = 0
         self.bytes_total = 0
 
     async def download(self, stage: int, most_bytes: int, prefer: PeerId | None = None, tied_only: bool = False) -> Downloaded:
         """Download the state of a stage from its peers, from `prefer` first. Raises StageError if no donor can give it."""
         partial = _Partial(stage, most_bytes + MAX_OVERHEAD_BYTES, tied_only)
-        return await self._download(partial, lambda live, tried: donors(live, stage, tried), prefer)
+        if self._unfinished is not None and (self._unfinished.stage, self._unfinished.tied_only) == (stage, tied_only):
+            partial = self._unfinished
+        self._unfinished = None
+        try:
+            return await self._download(partial, lambda live, tried: donors(live, stage, tried), prefer)
+        except StageError:
+            self._unfinished = partial
+            asyncio.get_running_loop().call_later(self._patience_s, self._forget, partial)
+            raise
+
+    def _forget(self, partial: _Partial) -> None:
+        if self._unfinished is partial:
+            self._unfinished = None
 
     async def download_start(self, stage: int, most_bytes: int) -> Downloaded:
         """Download the stage's part of the state that the run begins from. Raises StageError if nobody can give it."""
@@ -51,7 +65,10 @@ class Downloader:
         return await self._download(partial, givers_of_start, None)
 
     async def _download(self, partial: _Partial, candidates: Candidates, prefer: PeerId | None) -> Downloaded:
-        """A donor that is busy says for how long. While all others fail, this peer waits for it, and then asks all of them again."""
+        """Ask one donor after another, and one whose connection broke again, as long as it sends more each time.
+
+        A donor that is busy says for how long. While all others fail, this peer waits for it, and then asks all of them again.
+        """
         stage = partial.stage
         tried: set[PeerId] = set()
         busy_until_s: dict[PeerId, float] = {}
@@ -70,6 +87,7 @@ class Downloader:
             if busy_until_s.pop(donor, None) is not None:
                 tried.clear()
             tried.add(donor)
+            num_before = partial.num_chunks
             try:
                 header = await self._download_from(donor, partial)
                 return await asyncio.to_thread(_deserialise, header, partial.data)
@@ -80,6 +98,8 @@ class Downloader:
                     tried.discard(donor)
                 if partial.is_complete:  # and unreadable
                     partial.start_over()
+                elif isinstance(error, PeerGoneError) and partial.num_chunks > num_before:  # the connection broke
+                    tried.discard(donor)
 
     async def _download_from(self, donor: PeerId, partial: _Partial) -> Snapshot:
         """Download the rest of the snapshot that another donor began, or a different snapshot from its first chunk."""

@@ -35,6 +35,9 @@ SHARED_STEPS = 2
 class Pieces(list[Bytes]):
     """A snapshot's file in pieces. It lives while somebody sends it, and can be referred to weakly."""
 
+    def used(self) -> None:
+        """Does nothing: what is to call it later keeps this alive until then."""
+
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Downloaded:
@@ -79,7 +82,7 @@ class _Copy:
     def left_s(self) -> float | None:
         """The time until nobody needs it any more; None while that is not known."""
         known = [delivery.left_s for delivery in self.deliveries]
-        return None if None in known else max((left_s for left_s in known if left_s is not None), default=0.0)
+        return None if None in known else max((left_s for left_s in known if left_s is not None), default=None)
 
 
 class SnapshotServer:
@@ -123,12 +126,18 @@ class SnapshotServer:
             async with self._making:
                 copy, pieces = self._find(key, wanted) or await self._make_or_share(key)
             num_bytes = max(0, copy.header.num_bytes - first_chunk * CHUNK_BYTES)
-            delivery = Delivery(chunks_of(pieces, first_chunk), num_bytes, self._patience_s, partial(self._end, caller, copy.key))
+            delivery = Delivery(chunks_of(pieces, first_chunk), num_bytes, self._patience_s, partial(self._ended, caller, copy))
             self._begin(caller, copy.key)
         finally:
             self._end(caller, key)
         copy.deliveries.add(delivery)
         return copy.header, delivery
+
+    def _ended(self, caller: PeerId, copy: _Copy, is_broken: bool) -> None:
+        self._end(caller, copy.key)
+        pieces = copy.pieces()
+        if is_broken and pieces is not None:  # the joiner goes on where it stopped, if it comes back soon
+            asyncio.get_running_loop().call_later(self._patience_s, pieces.used)
 
     def _begin(self, caller: PeerId, key: Key) -> None:
         if key.has_followers:

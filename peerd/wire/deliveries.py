@@ -72,17 +72,19 @@ class Watch:
 class Delivery(Watch):
     """The chunks of a stream to one receiver. Their memory is freed when they are sent, or when the receiver stalls."""
 
-    def __init__(self, chunks: Iterable[Bytes], num_bytes: int, patience_s: float, ended: Callable[[], object] | None = None) -> None:
-        """`ended` runs once, when the delivery is over."""
+    def __init__(self, chunks: Iterable[Bytes], num_bytes: int, patience_s: float, ended: Callable[[bool], object] | None = None) -> None:
+        """`ended` runs once, when the delivery is over: with True if it broke, so that the receiver may come back for the rest."""
         super().__init__(patience_s, self._drop)
         self._chunks = iter(chunks)
         self._num_bytes = num_bytes
         self._ended = ended
+        self._is_whole = False
 
     def __iter__(self) -> Iterator[bytes]:
         while chunk := self.take():
             self.sends(len(chunk))
             yield chunk
+        self._is_whole = True
 
     @property
     def left_s(self) -> float | None:
@@ -95,6 +97,6 @@ class Delivery(Watch):
         return bytes(next(self._chunks, b""))
 
     def _drop(self) -> None:
-        self._chunks = iter(())
         if self._ended is not None:
-            self._ended()
+            self._ended(not self._is_whole and not self.is_stalled)
+        self._chunks = iter(())

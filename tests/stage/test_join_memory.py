@@ -19,7 +19,7 @@ from peerd.wire.chunks import chunks_of
 from peerd.wire.messages import Snapshot
 from peerd.wire.tensors import file_of
 from peerd.table.record import Lineage
-from tests.stage.test_snapshots import Donors, Donor, download
+from tests.stage.test_download import Donors, Donor, download
 
 MB, SIZE = 1 << 20, 256
 

@@ -1,222 +1,34 @@
-"""Handing state over: immutable, hashed, from another donor when one fails; and what a lying donor cannot do."""
+"""Giving a state: immutable, hashed, in few copies that all joiners share."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from blake3 import blake3
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from peerd.config.manifest import Manifest, ModelConfig
-from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerGoneError, StageError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, NotFiniteError, WrongStateError
 from peerd.link.links import CHUNK_BYTES
 from peerd.policy.step.following import Followers
-from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Priority
-from peerd.stage.history import HistoryEntry
-from peerd.stage.snapshots import SHARED_STEPS, Downloaded, SnapshotServer, identity_of
+from peerd.stage.snapshots import SHARED_STEPS, SnapshotServer, identity_of
 from peerd.stage.state import StageState
 from peerd.swarm.clock import clock_s
-from peerd.swarm.identity import Identity
-from peerd.swarm.membership import Membership
-from peerd.table.record import Lineage, PeerId, PeerRecord, Phase, RunId
-from peerd.wire.chunks import chunks_of
-from peerd.wire.clients import StateClient, StateRequest
+from peerd.table.record import Lineage, PeerId, PeerRecord
 from peerd.wire.deliveries import Delivery
 from peerd.wire.messages import Snapshot
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
-MOST_BYTES = 1 << 30
 PATIENCE_S = 15.0
 JOINER = PeerId("joiner")
-NEAR, FAR = PeerId("a-near"), PeerId("b-far")
-
-
-@dataclass
-class Donor:
-    """A peer that gives the state of a step, and breaks off before chunk `breaks_at`."""
-
-    step: int
-    data: bytes
-    breaks_at: int | None = None
-    header_changes: dict[str, Any] = field(default_factory=dict)
-    asked: list[StateRequest] = field(default_factory=list)
-    busy_s: list[float] = field(default_factory=list)
-    """For how long it says that it is busy, at the first requests."""
-
-    @property
-    def header(self) -> Snapshot:
-        hashes = tuple(blake3(chunk).digest() for chunk in chunks_of([self.data]))
-        sound = Snapshot(
-            step=self.step, lineage=Lineage(0, b"x"), num_bytes=len(self.data), chunk_hashes=hashes, metadata=json.dumps([[0, 5.5, 100]])
-        )
-        return replace(sound, **self.header_changes)
-
-    async def chunks(self, first: int) -> AsyncIterator[bytes]:
-        for number, chunk in enumerate(chunks_of([self.data])):
-            if number == self.breaks_at:
-                raise PeerGoneError("gone in the middle")
-            if number >= first:
-                yield chunk
-
-
-class Donors:
-    """The client's side of GET_STATE, answered by paper donors."""
-
-    def __init__(self, **donors: Donor) -> None:
-        self.by_peer = {NEAR: donors["near"], **({FAR: donors["far"]} if "far" in donors else {})}
-
-    async def get_state(self, peer: PeerId, request: StateRequest, _patience_s: float) -> tuple[Snapshot, AsyncIterator[bytes]]:
-        donor = self.by_peer[peer]
-        donor.asked.append(request)
-        if donor.busy_s and (wait_s := donor.busy_s.pop(0)):
-            raise BusyError("it gives its state to others", wait_s)
-        return donor.header, donor.chunks(request.first_chunk)
-
-
-def state_of(step: int, num_chunks: int = 3) -> bytes:
-    """A safetensors file of a little less than `num_chunks` chunks whose values tell its step."""
-    return save({"parameters/w": torch.full((num_chunks * CHUNK_BYTES // 4 - 1000,), float(step))})
-
-
-def downloader(donors: Donors) -> Downloader:
-    membership = Membership(Identity(Ed25519PrivateKey.generate()), RunId("r"), ttl_s=100)
-    for number, (peer, donor) in enumerate(donors.by_peer.items()):
-        record = PeerRecord(peer=peer, version=number, step=donor.step, phase=Phase.ACCUMULATING)
-        membership.view = membership.view.merge(record, clock_s())
-    return Downloader(cast(StateClient, donors), membership, 1.0)
-
-
-async def download(donors: Donors, most_bytes: int = MOST_BYTES) -> Downloaded:
-    return await downloader(donors).download(0, most_bytes, prefer=NEAR)
-
-
-def steps_in(found: Downloaded) -> set[float]:
-    return set(found.tensors["parameters/w"][:: CHUNK_BYTES // 16].tolist())
-
-
-# Downloading
-
-
-async def test_a_download_is_what_the_donor_holds() -> None:
-    found = await download(Donors(near=Donor(3, state_of(3))))
-    assert (found.step, found.lineage, steps_in(found)) == (3, Lineage(0, b"x"), {3.0})
-    assert found.history == (HistoryEntry(step=0, loss=5.5, tokens=100),)
-
-
-async def test_another_donor_of_the_same_snapshot_goes_on_where_the_first_stopped() -> None:
-    donors = Donors(near=Donor(3, state_of(3), breaks_at=2), far=Donor(3, state_of(3)))
-    assert steps_in(await download(donors)) == {3.0}
-    (request,) = donors.by_peer[FAR].asked
-    assert request.first_chunk == 2
-    assert request.snapshot == identity_of(donors.by_peer[NEAR].header.chunk_hashes)
-
-
-async def test_chunks_of_two_steps_are_never_put_together() -> None:
-    """Hole 10: the second donor has committed meanwhile, and what came from the first is worth nothing any more."""
-    found = await download(Donors(near=Donor(3, state_of(3), breaks_at=2), far=Donor(4, state_of(4))))
-    assert (found.step, steps_in(found)) == (4, {4.0})
-
-
-class CountedChunk(bytes):
-    """A chunk that knows how often somebody asked for its length."""
-
-    asked = 0
-
-    def __len__(self) -> int:
-        self.asked += 1
-        return super().__len__()
-
-
-async def test_the_progress_of_a_download_costs_each_chunk_no_more_than_the_first() -> None:
-    chunks: list[CountedChunk] = []
-
-    class CountingDonor(Donor):
-        async def chunks(self, first: int) -> AsyncIterator[bytes]:
-            async for chunk in super().chunks(first):
-                chunks.append(CountedChunk(chunk))
-                yield chunks[-1]
-
-    whole = state_of(3, num_chunks=8)
-    fetch = downloader(Donors(near=CountingDonor(2, whole, breaks_at=3), far=CountingDonor(3, whole)))
-    await fetch.download(0, MOST_BYTES, prefer=NEAR)
-    assert fetch.bytes_done == fetch.bytes_total == len(whole)
-    assert max(chunk.asked for chunk in chunks) <= 1
-
-
-async def test_a_donor_that_fails_before_its_first_chunk_costs_nothing() -> None:
-    donors = Donors(near=Donor(3, state_of(3), breaks_at=0), far=Donor(4, state_of(4)))
-    assert steps_in(await download(donors)) == {4.0}
-    assert len(donors.by_peer[FAR].asked) == 1
-
-
-async def test_when_no_donor_can_give_it_the_last_reason_is_told() -> None:
-    with pytest.raises(StageError, match=r"b-far: gone in the middle; wait for another"):
-        await download(Donors(near=Donor(3, state_of(3), breaks_at=1), far=Donor(3, state_of(3), breaks_at=2)))
-
-
-async def test_a_joiner_waits_for_a_busy_donor_as_long_as_that_says_and_no_longer() -> None:
-    busy, far = Donor(3, state_of(3), busy_s=[1.1, 0.0]), Donor(3, state_of(3), breaks_at=1)
-    began_s = time.monotonic()
-    assert steps_in(await download(Donors(near=busy, far=far))) == {3.0}
-    assert 1.1 <= time.monotonic() - began_s < 10
-    assert (len(busy.asked), len(far.asked)) == (2, 1)
-
-
-async def test_a_joiner_does_not_wait_for_a_busy_donor_while_another_gives_the_state() -> None:
-    assert steps_in(await download(Donors(near=Donor(3, state_of(3), busy_s=[600.0]), far=Donor(3, state_of(3))))) == {3.0}
-
-
-LIES: dict[str, dict[str, Any]] = {
-    "another hash": {"chunk_hashes": (bytes(32),) * 3},
-    "a hash too few": {"chunk_hashes": (bytes(32),) * 2},
-    "more chunks than bytes": {"num_bytes": 10},
-    "more bytes than chunks": {"num_bytes": 9 * CHUNK_BYTES},
-    "no history": {"metadata": "{"},
-    "an endless history": {"metadata": "[" * 100_000},
-    "a loss that is not finite": {"metadata": "[[0, NaN, 1]]"},
-    "a step that is not finite": {"metadata": "[[Infinity, 1.0, 1]]"},
-    "a history of junk": {"metadata": '[["a"]]'},
-}
-
-
-@pytest.mark.parametrize("lie", sorted(LIES))
-async def test_a_lying_donor_is_passed_over_for_an_honest_one(lie: str) -> None:
-    found = await download(Donors(near=Donor(3, state_of(3), header_changes=LIES[lie]), far=Donor(3, state_of(3))))
-    assert steps_in(found) == {3.0}
-
-
-JUNK = {
-    "no safetensors": b"junk" * 1000,
-    "numbers of another kind": save({"parameters/w": torch.zeros(3).to(torch.float8_e4m3fn)}),
-    "whole numbers": save({"parameters/w": torch.zeros(3, dtype=torch.int64)}),
-}
-
-
-@pytest.mark.parametrize("junk", sorted(JUNK))
-async def test_junk_under_honest_hashes_is_passed_over_too(junk: str) -> None:
-    donors = Donors(near=Donor(3, JUNK[junk]), far=Donor(3, state_of(3)))
-    assert steps_in(await download(donors)) == {3.0}
-    with pytest.raises(StageError):
-        await download(Donors(near=Donor(3, JUNK[junk])))
-
-
-async def test_a_state_larger_than_the_stage_can_have_is_not_even_begun() -> None:
-    with pytest.raises(StageError, match="at most"):
-        await download(Donors(near=Donor(3, state_of(3))), most_bytes=CHUNK_BYTES // 2)
-
-
-# Serving
 
 
 @pytest.fixture
@@ -319,6 +131,29 @@ async def test_a_joiner_that_gets_no_copy_hears_when_the_present_downloads_will_
     assert busy.value.retry_after_s == pytest.approx(20.0 * (under_way[0][0].num_bytes / CHUNK_BYTES - 1), rel=0.05)
     for _, delivery in under_way:
         sent(delivery)
+
+
+async def test_a_copy_outlives_a_broken_download_for_a_while_and_a_whole_one_not_at_all(
+    server: tuple[SnapshotServer, StageState, Executor],
+) -> None:
+    """The joiner goes on where it stopped, though the stage has finished steps meanwhile."""
+    snapshots, state, executor = server
+    state.serve()
+    snapshots._patience_s = 0.2
+    header, delivery = await snapshots.snapshot(JOINER, 0)
+    with delivery:
+        first = next(iter(delivery))
+    for _ in range(SHARED_STEPS + 1):
+        await executor.run(Priority.CONTROL, state.skip_step)
+    snapshots.forget()
+    again, rest = await snapshots.snapshot(JOINER, 0, identity_of(header.chunk_hashes), 1)
+    assert again is header
+    chunks = sent(rest)
+    assert tuple(blake3(chunk).digest() for chunk in (first, *chunks)) == header.chunk_hashes
+    assert len(snapshots._alive()) == 1
+    async with asyncio.timeout(10):
+        while snapshots._alive():  # noqa: ASYNC110 - memory that is freed sets no event
+            await asyncio.sleep(0.05)
 
 
 async def test_averages_are_kept_for_a_joiner_from_the_moment_that_it_asks(
