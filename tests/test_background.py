@@ -9,7 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 import peerd
-from peerd.background import INTERNAL_ERRORS, Tasks, start
+from peerd import background
+from peerd.background import INTERNAL_ERRORS, MOST_LOGGED, Tasks, keep, start
+from peerd.errors import PeerdError
 
 
 async def _fail(error: Exception) -> None:
@@ -76,3 +78,35 @@ def test_no_other_module_starts_a_task_on_the_event_loop_itself() -> None:
     """A TaskGroup hears of its tasks' errors, and whoever uses `ensure_future` awaits what it returns."""
     sources = Path(peerd.__file__).parent.rglob("*.py")
     assert [path.name for path in sources if "loop().create_task" in path.read_text()] == ["background.py"]
+
+
+async def test_a_part_that_a_bug_ends_runs_again(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.0001)
+    monkeypatch.setattr(background, "LONGEST_PAUSE_S", 0.001)
+    runs = list[int]()
+
+    async def run() -> None:
+        runs.append(len(runs))
+        if len(runs) < 20:
+            raise OverflowError("what another peer said")
+
+    with capture_logs() as logs:
+        await keep(run)
+    assert runs == list(range(20))
+    assert INTERNAL_ERRORS.count == before + 19
+    assert len(logs) == MOST_LOGGED, "what shows again and again must not fill the log"
+
+
+@pytest.mark.parametrize(
+    "error", [PeerdError("meant"), ExceptionGroup("parts", [PeerdError("meant"), TypeError("a bug")]), KeyError("passes")]
+)
+async def test_an_error_that_is_meant_ends_a_part(error: Exception) -> None:
+    runs = list[int]()
+
+    async def run() -> None:
+        runs.append(len(runs))
+        raise error
+
+    with pytest.raises(type(error)):
+        await keep(run, passes=(KeyError,))
+    assert runs == [0]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import structlog
 
+from peerd.background import Part
 from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
 from peerd.daemon.clocks import ClockWatch
@@ -124,22 +125,22 @@ class Peer:
             )
         )
 
-    def in_swarm(self) -> Sequence[Coroutine[Any, Any, None]]:
+    def in_swarm(self) -> Sequence[Part]:
         """Return the work that runs while this peer is in the swarm, also during a move."""
         direct = self.network.direct
         return (
-            self.gossip.run(),
-            self.liveness.follow(self.network.tunnel.broken),
-            self.reachability.run(),
-            self.notes.run(),
-            self.clocks.run(),
-            self._sweep(),
-            *([direct.endpoint.run()] if direct is not None else []),
+            self.gossip.run,
+            partial(self.liveness.follow, self.network.tunnel.broken),
+            self.reachability.run,
+            self.notes.run,
+            self.clocks.run,
+            self._sweep,
+            *([direct.endpoint.run] if direct is not None else []),
         )
 
-    def always(self) -> Sequence[Coroutine[Any, Any, None]]:
+    def always(self) -> Sequence[Part]:
         """Return the work that runs from entering to leaving, also while this peer rests."""
-        return (self._watch_addresses(), self._keep_limits())
+        return (self._watch_addresses, self._keep_limits)
 
     # What this peer tells of itself
 

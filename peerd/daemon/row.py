@@ -9,7 +9,7 @@ import structlog
 from peerd import __version__
 from peerd.daemon.device import describe
 from peerd.swarm.membership import OwnRow
-from peerd.table.record import PeerRecord, Vitals
+from peerd.table.record import MAX_THROUGHPUT, PeerRecord, Vitals, believable_loss
 
 if TYPE_CHECKING:
     from peerd.daemon.seat import Seat
@@ -44,9 +44,9 @@ class Row(OwnRow):
             trains_from=seat.training.trains_from,
             queue=seat.service.queue,
             in_flight=trainer.in_flight if trainer else 0,
-            throughput=counters.throughput,
+            throughput=min(counters.throughput, MAX_THROUGHPUT),
             tokens=counters.tokens,
-            last_loss=history[-1].loss if history else None,
+            last_loss=believable_loss(history[-1].loss) if history else None,
             evaluation=seat.training.evaluation,
             software=__version__,
             device=describe(peer.governor.device),

@@ -18,7 +18,7 @@ import structlog
 import uvloop
 
 from peerd import SCHEMA
-from peerd.background import INTERNAL_ERRORS, Tasks
+from peerd.background import INTERNAL_ERRORS, Part, Tasks, keep
 from peerd.config.atomic import remove_drafts
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
@@ -89,8 +89,8 @@ async def _until_left(peer: Peer, service: ControlService) -> int:
     stage = peer.settings.stage
     try:
         async with asyncio.TaskGroup() as group:
-            for work in (*peer.always(), Supervisor(peer).run()):
-                group.create_task(work)
+            for part in (*peer.always(), Supervisor(peer).run):
+                group.create_task(keep(part))
             while await _take_part(peer, service, stage) and await _rest(peer, service.departure):
                 await come_back(peer)
                 stage = peer.settings.stage if peer.settings.stay else ANY_STAGE
@@ -116,8 +116,8 @@ async def _take_part(peer: Peer, service: ControlService, stage: int) -> bool:
         async with asyncio.TaskGroup() as group:
             seat = await take_seat(peer, stage, service.watcher)
             await service.open(seat)
-            for work in (*peer.in_swarm(), Volunteering(peer).run(), *service.lookers()):
-                group.create_task(work)
+            for part in (*peer.in_swarm(), Volunteering(peer).run, *service.lookers()):
+                group.create_task(keep(part))
             while isinstance(outcome := await _serve(seat, service), Moved):
                 peer.moves += 1
                 seat = await take_seat(peer, outcome.stage, service.watcher)
@@ -141,8 +141,8 @@ async def _serve(seat: Seat, service: ControlService) -> Left | Moved | Paused:
         async with asyncio.TaskGroup() as group:
             group.create_task(seat.stepper.run())
             group.create_task(seat.training.run())
-            group.create_task(departure.of_stage())
-            group.create_task(Mover(seat, departure).run())
+            group.create_task(keep(departure.of_stage, passes=(Left, Moved, Paused)))
+            group.create_task(keep(Mover(seat, departure).run))
             group.create_task(_mind(peer.governor, departure))
     except* (Left, Moved, Paused) as ends:
         outcome = _first(ends)
@@ -196,9 +196,9 @@ class ControlService:
     def watcher(self) -> Watcher:
         return self.observer or Unwatched()
 
-    def lookers(self) -> Sequence[Coroutine[Any, Any, None]]:
+    def lookers(self) -> Sequence[Part]:
         """Return the observers' work while this peer is in the swarm."""
-        return () if self.observer is None else (self.observer.run(), self.observer.lag.run())
+        return () if self.observer is None else (self.observer.run, self.observer.lag.run)
 
     async def open(self, seat: Seat) -> None:
         """Answer other peers and the control socket, and print how to join, once the first stage is served."""

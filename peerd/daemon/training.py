@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from peerd.background import keep
 from peerd.config.manifest import Manifest
 from peerd.daemon.run_data import SWARM
 from peerd.errors import PeerdError
@@ -98,7 +99,7 @@ class Training:
         async with asyncio.TaskGroup() as group:
             for part in (self.trainer, self._evaluator):
                 if part is not None:
-                    group.create_task(part.run())
+                    group.create_task(keep(part.run))
 
     def _own_from_now(self) -> None:
         """Begin with a later step if others train already: the current step is theirs."""

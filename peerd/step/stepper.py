@@ -10,6 +10,7 @@ from typing import Protocol
 import structlog
 
 from peerd.averaging.rounds import Rounds
+from peerd.background import INTERNAL_ERRORS
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
 from peerd.policy.step import acts
@@ -125,7 +126,7 @@ class Stepper:
         is_quiet = self._membership.is_quiet
         if self._fence_to:
             await self._apply_fence()
-        act, record = acts.Wait("listening after a fence") if is_quiet else self._decide(), self._state.record
+        act, record = acts.Wait("listening after a fence") if is_quiet else self._decide_or_wait(), self._state.record
         in_vain = (act, record) == self._done
         self.decision, self._done = act, None
         if isinstance(act, acts.Wait) or in_vain:  # an act that changed nothing may not even have let other tasks run
@@ -173,6 +174,14 @@ class Stepper:
             unanswered=self._fetching.unanswered(),
             has_start=not self._beginning.needs_state,
         )
+
+    def _decide_or_wait(self) -> Act:
+        """A bug in a rule shows in what some record says. That peer must not end this daemon, and what it says changes."""
+        try:
+            return self._decide()
+        except Exception as error:
+            INTERNAL_ERRORS.report("a rule of the step", error, step=self._state.record.step)
+            return acts.Wait(f"internal error in a rule: {error!r}")
 
     def _decide(self) -> Act:
         live, own = self._membership.live(), self.own_state()

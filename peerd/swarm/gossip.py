@@ -12,7 +12,7 @@ import asyncio
 import random
 from collections.abc import Collection, Sequence
 
-from peerd.background import start
+from peerd.background import keep, start
 from peerd.errors import BadMessageError, RemoteError
 from peerd.policy.step.roster import leader_of
 from peerd.policy.swarm.reaching import cut_off
@@ -105,10 +105,8 @@ class Gossip:
         self._has_ended = False
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._keep_word())
-                group.create_task(self._announce())
-                group.create_task(self._read_directory())
-                group.create_task(self._ask_around())
+                for part in (self._keep_word, self._announce, self._read_directory, self._ask_around):
+                    group.create_task(keep(part))
         finally:
             self._has_ended = True
             self._membership.runs_no_more()

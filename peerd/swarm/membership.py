@@ -163,12 +163,30 @@ class Membership:
         return signed
 
     def absorb(self, raws: Sequence[RawRecord]) -> None:
-        """Merge records from the network. Raises BadMessageError for the first broken one; valid ones before it are merged."""
+        """Merge records that their sender vouches for. Raises BadMessageError for the first broken one; those before it are merged."""
         news = False
         for body, signature in raws:
             news |= self._absorb_one(body, signature)
         if news:
             self.wake()
+
+    def absorb_passed_on(self, raws: Sequence[RawRecord], sender: PeerId) -> list[RawRecord]:
+        """Merge records of several peers that came with one reply. Return those to pass on: for each peer the verified one held here.
+
+        A broken record of a third party costs only itself, because the sender may not have looked at it. Raises BadMessageError if the
+        sender's own is broken.
+        """
+        verified = []
+        for raw in raws:
+            try:
+                self.absorb([raw])
+                held = self.raws.get(peek_record(raw[0])[0])
+            except BadMessageError:
+                if _names(raw, sender):
+                    raise
+                continue
+            verified += [held.raw] if held is not None else []
+        return verified
 
     async def absorb_quietly(self, raws: Sequence[RawRecord]) -> None:
         """Merge records of many senders, and skip broken ones. There may be thousands, so other tasks get their turn in between."""
@@ -299,7 +317,7 @@ class Membership:
         self.view = self.view.merge(signed.record, now_s)
         self.raws[peer] = signed
         self.news.note(signed.record, signed.raw, now_s)
-        if any(s.peer == self.me and (s.incarnation, s.version) == self._last_pair() for s in signed.record.suspects):
+        if any(s.peer == self.me and (s.incarnation, s.version) >= self._last_pair() for s in signed.record.suspects):
             # A higher version ends the suspicion. The ledger stays: if its work was done again meanwhile, rule 6 (reset) decides.
             self._owe_word(tell=True)
         return says_more
@@ -326,3 +344,11 @@ class Membership:
 def _answer(waiter: asyncio.Future[bool], has_changed: bool) -> None:
     if not waiter.done():
         waiter.set_result(has_changed)
+
+
+def _names(raw: RawRecord, peer: PeerId) -> bool:
+    """Whether a record can be read at all and is about this peer."""
+    try:
+        return peek_record(raw[0])[0] == peer
+    except BadMessageError:
+        return False

@@ -6,7 +6,6 @@ A form that reads a value out of bounds, or of another type, raises ValueError o
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from operator import attrgetter, call
@@ -38,6 +37,17 @@ def count(most: int = MAX_COUNT, least: int = 0) -> Form:
         return max(least, read(value))
 
     return Form(read_raised if least else read)
+
+
+def real(most: float) -> Form:
+    """A finite number between 0 and `most`."""
+
+    def read(value: Any) -> float:
+        if type(value) not in (int, float) or not 0 <= value <= most:  # false of NaN, too
+            raise ValueError(f"not a number between 0 and {most:g}")
+        return float(value)
+
+    return Form(read)
 
 
 def text(most: int) -> Form:
@@ -123,12 +133,6 @@ def _read_flag(value: Any) -> bool:
     return value
 
 
-def _read_real(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError("not a finite number")
-    return float(value)
-
-
 def _read_norm(value: Any) -> float:
     if type(value) not in (int, float) or not value >= 0:
         raise ValueError("not a norm")
@@ -148,6 +152,5 @@ _ledger_bytes = raw(MAX_MICROBATCHES_PER_STEP // 8)
 LEDGER = Form(_read_ledger, bitmap_to)
 """A bitmap of microbatches."""
 FLAG = Form(_read_flag)
-REAL = Form(_read_real)
 NORM = Form(_read_norm)
 """A number that is not negative. It may be infinite: something overflowed."""

@@ -6,15 +6,25 @@ import enum
 from dataclasses import dataclass
 from typing import Annotated, Any, NewType
 
-from peerd.table.forms import FLAG, LEDGER, NORM, REAL, count, many, one_of, optional, raw, row, text
+from peerd.table.forms import FLAG, LEDGER, NORM, count, many, one_of, optional, raw, real, row, text
 
 MAX_PEERS = 1 << 20
 MAX_PERIODS = 256
 """No peer counts as live for longer than three times so many announce periods after its last record."""
+MAX_THROUGHPUT = 1e9
+"""Samples per second of one peer."""
+MAX_LOSS = 1e30
+"""Nats per token. A run that diverges may come near it."""
 MAX_ASIDES = 3
 """A peer has memory for so many: that of a round, which it does not need meanwhile."""
 MAX_KEPT_STEPS = 8
 """Number of finished steps whose norm or tied sum is read from a record."""
+
+
+def believable_loss(loss: float) -> float:
+    """A finite loss within the bounds that other peers believe: rounding may leave a mean just below 0."""
+    return min(max(loss, 0.0), MAX_LOSS)
+
 
 PeerId = NewType("PeerId", str)
 """A libp2p peer id in base58; it embeds the peer's Ed25519 public key."""
@@ -152,7 +162,7 @@ class Evaluation:
     loss: float
 
 
-EVALUATION = row(Evaluation, count(), REAL)
+EVALUATION = row(Evaluation, count(), real(MAX_LOSS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +181,7 @@ class StageSummary:
     """The same for the next step, where steps overlap."""
 
 
-SUMMARY = row(StageSummary, count(MAX_PEERS), count(MAX_PEERS), count(1 << 40), REAL, LEDGER, LEDGER)
+SUMMARY = row(StageSummary, count(MAX_PEERS), count(MAX_PEERS), count(1 << 40), real(MAX_PEERS * MAX_THROUGHPUT), LEDGER, LEDGER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,10 +196,10 @@ class Vitals:
     """The first step at which its trainer owns microbatches: a newcomer must not launch what others have in flight."""
     queue: Annotated[int, 18, count(1 << 20)] = 0
     in_flight: Annotated[int, 19, count(1 << 20)] = 0
-    throughput: Annotated[float, 20, REAL] = 0.0
+    throughput: Annotated[float, 20, real(MAX_THROUGHPUT)] = 0.0
     """Samples per second, moving average."""
     tokens: Annotated[int, 21, count()] = 0
-    last_loss: Annotated[float | None, 22, optional(REAL)] = None
+    last_loss: Annotated[float | None, 22, optional(real(MAX_LOSS))] = None
     """Mean loss of the step before `step`."""
     evaluation: Annotated[Evaluation | None, 23, optional(EVALUATION)] = None
     """The newest evaluation that this peer has made or heard of."""

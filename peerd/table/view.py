@@ -18,6 +18,7 @@ NEAR_STAGES = 1
 """In a large swarm a peer knows all peers of the stages at most this far from its own."""
 MAX_TOMBSTONES = 20_000
 _EMPTY: Mapping[PeerId, Sighting] = MappingProxyType({})
+_NOBODY: Mapping[PeerId, tuple[int, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class Sighting:
 
     record: PeerRecord
     risen_at_s: float
+    accused: Mapping[PeerId, tuple[int, int]] = field(default_factory=lambda: _NOBODY)
+    """The peers that the record suspects, each with the pair up to which that counts."""
 
     def is_fresh(self, now_s: float, ttl_s: float) -> bool:
         """T2 (alive): it rose within three announce periods of its own."""
@@ -140,18 +143,27 @@ class SwarmView:
         if known is not None and record.pair <= known.record.pair:
             return self
         sightings = dict(self.sightings)
-        sightings[record.peer] = Sighting(record, now_s)
+        sightings[record.peer] = Sighting(record, now_s, self._accused_by(record))
         if len(sightings) > MAX_TOMBSTONES:
             oldest = min(sightings, key=lambda peer: sightings[peer].risen_at_s)
             del sightings[oldest]
         return replace(self, sightings=MappingProxyType(sightings))
+
+    def _accused_by(self, record: PeerRecord) -> Mapping[PeerId, tuple[int, int]]:
+        """The pairs up to which a record's suspicions count: none beyond what this peer knows, or the accused could never end one."""
+        accused = {}
+        for suspicion in record.suspects:
+            known = self.sightings.get(suspicion.peer)
+            if known is not None and suspicion.peer not in (record.peer, self.me):
+                accused[suspicion.peer] = min((suspicion.incarnation, suspicion.version), known.record.pair)
+        return accused or _NOBODY
 
     def only_renews(self, record: PeerRecord, now_s: float) -> bool:
         """True if the record only renews the lease of a live peer: then it changes no decision."""
         known = self.sightings.get(record.peer)
         if known is None or not known.is_fresh(now_s, self.ttl_s) or not _say_the_same(record, known.record):
             return False
-        return not any(s.peer == record.peer for seen in self.sightings.values() for s in seen.record.suspects)
+        return not any(record.peer in seen.accused for seen in self.sightings.values())
 
     def cleared(self) -> SwarmView:
         """T3 (fence): after a fence nothing counts as live until its pair rises again; tombstones stay."""
@@ -171,10 +183,8 @@ class SwarmView:
                 expired.append(seen.record)
         accused: dict[PeerId, tuple[int, int]] = {}
         for record in fresh:
-            for suspicion in record.suspects:
-                if suspicion.peer not in (record.peer, self.me):
-                    pair = (suspicion.incarnation, suspicion.version)
-                    accused[suspicion.peer] = max(accused.get(suspicion.peer, pair), pair)
+            for peer, pair in self.sightings[record.peer].accused.items():
+                accused[peer] = max(accused.get(peer, pair), pair)
         counted: list[PeerRecord] = []
         suspected: list[PeerRecord] = []
         for record in sorted(fresh, key=lambda r: r.peer):

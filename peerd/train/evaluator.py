@@ -19,7 +19,7 @@ from peerd.policy.route.evaluating import Takeover, due_step, newest_evaluation
 from peerd.policy.step.ledger import work_step
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
-from peerd.table.record import Evaluation
+from peerd.table.record import Evaluation, believable_loss
 from peerd.train.samples import Microbatches, encoded
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.messages import Call
@@ -60,7 +60,7 @@ class Evaluator:
             losses = await asyncio.gather(*(self._loss_of(step, index) for index in range(self._manifest.train.evaluation_microbatches)))
             found = [loss for loss in losses if loss is not None]
             if len(found) == len(losses):
-                self.newest = Evaluation(step, math.fsum(found) / len(found))
+                self.newest = Evaluation(step, believable_loss(math.fsum(found) / len(found)))
                 LOG.info("evaluated", step=step, loss=self.newest.loss)
                 self._announce()
             elif not self._is_known(step):

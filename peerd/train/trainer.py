@@ -11,6 +11,7 @@ from itertools import chain
 
 import structlog
 
+from peerd.background import INTERNAL_ERRORS, Tasks, keep
 from peerd.config.manifest import Manifest
 from peerd.errors import NotFiniteError, RemoteError
 from peerd.policy.route.diverging import Diverging
@@ -49,7 +50,7 @@ TICK_S, IDLE_TICK_S = 0.2, 1.0
 """Longest time between two looks: while microbatches are missing, which may become this trainer's to launch, and otherwise."""
 SLEPT_S = 2.0
 """A task that wakes later than this was not delayed by load: the machine slept."""
-FAILURE_PAUSE_S = 0.1
+FAILURE_PAUSE_S, BUG_PAUSE_S = 0.1, 5.0
 MAX_SLOTS = 4096
 """Upper bound of the slots that a peer may announce."""
 LOG = structlog.get_logger()
@@ -71,6 +72,7 @@ class Trainer:
         self._most_slots = 0
         """The smallest number of slots on the path of the last microbatch."""
         self._way = WayTime()
+        self._tasks = Tasks()
         self._in_flight: dict[tuple[int, int], float] = {}
         """Since when each has been under way, longest first."""
         self._num_ended = 0
@@ -106,14 +108,17 @@ class Trainer:
 
     async def run(self) -> None:
         try:
-            async with asyncio.TaskGroup() as group:
-                while True:
-                    seen = self._seen()  # read before the look, so that a change during it is noticed
-                    self._launch_missing(group)
-                    await self._rest(seen)
+            await keep(self._launch_forever)
         finally:
+            await self._tasks.close()
             self._prepared.close()
             self._tell_again()
+
+    async def _launch_forever(self) -> None:
+        while True:
+            seen = self._seen()  # read before the look, so that a change during it is noticed
+            self._launch_missing()
+            await self._rest(seen)
 
     async def _rest(self, seen: Seen) -> None:
         """Wait for news or until it is time to look. If this machine slept meanwhile, no other trainer was slow: clocks restart."""
@@ -173,7 +178,7 @@ class Trainer:
         periods = mine.periods - 1 if mine is not None else 0
         return 2 * periods * self._manifest.swarm.announce_period_s
 
-    def _launch_missing(self, group: asyncio.TaskGroup) -> None:
+    def _launch_missing(self) -> None:
         live, now_s, train = self._membership.live(), clock_s(), self._manifest.train
         work = self._work(live, now_s)
         self._still = work.still
@@ -194,7 +199,7 @@ class Trainer:
             if sum(step <= launch.step for step, _ in self._in_flight) >= allowed:  # launches of later steps do not count against it
                 break
             self._in_flight[launch.step, launch.index] = now_s
-            group.create_task(self._train(launch))
+            self._tasks.start(self._train(launch))
 
     def _waiting(self, work: Work, now_s: float) -> Iterator[Launch]:
         num_microbatches = self._manifest.train.microbatches_per_step
@@ -252,6 +257,9 @@ class Trainer:
         except RemoteError as error:
             LOG.debug("microbatch failed", step=launch.step, index=launch.index, error=str(error))
             await asyncio.sleep(FAILURE_PAUSE_S)
+        except Exception as error:  # a bug, which the next try may meet again
+            INTERNAL_ERRORS.report("trainer", error, step=launch.step, index=launch.index)
+            await asyncio.sleep(BUG_PAUSE_S)
         finally:
             self._in_flight.pop(key, None)
             self._num_ended += 1

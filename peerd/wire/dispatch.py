@@ -39,7 +39,7 @@ class LiveTable(Protocol):
 
     def live(self) -> LiveView: ...
 
-    def absorb(self, raws: Sequence[RawRecord]) -> None: ...
+    def absorb_passed_on(self, raws: Sequence[RawRecord], sender: PeerId) -> Sequence[RawRecord]: ...
 
     async def changed(self, timeout_s: float) -> bool: ...
 
@@ -162,7 +162,7 @@ class Dispatcher:
             if result.gradient is None:
                 raise BadMessageError("the reply has no gradient")
             result.gradient.check(call.inputs.dtype, call.inputs.shape)
-        self._table.absorb(result.records)
+        result = replace(result, records=tuple(self._table.absorb_passed_on(result.records, peer.peer)))
         if call.stage in call.accumulate or call.evaluation:  # otherwise the callee does only a part of a microbatch's work
             router.observe(peer.peer, max(0.0, elapsed_s - max(result.downstream_s, 0.0) - max(result.queued_s, 0.0)))
         return result

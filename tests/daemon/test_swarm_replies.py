@@ -15,7 +15,6 @@ from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import sign_manifest
 from peerd.table.record import PeerId, PeerRecord, Phase, StageSummary, Suspicion
-from peerd.table.view import Sighting
 from tests.tiny_run import tiny_manifest
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes([7]) * 32)
@@ -26,8 +25,8 @@ def report_of(*records: PeerRecord) -> TableReport:
     """A table that has just heard these records."""
     signed = sign_manifest(tiny_manifest(num_stages=NUM_STAGES), KEY)
     membership = Membership(Identity(KEY), signed.run, ttl_s=3600)
-    sightings = {record.peer: Sighting(record, clock_s()) for record in records}
-    membership.view = replace(membership.view, sightings=sightings)
+    for record in records:
+        membership.view = membership.view.merge(record, clock_s())
     return TableReport(signed, membership)
 
 
@@ -44,7 +43,7 @@ def test_a_row_has_a_value_of_the_declared_type_for_each_of_its_names() -> None:
 
 def test_a_suspect_is_shown_in_its_stage_and_its_work_counts_as_missing() -> None:
     accused = Suspicion(PeerId("b"), 1, 1)
-    reply = report_of(record("a", 0, done=0b001, suspects=(accused,)), record("b", 0, done=0b110)).peers(1.0)
+    reply = report_of(record("b", 0, done=0b110), record("a", 0, done=0b001, suspects=(accused,))).peers(1.0)
     shown = {peer["id"]: peer["suspect"] for peer in reply["stages"][0]["peers"]}
     assert shown == {"a": False, "b": True}
     everybody = report_of(*(record(f"p{stage}", stage) for stage in range(1, NUM_STAGES)), record("a", 0, done=0b001)).peers(1.0)

@@ -112,8 +112,7 @@ class Outages:
         held: list[set[int]] = [set() for _ in range(world.scenario.num_stages)]
         for name, stage in stages.items():
             held[stage] |= {found.step for found in world.checkpoints.get(name, []) if found.stage == stage}
-        begun = any(peer.record.step for peer in world.peers.values())  # then nobody begins it anew from the first weights
-        common = set.intersection(*held) - ({0} if begun else set())
+        common = set.intersection(*held) - {0}  # without its founder nobody begins a run anew from the first weights
         return bool(common) and any(world.peers[name].record.trains for name in stages)
 
     def come_back(self, name: PeerId, stage: int) -> None:

@@ -312,6 +312,8 @@ class World:
         if len(stages) < self.scenario.num_stages and not self.outages.can_resume({p.name: p.record.stage for p in rest}):
             return False  # a stage is yet to come back, and needs what is on the disks
         mates = [p for p in rest if p.record.stage == target.record.stage and p.record.phase is not Phase.JOINING]
+        if any(p.record.step for p in alive):
+            mates = [p for p in mates if p.record.step]  # the first weights alone are no state of a run that has begun
         if self.scenario.survivor is Survivor.UP_TO_DATE:
             newest = max((p.record.step for p in self.peers.values() if p.alive and p.record.stage == target.record.stage), default=0)
             mates = [p for p in mates if self.now >= p.awake_at and p.record.step >= newest]

@@ -68,6 +68,25 @@ def test_a_forged_record_is_refused_and_counted_and_the_sound_ones_before_it_sta
     assert mine.messages_refused == 1
 
 
+def test_of_records_that_were_passed_on_a_broken_one_costs_only_itself_and_its_own_sender_alone_is_blamed() -> None:
+    mine = membership()
+    forged = raw(THIRD, signer=MATE)
+    assert mine.absorb_passed_on([forged, (b"junk", b""), raw()], MATE.peer) == [raw()], "MATE may have been deceived"
+    assert mine.find(THIRD.peer) is None
+    assert mine.messages_refused == 2
+    with pytest.raises(BadMessageError):
+        mine.absorb_passed_on([forged], THIRD.peer)
+
+
+def test_what_travels_on_is_what_this_peer_has_verified() -> None:
+    """An older record is not looked at, so its signature may be anything. It must not reach others, who would blame this peer."""
+    mine = membership()
+    newest = raw(version=100)
+    mine.absorb([newest])
+    body, _ = raw(version=50)
+    assert mine.absorb_passed_on([(body, bytes(64))], THIRD.peer) == [newest]
+
+
 async def test_among_records_of_many_a_broken_one_costs_only_itself() -> None:
     mine = membership()
     await mine.absorb_quietly([(b"junk", b""), raw(THIRD, signer=MATE), raw()])

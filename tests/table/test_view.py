@@ -111,12 +111,22 @@ def test_hole_14_after_a_fence_nobody_lives_until_its_pair_rises(found: list[Pee
 
 def test_a_suspect_does_not_count_until_its_pair_rises() -> None:
     accuser = member("peer1", suspects=(Suspicion(PeerId("peer2"), 0, 5),))
-    view = empty().merge(accuser, 0.0).merge(member("peer2", version=5), 0.0)
+    view = empty().merge(member("peer2", version=5), 0.0).merge(accuser, 0.0)
     assert view.live(0.0).records == (accuser,)
     assert view.suspects(0.0) == {PeerId("peer2")}
     risen = view.merge(member("peer2", version=6), 0.0)
     assert len(risen.live(0.0).records) == 2
     assert risen.suspects(0.0) == frozenset()
+
+
+def test_a_suspicion_of_pairs_yet_to_come_ends_with_the_next_one() -> None:
+    """A liar cannot silence a peer for good; an honest accuser that knows a newer pair says it again at its next announcement."""
+    lie = (Suspicion(PeerId("peer2"), 1 << 62, 1 << 62),)
+    view = empty().merge(member("peer2", version=5), 0.0).merge(member("peer1", suspects=lie), 0.0)
+    assert view.suspects(0.0) == {PeerId("peer2")}
+    risen = view.merge(member("peer2", version=6), 0.0)
+    assert risen.suspects(0.0) == frozenset()
+    assert risen.merge(member("peer1", version=1, suspects=(Suspicion(PeerId("peer2"), 0, 6),)), 0.0).suspects(0.0) == {PeerId("peer2")}
 
 
 def test_a_peer_that_is_suspected_counts_itself() -> None:

@@ -35,8 +35,8 @@ class Table:
     def live(self) -> LiveView:
         return view_of(*self.records)
 
-    def absorb(self, raws: Sequence[RawRecord]) -> None:
-        return
+    def absorb_passed_on(self, raws: Sequence[RawRecord], sender: PeerId) -> Sequence[RawRecord]:
+        return raws
 
     async def changed(self, timeout_s: float) -> bool:
         self.waits += 1
