@@ -28,6 +28,10 @@ CHANNEL_OPTIONS = (
     ("grpc.http2.lookahead_bytes", 4 * CHUNK_BYTES),
     ("grpc.use_local_subchannel_pool", 1),
 )
+TENSORS_IDLE_MS = 60_000
+"""A connection of the tunnel for tensors is closed when no call has used it for this time (gRPC does that once for a channel). It takes
+three files at each end, and nothing uses it where a direct path leads to the peer by then. A new one costs a few round trips. The one for
+small messages stays: its end tells that the peer has died, and a re-dial must not wait for a new one."""
 STATUS: dict[type[PeerdError], grpc.StatusCode] = {
     BadMessageError: grpc.StatusCode.INVALID_ARGUMENT,
     WrongStateError: grpc.StatusCode.FAILED_PRECONDITION,
@@ -85,7 +89,8 @@ class Links:
         async with self._opening.setdefault(peer, asyncio.Lock()):
             known = self._channels.get((peer, for_tensors))
             if known is None:
-                known = grpc.aio.insecure_channel(await self._tunnel.target(peer), options=CHANNEL_OPTIONS)
+                idle = (("grpc.client_idle_timeout_ms", TENSORS_IDLE_MS),) if for_tensors else ()
+                known = grpc.aio.insecure_channel(await self._tunnel.target(peer), options=(*CHANNEL_OPTIONS, *idle))
                 self._channels[peer, for_tensors] = known
             return known
 

@@ -8,7 +8,10 @@ import grpc
 import pytest
 
 from peerd.errors import PeerGoneError, RemoteError
+from peerd.link import links
 from peerd.link.links import remote_errors
+from tests.link.direct_peers import WITHIN_S, caller_through, endpoint
+from tests.wire.callee import new_identity
 
 
 def cancelled_by_grpc() -> grpc.aio.AioRpcError:
@@ -46,3 +49,18 @@ async def test_a_call_that_grpc_ends_by_itself_is_a_peer_that_is_gone() -> None:
     for error in (cancelled_by_grpc(), asyncio.CancelledError()):
         with pytest.raises(PeerGoneError), remote_errors():
             raise error
+
+
+async def test_a_connection_for_tensors_that_nothing_uses_is_closed_until_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "TENSORS_IDLE_MS", 1000)  # gRPC's least
+    async with endpoint() as there:
+        caller = new_identity()
+        ways, _ = there.paths_of(caller)
+        for_tensors = await ways.channel(there.peer, for_tensors=True)
+        for channel in (await ways.channel(there.peer), for_tensors):
+            assert await caller_through(channel) == caller.peer
+        connections = set(ways._tunnel._streams.running)
+        assert len(connections) == 2
+        closed, _ = await asyncio.wait(connections, timeout=WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
+        assert len(closed) == 1
+        assert await caller_through(for_tensors) == caller.peer

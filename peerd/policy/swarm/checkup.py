@@ -15,7 +15,8 @@ LITTLE_MEMORY_BYTES = 1 << 30
 NO_DISK_BYTES, LITTLE_DISK_BYTES = 200 << 20, 5 << 30
 MIN_OPEN_FILES = 1024
 FILES_OF_A_DAEMON, FILES_FOR_A_PEER = 64, 10
-"""Measured: 41, and 9 for each peer that it exchanges tensors with. The rest is for files and browsers that come and go."""
+"""Measured: 48, and 9 for each peer that it exchanges tensors with; 6 more while the tunnel carries them, and a minute longer. The rest is
+for files and browsers that come and go."""
 SLOW_UPLOAD_BITS_PER_S, SLOW_DOWNLOAD_BITS_PER_S = 5e6, 10e6
 OF_THE_MACHINE = ("disk", "open-files", "clock", "clocks-differ", "p2pd-down", "internal-errors")
 """The codes of the daemon's health that a checkup repeats."""
