@@ -50,6 +50,8 @@ class Placement:
     """Prefix of the daemon's command."""
     host: str = ""
     """IPv4 address to listen on."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that differ from those of a demo's other daemons."""
 
 
 def here(_peer: int) -> Placement:
@@ -186,7 +188,7 @@ class DemoSwarm:
         )
         log = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - closed when the demo ends
         process = subprocess.Popen(
-            [*place.command, *module_command(self.module, settings.to_json())],
+            [*place.command, *module_command(self.module, replace(settings, **place.settings).to_json())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -94,6 +94,11 @@ class Network:
         """The port at which others reach this peer: the one that the router forwards, if there is one."""
         return port_in(self.addresses[:1]) if self.addresses and is_public(self.addresses[0]) else self.port
 
+    @property
+    def is_open_to_all(self) -> bool:
+        """Whether it listens at every address that this machine has, or gets."""
+        return self.config.host == "0.0.0.0"  # noqa: S104
+
     async def look_at_addresses(self) -> bool:
         """Update the addresses and return True if they changed: a router may forward a port seconds after the start, or stop to."""
         before = self.addresses

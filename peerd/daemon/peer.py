@@ -63,7 +63,7 @@ class Peer:
         self.swarm_client = SwarmClient(network.links, run)
         self.traces = MicrobatchTraces(self.spans, membership.me, manifest.train.microbatches_per_step) if settings.otel else None
         self.tracing = self.traces or CallTracing()
-        self.liveness = Liveness(membership, self.swarm_client, network.links.traffic.heard_s)
+        self.liveness = Liveness(membership, self.swarm_client, network.links.traffic.heard_s, network.links)
         period_s, num_stages = manifest.swarm.announce_period_s, manifest.train.num_stages
         self.gossip = Gossip(membership, self.swarm_client, entry.directory, self.liveness, period_s, num_stages)
         network.serves(run)
@@ -131,6 +131,7 @@ class Peer:
         return (
             self.gossip.run,
             partial(self.liveness.follow, self.network.tunnel.broken),
+            self.liveness.follow_moves,
             self.reachability.run,
             self.notes.run,
             self.clocks.run,

@@ -1,4 +1,4 @@
-"""Watches p2pd, and rebuilds it, the DHT node and the tunnel when it fails. Stage and ledger stay as they are."""
+"""Watches p2pd, and rebuilds it, the DHT node and the tunnel when it fails or its address is gone. Stage and ledger stay as they are."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import structlog
 from peerd.background import start
 from peerd.daemon.peer import Peer
 from peerd.errors import PeerdError, PeerGoneError, RemoteError
+from peerd.link.own_address import OwnAddress
 from peerd.link.p2pd import watch
 from peerd.policy.swarm.reaching import all_gone_silent
 from peerd.policy.swarm.suspicion import Patience
 from peerd.swarm.clock import clock_s
+from peerd.table.circuit import host_in
 from peerd.table.record import PeerId
 
 ANSWER_TIMEOUT_S = 3.0
@@ -25,7 +27,7 @@ REBUILD_TIMEOUT_S = 120.0
 """Time for one attempt: to end the old p2pd, start the new one, and join the DHT."""
 MOST_ASKED = 3
 FORGIVEN_S = 60.0
-ENDED = "it has ended"
+ENDED, MOVED = "it has ended", "this machine has another address now"
 LOG = structlog.get_logger()
 
 
@@ -36,12 +38,15 @@ class Supervisor:
         self._peer = peer
         self._rebuilt_at_s = -math.inf
         self._patience = Patience(FORGIVEN_S)
+        self._own_address = OwnAddress()
 
     async def run(self) -> None:
         while True:
             why = await self._failure()
             LOG.warning("p2pd is rebuilt", reason=why)
-            if why != ENDED:  # after several rebuilds in a row, the machine was slow and not p2pd
+            if why == MOVED:  # no connection knows of it: each would wait for its keepalive
+                self._peer.network.links.cut_all()
+            elif why != ENDED:  # after several rebuilds in a row, the machine was slow and not p2pd
                 self._patience = self._patience.after_mistake(clock_s())
             await self._rebuild()
             self._rebuilt_at_s = clock_s()
@@ -70,7 +75,7 @@ class Supervisor:
             peer.announce()
 
     async def _failure(self) -> str:
-        """Wait until p2pd has ended, twice in a row does not react, or twice in a row reaches no peer. Returns which."""
+        """Wait until p2pd has ended, its address is gone, or twice in a row it does not react or reaches no peer. Returns which."""
         p2pd = self._peer.network.p2pd
         ended = start(watch(p2pd))
         try:
@@ -79,11 +84,17 @@ class Supervisor:
                 await asyncio.wait({ended}, timeout=CHECK_PERIOD_S)
                 if ended.done():
                     return ENDED
+                if self._has_moved():
+                    return MOVED
                 misses = 0 if await p2pd.answers(self._patience_s) else misses + 1
                 alone = 0 if await self._reaches_somebody() else alone + 1
             return "it hangs" if misses else "it reaches nobody"
         finally:
             ended.cancel()
+
+    def _has_moved(self) -> bool:
+        """Whether a new p2pd would find another address than the one that this machine has used. One given by the owner stays."""
+        return self._peer.network.is_open_to_all and self._own_address.is_lost(filter(None, map(host_in, self._peer.bootstrap())))
 
     @property
     def _patience_s(self) -> float:

@@ -132,6 +132,8 @@ class Showing:
 @dataclass(slots=True)
 class _Path:
     channel: Channel | None = None
+    connection: grpc.aio.Channel | None = None
+    """What the channel sends over."""
     work: asyncio.Task[None] | None = None
     """The task that opens the path and then watches it."""
     failures: int = 0
@@ -139,10 +141,17 @@ class _Path:
     """When to try again, on the monotonic clock."""
     was_capped: bool = False
     """Whether a cap was set when the path was last given up."""
+    grace_s: float | None = CLOSING_S
+    """Time that the calls on it have to finish when it is given up."""
 
     @property
     def is_local(self) -> bool:
         return isinstance(self.channel, NeighbourChannel)
+
+    @property
+    def is_open(self) -> bool:
+        """False as soon as the connection is broken: a call would wait for it to be made anew, where nothing may answer."""
+        return self.channel is not None and self.connection is not None and self.connection.get_state() is grpc.ChannelConnectivity.READY
 
 
 @dataclass(eq=False)
@@ -169,7 +178,7 @@ class DirectPaths:
 
     def leads_to(self, peer: PeerId) -> bool:
         path = self._paths.get(peer)
-        return path is not None and path.channel is not None and (path.is_local or not self._throttles.capped)
+        return path is not None and path.is_open and (path.is_local or not self._throttles.capped)
 
     def is_local(self, peer: PeerId) -> bool:
         """Return whether the path to the peer is open and is a local socket."""
@@ -189,6 +198,16 @@ class DirectPaths:
         if path is not None and path.work is not None:
             path.work.cancel()
 
+    def cut(self, peer: PeerId) -> None:
+        """Close the path to a peer at once, with the calls on it. A new one is opened when it is asked for."""
+        if peer in self._paths:
+            self._paths[peer].grace_s = None
+            self.drop(peer)
+
+    def cut_all(self) -> None:
+        for peer in list(self._paths):
+            self.cut(peer)
+
     async def close(self) -> None:
         works = [path.work for path in self._paths.values() if path.work is not None]
         for task in works:
@@ -205,13 +224,14 @@ class DirectPaths:
         """Open the path and keep it until it breaks. Then set when it may be tried again."""
         try:
             offer = await self._show(peer)
-            channel, path.channel = await self._open_local(peer, offer) or await self._open(peer, offer)
+            path.connection, path.channel = await self._open_local(peer, offer) or await self._open(peer, offer)
+            channel = path.connection
             LOG.debug("direct path", to=peer, local=path.is_local)
             try:
                 path.failures = path.failures + 1 if await self._hold(peer, path, channel, offer) else 0
             finally:
-                path.channel = None
-                self._close_soon(channel)
+                path.channel = path.connection = None
+                self._close_soon(channel, path.grace_s)
         except (RemoteError, OSError) as error:
             path.failures += 1
             LOG.debug("no direct path", to=peer, reason=str(error))
@@ -286,9 +306,9 @@ class DirectPaths:
         reply: direct_pb2.ShowReply = await answer_of(stub.Show(request, timeout=SHOW_TIMEOUT_S))
         return reply
 
-    def _close_soon(self, channel: grpc.aio.Channel) -> None:
-        """Close the channel once its remaining calls have finished, or `CLOSING_S` have passed."""
-        self._closing[channel] = task = start(channel.close(CLOSING_S))
+    def _close_soon(self, channel: grpc.aio.Channel, grace_s: float | None) -> None:
+        """Close the channel once its remaining calls have finished, or `grace_s` have passed."""
+        self._closing[channel] = task = start(channel.close(grace_s))
         task.add_done_callback(lambda _task: self._closing.pop(channel, None))
 
 

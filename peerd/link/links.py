@@ -56,6 +56,10 @@ class Paths(Protocol):
 
     def drop(self, peer: PeerId) -> None: ...
 
+    def cut(self, peer: PeerId) -> None: ...
+
+    def cut_all(self) -> None: ...
+
     async def close(self) -> None: ...
 
 
@@ -68,6 +72,8 @@ class Links:
         """By peer and whether for tensors: in one connection small messages would wait behind the tensors sent before them."""
         self._opening: dict[PeerId, asyncio.Lock] = {}
         self.traffic = Traffic(heard_s=tunnel.heard_s)
+        self.answered_s = tunnel.answered_s
+        """When bytes last came from each peer over the tunnel's channels to it (`time.monotonic`)."""
         self.direct: Paths | None = None
 
     async def channel_for_tensors(self, peer: PeerId) -> Any:
@@ -93,6 +99,21 @@ class Links:
                 known = grpc.aio.insecure_channel(await self._tunnel.target(peer), options=(*CHANNEL_OPTIONS, *idle))
                 self._channels[peer, for_tensors] = known
             return known
+
+    async def hang_up(self, peer: PeerId) -> None:
+        """End the tunnel's connection to a peer that does not answer; the channels stay, and the next call dials it anew."""
+        await self._tunnel.hang_up(peer)
+
+    async def leave_address(self, peer: PeerId) -> None:
+        """End all connections to a peer that has another address now, with the calls on them."""
+        if self.direct is not None:
+            self.direct.cut(peer)
+        await self.hang_up(peer)
+
+    def cut_all(self) -> None:
+        """End all connections past the tunnel at once, because this machine has another address now."""
+        if self.direct is not None:
+            self.direct.cut_all()
 
     async def drop(self, peer: PeerId) -> None:
         """Close all channels to a peer that is gone for good."""

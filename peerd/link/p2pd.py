@@ -67,6 +67,12 @@ class P2pd:
         except Exception as error:  # hivemind does not document what it raises
             raise UnreachableError(f"{peer} does not answer: {str(error) or type(error).__name__}") from None
 
+    async def disconnect(self, peer: str) -> None:
+        """Close every connection to a peer, with the streams on it. The next one is dialled anew."""
+        with contextlib.suppress(Exception):  # there was none, or p2pd does not answer, which the supervisor notices
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                await self.p2p._client.disconnect(PeerID.from_base58(peer))
+
     async def is_connected(self, peer: str) -> bool:
         """Return whether there is a connection now, whichever side dialled."""
         try:

@@ -58,6 +58,8 @@ class Tunnel:
         """Origins of the inward connections, by socket name."""
         self.heard_s: dict[PeerId, float] = {}
         """When bytes last came from each peer (`time.monotonic`). libp2p proves that they are its own."""
+        self.answered_s: dict[PeerId, float] = {}
+        """When bytes last came from each peer over a stream that this peer opened."""
         self.broken: asyncio.Queue[PeerId] = asyncio.Queue(MOST_BROKEN)
         """Peers that ended an open stream, for the part of the daemon that re-dials them."""
 
@@ -79,7 +81,12 @@ class Tunnel:
             self._servers[peer] = await asyncio.start_unix_server(lambda r, w: self._streams.track(self._outward(peer, r, w)), path)
         return f"unix:{path}"
 
+    async def hang_up(self, peer: PeerId) -> None:
+        """End all streams to and from a peer whose connection seems dead. Calls after that dial it anew, where its record says it is."""
+        await self._p2pd.disconnect(peer)
+
     async def close_target(self, peer: PeerId) -> None:
+        self.answered_s.pop(peer, None)
         server = self._servers.pop(peer, None)
         if server is not None:
             server.close()
@@ -99,7 +106,7 @@ class Tunnel:
                 return
             with contextlib.closing(remote[1]):
                 throttles = Throttles() if peer == self._me else self._throttles
-                ended_by_remote = await splice((reader, writer), remote, throttles, self._hears(peer))
+                ended_by_remote = await splice((reader, writer), remote, throttles, self._hears(peer, self.answered_s))
         if ended_by_remote:
             with contextlib.suppress(asyncio.QueueFull):  # nothing reads the queue now
                 self.broken.put_nowait(peer)
@@ -134,9 +141,11 @@ class Tunnel:
         finally:
             self._origins.pop(name, None)
 
-    def _hears(self, peer: PeerId) -> Callable[[], None]:
+    def _hears(self, peer: PeerId, *also: dict[PeerId, float]) -> Callable[[], None]:
         def heard() -> None:
-            self.heard_s[peer] = time.monotonic()
+            now_s = time.monotonic()
+            for times in (self.heard_s, *also):
+                times[peer] = now_s
 
         return heard
 

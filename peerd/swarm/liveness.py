@@ -1,7 +1,8 @@
 """Finds dead peers fast but fallibly, rule T5 (suspicion): a peer is suspect if its connection broke and it does not answer a re-dial.
 
 A re-dial and its answer may wait behind tensors on a busy line. So a peer from which any bytes came since the question was asked lives,
-and is asked again. That is proven by what arrives, and ends when nothing does.
+and is asked again. That is proven by what arrives, and ends when nothing does. The question goes over the connection that there is. If
+nothing at all comes back over that one, it is given up, and the next call dials the peer where its record says it is.
 Sure and slow liveness is the record's TTL, in table/. A wrong suspicion costs replays, never exactness, and makes the next
 slower (policy/swarm/suspicion.py).
 """
@@ -11,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from typing import Protocol
 
 import structlog
 
 from peerd.background import start
 from peerd.errors import PeerGoneError, RemoteError
-from peerd.policy.swarm.reaching import is_out_of_reach
+from peerd.policy.swarm.reaching import has_moved, hosts_among, is_out_of_reach
+from peerd.policy.swarm.suspicion import UNANSWERED, DeadLines
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId, PeerRecord, Reach
@@ -25,17 +28,31 @@ from peerd.wire.swarm_client import SwarmClient
 REDIAL_TIMEOUT_S, RELAYED_REDIAL_TIMEOUT_S = 1.0, 4.0
 """Through a relay it takes half a dozen round trips, each of them longer."""
 ASK_AGAIN_S = 0.2
+LOOK_PERIOD_S = 1.0
 LOG = structlog.get_logger()
+
+
+class Lines(Protocol):
+    """The connections over which questions are asked (`Links`)."""
+
+    answered_s: dict[PeerId, float]
+    """When bytes last came from each peer over them (`time.monotonic`)."""
+
+    async def hang_up(self, peer: PeerId) -> None: ...
+
+    async def leave_address(self, peer: PeerId) -> None: ...
 
 
 class Liveness:
     """Re-dials peers that failed and tells the swarm about those that do not answer."""
 
-    def __init__(self, membership: Membership, client: SwarmClient, heard_s: Mapping[PeerId, float]) -> None:
-        """`heard_s` tells when bytes last came from each peer (`time.monotonic`)."""
+    def __init__(self, membership: Membership, client: SwarmClient, heard_s: Mapping[PeerId, float], lines: Lines) -> None:
+        """`heard_s` tells when bytes last came from each peer, by whichever way (`time.monotonic`)."""
         self._membership = membership
         self._client = client
         self._heard_s = heard_s
+        self._lines = lines
+        self._dead_lines = DeadLines()
         self._probes: dict[PeerId, asyncio.Task[None]] = {}
         self.faults_seen = 0
         """Number of peers that did not answer and had not announced that they leave."""
@@ -55,24 +72,49 @@ class Liveness:
         while True:
             self.report_failure(await broken.get())
 
+    async def follow_moves(self) -> None:
+        """Leave the old addresses of peers that moved, as their records say: connections to them are dead, and nothing else tells it."""
+        known: dict[PeerId, tuple[str, ...]] = {}
+        while True:
+            for peer, seen in self._membership.view.sightings.items():
+                addresses = seen.record.addresses
+                if peer != self._membership.me and has_moved(known.setdefault(peer, addresses), addresses):
+                    LOG.info("a peer has another address", moved=peer)
+                    start(self._lines.leave_address(peer))
+                if hosts_among(addresses):
+                    known[peer] = addresses
+            await asyncio.sleep(LOOK_PERIOD_S)
+
     def close(self) -> None:
         for task in self._probes.values():
             task.cancel()
 
     async def _probe(self, peer: PeerId, pair: tuple[int, int]) -> None:
-        while (record := self._unchanged(peer, pair)) is not None:
+        unanswered, record = 0, self._unchanged(peer, pair)
+        while record is not None:
             asked_s = time.monotonic()
             if await self._answers(record):
                 self._membership.reached(peer)
+                self._dead_lines.answers(peer)
                 return
+            unanswered += 1
             is_heard = self._heard_s.get(peer, 0.0) > asked_s
+            self._give_up_if_dead(peer, asked_s, unanswered, is_heard)
             lives = self._membership.not_reached(peer, may_be_slow=is_heard)
+            record = self._unchanged(peer, pair) if unanswered >= UNANSWERED or not is_heard else self._membership.find(peer)
             if is_heard:
                 await asyncio.sleep(ASK_AGAIN_S)
-            elif (record := self._unchanged(peer, pair)) is not None:
+            elif record is not None:
                 if not lives:
                     self._suspect(record)
                 return
+
+    def _give_up_if_dead(self, peer: PeerId, asked_s: float, unanswered: int, is_heard: bool) -> None:
+        line_is_heard = self._lines.answered_s.get(peer, 0.0) > asked_s
+        now_s = clock_s()
+        if self._dead_lines.is_to_be_given_up(peer, now_s, unanswered=unanswered, is_heard=is_heard, line_is_heard=line_is_heard):
+            LOG.info("no answer: the connection is given up", to=peer)
+            start(self._lines.hang_up(peer))
 
     def _unchanged(self, peer: PeerId, pair: tuple[int, int]) -> PeerRecord | None:
         """Return the peer's record, None if it is known to have risen above `pair`."""

@@ -1,7 +1,8 @@
 """Simulates machines on home connections: network namespaces joined by links of a chosen rate and round trip. Needs root.
 
 Each namespace has its own loopback and a device `link0`; all devices are connected by one switch in user space (`_switch.py`), because
-not every kernel has netem. Names contain this process's id, so that benchmarks do not collide. The context removes everything at its end.
+not every kernel has netem. A machine may stand behind a router that translates its address (`_nat.py`). Names contain this process's id, so
+that benchmarks do not collide. The context removes everything at its end.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -19,8 +20,13 @@ from peerd.cli.launch import module_command
 from peerd.errors import PeerdError
 from scripts.benchmarks._switch import Links
 
-SUBNET = "10.99.0"
+SUBNET, HOMES = "10.99.0", "192.168"
+"""Addresses of machines, and of those behind routers."""
+FIRST_NEW = 128
+"""The last number of the first address that a machine gets later."""
 DEVICE = "link0"
+QUEUE_BYTES = 4_000_000
+"""Queue of an uplink that the kernel slows down: 1.6 s at 20 Mbit/s, as in a modem with too large a buffer."""
 NAMESPACES = Path("/run/netns")
 
 
@@ -42,6 +48,10 @@ class Network:
     links: Links
     offload: bool = True
     """True: the devices segment. False: each segment is a packet, which costs more time and makes `sent_bytes` exact."""
+    behind_routers: Collection[int] = ()
+    """Machines that have a router each, which lets nothing in that they did not ask for."""
+    _addresses: list[str] = field(default_factory=list)
+    _num_new: int = 0
     _switch: subprocess.Popen[str] | None = None
     _made: list[str] = field(default_factory=list)
 
@@ -66,7 +76,8 @@ class Network:
         self._made.clear()
 
     def address(self, machine: int) -> str:
-        return f"{SUBNET}.{machine + 1}"
+        """The address at which others see the machine."""
+        return self._addresses[machine]
 
     def command(self, machine: int) -> tuple[str, ...]:
         """The command prefix that runs a command in a namespace."""
@@ -75,9 +86,33 @@ class Network:
     def change(self, links: Links) -> None:
         """Change the links from now on."""
         self.links = links
+        self._order(links=asdict(links))
+
+    def readdress(self, machine: int) -> None:
+        """Take a machine's address away and give it another one, as a new lease does. What is sent to the old one reaches nothing."""
+        old, new = self.address(machine), f"{SUBNET}.{FIRST_NEW + self._num_new}"
+        self._num_new += 1
+        self._order(address=new, of=old)
+        _ip("-n", self._made[machine], "addr", "del", f"{old}/24", "dev", DEVICE)
+        _ip("-n", self._made[machine], "addr", "add", f"{new}/24", "dev", DEVICE)
+        self._addresses[machine] = new
+
+    def rebind(self, machine: int) -> None:
+        """Let a machine's router forget all its flows, and give those that go on new ports."""
+        self._order(rebind=self.address(machine))
+
+    def slow_down(self, machine: int, mbit_per_s: float) -> None:
+        """Let the machine's own kernel send no faster than this. Packets wait in one queue."""
+        shape = ("tbf", "rate", f"{mbit_per_s:g}mbit", "burst", "128kb", "limit", str(QUEUE_BYTES))
+        command = [*self.command(machine), "tc", "qdisc", "replace", "dev", DEVICE, "root", *shape]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise PeerdError(f"`{' '.join(command[4:])}` failed: {done.stderr.strip()}", "the kernel needs the scheduler tbf")
+
+    def _order(self, **order: object) -> None:
         assert self._switch is not None
         assert self._switch.stdin is not None
-        self._switch.stdin.write(json.dumps(asdict(links)) + "\n")
+        self._switch.stdin.write(json.dumps(order) + "\n")
         self._switch.stdin.flush()
 
     def sent_bytes(self, machine: int) -> int:
@@ -88,11 +123,13 @@ class Network:
         return int(counted.stdout)
 
     def _make(self) -> None:
-        devices = {f"pd{os.getpid() % 1_000_000}-{machine}": self.address(machine) for machine in range(self.num_machines)}
+        self._addresses = [f"{SUBNET}.{machine + 1}" for machine in range(self.num_machines)]
+        devices = {f"pd{os.getpid() % 1_000_000}-{machine}": address for machine, address in enumerate(self._addresses)}
+        inside = {machine: f"{HOMES}.{machine}.2" for machine in self.behind_routers}
+        routers = {self.address(machine): address for machine, address in inside.items()}
+        order = {"devices": devices, "routers": routers, "links": asdict(self.links), "offload": self.offload}
         self._switch = subprocess.Popen(
-            module_command(
-                "scripts.benchmarks._switch", json.dumps({"devices": devices, "links": asdict(self.links), "offload": self.offload})
-            ),
+            module_command("scripts.benchmarks._switch", json.dumps(order)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -107,9 +144,11 @@ class Network:
             self._made.append(name)
             _ip("link", "set", device, "netns", name)
             _ip("-n", name, "link", "set", device, "name", DEVICE)
-            _ip("-n", name, "addr", "add", f"{address}/24", "dev", DEVICE)
+            _ip("-n", name, "addr", "add", f"{inside.get(number, address)}/24", "dev", DEVICE)
             _ip("-n", name, "link", "set", "lo", "up")
             _ip("-n", name, "link", "set", DEVICE, "up", "txqueuelen", "10000")
+            if number in inside:
+                _ip("-n", name, "route", "add", "default", "dev", DEVICE)
 
 
 def _ip(*arguments: str) -> None:

@@ -1,9 +1,10 @@
 """A switch in user space between TUN devices. All uplinks and downlinks have one rate, and all pairs one round trip.
 
 `python -m scripts.benchmarks._switch JSON` opens the devices, prints `ready`, and carries packets until its standard input closes. Lines
-on standard input, `{"mbit_per_s": ..., "round_trip_ms": ...}`, change the links. No packet is lost but on links that are dead: a sender
-waits for its uplink, as behind a modem with a deep buffer. Kernels pass up to 64 KB of TCP at once (segmentation offload), which keeps
-this cheap; such a packet is charged for the headers of all its segments.
+on standard input are orders: `{"links": {...}}` changes the links, `{"address": NEW, "of": OLD}` gives a device one more address, and
+`{"rebind": ADDRESS}` makes the router at that address forget all flows. No packet is lost but on links that are dead and at routers: a
+sender waits for its uplink, as behind a modem with a deep buffer. Kernels pass up to 64 KB of TCP at once (segmentation offload), which
+keeps this cheap; such a packet is charged for the headers of all its segments.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from scripts.benchmarks._nat import Nat
 
 TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
@@ -61,6 +65,8 @@ class Port:
     """One device, and the times until which its two directions are busy."""
 
     device: int
+    nat: Nat | None = None
+    """The router between the device and the switch."""
     up_until_s: float = 0.0
     down_until_s: float = 0.0
 
@@ -72,26 +78,47 @@ class Switch:
     links: Links
     ports: dict[bytes, Port]
     """Keyed by IPv4 address."""
-    on_their_way: list[tuple[float, int, bytes]] = field(default_factory=list)
-    """A heap of (time at which the packet leaves its downlink, sequence number, packet)."""
+    on_their_way: list[tuple[float, int, int, bytes]] = field(default_factory=list)
+    """A heap of (time at which the packet leaves its downlink, sequence number, device, packet)."""
     _count: int = 0
 
+    def obey(self, order: dict[str, Any]) -> None:
+        match order:
+            case {"links": links}:
+                self.links = Links(**links)
+            case {"address": new, "of": old}:
+                self.ports[socket.inet_aton(new)] = self.ports[socket.inet_aton(old)]
+            case {"rebind": address}:
+                nat = self.ports[socket.inet_aton(address)].nat
+                assert nat is not None
+                nat.rebind()
+
     def send(self, sender: Port, packet: bytes, now_s: float) -> None:
-        """Send a packet up; it is dropped if no port has its address."""
+        """Send a packet up; it is dropped if no port has its address, or a router does not let it pass."""
         receiver = self.ports.get(self.destination(packet))
-        if receiver is None or (self.links.dead and self.is_dead(packet)):
+        if receiver is None:
+            return
+        if sender.nat is not None or receiver.nat is not None:
+            changed = bytearray(packet)
+            if sender.nat is not None and not sender.nat.outward(changed, VNET_HEADER.size):
+                return
+            if receiver.nat is not None and not receiver.nat.inward(changed, VNET_HEADER.size):
+                return
+            packet = bytes(changed)
+        if self.links.dead and self.is_dead(packet):
             return
         took_s = self.links.wire_s(wire_bytes(packet))
         sender.up_until_s = max(sender.up_until_s, now_s) + took_s
         arrives_s = sender.up_until_s + self.links.round_trip_ms / 2000
         receiver.down_until_s = max(receiver.down_until_s + took_s, arrives_s)  # store and forward does not slow a single flow
-        heapq.heappush(self.on_their_way, (receiver.down_until_s, self._count, packet))
+        heapq.heappush(self.on_their_way, (receiver.down_until_s, self._count, receiver.device, packet))
         self._count += 1
 
-    def due(self, now_s: float) -> list[bytes]:
+    def due(self, now_s: float) -> list[tuple[int, bytes]]:
+        """Return the packets that have arrived, each with its device."""
         found = []
         while self.on_their_way and self.on_their_way[0][0] <= now_s:
-            found.append(heapq.heappop(self.on_their_way)[2])
+            found.append(heapq.heappop(self.on_their_way)[2:])
         return found
 
     def is_dead(self, packet: bytes) -> bool:
@@ -124,9 +151,9 @@ def carry(switch: Switch) -> None:
             for device in [device for device in waiting if by_device[device].up_until_s - now_s <= BACKLOG_S]:
                 waiting.discard(device)
                 selector.register(device, selectors.EVENT_READ)
-            for packet in switch.due(now_s):
+            for device, packet in switch.due(now_s):
                 with contextlib.suppress(OSError):  # a device that is full or down loses the packet
-                    os.write(switch.ports[switch.destination(packet)].device, packet)
+                    os.write(device, packet)
             moments = [switch.on_their_way[0][0]] if switch.on_their_way else []
             moments += [by_device[device].up_until_s - BACKLOG_S for device in waiting]
             for key, _ in selector.select(max(0.0, min(moments) - time.monotonic()) if moments else None):
@@ -134,7 +161,7 @@ def carry(switch: Switch) -> None:
                     line = sys.stdin.readline()
                     if not line:
                         return
-                    switch.links = Links(**json.loads(line))
+                    switch.obey(json.loads(line))
                     continue
                 port = by_device[key.fd]
                 with contextlib.suppress(BlockingIOError):
@@ -149,6 +176,9 @@ def main(arguments: Sequence[str]) -> None:
     with contextlib.suppress(OSError):  # highest priority, because this stands in for hardware
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
     ports = {socket.inet_aton(address): Port(open_device(name, order["offload"])) for name, address in order["devices"].items()}
+    for address, inside in order["routers"].items():
+        outside = socket.inet_aton(address)
+        ports[outside].nat = Nat(socket.inet_aton(inside), outside)
     print("ready", flush=True)
     carry(Switch(Links(**order["links"]), ports))
 

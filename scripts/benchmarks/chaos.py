@@ -8,7 +8,8 @@ deaths it shows the cost of the ends of steps alone.
 What a peer has added to a step dies with it, on average half of its share: the longer the steps, the more a death costs. A step
 of 18 microbatches divides evenly among three peers of a stage and among two.
 
-`scripts/bench chaos asymmetric` (as root) is another benchmark: what a link between mates costs that is dead in one direction.
+Others need root: `scripts/bench chaos asymmetric` (a link between mates that is dead in one direction), and `nat-rebind`,
+`address-change`, `slow-join` and `busy-uplink`, which `scripts/bench chaos nat-rebind --help` explains.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from peerd.cli.demo_plan import DemoPlan
 from peerd.cli.demo_strikes import Strikes
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
 from scripts.benchmarks._asymmetric import asymmetric
+from scripts.benchmarks._changed import KINDS, changed
 from scripts.benchmarks._report import Row, print_json, print_table, progress, run
 from scripts.benchmarks._swarms import looks
 
@@ -170,8 +172,11 @@ def parse() -> Plan:
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["asymmetric"]:
+    kind = "".join(sys.argv[1:2])
+    if kind == "asymmetric":
         return asymmetric(sys.argv[2:])
+    if kind in KINDS:
+        return changed(kind, sys.argv[2:])
     plan = parse()
     dying = Side(f"one of {NUM_PEERS} killed every {plan.every_s:g} s", Chaos(kind=FaultKind.KILL, every_s=plan.every_s, respawn=True))
     living = Side("nobody dies", None)

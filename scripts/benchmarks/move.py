@@ -14,6 +14,7 @@ With --against a swarm of the other checkout takes turns with one of this checko
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import statistics
 import sys
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from peerd.cli.demo_daemons import DemoSwarm
+from peerd.cli.demo_daemons import DemoSwarm, Placement
 from peerd.cli.demo_plan import DemoPlan
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
 from peerd.control.protocol import PeerInfo
@@ -160,7 +161,11 @@ class Watched:
 
 def run_swarm(side: Side) -> None:
     """Time a move, the move back and a pause in a new swarm. The two moves count as their mean."""
-    with DemoSwarm(plan(), lambda _text: None, "scripts.benchmarks._mobile", side.checkout.place) as swarm:
+
+    def mobile(peer: int) -> Placement:
+        return dataclasses.replace(side.checkout.place(peer), settings={"stay": False})
+
+    with DemoSwarm(plan(), lambda _text: None, place=mobile) as swarm:
         swarm.start()
         watched = Watched(swarm)
         there, back, pause = watched.move(), watched.move(), watched.pause()

@@ -25,6 +25,7 @@ class Machine:
 
     p2pd_restarts: int = 0
     is_resting: bool = False
+    is_open_to_all: bool = False
     allowed_s: list[float] = field(default_factory=list)
     """How long each question was to wait for its answer."""
     asked_enough: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,3 +104,50 @@ async def test_p2pd_is_rebuilt_however_many_attempts_that_takes(monkeypatch: pyt
     await asyncio.wait({running})
     assert machine.problems[:10] == ["", *[TAKEN] * 9]
     assert machine.p2pd_problem == ""
+
+
+@dataclass
+class Laptop(Machine):
+    """Its p2pd is well, and it has another address at the third look."""
+
+    is_open_to_all: bool = True
+    looks: int = 0
+    did: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.links = self
+
+    async def answers(self, timeout_s: float) -> bool:
+        self.allowed_s.append(timeout_s)
+        return True
+
+    def is_lost(self, _hosts: object) -> bool:
+        self.looks += 1
+        return self.looks == 3
+
+    def cut_all(self) -> None:
+        self.did.append("cut")
+
+    async def revive(self, _bootstrap: tuple[str, ...]) -> None:
+        self.did.append("rebuilt")
+
+    def announce(self) -> None:
+        self.did.append("told")
+        self.asked_enough.set()
+
+
+async def test_a_machine_with_another_address_leaves_dead_connections_at_once_and_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "CHECK_PERIOD_S", 0.0)
+    monkeypatch.setattr(supervisor, "watch", never)
+    machine = Laptop()
+    monkeypatch.setattr(supervisor, "OwnAddress", lambda: machine)
+    running = asyncio.ensure_future(Supervisor(cast(Peer, machine)).run())
+    async with asyncio.timeout(20):
+        await machine.asked_enough.wait()
+        while len(machine.allowed_s) < 4:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait({running})
+    assert machine.did == ["cut", "rebuilt", "told"]
+    assert set(machine.allowed_s) == {ANSWER_TIMEOUT_S}, "p2pd is not at fault"

@@ -27,6 +27,9 @@ class _LocalTunnel(Tunnel):
     async def _dial(self, peer: PeerId) -> Stream:
         return await self._connect_as(self._new_name(self._me))
 
+    async def hang_up(self, peer: PeerId) -> None:
+        """There is no p2pd that has a connection."""
+
 
 @dataclass(slots=True)
 class Served:

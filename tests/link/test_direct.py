@@ -144,6 +144,23 @@ async def test_a_broken_path_leads_back_into_the_tunnel() -> None:
         assert not paths.leads_to(there.peer)
 
 
+async def test_a_path_that_is_cut_is_closed_with_its_calls_at_once_and_the_next_is_opened_without_a_pause() -> None:
+    async with endpoint() as there:
+        links, paths = there.paths_of(caller := new_identity())
+        first = await tried(paths, there.peer)
+        work = paths._paths[there.peer].work
+        assert work is not None
+        await links.leave_address(there.peer)
+        assert not paths.leads_to(there.peer)
+        await asyncio.wait({work}, timeout=WITHIN_S)
+        await asyncio.gather(*paths._closing.values())
+        with pytest.raises((grpc.aio.UsageError, asyncio.CancelledError)):
+            await caller_through(first)
+        second = await tried(paths, there.peer)
+        assert second is not first
+        assert await caller_through(second) == caller.peer
+
+
 async def test_a_path_that_is_much_slower_than_the_tunnel_was_is_left_for_ever_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_direct, "SHOW_AGAIN_S", 0.05)
     async with endpoint() as there:

@@ -42,7 +42,7 @@ class Pair:
 
     @property
     def liveness(self) -> Liveness:
-        return Liveness(self.membership, SwarmClient(self.links, RUN), self.links.traffic.heard_s)
+        return Liveness(self.membership, SwarmClient(self.links, RUN), self.links.traffic.heard_s, self.links)
 
     def send(self, index: int) -> None:
         """Send a microbatch that keeps the uplink busy for ten seconds."""

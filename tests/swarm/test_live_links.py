@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks._asymmetric import kept
+from scripts.benchmarks._asymmetric import disturbed
+from scripts.benchmarks._changed import KINDS
 from tests.swarm.daemons import Swarm, until
 from tests.swarm.runs import assert_equals_reference, exported_steps, swarm_manifest
 
@@ -41,7 +42,20 @@ def test_hole_22_a_run_goes_on_where_a_peer_cannot_call_its_mate_that_can_call_i
         assert_equals_reference(exported, swarm.manifest, exported_steps(exported), swarm.folder / "cache" / "peerd")
 
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/net/tun").exists(), reason="makes network namespaces, which needs root")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/net/tun").exists(), reason="makes network namespaces, which needs root")
+@needs_root
+@pytest.mark.parametrize("kind", ["nat-rebind", "address-change"])
+def test_a_run_whose_only_peer_of_a_stage_gets_new_ports_or_another_address_goes_on_within_seconds(kind: str) -> None:
+    _, missed = KINDS[kind](kind, 1, 20.0)
+    assert missed == []
+
+
+@pytest.mark.slow
+@needs_root
 def test_hole_22_packets_that_are_lost_in_one_direction_between_two_mates_stop_no_stage_of_two() -> None:
-    assert kept(mates=2, seconds=30.0, stages=2) > 0.1
+    found = disturbed(mates=2, seconds=30.0, stages=2)
+    assert not found.missed
+    assert found.meanwhile > 0.1 * found.before

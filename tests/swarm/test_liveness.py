@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import pytest
@@ -26,6 +26,20 @@ ME, MATE = (Identity(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32))
 
 
 @dataclass
+class Lines:
+    """Connections over which nothing comes back. To whom each that was given up led."""
+
+    answered_s: dict[PeerId, float] = field(default_factory=dict)
+    given_up: list[PeerId] = field(default_factory=list)
+
+    async def hang_up(self, peer: PeerId) -> None:
+        self.given_up.append(peer)
+
+    async def leave_address(self, peer: PeerId) -> None:
+        await self.hang_up(peer)
+
+
+@dataclass
 class Silent:
     """Nobody answers; how long each was waited for."""
 
@@ -39,7 +53,7 @@ class Silent:
 async def test_a_suspicion_that_proves_wrong_makes_the_next_slower_and_one_of_a_peer_that_came_back_does_not() -> None:
     row = FixedRow(PeerRecord(peer=ME.peer, incarnation=1, phase=Phase.ACCUMULATING))
     membership, client = Membership(ME, RUN, ttl_s=60.0, row=row), Silent()
-    liveness = Liveness(membership, cast(SwarmClient, client), {})
+    liveness = Liveness(membership, cast(SwarmClient, client), {}, Lines())
     membership.publish()
     for number, pair in enumerate(((1, 1), (2, 1), (2, 2)), start=1):  # it dies and comes back, then it lives after all
         record = PeerRecord(peer=MATE.peer, incarnation=pair[0], version=pair[1], phase=Phase.ACCUMULATING)
@@ -77,7 +91,7 @@ async def test_a_peer_from_which_bytes_come_is_asked_again_and_suspected_once_no
     membership, client = Membership(ME, RUN, ttl_s=60.0), Behind(left)
     membership.absorb([sign_record(PeerRecord(peer=MATE.peer, incarnation=1, version=1, phase=Phase.ACCUMULATING), MATE, RUN).raw])
     client.heard_s[MATE.peer] = time.monotonic() - 1.0
-    liveness = Liveness(membership, cast(SwarmClient, client), client.heard_s)
+    liveness = Liveness(membership, cast(SwarmClient, client), client.heard_s, Lines())
     liveness.report_failure(MATE.peer)
     await asyncio.gather(*liveness._probes.values())
     assert (client.asked, liveness.faults_seen) == (left + 1, 1)
@@ -88,7 +102,7 @@ async def test_a_record_that_rises_meanwhile_ends_the_asking(monkeypatch: pytest
     membership, client = Membership(ME, RUN, ttl_s=60.0), Behind(1000)
     first, second = (PeerRecord(peer=MATE.peer, incarnation=1, version=version, phase=Phase.ACCUMULATING) for version in (1, 2))
     membership.absorb([sign_record(first, MATE, RUN).raw])
-    liveness = Liveness(membership, cast(SwarmClient, client), client.heard_s)
+    liveness = Liveness(membership, cast(SwarmClient, client), client.heard_s, Lines())
     liveness.report_failure(MATE.peer)
     probes = asyncio.gather(*liveness._probes.values())
     await asyncio.sleep(0.1)
@@ -101,7 +115,7 @@ async def test_a_record_that_rises_meanwhile_ends_the_asking(monkeypatch: pytest
 async def test_hole_22_a_peer_that_cannot_be_called_but_is_heard_of_is_named_and_not_suspected_again_until_it_falls_silent() -> None:
     row = FixedRow(PeerRecord(peer=ME.peer, incarnation=1, phase=Phase.ACCUMULATING))
     membership = Membership(ME, RUN, ttl_s=1.0, row=row)
-    liveness = Liveness(membership, cast(SwarmClient, Silent()), {})
+    liveness = Liveness(membership, cast(SwarmClient, Silent()), {}, Lines())
 
     async def fails() -> tuple[PeerId, ...]:
         membership.publish()
@@ -131,7 +145,7 @@ async def test_hole_22_a_peer_from_which_bytes_come_is_named_after_half_a_life_w
     monkeypatch.setattr(liveness_module, "ASK_AGAIN_S", 0.0)
     row = FixedRow(PeerRecord(peer=ME.peer, incarnation=1, phase=Phase.ACCUMULATING))
     membership, client = Membership(ME, RUN, ttl_s=1.0, row=row), Behind(1000)
-    liveness, told = Liveness(membership, cast(SwarmClient, client), client.heard_s), []
+    liveness, told = Liveness(membership, cast(SwarmClient, client), client.heard_s, Lines()), []
     for version in (1, 2, 3):
         record = PeerRecord(peer=MATE.peer, incarnation=1, version=version, phase=Phase.ACCUMULATING)
         membership.absorb([sign_record(record, MATE, RUN).raw])
@@ -141,3 +155,44 @@ async def test_hole_22_a_peer_from_which_bytes_come_is_named_after_half_a_life_w
         told.append(published.record.unreached if (published := membership.publish()) is not None else ())
     liveness.close()
     assert (told[0], told[-1], liveness.faults_seen) == ((), (MATE.peer,), 0)
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_a_line_over_which_nothing_comes_back_is_given_up_though_the_peer_is_heard_and_a_slow_one_is_not(
+    is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peer dials this one from another address, and its records rise; what this peer sends goes to the old address."""
+    monkeypatch.setattr(liveness_module, "ASK_AGAIN_S", 0.0)
+    membership, client, lines = Membership(ME, RUN, ttl_s=60.0), Behind(1000), Lines()
+    if is_slow:
+        lines.answered_s = client.heard_s
+    liveness = Liveness(membership, cast(SwarmClient, client), client.heard_s, lines)
+    for version in range(1, 3):
+        record = PeerRecord(peer=MATE.peer, incarnation=1, version=version, phase=Phase.ACCUMULATING)
+        membership.absorb([sign_record(record, MATE, RUN).raw])
+        liveness.report_failure(MATE.peer)
+        probes = asyncio.gather(*liveness._probes.values())
+        rises = replace(record, version=version + 10)
+        while client.asked < 1:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0)
+        membership.absorb([sign_record(rises, MATE, RUN).raw])
+        await probes
+        await asyncio.sleep(0)
+    assert lines.given_up == ([] if is_slow else [MATE.peer])
+    assert liveness.faults_seen == 0
+
+
+async def test_connections_to_the_old_address_of_a_peer_end_as_soon_as_its_record_names_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness_module, "LOOK_PERIOD_S", 0.0)
+    membership, lines = Membership(ME, RUN, ttl_s=60.0), Lines()
+    following = asyncio.ensure_future(Liveness(membership, cast(SwarmClient, Silent()), {}, lines).follow_moves())
+    circuit = f"/ip4/203.0.113.9/tcp/4001/p2p/{ME.peer}/p2p-circuit/p2p/{MATE.peer}"
+    for version, hosts in enumerate([["10.0.0.1"], ["8.8.8.8", "10.0.0.1"], ["10.0.0.1"], [], ["10.0.0.2"]], start=1):
+        assert lines.given_up == []
+        addresses = tuple(f"/ip4/{host}/tcp/4001/p2p/{MATE.peer}" for host in hosts) or (circuit,)
+        record = PeerRecord(peer=MATE.peer, incarnation=1, version=version, phase=Phase.ACCUMULATING, addresses=addresses)
+        membership.absorb([sign_record(record, MATE, RUN).raw])
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert lines.given_up == [MATE.peer]
+    following.cancel()

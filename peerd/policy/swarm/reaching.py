@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from peerd.policy.swarm.checkup import Dialled
+from peerd.table.circuit import host_in
 from peerd.table.record import HIDDEN, PeerId, PeerRecord, Reach
 from peerd.table.view import LiveView, SwarmView
 
@@ -27,6 +28,21 @@ def cut_off(live: LiveView) -> frozenset[PeerId]:
     mine = live.mine
     unreached = mine.unreached if mine is not None else ()
     return frozenset(record.peer for record in live.records if record.peer in unreached or live.me in record.unreached)
+
+
+def hosts_among(addresses: Sequence[str]) -> frozenset[str]:
+    """The IPv4 hosts at which a peer can be dialled without a relay."""
+    return frozenset(filter(None, map(host_in, addresses)))
+
+
+def has_moved(before: Sequence[str], now: Sequence[str]) -> bool:
+    """True if a peer has lost a host and has another one: connections to the lost one are dead. A port that a router forwards, or stops to,
+    only adds a host or takes one away, and so does a relay.
+    """
+    if before == now:
+        return False
+    old, new = hosts_among(before), hosts_among(now)
+    return bool(old - new and new - old)
 
 
 def whom_to_ask(live: LiveView, most: int) -> tuple[PeerId, ...]:

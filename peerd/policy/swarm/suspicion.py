@@ -6,7 +6,9 @@ full, sees healthy peers fail. So each suspicion that proves wrong makes it more
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from peerd.table.record import PeerId
 
 MOST_PATIENT = 8
 """The largest factor by which the usual wait is multiplied."""
@@ -31,3 +33,32 @@ class Patience:
 
     def _left(self, now_s: float) -> float:
         return self.wrong * 0.5 ** (max(0.0, now_s - self.at_s) / self.forgiven_s) if self.wrong else 0.0
+
+
+UNANSWERED = 2
+"""Questions in a row that must stay without an answer at a peer that lives."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+
+
+@dataclass(slots=True)
+class DeadLines:
+    """When this peer gives up its connection to another one and dials it anew. Nothing says that a connection is dead: a router may have
+    forgotten it, or the other peer may have another address.
+
+    Giving up a connection ends the calls on it. So it is done where nothing at all comes back over it, and ever more rarely where it did
+    not help.
+    """
+
+    _next_s: dict[PeerId, tuple[float, float]] = field(default_factory=dict)
+    """The earliest time at which to give up the next connection to a peer, and the pause after that."""
+
+    def is_to_be_given_up(self, peer: PeerId, now_s: float, *, unanswered: int, is_heard: bool, line_is_heard: bool) -> bool:
+        """Whether to do it now, after so many questions in a row; `is_heard`: bytes came since the last one, over whichever connection."""
+        due_s, pause_s = self._next_s.get(peer, (now_s, FIRST_PAUSE_S))
+        if line_is_heard or now_s < due_s or (is_heard and unanswered < UNANSWERED):
+            return False
+        self._next_s[peer] = (now_s + pause_s, min(2 * pause_s, LONGEST_PAUSE_S))
+        return True
+
+    def answers(self, peer: PeerId) -> None:
+        self._next_s.pop(peer, None)
