@@ -126,7 +126,8 @@ class Stepper:
         is_quiet = self._membership.is_quiet
         if self._fence_to:
             await self._apply_fence()
-        act, record = acts.Wait("listening after a fence") if is_quiet else self._decide_or_wait(), self._state.record
+        record = self._state.record
+        act = acts.Wait("listening after a fence") if is_quiet and record.phase is Phase.JOINING else self._decide_or_wait()
         in_vain = (act, record) == self._done
         self.decision, self._done = act, None
         if isinstance(act, acts.Wait) or in_vain:  # an act that changed nothing may not even have let other tasks run

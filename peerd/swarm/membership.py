@@ -245,9 +245,9 @@ class Membership:
 
     @property
     def is_quiet(self) -> bool:
-        """T3 (fence): True for a while after this peer slept. It neither decides nor announces anything meanwhile.
+        """T3 (fence): True for a while after this peer slept. It announces nothing meanwhile, and takes no silence for an absence.
 
-        To be asked before the live view: what wakes first may not be the announcing loop (hole 27).
+        To be asked before a decision: what wakes first may not be the announcing loop (hole 27).
         """
         self._fence_if_late()
         return clock_s() < self._quiet_until_s
