@@ -91,12 +91,16 @@ class Links:
         return await (self.channel_for_tensors(peer) if leads else self.channel(peer))
 
     async def channel(self, peer: PeerId, *, for_tensors: bool = False) -> grpc.aio.Channel:
-        """Return the tunnel's channel for small messages, or that for tensors."""
+        """Return the tunnel's channel for small messages, or that for tensors. Raises PeerGoneError if it needs a socket and gets none."""
         async with self._opening.setdefault(peer, asyncio.Lock()):
             known = self._channels.get((peer, for_tensors))
             if known is None:
                 idle = (("grpc.client_idle_timeout_ms", TENSORS_IDLE_MS),) if for_tensors else ()
-                known = grpc.aio.insecure_channel(await self._tunnel.target(peer), options=(*CHANNEL_OPTIONS, *idle))
+                try:
+                    target = await self._tunnel.target(peer)
+                except OSError as error:
+                    raise PeerGoneError(f"no socket for the way to {peer}: {error.strerror or error}") from None
+                known = grpc.aio.insecure_channel(target, options=(*CHANNEL_OPTIONS, *idle))
                 self._channels[peer, for_tensors] = known
             return known
 

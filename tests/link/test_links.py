@@ -10,6 +10,7 @@ import pytest
 from peerd.errors import PeerGoneError, RemoteError
 from peerd.link import links
 from peerd.link.links import remote_errors
+from tests.few_files import no_file_left
 from tests.link.direct_peers import WITHIN_S, caller_through, endpoint
 from tests.wire.callee import new_identity
 
@@ -64,3 +65,12 @@ async def test_a_connection_for_tensors_that_nothing_uses_is_closed_until_the_ne
         closed, _ = await asyncio.wait(connections, timeout=WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
         assert len(closed) == 1
         assert await caller_through(for_tensors) == caller.peer
+
+
+async def test_where_no_socket_can_be_opened_a_peer_is_out_of_reach_for_a_while_and_nothing_ends() -> None:
+    async with endpoint() as there:
+        caller = new_identity()
+        ways, _ = there.paths_of(caller)
+        with no_file_left(), pytest.raises(PeerGoneError, match="Too many open files"):
+            await ways.channel(there.peer)
+        assert await caller_through(await ways.channel(there.peer)) == caller.peer
