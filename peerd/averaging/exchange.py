@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from peerd.averaging.compression import Compression, Slice
+from peerd.link.links import CHUNK_BYTES
 from peerd.policy.step.roster import Roster
 from peerd.table.record import PeerId
 
@@ -42,11 +44,36 @@ class Round:
     refused: bool = False
     reduced: asyncio.Future[Reduced] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     progress_s: float = 0.0
+    """When something of the round last moved: a chunk that arrived here or at a reducer, or a whole part."""
+    arrived: int = 0
+    """Bytes of the parts of this peer's slice that have arrived."""
+
+    def hears(self, num_bytes: int, size: int, now_s: float) -> None:
+        """Count bytes of a part of this `size` as progress, and of those that are sent again no more than there can be."""
+        before = self.arrived
+        self.arrived = min(before + num_bytes, size * len(self.roster.entries))
+        if self.arrived > before:
+            self.progress_s = now_s
 
     def made(self, reduced: Reduced) -> None:
         """Publish the sum of this peer's slice, unless the round was closed meanwhile."""
         if not self.reduced.done():
             self.reduced.set_result(reduced)
+
+
+@dataclass(slots=True)
+class Moving:
+    """What one reducer says of an exchange with it. It counts as progress for whole chunks, and up to what there is to move."""
+
+    current: Round
+    size: int
+    clock: Callable[[], float]
+    _known: int = 0
+
+    def told(self, num_bytes: int) -> None:
+        most = self.size * (len(self.current.roster.entries) + 1)
+        if self._known < num_bytes <= most and (num_bytes - self._known >= CHUNK_BYTES or num_bytes == most):
+            self._known, self.current.progress_s = num_bytes, self.clock()
 
 
 def elements_of(current: Round, number: int) -> tuple[Slice, Tensor]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from peerd.averaging.codec_choice import RoundCodec
 from peerd.averaging.compression import Compression
-from peerd.averaging.exchange import Round, elements_of, own_part, part_for, reduce, whole_of
+from peerd.averaging.exchange import Moving, Round, elements_of, own_part, part_for, reduce, whole_of
 from peerd.averaging.fetcher import AverageFetcher
 from peerd.averaging.host import RoundHost
 from peerd.averaging.kept import KeptAverages
@@ -37,7 +37,7 @@ from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord, Void
 from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire.clients import AveragingClient
 from peerd.wire.messages import Part
-from peerd.wire.services import Receive
+from peerd.wire.services import ReceivePart
 
 MAX_DEAD_ROUNDS = 64
 ABORT_TIMEOUT_S = 2.0
@@ -257,7 +257,7 @@ class Rounds:
         header = Part(current.roster.average_id, number, current.ledger, size)
         began_s = time.monotonic()
         try:
-            chunks = await self._client.reduce(peer, header, part, 2 * self._averaging_s)
+            chunks = await self._client.reduce(peer, header, part, 2 * self._averaging_s, Moving(current, size, self._clock).told)
         except RemoteError:
             self._host.report_failure(peer)
             raise
@@ -269,27 +269,30 @@ class Rounds:
 
     # As reducer
 
-    async def reduce(self, caller: PeerId, part: Part, receive: Receive) -> Sequence[memoryview]:
+    async def reduce(self, caller: PeerId, part: Part, receive: ReceivePart) -> Sequence[memoryview]:
         current = await self._round_of(part.average_id)
         entry = current.roster.entry_of(caller)
         where = current.slices_of[current.mine]
         size = self.compression.num_bytes(where)
         if entry is None or entry.done != part.ledger or part.slice_index != current.mine or part.num_bytes != size:
             raise BadMessageError("this part is not what the roster says")
-        chunks = await receive()
+        chunks = await receive(lambda num_bytes: current.hears(num_bytes, size, self._clock()))
         try:
             await self._add_part(current, caller, lambda: self.compression.received(chunks, where))
         except RemoteError:
             raise
         except Exception as error:  # a bug; handled in a task, which goes on if the caller ends this call
             self._tasks.start(self._fail(current, error))
-        try:
-            async with asyncio.timeout(2 * self._averaging_s):
-                reduced = await asyncio.shield(current.reduced)
-        except TimeoutError:
-            raise PeerGoneError("the round did not come together") from None
+        while not current.reduced.done():
+            left_s = current.progress_s + 2 * self._averaging_s - self._clock()
+            if left_s <= 0:
+                raise PeerGoneError("the round did not come together")
+            await asyncio.wait({current.reduced}, timeout=left_s)
         self.compression.count(where.codec, size)
-        return reduced.chunks
+        return current.reduced.result().chunks
+
+    def arrived(self, average_id: AverageId) -> int:
+        return self.open.arrived if self.open is not None and self.open.roster.average_id == average_id else 0
 
     async def _add_part(self, current: Round, peer: PeerId, made: Callable[[], Tensor]) -> None:
         """Run `made` to get a part, and after the last part sum them: one job, because each hand-over costs as much as a small slice."""

@@ -292,8 +292,8 @@ def _sending(faults: Faults, method: Method, _is_async: bool) -> Method:
 def _sending_part(faults: Faults, method: Method, _is_async: bool) -> Method:
     """Wrap a part of the accumulator sent to a reducer."""
 
-    async def reduce(self: Any, peer: Any, part: Any, chunks: Any, patience_s: float) -> Any:
-        return await method(self, peer, part, faults.broken(chunks) if faults.breaks_this_one else chunks, patience_s)
+    async def reduce(self: Any, peer: Any, part: Any, chunks: Any, *rest: Any) -> Any:
+        return await method(self, peer, part, faults.broken(chunks) if faults.breaks_this_one else chunks, *rest)
 
     return reduce
 

@@ -13,7 +13,7 @@ from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.wire.deliveries import Delivery
 from peerd.wire.messages import Average, Call, CallResult, Part, Snapshot
-from peerd.wire.services import Progress, Receive
+from peerd.wire.services import Progress, Receive, ReceivePart
 
 if TYPE_CHECKING:
     from peerd.daemon.seat import Seat
@@ -53,9 +53,12 @@ class Reception:
         with self._served() as seat:
             return await seat.rounds.propose(caller, roster)
 
-    async def reduce(self, caller: PeerId, part: Part, receive: Receive) -> Sequence[memoryview]:
+    async def reduce(self, caller: PeerId, part: Part, receive: ReceivePart) -> Sequence[memoryview]:
         with self._served() as seat:
             return await seat.rounds.reduce(caller, part, receive)
+
+    def arrived(self, average_id: AverageId) -> int:
+        return self._seat.rounds.arrived(average_id) if self._seat is not None else 0
 
     def abort(self, caller: PeerId, average_id: AverageId) -> None:
         if self._seat is not None:

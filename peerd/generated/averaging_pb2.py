@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from peerd.generated import swarm_pb2 as peerd_dot_generated_dot_swarm__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpeerd/generated/averaging.proto\x12\x05peerd\x1a\x1bpeerd/generated/swarm.proto\"Q\n\x0bRosterEntry\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\tledger_no\x18\x03 \x01(\x04\x12\x0c\n\x04\x64one\x18\x04 \x01(\x0c\"\x8a\x01\n\x06Roster\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x0e\n\x06leader\x18\x04 \x01(\t\x12#\n\x07\x65ntries\x18\x05 \x03(\x0b\x32\x12.peerd.RosterEntry\x12\x0e\n\x06spared\x18\x07 \x03(\t\x12\r\n\x05\x63odec\x18\x06 \x01(\t\"6\n\x08Proposal\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x1d\n\x06roster\x18\x02 \x01(\x0b\x32\r.peerd.Roster\"T\n\rProposalReply\x12\x0e\n\x06joined\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12#\n\x06record\x18\x03 \x01(\x0b\x32\x13.peerd.SignedRecord\"R\n\nPartHeader\x12\x12\n\naverage_id\x18\x01 \x01(\x0c\x12\r\n\x05slice\x18\x02 \x01(\r\x12\x0e\n\x06ledger\x18\x03 \x01(\x0c\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\"?\n\x0bPartMessage\x12!\n\x06header\x18\x01 \x01(\x0b\x32\x11.peerd.PartHeader\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"\x1d\n\x0cSliceMessage\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\naverage_id\x18\x01 \x01(\x0c\"\x0c\n\nAbortReply\":\n\x0e\x41verageRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\"\xa1\x01\n\rAverageHeader\x12\x1d\n\x06roster\x18\x01 \x01(\x0b\x32\r.peerd.Roster\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x62lake3\x18\x03 \x01(\x0c\x12\x0f\n\x07inexact\x18\x04 \x01(\r\x12\x0f\n\x07lineage\x18\x05 \x01(\x0c\x12\x11\n\x04norm\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x08tied_sum\x18\x06 \x01(\x0c\x42\x07\n\x05_norm\"Q\n\x0e\x41verageMessage\x12&\n\x06header\x18\x01 \x01(\x0b\x32\x14.peerd.AverageHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind\"4\n\x0bTiedRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\n\n\x02id\x18\x03 \x01(\x0c\"/\n\nTiedHeader\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06\x62lake3\x18\x02 \x01(\x0c\"K\n\x0bTiedMessage\x12#\n\x06header\x18\x01 \x01(\x0b\x32\x11.peerd.TiedHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind2\x98\x02\n\tAveraging\x12\x30\n\x07Propose\x12\x0f.peerd.Proposal\x1a\x14.peerd.ProposalReply\x12\x35\n\x06Reduce\x12\x12.peerd.PartMessage\x1a\x13.peerd.SliceMessage(\x01\x30\x01\x12/\n\x05\x41\x62ort\x12\x13.peerd.AbortRequest\x1a\x11.peerd.AbortReply\x12<\n\nGetAverage\x12\x15.peerd.AverageRequest\x1a\x15.peerd.AverageMessage0\x01\x12\x33\n\x07GetTied\x12\x12.peerd.TiedRequest\x1a\x12.peerd.TiedMessage0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpeerd/generated/averaging.proto\x12\x05peerd\x1a\x1bpeerd/generated/swarm.proto\"Q\n\x0bRosterEntry\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\tledger_no\x18\x03 \x01(\x04\x12\x0c\n\x04\x64one\x18\x04 \x01(\x0c\"\x8a\x01\n\x06Roster\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x0e\n\x06leader\x18\x04 \x01(\t\x12#\n\x07\x65ntries\x18\x05 \x03(\x0b\x32\x12.peerd.RosterEntry\x12\x0e\n\x06spared\x18\x07 \x03(\t\x12\r\n\x05\x63odec\x18\x06 \x01(\t\"6\n\x08Proposal\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x1d\n\x06roster\x18\x02 \x01(\x0b\x32\r.peerd.Roster\"T\n\rProposalReply\x12\x0e\n\x06joined\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12#\n\x06record\x18\x03 \x01(\x0b\x32\x13.peerd.SignedRecord\"R\n\nPartHeader\x12\x12\n\naverage_id\x18\x01 \x01(\x0c\x12\r\n\x05slice\x18\x02 \x01(\r\x12\x0e\n\x06ledger\x18\x03 \x01(\x0c\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\"?\n\x0bPartMessage\x12!\n\x06header\x18\x01 \x01(\x0b\x32\x11.peerd.PartHeader\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\".\n\x0cSliceMessage\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61rrived\x18\x02 \x01(\x04\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\naverage_id\x18\x01 \x01(\x0c\"\x0c\n\nAbortReply\":\n\x0e\x41verageRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\"\xa1\x01\n\rAverageHeader\x12\x1d\n\x06roster\x18\x01 \x01(\x0b\x32\r.peerd.Roster\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x62lake3\x18\x03 \x01(\x0c\x12\x0f\n\x07inexact\x18\x04 \x01(\r\x12\x0f\n\x07lineage\x18\x05 \x01(\x0c\x12\x11\n\x04norm\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x08tied_sum\x18\x06 \x01(\x0c\x42\x07\n\x05_norm\"Q\n\x0e\x41verageMessage\x12&\n\x06header\x18\x01 \x01(\x0b\x32\x14.peerd.AverageHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind\"4\n\x0bTiedRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\n\n\x02id\x18\x03 \x01(\x0c\"/\n\nTiedHeader\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06\x62lake3\x18\x02 \x01(\x0c\"K\n\x0bTiedMessage\x12#\n\x06header\x18\x01 \x01(\x0b\x32\x11.peerd.TiedHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind2\x98\x02\n\tAveraging\x12\x30\n\x07Propose\x12\x0f.peerd.Proposal\x1a\x14.peerd.ProposalReply\x12\x35\n\x06Reduce\x12\x12.peerd.PartMessage\x1a\x13.peerd.SliceMessage(\x01\x30\x01\x12/\n\x05\x41\x62ort\x12\x13.peerd.AbortRequest\x1a\x11.peerd.AbortReply\x12<\n\nGetAverage\x12\x15.peerd.AverageRequest\x1a\x15.peerd.AverageMessage0\x01\x12\x33\n\x07GetTied\x12\x12.peerd.TiedRequest\x1a\x12.peerd.TiedMessage0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,23 +45,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PARTMESSAGE']._serialized_start=521
   _globals['_PARTMESSAGE']._serialized_end=584
   _globals['_SLICEMESSAGE']._serialized_start=586
-  _globals['_SLICEMESSAGE']._serialized_end=615
-  _globals['_ABORTREQUEST']._serialized_start=617
-  _globals['_ABORTREQUEST']._serialized_end=651
-  _globals['_ABORTREPLY']._serialized_start=653
-  _globals['_ABORTREPLY']._serialized_end=665
-  _globals['_AVERAGEREQUEST']._serialized_start=667
-  _globals['_AVERAGEREQUEST']._serialized_end=725
-  _globals['_AVERAGEHEADER']._serialized_start=728
-  _globals['_AVERAGEHEADER']._serialized_end=889
-  _globals['_AVERAGEMESSAGE']._serialized_start=891
-  _globals['_AVERAGEMESSAGE']._serialized_end=972
-  _globals['_TIEDREQUEST']._serialized_start=974
-  _globals['_TIEDREQUEST']._serialized_end=1026
-  _globals['_TIEDHEADER']._serialized_start=1028
-  _globals['_TIEDHEADER']._serialized_end=1075
-  _globals['_TIEDMESSAGE']._serialized_start=1077
-  _globals['_TIEDMESSAGE']._serialized_end=1152
-  _globals['_AVERAGING']._serialized_start=1155
-  _globals['_AVERAGING']._serialized_end=1435
+  _globals['_SLICEMESSAGE']._serialized_end=632
+  _globals['_ABORTREQUEST']._serialized_start=634
+  _globals['_ABORTREQUEST']._serialized_end=668
+  _globals['_ABORTREPLY']._serialized_start=670
+  _globals['_ABORTREPLY']._serialized_end=682
+  _globals['_AVERAGEREQUEST']._serialized_start=684
+  _globals['_AVERAGEREQUEST']._serialized_end=742
+  _globals['_AVERAGEHEADER']._serialized_start=745
+  _globals['_AVERAGEHEADER']._serialized_end=906
+  _globals['_AVERAGEMESSAGE']._serialized_start=908
+  _globals['_AVERAGEMESSAGE']._serialized_end=989
+  _globals['_TIEDREQUEST']._serialized_start=991
+  _globals['_TIEDREQUEST']._serialized_end=1043
+  _globals['_TIEDHEADER']._serialized_start=1045
+  _globals['_TIEDHEADER']._serialized_end=1092
+  _globals['_TIEDMESSAGE']._serialized_start=1094
+  _globals['_TIEDMESSAGE']._serialized_end=1169
+  _globals['_AVERAGING']._serialized_start=1172
+  _globals['_AVERAGING']._serialized_end=1452
 # @@protoc_insertion_point(module_scope)

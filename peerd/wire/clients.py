@@ -121,8 +121,13 @@ class AveragingClient(Client):
         reply = await self._ask(peer, "Propose", proposal, timeout_s)
         return reply.joined, reply.reason[:200], (reply.record.body, reply.record.signature)
 
-    async def reduce(self, peer: PeerId, part: Part, chunks: Sequence[memoryview], patience_s: float) -> tuple[memoryview, ...]:
-        """Send this peer's part of the slice that `peer` reduces. Returns the reduced slice as chunks."""
+    async def reduce(
+        self, peer: PeerId, part: Part, chunks: Sequence[memoryview], patience_s: float, told: Callable[[int], None]
+    ) -> tuple[memoryview, ...]:
+        """Send this peer's part of the slice that `peer` reduces. Returns the reduced slice as chunks.
+
+        `told` hears how many bytes have moved: those of all parts that the peer says it has, and then those of the slice as well.
+        """
         channel = await self._links.channel_for_tensors(peer)
         call = channel.stream_stream(REDUCE, request_serializer=PARTS.serialize, response_deserializer=SLICES.deserialize)
 
@@ -132,7 +137,19 @@ class AveragingClient(Client):
                 yield chunk
 
         with ending(call(messages())) as rpc:
-            slice_chunks = await _read_chunks(rpc, part.num_bytes, patience_s)
+            stream, arrived = rpc.__aiter__(), 0
+
+            async def read(missing: int) -> Any:
+                nonlocal arrived
+                while True:
+                    message = await read_within(stream, with_time_for(patience_s, missing))
+                    if message is None or message.chunk:
+                        told(arrived + part.num_bytes - missing + (len(message.chunk) if message is not None else 0))
+                        return message
+                    arrived = max(arrived, message.arrived)
+                    told(arrived)
+
+            slice_chunks = await collected(read, part.num_bytes)
         self._links.traffic.sent_bytes += part.num_bytes
         self._links.traffic.received_bytes += part.num_bytes
         return slice_chunks

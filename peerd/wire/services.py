@@ -44,6 +44,8 @@ from peerd.wire.open_conversations import Held
 
 LOG = structlog.get_logger()
 Receive = Callable[[], Awaitable[Sequence[Bytes]]]
+ReceivePart = Callable[[Callable[[int], None]], Awaitable[Sequence[Bytes]]]
+"""Receives a part, and tells how many bytes each of its messages had."""
 Progress = Callable[[int, PeerId], None]
 Handler = TypeVar("Handler")
 
@@ -77,7 +79,10 @@ class StageHandler(Protocol):
 class AveragingHandler(Protocol):
     async def propose(self, caller: PeerId, roster: Roster) -> tuple[bool, str, RawRecord]: ...
 
-    async def reduce(self, caller: PeerId, part: Part, receive: Receive) -> Sequence[memoryview]: ...
+    async def reduce(self, caller: PeerId, part: Part, receive: ReceivePart) -> Sequence[memoryview]: ...
+
+    def arrived(self, average_id: AverageId) -> int:
+        """Return how many bytes of the parts of this peer's slice have arrived in an open round."""
 
     def abort(self, caller: PeerId, average_id: AverageId) -> None: ...
 
@@ -161,9 +166,21 @@ class Door:
     async def read(self, messages: AsyncIterator[Any], most_bytes: int = CHUNK_BYTES) -> Any:
         return await next_within(messages, with_time_for(self.patience_s, most_bytes))
 
-    async def read_chunks(self, messages: AsyncIterator[Any], num_bytes: int, begun: Bytes = b"") -> tuple[Any, ...]:
-        """Read chunks of exactly `num_bytes` together, including `begun`. Raises BadMessageError if they do not add up."""
-        chunks = await collected(lambda missing: self.read(messages, missing), num_bytes, begun)
+    async def read_chunks(
+        self, messages: AsyncIterator[Any], num_bytes: int, begun: Bytes = b"", told: Callable[[int], None] = lambda _num_bytes: None
+    ) -> tuple[Any, ...]:
+        """Read chunks of exactly `num_bytes` together, including `begun`. Raises BadMessageError if they do not add up.
+
+        `told` hears the size of each.
+        """
+
+        async def read(missing: int) -> Any:
+            message = await self.read(messages, missing)
+            told(len(message.chunk) if message is not None else 0)
+            return message
+
+        told(len(begun))
+        chunks = await collected(read, num_bytes, begun)
         self.traffic.received_bytes += num_bytes
         return chunks
 
@@ -321,11 +338,21 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
         return averaging_pb2.ProposalReply(joined=joined, reason=reason, record=swarm_pb2.SignedRecord(body=body, signature=signature))
 
     async def Reduce(self, messages: AsyncIterator[averaging_pb2.PartMessage | Headed | Chunk], context: Any) -> AsyncIterator[Any]:
-        """Take a part and yield the reduced slice, without copying its chunks (`ChunkCoder`)."""
+        """Take a part and yield the reduced slice, without copying its chunks (`ChunkCoder`). Tell meanwhile how much has arrived."""
         async with self._door.answering(context) as caller:
             header, begun = opening(await self._door.read(messages), averaging_pb2.PartMessage, "a part without a header")
             part = convert.part_from(header)
-            chunks = await self._handler.reduce(caller, part, lambda: self._door.read_chunks(messages, part.num_bytes, begun))
+            work = asyncio.ensure_future(
+                self._handler.reduce(caller, part, lambda told: self._door.read_chunks(messages, part.num_bytes, begun, told))
+            )
+            try:
+                while not (await asyncio.wait({work}, timeout=self._door.patience_s / 4))[0]:
+                    yield averaging_pb2.SliceMessage(arrived=self._handler.arrived(part.average_id))
+                chunks = await work
+            finally:
+                work.cancel()
+                with contextlib.suppress(asyncio.CancelledError, PeerdError):
+                    await work
         for chunk in chunks:
             yield chunk
         self._door.traffic.sent_bytes += part.num_bytes

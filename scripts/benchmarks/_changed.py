@@ -2,7 +2,7 @@
 
 nat-rebind      the router of a peer that nobody can dial forgets all its flows, and gives those that go on new ports
 address-change  a peer's address is taken away, and it gets another one, as with a new lease or a change from Wi-Fi to mobile
-slow-join       a peer joins and downloads a stage of 7 MB; all links have 20 Mbit/s and 40 ms
+slow-join       a peer joins and downloads a stage of 20 MB; all links have 20 Mbit/s and 40 ms
 busy-uplink     the kernel (tc) slows a peer's uplink, on which tensors wait, to 20 Mbit/s; peerd knows of no cap
 
 Two stages of --mates peers, on links of 100 Mbit/s and 10 ms where nothing else is said. With one peer a stage nobody can stand in for
@@ -21,8 +21,8 @@ from scripts.benchmarks._disturbed import NUM_STAGES, TINY, Disturbed, Outcome, 
 from scripts.benchmarks._switch import Links
 
 SLOW = Links(mbit_per_s=20, round_trip_ms=40)
-LARGER = ModelConfig(num_layers=2 * NUM_STAGES, d_model=128, num_heads=2, d_ff=512)
-"""0.4 million parameters for each stage."""
+LARGER = ModelConfig(num_layers=2 * NUM_STAGES, d_model=192, num_heads=2, d_ff=768)
+"""1.2 million parameters for each stage: a state of 20 MB."""
 MOST_PAUSE_S = 15.0
 LEAST_AFTERWARDS = 0.7
 

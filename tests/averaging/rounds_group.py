@@ -27,6 +27,7 @@ from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
 AVERAGING_S = 20.0
+PIECE_S = 0.1
 MICROBATCHES = 6
 MANIFEST = tiny_manifest(microbatches_per_step=MICROBATCHES, accumulate="float64")
 Fault = Callable[[str, PeerId, PeerId], Awaitable[None]]
@@ -57,6 +58,8 @@ class Group:
 
     members: dict[PeerId, Member] = field(default_factory=dict)
     fault: Fault = no_fault
+    pieces: dict[PeerId, list[int]] = field(default_factory=dict)
+    """Of members whose parts arrive slowly: the bytes of each piece, PIECE_S apart."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def roster(self, attempt: int = 0, leader: PeerId | None = None) -> Roster:
@@ -96,10 +99,13 @@ class Client:
         except TypeError as error:  # what the wire makes of a bug at the callee
             raise PeerGoneError(repr(error)) from None
 
-    async def reduce(self, peer: PeerId, part: Part, chunks: Sequence[memoryview], _patience_s: float) -> tuple[memoryview, ...]:
+    async def reduce(self, peer: PeerId, part: Part, chunks: Sequence[memoryview], *_: object) -> tuple[memoryview, ...]:
         await self._deliver("reduce", peer)
 
-        async def receive() -> tuple[memoryview, ...]:
+        async def receive(told: Callable[[int], None]) -> tuple[memoryview, ...]:
+            for num_bytes in self.group.pieces.get(self.me, ()):
+                await asyncio.sleep(PIECE_S)
+                told(num_bytes)
             return tuple(chunks)
 
         header = Part(part.average_id, part.slice_index, part.ledger, part.num_bytes)

@@ -7,6 +7,7 @@ callee's handler, as the wire would.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import threading
 from collections.abc import Callable
@@ -16,9 +17,11 @@ from typing import Any
 import pytest
 import torch
 
+from peerd.averaging.exchange import Moving, Round
 from peerd.config.codec import CODECS, parse_codec
 from peerd.config.manifest import WireConfig
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
+from peerd.link.links import CHUNK_BYTES
 from peerd.stage.accumulator import split_evenly
 from peerd.stage.executor import Priority
 from peerd.stage.optimizer import Optimizer
@@ -28,6 +31,7 @@ from peerd.wire.messages import Part
 from peerd.wire.tensors import views_of_flat
 from tests.averaging.rounds_group import (
     MANIFEST,
+    PIECE_S,
     Group,
     no_fault,
     whole_sum,
@@ -209,6 +213,29 @@ async def test_a_member_whose_ledger_changed_refuses_and_the_leader_closes_the_r
     assert group.leader(roster).state.record.done != 0
 
 
+@pytest.mark.parametrize("moves", [True, False])
+async def test_a_part_may_take_as_long_as_it_takes_while_its_bytes_arrive(make_group: MakeGroup, moves: bool) -> None:
+    """As over a slow uplink, on which a joiner downloads its state as well. A part of which nothing arrives closes the round."""
+    group = make_group(3)
+    for member in group.members.values():
+        member.rounds._averaging_s = 2 * PIECE_S
+    group.pieces[PeerId("member2")] = [8 * moves] * 12
+    roster = group.roster()
+    assert await group.leader(roster).rounds.lead(roster) == ""
+    await group.settled(Phase.AVERAGED if moves else Phase.ACCUMULATING)
+
+
+async def test_what_a_reducer_says_is_progress_in_whole_chunks_and_no_further_than_there_is_to_move(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    roster, times_s = group.roster(), itertools.count(1)
+    current = Round(roster, 0, group.leader(roster).state.accumulator.flat, [])
+    moving, seen = Moving(current, 2 * CHUNK_BYTES, lambda: next(times_s)), []
+    for num_bytes in (1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES, 6 * CHUNK_BYTES, 99 * CHUNK_BYTES):
+        moving.told(num_bytes)
+        seen.append(current.progress_s)
+    assert seen == [0, 1, 1, 2, 3, 3]
+
+
 async def test_parts_of_a_closed_round_are_dead_for_ever(make_group: MakeGroup) -> None:
     group = make_group(2)
     roster, member = group.roster(), group.members[PeerId("member1")]
@@ -218,7 +245,7 @@ async def test_parts_of_a_closed_round_are_dead_for_ever(make_group: MakeGroup) 
         await member.rounds.reduce(roster.leader, Part(roster.average_id, 1, 0, 8), nothing)
 
 
-async def nothing() -> tuple[memoryview, ...]:
+async def nothing(_told: object) -> tuple[memoryview, ...]:
     return ()
 
 
@@ -275,7 +302,7 @@ async def test_a_part_sent_twice_at_once_breaks_nothing(make_group: MakeGroup) -
     start, end = split_evenly(sender.state.accumulator.flat.numel(), 2)[0]
     chunks = views_of_flat(sender.state.accumulator.flat[start:end].clone())
 
-    async def receive() -> tuple[memoryview, ...]:
+    async def receive(_told: object) -> tuple[memoryview, ...]:
         return chunks
 
     part = Part(roster.average_id, 0, sender.state.record.done, (end - start) * 8)
@@ -294,7 +321,7 @@ async def test_a_part_that_is_not_what_the_roster_says_is_refused(make_group: Ma
     length = split_evenly(sender.state.accumulator.flat.numel(), 3)[0][1]
     values = torch.full((length,), math.nan if lie == "values" else 1.0, dtype=torch.float64)
 
-    async def receive() -> tuple[memoryview, ...]:
+    async def receive(_told: object) -> tuple[memoryview, ...]:
         return views_of_flat(values)
 
     sound = Part(roster.average_id, 0, sender.state.record.done, length * 8)

@@ -191,8 +191,8 @@ class Peer:
     async def propose(self, peer: PeerId, roster: Roster, _timeout_s: float) -> tuple[bool, str, RawRecord]:
         return await self._at(peer).rounds.propose(self.me, roster)
 
-    async def reduce(self, peer: PeerId, part: Part, chunks: Sequence[memoryview], _patience_s: float) -> tuple[memoryview, ...]:
-        async def receive() -> tuple[memoryview, ...]:
+    async def reduce(self, peer: PeerId, part: Part, chunks: Sequence[memoryview], *_: object) -> tuple[memoryview, ...]:
+        async def receive(_told: object) -> tuple[memoryview, ...]:
             return tuple(chunks)
 
         header = Part(part.average_id, part.slice_index, part.ledger, part.num_bytes)

@@ -25,7 +25,8 @@ from peerd.table.record import AverageId, PeerId, Phase
 from peerd.wire import convert
 from peerd.wire.chunks import digest_of
 from peerd.wire.clients import AveragingClient
-from peerd.wire.services import AveragingHandler, AveragingServicer, Door
+from peerd.wire.messages import Part
+from peerd.wire.services import AveragingHandler, AveragingServicer, Door, ReceivePart
 from tests.link.local_peers import serving
 from tests.wire.callee import ALL, BAD, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain
 
@@ -158,6 +159,36 @@ async def test_gradients_of_a_tied_weight_come_whole_and_as_they_were_sent_or_no
             assert holder.asked == [(3, b"x")]
             with pytest.raises(BadMessageError, match="without a header that says 24 bytes"):
                 await client.get_tied(PeerId("caller"), 3, AverageId(b"x"), 24, PATIENCE_S)
+
+
+class SlowReducer:
+    """The parts of the others take longer to arrive than anybody waits for a message."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def reduce(self, _caller: PeerId, _part: Part, receive: ReceivePart) -> Sequence[memoryview]:
+        chunks = await receive(lambda _num_bytes: None)
+        await asyncio.sleep(4 * SHORT_S)
+        return [memoryview(chunk) for chunk in chunks]
+
+    def arrived(self, _average_id: AverageId) -> int:
+        self.calls += 1
+        return 8 * self.calls
+
+
+SHORT_S = 0.3
+
+
+async def test_a_sender_waits_as_long_as_the_reducer_says_that_parts_arrive() -> None:
+    reducer, told = SlowReducer(), list[int]()
+    async with serving([AveragingServicer(Door(RUN, SHORT_S, Traffic()), cast(AveragingHandler, reducer))]) as served:
+        client = AveragingClient(served.links_of("caller"), RUN)
+        header = Part(AverageId(bytes(16)), 0, 0, 8)
+        chunks = await client.reduce(PeerId("caller"), header, [memoryview(b"gradient")], SHORT_S, told.append)
+    assert b"".join(chunks) == b"gradient"
+    assert reducer.calls >= 4
+    assert told == [8 * (number + 1) for number in range(reducer.calls)] + [8 * reducer.calls + 8]
 
 
 def part(average_id: AverageId, ledger: int = 0, slice_index: int = 0, num_bytes: int = 8) -> averaging_pb2.PartHeader:

@@ -55,8 +55,9 @@ async def test_the_clients_turn_each_status_into_its_error(callee: Callee) -> No
     with pytest.raises(WrongStateError):
         await SwarmClient(callee.links(), RunId("b" * 32)).gossip(callee.caller.peer, [], PATIENCE_S)
     header = Part(AverageId(bytes(16)), 0, 0, 8)
+    client = AveragingClient(callee.links(), RUN)
     with pytest.raises(WrongStateError):
-        await AveragingClient(callee.links(), RUN).reduce(callee.caller.peer, header, [memoryview(bytes(8))], PATIENCE_S)
+        await client.reduce(callee.caller.peer, header, [memoryview(bytes(8))], PATIENCE_S, lambda _moved: None)
     with pytest.raises(BadMessageError):
         await SwarmClient(callee.links(), RUN).gossip(callee.caller.peer, [(b"junk", b"")], PATIENCE_S)
     with pytest.raises(BusyError) as banned:
