@@ -79,6 +79,13 @@ def test_steps_that_it_cannot_have_from_here_say_nothing(followers: Followers) -
         assert needed(followers, 101.0, joining(step)) == 10
 
 
+def test_a_joiner_that_asks_again_may_go_on_with_the_state_that_it_had_begun_with(followers: Followers) -> None:
+    followers.began(JOINER, 30, 110.0)
+    assert needed(followers, 1000.0) == 10
+    followers.ended(JOINER, 1000.0, LEAST_S)
+    assert needed(followers, 1100.0, joining(30)) == 30, "it has taken the newer one"
+
+
 def test_the_averages_since_the_oldest_state_are_kept_for_several(followers: Followers) -> None:
     followers.began(OTHER, 7, 100.0)
     assert needed(followers, 101.0, joining()) == 7

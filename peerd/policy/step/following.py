@@ -23,7 +23,7 @@ class _Follower:
     """The time when its download ended, or when it was last seen to apply an average."""
     patience_s: float
     """How long it may take for the next move, once its downloads have ended."""
-    downloads: int = 1
+    downloads: int = 0
     """The number of downloads under way."""
 
 
@@ -35,11 +35,10 @@ class Followers:
 
     def began(self, peer: PeerId, step: int, now_s: float) -> None:
         """The peer begins, or goes on, to download the state of this step."""
-        known = self._by_peer.get(peer)
-        if known is None or known.downloads == 0:
-            self._by_peer[peer] = _Follower(step, now_s, now_s, 0.0)
-        else:  # it has given another download up, which nobody here knows yet
-            known.step, known.downloads = min(known.step, step), known.downloads + 1
+        known = self._by_peer.setdefault(peer, _Follower(step, now_s, now_s, 0.0))
+        if known.downloads == 0:
+            known.began_s = now_s
+        known.step, known.downloads = min(known.step, step), known.downloads + 1  # it may go on with an earlier one that broke
 
     def ended(self, peer: PeerId, now_s: float, least_patience_s: float) -> None:
         """A download ended, whole or not. What it leads to may take as long as the download did: loading, and the first average."""
