@@ -35,7 +35,7 @@ class Kept:
 
     def add(self, held: Held) -> None:
         peer = self._peer
-        self._held.append(held)
+        self._held = [each for each in self._held if each.step != held.step] + [held]  # the run may have gone back
         needed = self._followers.needed_from(peer.live(), peer.record, peer.now)
         first = held.step + 1 - LEAST_KEPT
         if needed is not None and "following" not in peer.world.scenario.off:

@@ -8,7 +8,7 @@ Checked, by the invariants of docs/protocol.md:
   I1  every applied average of a step counts each microbatch once, computed with that step's parameters
   I2  peers of a stage at the same step and with equal lineage have the same history
   I3  no divergence persists
-  I4  while an up-to-date peer of each stage survives, every step is finished in bounded time, none of them inexact
+  I4  while an up-to-date peer of each stage survives, every step is finished in bounded time, and none stays inexact
   I5  where gradient norms are shared, every stage applies the same norm of a step (but for rounding)
   I6  where the first and the last stage hold copies of one weight, both apply the whole step to it, copies with one history
       are the same, and no difference persists
@@ -167,7 +167,8 @@ class World:
                 if self._finished():
                     break
         stalled = "" if self.violations or self._finished() else f"stalled at {self.now:.0f} s: {self.describe()}"
-        if self.scenario.survivor is Survivor.UP_TO_DATE and self.counts["inexact"] and not self.violations:
+        stays = any(peer.record.lineage.inexact for peer in self.peers.values() if peer.alive)
+        if self.scenario.survivor is Survivor.UP_TO_DATE and stays and not self.violations:
             self.violations.append("I4: a step was given up as inexact although an up-to-date peer survived")
         return Outcome(tuple(self.violations), stalled, self.counts, self.now)
 

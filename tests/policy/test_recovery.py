@@ -30,6 +30,16 @@ def rules(num_stages: int, ties_stages: bool = False) -> StepRules:
     return StepRules(num_stages=num_stages, num_microbatches=4, ttl_s=15.0, averaging_s=9.0, ties_stages=ties_stages)
 
 
+def test_hole_29_a_stage_goes_back_to_the_step_of_one_that_is_left_behind_if_it_can() -> None:
+    behind, ahead = server("a", 0, 15, 12, 15), server("b", 1, 17, 15)
+    assert step_to_go_back_to(ahead, view(ahead, behind), rules(2)) == 15
+    assert step_to_go_back_to(behind, view(behind, ahead), rules(2)) is None, "it is there already"
+    for near in (server("a", 0, 16), server("a", 0, 17), server("a", 0, 14, 14)):
+        assert step_to_go_back_to(ahead, view(ahead, near), rules(2)) is None, "nothing to mend, or nothing on the disk"
+    for far in (joiner("c", 1, 17), server("c", 1, 17)):
+        assert step_to_go_back_to(ahead, view(ahead, behind, far), rules(2)) == 15
+
+
 def step_to_load(act: Act | None) -> int | None:
     return act.step if isinstance(act, LoadCheckpoint) else None
 

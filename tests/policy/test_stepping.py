@@ -325,6 +325,13 @@ def test_a_joiner_does_not_serve_like_mates_that_may_be_dead_while_another_stage
     assert isinstance(decided(joiner(0), member("p1", step=0), member("p2", stage=1, step=2)), Wait)
 
 
+def test_hole_29_no_step_is_given_up_that_the_other_stages_can_go_back_to() -> None:
+    mine, long_ago = member("me", step=15), -1000.0
+    own = OwnState(record=mine, lost_since_s=long_ago)
+    assert isinstance(decided(mine, member("p1", stage=1, step=17), own=own), SkipStep)
+    assert isinstance(decided(mine, member("p1", stage=1, step=17, checkpoints=(15,)), own=own), Wait)
+
+
 def test_a_joiner_whose_mates_refuse_downloads_again() -> None:
     mine, mate = joiner(2), member("p1", step=3)
     own = OwnState(record=mine, refused=frozenset({(mate.peer, 2)}))

@@ -121,14 +121,27 @@ def step_to_go_back_to(mine: PeerRecord, live: LiveView, rules: StepRules) -> in
     It is the newest step that every stage can provide, where nobody serves some stage, and its joiners hold neither the step of this
     stage nor the one before. None: there is no such need, or no such step. For a joiner that holds a newer state than its mates it is
     the step that the run resumes at without that state.
+
+    Where every stage is served it is the step of the stage that is left behind by two steps or more, if all others can provide it.
     """
     if all(live.serving(stage) for stage in range(rules.num_stages)):
-        return None
+        behind = step_of_stage_left_behind(mine, live, rules)
+        return None if behind is None or behind in _frontier(live, mine.stage, rules) else behind
     newest = stage_step(live, mine.stage)
     joins_ahead = mine.phase is Phase.JOINING and (newest is None or newest < mine.step)
     held = frozenset({mine.step}) if joins_ahead else frozenset()
     step, is_lossless = _newest_common(mine, live, rules, held)
     return None if step in (held or _frontier(live, mine.stage, rules if is_lossless else None)) else step
+
+
+def step_of_stage_left_behind(mine: PeerRecord, live: LiveView, rules: StepRules) -> int | None:
+    """The step of a stage that is two steps or more behind another one, if every stage can provide it; None otherwise (hole 29)."""
+    steps = [step for stage in range(rules.num_stages) if (step := stage_step(live, stage)) is not None]
+    lowest = min(steps, default=0)
+    if len(steps) < rules.num_stages or max(steps) < lowest + 2:
+        return None
+    offered = all(lowest in _frontier(live, stage, rules) | _on_disks(mine, live, stage) for stage in range(rules.num_stages))
+    return lowest if offered else None
 
 
 def _newest_common(mine: PeerRecord, live: LiveView, rules: StepRules, held: frozenset[int] = frozenset()) -> tuple[int | None, bool]:

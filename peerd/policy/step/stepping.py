@@ -21,7 +21,7 @@ from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
 from peerd.policy.step.asides import sums_to_drop
 from peerd.policy.step.ledger import stage_step, why_not_averaged
-from peerd.policy.step.recovery import checkpoint_to_bring, holds_later, is_left_behind, step_to_go_back_to
+from peerd.policy.step.recovery import checkpoint_to_bring, holds_later, is_left_behind, step_of_stage_left_behind, step_to_go_back_to
 from peerd.policy.step.roster import compose, dead_links, to_spare
 from peerd.policy.step.situation import Situation
 from peerd.policy.step.tied import better_copy
@@ -226,6 +226,8 @@ def _skip_lost(now: Situation) -> Act | None:
     since_s, rules = now.own.lost_since_s, now.rules
     if since_s is None or not looks_lost(now):
         return None
+    if step_of_stage_left_behind(now.mine, now.live, rules) is not None:
+        return None  # the others go back to this step: rule 14
     is_far = _newest_step(now) >= now.mine.step + 2
     if now.now_s - since_s >= (3 * rules.ttl_s if is_far else rules.lost_wait_s):
         return acts.SkipStep("other stages moved on and nobody alive holds this step's average")
@@ -233,7 +235,7 @@ def _skip_lost(now: Situation) -> Act | None:
 
 
 def _step_back(now: Situation) -> Act | None:
-    """Rule 14 (step back): another stage died and came back with older steps than the serving stages hold in memory."""
+    """Rule 14 (step back): another stage died, or was out of sight, and has older steps than the serving stages hold in memory."""
     since_s, rules = now.own.back_since_s, now.rules
     if since_s is None or now.now_s - since_s < rules.lost_wait_s:
         return None
