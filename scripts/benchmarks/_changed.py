@@ -26,8 +26,8 @@ SLOW = Links(mbit_per_s=20, round_trip_ms=40)
 LARGER = ModelConfig(num_layers=2 * NUM_STAGES, d_model=192, num_heads=2, d_ff=768)
 """1.2 million parameters for each stage: a state of 20 MB."""
 MOST_PAUSE_S = 15.0
-"""Measured: 2 s without a step after an address change, 7 s after a router forgot its flows, 6 s (a step) on a slow uplink; 6, 7 and 6 beside
-other load. Without what peerd does about it the first two took the 40 s of the keepalives.
+"""Measured with one peer a stage: 2 s without a step after an address change (6 beside other load), 7 s after a router forgot its flows,
+6 s (a step) on a slow uplink. Without what peerd does about it the first two took 40 s, until the keepalives had failed.
 """
 LEAST_AFTERWARDS = 0.7
 
