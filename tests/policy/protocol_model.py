@@ -257,7 +257,7 @@ class World:
             if named is None or not named.alive:
                 return
             target = named
-        if fault.kind in TAKES_AWAY and not self._survives_without(target):
+        if fault.kind in TAKES_AWAY and not self._survives_without(target, is_scripted=bool(fault.name)):
             return
         if fault.kind in TAKES_AWAY | OUTAGES and self.outages.is_one_alone(self.now):
             return
@@ -305,7 +305,7 @@ class World:
             case Kind.SLOW:
                 target.slow_until = self.now + fault.lasts_s
 
-    def _survives_without(self, target: ModelPeer) -> bool:
+    def _survives_without(self, target: ModelPeer, is_scripted: bool) -> bool:
         """Whether another peer of its stage survives as the scenario demands, and another trainer too."""
         alive = [p for p in self.peers.values() if p.alive and not p.record.leaving]
         rest = [p for p in alive if p is not target]
@@ -313,7 +313,7 @@ class World:
         if len(stages) < self.scenario.num_stages and not self.outages.can_resume({p.name: p.record.stage for p in rest}):
             return False  # a stage is yet to come back, and needs what is on the disks
         mates = [p for p in rest if p.record.stage == target.record.stage and p.record.phase is not Phase.JOINING]
-        if any(p.record.step for p in alive):
+        if not is_scripted and any(p.record.step for p in alive):
             mates = [p for p in mates if p.record.step]  # the first weights alone are no state of a run that has begun
         if self.scenario.survivor is Survivor.UP_TO_DATE:
             newest = max((p.record.step for p in self.peers.values() if p.alive and p.record.stage == target.record.stage), default=0)
