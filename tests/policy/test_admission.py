@@ -80,6 +80,13 @@ def test_who_can_add_a_microbatch_computes_it_and_else_who_is_just_past_its_step
         assert all(not r.leaving and r.step <= step for r in found)
 
 
+def test_hole_22_a_callee_behind_a_dead_link_is_asked_only_if_no_other_is_as_able() -> None:
+    me, near, far = member("me", unreached=(PeerId("far"),)), member("near", stage=1), member("far", stage=1)
+    assert [r.peer for r in able_to_compute(view_of(me, near, far), 1, 0)] == ["near"]
+    assert [r.peer for r in able_to_compute(view_of(me, replace(near, leaving=True), far), 1, 0)] == ["far"]
+    assert [r.peer for r in able_to_compute(view_of(me, replace(near, step=4), far), 1, 0)] == ["far"]
+
+
 @given(st.integers(1, 40), st.integers(3, 1000))
 def test_the_step_before_has_a_slot_more_and_the_next_one_fewer_but_never_none(slots: int, far: int) -> None:
     fewer = max(1, slots - 1)

@@ -75,11 +75,18 @@ def slots_for(steps_ahead: int, slots: int) -> int:
 
 def able_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
     """Return the peers of a stage to send this step to: those that can add it to a ledger, now or after a commit; otherwise those just
-    past it (hole 4) or about to leave."""
+    past it (hole 4) or about to leave.
+
+    A peer that this one has not reached is asked only if no other is as able: its record rises all the same where the link is dead in one
+    direction (hole 22), and each call to it costs as long as the caller waits.
+    """
     adding = [r for r in live.serving(stage) if r.step <= step <= newest_taken(r)]
-    staying = [r for r in adding if not r.leaving]
     past = [r for r in live.serving(stage) if r.step == step + 1]
-    return staying or [r for r in past if not r.leaving] or [*adding, *past]
+    unreached = live.mine.unreached if live.mine is not None else ()
+    for able in ([r for r in adding if not r.leaving], [r for r in past if not r.leaving], [*adding, *past]):
+        if able:
+            return [r for r in able if r.peer not in unreached] or able
+    return []
 
 
 def why_refuse_evaluation(mine: PeerRecord, *, stage: int, step: int, kept: int | None) -> str | None:
