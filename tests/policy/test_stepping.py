@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -323,6 +324,14 @@ def test_a_joiner_does_not_serve_like_mates_that_may_be_dead_while_another_stage
     """The record of a mate that died at the run's start is new to a peer that has just come."""
     assert isinstance(decided(joiner(0), member("p1", step=0), member("p2", stage=1, step=1)), Serve)
     assert isinstance(decided(joiner(0), member("p1", step=0), member("p2", stage=1, step=2)), Wait)
+
+
+@pytest.mark.parametrize(("far", "expected"), [(3, Reload), (4, Reload), (5, Serve)])
+def test_hole_24_a_joiner_is_no_step_ahead_of_the_other_end_of_a_tied_weight(far: int, expected: type[Act]) -> None:
+    """Its state holds no sum of the step that the other end has yet to finish, also where that is a step behind the mates."""
+    mine = joiner(5)
+    live = view_of(mine, member("p1", step=4), member("p2", stage=1, step=far))
+    assert isinstance(decide(Situation(OwnState(record=mine), live, 100.0, replace(RULES, ties_stages=True))), expected)
 
 
 def test_hole_29_no_step_is_given_up_that_the_other_stages_can_go_back_to() -> None:
