@@ -52,7 +52,8 @@ def _join(now: Situation) -> Act:
         held_back = step_to_go_back_to(mine, now.live, rules)
         if held_back is not None:
             return _step_back(now) or acts.Wait(f"the run can resume only at step {held_back}")
-        if newest == mine.step - 1 and now.other_end_step is not None and now.other_end_step < mine.step:
+        far = now.other_end_step
+        if newest is not None and far is not None and far < mine.step and not is_left_behind(mine, newest, now.live, rules):
             peer = max(now.mates, key=lambda m: (m.step, m.peer)).peer
             return acts.Reload("the other end of the tied weight needs a step whose sum this peer does not hold", peer)
         return acts.Serve("no peer of the stage is ahead of what this peer holds")
