@@ -12,7 +12,7 @@ from peerd.policy.step.acts import Act, CloseRound, Commit, DropSums, FetchAvera
 from peerd.policy.step.roster import Roster, compose, entry_of
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide, looks_lost
-from peerd.table.record import TRANSITIONS, AverageId, Lineage, PeerId, PeerRecord, Phase, Void
+from peerd.table.record import TRANSITIONS, AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm, Void
 from peerd.table.view import LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, ledgers, live_views, member, view_of
 
@@ -324,6 +324,25 @@ def test_a_joiner_does_not_serve_like_mates_that_may_be_dead_while_another_stage
     """The record of a mate that died at the run's start is new to a peer that has just come."""
     assert isinstance(decided(joiner(0), member("p1", step=0), member("p2", stage=1, step=1)), Serve)
     assert isinstance(decided(joiner(0), member("p1", step=0), member("p2", stage=1, step=2)), Wait)
+
+
+def test_no_step_is_given_up_while_nobody_serves_some_stage() -> None:
+    """Nothing is finished meanwhile, and a step on the disks of all stages may be found: rule 14 (step back)."""
+    mine, rules = member("me", step=15), replace(RULES, num_stages=3)
+    ahead, last = member("p1", stage=1, step=17), member("p2", stage=2, step=17)
+    own = OwnState(record=mine, lost_since_s=-1000.0)
+    assert isinstance(decide(Situation(own, view_of(mine, ahead, last), 100.0, rules)), SkipStep)
+    assert isinstance(decide(Situation(own, view_of(mine, ahead), 100.0, rules)), Wait)
+
+
+def test_a_step_whose_norm_died_is_given_up_though_two_stages_are_still_at_it() -> None:
+    """The third has given it up, and tells no norm of it: the averages of the others can never be applied."""
+    mine, rules = averaged("me", step=9), replace(RULES, num_stages=3, shares_norms=True)
+    mate, beyond = averaged("p1", stage=1, step=9), member("p2", stage=2, step=10)
+    own = OwnState(record=mine, lost_since_s=-1000.0)
+    assert isinstance(decide(Situation(own, view_of(mine, mate, beyond), 100.0, rules)), SkipStep)
+    told = replace(beyond, norms=(StepNorm(9, 1.5),))
+    assert not isinstance(decide(Situation(own, view_of(mine, mate, told), 100.0, rules)), SkipStep)
 
 
 @pytest.mark.parametrize(("near", "far", "expected"), [(4, 3, Reload), (4, 4, Reload), (3, 4, Reload), (4, 5, Serve), (1, 4, Serve)])

@@ -227,6 +227,8 @@ def _skip_lost(now: Situation) -> Act | None:
     since_s, rules = now.own.lost_since_s, now.rules
     if since_s is None or not looks_lost(now):
         return None
+    if not all(now.live.serving(stage) for stage in range(rules.num_stages)):
+        return None  # no step is finished meanwhile, and rule 14 (step back) may still find one that every stage can provide
     if step_of_stage_left_behind(now.mine, now.live, rules) is not None:
         return None  # the others go back to this step: rule 14
     is_far = _newest_step(now) >= now.mine.step + 2
@@ -312,7 +314,7 @@ def looks_lost(now: Situation) -> bool:
         return False
     others = [stage_step(now.live, stage) for stage in range(num_stages) if stage != mine.stage]
     known = [step for step in others if step is not None]
-    if any(step >= mine.step + 2 for step in known):
+    if any(step >= mine.step + 2 for step in known) or (is_useless and any(step > mine.step for step in known)):
         return True
     return bool(known) and len(known) == len(others) and all(step > mine.step for step in known)
 
