@@ -171,8 +171,7 @@ class SnapshotServer:
         return near
 
     async def _make(self, key: Key) -> tuple[_Copy, Pieces]:
-        if key.lineage is None:
-            assert self._start is not None
+        if key.lineage is None and self._start is not None:  # `snapshot` has refused what this peer does not hold
             found = await asyncio.to_thread(self._start, key.stage)
         else:
             found = await self._own(key.tied_only)

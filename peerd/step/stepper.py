@@ -197,9 +197,14 @@ class Stepper:
         at_start = own.record.step <= self._beginning.step
         if own.record.phase is Phase.JOINING and at_start and not live.serving(own.record.stage):
             return self._once_settled(self._recover(now), now)
-        later_since_s = self._later.since_s(holds_later(own.record, live) or None, now.now_s)
-        own = replace(own, back_since_s=back_since_s, outlived_since_s=outlived_since_s, later_since_s=later_since_s)
-        return self._once_settled(decide(replace(now, own=replace(own, lost_since_s=self._lost_since_s))), now)
+        own = replace(
+            own,
+            lost_since_s=self._lost_since_s,
+            back_since_s=back_since_s,
+            outlived_since_s=outlived_since_s,
+            later_since_s=self._later.since_s(holds_later(own.record, live) or None, now.now_s),
+        )
+        return self._once_settled(decide(replace(now, own=own)), now)
 
     def _once_settled(self, act: Act, now: Situation) -> Act:
         """Wait with a checkpoint until it has been the one to load for a while: the dead are believed to live for one life of a record."""

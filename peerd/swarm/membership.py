@@ -166,7 +166,11 @@ class Membership:
         """Merge records that their sender vouches for. Raises BadMessageError for the first broken one; those before it are merged."""
         news = False
         for body, signature in raws:
-            news |= self._absorb_one(body, signature)
+            try:
+                news |= self._merge(*peek_record(body), body, signature)
+            except BadMessageError:
+                self.messages_refused += 1
+                raise
         if news:
             self.wake()
 
@@ -176,16 +180,20 @@ class Membership:
         A broken record of a third party costs only itself, because the sender may not have looked at it. Raises BadMessageError if the
         sender's own is broken.
         """
-        verified = []
-        for raw in raws:
+        verified, news = list[RawRecord](), False
+        for body, signature in raws:
+            peer = None
             try:
-                self.absorb([raw])
-                held = self.raws.get(peek_record(raw[0])[0])
+                peer, pair = peek_record(body)
+                news |= self._merge(peer, pair, body, signature)
             except BadMessageError:
-                if _names(raw, sender):
+                self.messages_refused += 1
+                if peer == sender:
                     raise
                 continue
-            verified += [held.raw] if held is not None else []
+            verified += [self.raws[peer].raw] if peer in self.raws else []
+        if news:
+            self.wake()
         return verified
 
     async def absorb_quietly(self, raws: Sequence[RawRecord]) -> None:
@@ -295,17 +303,12 @@ class Membership:
         for waiter in self._waiters:
             _answer(waiter, True)
 
-    def _absorb_one(self, body: bytes, signature: bytes) -> bool:
-        """Merge a record. Returns True if it changes anything besides renewing the lease of a live peer."""
-        try:
-            peer, pair = peek_record(body)
-            known = self.view.sightings.get(peer)
-            if known is not None and pair <= known.record.pair:
-                return False  # checked before the signature, which costs more
-            signed = read_record(body, signature, self.run)
-        except BadMessageError:
-            self.messages_refused += 1
-            raise
+    def _merge(self, peer: PeerId, pair: tuple[int, int], body: bytes, signature: bytes) -> bool:
+        """Merge a record that names this peer and pair. Returns True if it changes anything besides renewing the lease of a live peer."""
+        known = self.view.sightings.get(peer)
+        if known is not None and pair <= known.record.pair:
+            return False  # checked before the signature, which costs more
+        signed = read_record(body, signature, self.run)
         if peer == self.me:
             self._owe_word(superseded_by=signed.record.incarnation)
             return False
@@ -332,7 +335,7 @@ class Membership:
         return mine.record.pair if mine is not None else (0, 0)
 
     def _forget_suspects(self) -> None:
-        """Drop suspicions of peers whose records have expired. A higher pair ends a suspicion earlier (`_absorb_one`)."""
+        """Drop suspicions of peers whose records have expired. A higher pair ends a suspicion earlier (`_merge`)."""
         now_s = clock_s()
         for held in (self._suspects, self._unreached):
             for peer in list(held):
@@ -344,11 +347,3 @@ class Membership:
 def _answer(waiter: asyncio.Future[bool], has_changed: bool) -> None:
     if not waiter.done():
         waiter.set_result(has_changed)
-
-
-def _names(raw: RawRecord, peer: PeerId) -> bool:
-    """Whether a record can be read at all and is about this peer."""
-    try:
-        return peek_record(raw[0])[0] == peer
-    except BadMessageError:
-        return False

@@ -20,12 +20,6 @@ MAX_ASIDES = 3
 MAX_KEPT_STEPS = 8
 """Number of finished steps whose norm or tied sum is read from a record."""
 
-
-def believable_loss(loss: float) -> float:
-    """A finite loss within the bounds that other peers believe: rounding may leave a mean just below 0."""
-    return min(max(loss, 0.0), MAX_LOSS)
-
-
 PeerId = NewType("PeerId", str)
 """A libp2p peer id in base58; it embeds the peer's Ed25519 public key."""
 
@@ -163,6 +157,11 @@ class Evaluation:
 
 
 EVALUATION = row(Evaluation, count(), real(MAX_LOSS))
+
+
+def believable_loss(loss: float) -> float:
+    """A finite loss within the bounds that other peers believe: rounding may leave a mean just below 0."""
+    return min(max(loss, 0.0), MAX_LOSS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -342,7 +342,7 @@ def test_hole_25_a_peer_that_slept_while_the_run_went_back_follows_it() -> None:
 
 
 def stale_mates(off: frozenset[str] = frozenset()) -> Counter[str]:
-    """Peers pause after their mates have slept, in many small runs."""
+    """Two runs in which peers pause after their mates have slept."""
     counts: Counter[str] = Counter()
     for seed in (53, 62):
         counts += run(draw(seed, (Kind.STALE_MATES,), off=off)).counts

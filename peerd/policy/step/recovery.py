@@ -52,7 +52,6 @@ def plan(
     `newest_seen` is the highest step seen in any record, of live peers or not.
     """
     stages = range(rules.num_stages)
-    stages = range(rules.num_stages)
     offers = [_frontier(live, stage) | _on_disks(mine, live, stage) for stage in stages]
     begun = any(step > beginning.step for steps in offers for step in steps)
     if not begun and newest_seen > beginning.step:
@@ -99,6 +98,11 @@ def checkpoint_to_bring(mine: PeerRecord, live: LiveView, rules: StepRules) -> L
     return LoadCheckpoint(f"the stage is at step {newest}, and other stages cannot go on from there", max(lossless or able), bool(lossless))
 
 
+def is_served_everywhere(live: LiveView, rules: StepRules) -> bool:
+    """Whether some peer serves each stage. Otherwise no step can be finished."""
+    return all(live.serving(stage) for stage in range(rules.num_stages))
+
+
 def is_left_behind(mine: PeerRecord, step: int, live: LiveView, rules: StepRules) -> bool:
     """Whether another stage is two steps ahead of `step` of this one: no peer of it holds the parameters that `step` needs."""
     return max(_other_steps(mine, live, rules).values(), default=0) >= step + 2
@@ -124,7 +128,7 @@ def step_to_go_back_to(mine: PeerRecord, live: LiveView, rules: StepRules) -> in
 
     Where every stage is served it is the step of the stage that is left behind by two steps or more, if all others can provide it.
     """
-    if all(live.serving(stage) for stage in range(rules.num_stages)):
+    if is_served_everywhere(live, rules):
         behind = step_of_stage_left_behind(mine, live, rules)
         return None if behind is None or behind in _frontier(live, mine.stage, rules) else behind
     newest = stage_step(live, mine.stage)

@@ -21,7 +21,14 @@ from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
 from peerd.policy.step.asides import sums_to_drop
 from peerd.policy.step.ledger import stage_step, why_not_averaged
-from peerd.policy.step.recovery import checkpoint_to_bring, holds_later, is_left_behind, step_of_stage_left_behind, step_to_go_back_to
+from peerd.policy.step.recovery import (
+    checkpoint_to_bring,
+    holds_later,
+    is_left_behind,
+    is_served_everywhere,
+    step_of_stage_left_behind,
+    step_to_go_back_to,
+)
 from peerd.policy.step.roster import compose, dead_links, to_spare
 from peerd.policy.step.situation import Situation
 from peerd.policy.step.tied import better_copy
@@ -85,7 +92,7 @@ def _has_heard_of_all(now: Situation) -> bool:
     """Whether some peer serves each stage, and this joiner has heard of them for one life of a record: the first word may be an old one."""
     since_s, rules = now.own.later_since_s, now.rules
     is_settled = since_s is not None and now.now_s - since_s >= rules.ttl_s
-    return is_settled and all(now.live.serving(stage) for stage in range(rules.num_stages))
+    return is_settled and is_served_everywhere(now.live, rules)
 
 
 # Those that fell behind
@@ -227,7 +234,7 @@ def _skip_lost(now: Situation) -> Act | None:
     since_s, rules = now.own.lost_since_s, now.rules
     if since_s is None or not looks_lost(now):
         return None
-    if not all(now.live.serving(stage) for stage in range(rules.num_stages)):
+    if not is_served_everywhere(now.live, rules):
         return None  # no step is finished meanwhile, and rule 14 (step back) may still find one that every stage can provide
     if step_of_stage_left_behind(now.mine, now.live, rules) is not None:
         return None  # the others go back to this step: rule 14
