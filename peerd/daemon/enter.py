@@ -257,5 +257,6 @@ async def first_look(network: Network, membership: Membership, peer: PeerId) -> 
     request = SwarmClient(network.links, membership.run).gossip(peer, [], FIRST_LOOK_TIMEOUT_S, want_all=True)
     try:
         await membership.absorb_quietly(await request)
+        membership.reached(peer)
     except RemoteError as error:
         raise UnreachableError(f"{peer} does not give the swarm's table: {error.message}", "try again, or join at another peer") from None

@@ -180,7 +180,7 @@ class Peer:
                 await asyncio.to_thread(give_back_free_memory)
             missed = missed_since(missed, self.membership.view, self.membership.live(), now_s)
             for peer, since_s in missed.items():
-                if now_s - since_s > FORGET_AFTER_TTLS * self.membership.view.ttl_s:
+                if peer in self.membership.raws and now_s - since_s > FORGET_AFTER_TTLS * self.membership.view.ttl_s:
                     self.membership.forget(peer)
                     await self.network.forget(peer)
 

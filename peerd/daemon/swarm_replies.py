@@ -65,7 +65,7 @@ class TableReport:
         return self._peer(record, self._suspects())
 
     def _suspects(self) -> frozenset[PeerId]:
-        return self._membership.view.suspects(clock_s())
+        return frozenset(record.peer for record in self._membership.live().suspected)
 
     def _peer(self, record: PeerRecord, suspects: frozenset[PeerId]) -> PeerInfo:
         now_s = clock_s()

@@ -118,6 +118,7 @@ class Gossip:
     def gossip(self, caller: PeerId, raws: Sequence[RawRecord], want_all: bool) -> list[RawRecord]:
         """Merge the records of a caller. Returns this peer's own record, or the whole table if the caller wants all."""
         self._membership.absorb(raws)
+        self._membership.called_by(caller)
         if want_all:
             live = {record.peer for record in self._membership.live().records}
             return [signed.raw for peer, signed in self._membership.raws.items() if peer in live]
@@ -126,6 +127,7 @@ class Gossip:
 
     def news(self, caller: PeerId, known: Collection[bytes]) -> list[RawRecord]:
         """Return records that changed lately and that the caller does not name as known."""
+        self._membership.called_by(caller)
         live = self._membership.live()
         record = live.find(caller)
         return self._membership.news.unknown_to(known, record.stage if record is not None and live.is_summarised else None, clock_s())
@@ -195,6 +197,7 @@ class Gossip:
         try:
             known = self._membership.news.tags(clock_s())
             await self._membership.absorb_quietly(await self._client.ask_for_news(peer, known, PUSH_TIMEOUT_S))
+            self._membership.reached(peer)
         except BadMessageError:
             return
         except RemoteError:

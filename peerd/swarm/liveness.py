@@ -76,13 +76,17 @@ class Liveness:
         """Leave the old addresses of peers that moved, as their records say: connections to them are dead, and nothing else tells it."""
         known: dict[PeerId, tuple[str, ...]] = {}
         while True:
-            for peer, seen in self._membership.view.sightings.items():
-                addresses = seen.record.addresses
+            for record in self._membership.live().records:
+                peer, addresses = record.peer, record.addresses
+                if known.get(peer) == addresses:
+                    continue
                 if peer != self._membership.me and has_moved(known.setdefault(peer, addresses), addresses):
                     LOG.info("a peer has another address", moved=peer)
                     start(self._lines.leave_address(peer))
                 if hosts_among(addresses):
                     known[peer] = addresses
+            for peer in known.keys() - self._membership.view.sightings.keys():
+                del known[peer]
             await asyncio.sleep(LOOK_PERIOD_S)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,7 +62,8 @@ class Word:
 class _Live:
     """The last live view, and the inputs that it was derived from. It is read often between two changes."""
 
-    view: SwarmView
+    changes: int
+    """`SwarmView.changes` at that moment."""
     own: PeerRecord | None
     made_at_s: float
     until_s: float
@@ -75,6 +77,8 @@ class Membership:
         self.identity = identity
         self.run = run
         self.view = SwarmView(me=identity.peer, ttl_s=ttl_s)
+        self._lock = threading.Lock()
+        """Held while the view is changed: a record that expires changes it, whichever thread asks what is live."""
         self.raws: dict[PeerId, SignedRecord] = {}
         self.row = row or OwnRow()
         self.news = News(ttl_s / TTL_PERIODS)
@@ -106,14 +110,15 @@ class Membership:
 
     def live(self) -> LiveView:
         """Return the live view, with the own row as it is now and not as last announced."""
-        published, view, own, now_s = self._published, self.view, self.row.record(), clock_s()
+        changes, published, view, own, now_s = self.view.changes, self._published, self.view, self.row.record(), clock_s()
         known = self._live
-        if known is not None and known.view is view and known.own is own and known.made_at_s <= now_s < known.until_s:
+        if known is not None and known.changes == changes and known.own is own and known.made_at_s <= now_s < known.until_s:
             return known.live
-        live = view.live(now_s)
+        with self._lock:
+            live, until_s = view.live(now_s), view.holds_until_s(now_s)
         if own is not None and own is not published:
             live = replace(live, records=tuple(replace(own, **self._announced) if r.peer == own.peer else r for r in live.records))
-        self._live = _Live(view, own, now_s, view.holds_until_s(now_s), live)
+        self._live = _Live(changes, own, now_s, until_s, live)
         return live
 
     @property
@@ -156,7 +161,8 @@ class Membership:
         record = replace(own, **self._announced)
         signed = sign_record(record, self.identity, self.run)
         self.raws[self.me] = signed
-        self.view = self.view.merge(record, clock_s())
+        with self._lock:
+            self.view.merge(record, clock_s())
         self._published = own
         self.news.note(record, signed.raw, clock_s())
         self.wake()
@@ -230,9 +236,15 @@ class Membership:
 
     def reached(self, peer: PeerId) -> None:
         """Note that a peer has answered a call."""
+        self.called_by(peer)
         self._failing_since_s.pop(peer, None)
         if self._unreached.pop(peer, None) is not None:
             self._owe_word(tell=True)
+
+    def called_by(self, peer: PeerId) -> None:
+        """Note that a peer has called: a daemon has its key."""
+        with self._lock:
+            self.view.prove(peer)
 
     async def word_owed(self) -> Word:
         """Wait until others must hear of this peer, and return why."""
@@ -274,7 +286,8 @@ class Membership:
 
     def clear_liveness(self) -> None:
         """Let no peer count until it is seen again."""
-        self.view = self.view.cleared()
+        with self._lock:
+            self.view.clear()
         self._suspects.clear()
         self._unreached.clear()
         self._failing_since_s.clear()
@@ -294,9 +307,10 @@ class Membership:
 
     def _next_death_s(self) -> float:
         known, now_s = self._live, clock_s()
-        if known is not None and known.view is self.view and now_s < known.until_s:
+        if known is not None and known.changes == self.view.changes and now_s < known.until_s:
             return known.until_s
-        return self.view.holds_until_s(now_s)
+        with self._lock:
+            return self.view.holds_until_s(now_s)
 
     def wake(self) -> None:
         """Wake every task that waits for a change."""
@@ -317,9 +331,12 @@ class Membership:
         if suspected is not None and suspected[0] == signed.record.incarnation:
             self.patience = self.patience.after_mistake(now_s)
         says_more = not self.view.only_renews(signed.record, now_s)
-        self.view = self.view.merge(signed.record, now_s)
+        with self._lock:
+            self.view.merge(signed.record, now_s)
         self.raws[peer] = signed
         self.news.note(signed.record, signed.raw, now_s)
+        while self.view.evicted:
+            self.forget(self.view.evicted.pop())
         if any(s.peer == self.me and (s.incarnation, s.version) >= self._last_pair() for s in signed.record.suspects):
             # A higher version ends the suspicion. The ledger stays: if its work was done again meanwhile, rule 6 (reset) decides.
             self._owe_word(tell=True)

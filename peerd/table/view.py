@@ -1,4 +1,4 @@
-"""The swarm view: a frozen value built from records, and the rules by which records merge and live.
+"""The swarm view: the records of a run, the rules by which they merge and live, and the frozen view on which decisions are made.
 
 Rules T1 (order), T2 (alive), T4 (members) and T5 (suspicion) of docs/protocol.md live here. Times are seconds on the caller's own monotonic
 clock and always arguments.
@@ -6,8 +6,10 @@ clock and always arguments.
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush, heapreplace
 from statistics import median_low
 from types import MappingProxyType
 
@@ -16,8 +18,10 @@ from peerd.table.record import PeerId, PeerRecord, Phase, StageSummary
 TTL_PERIODS = 3
 NEAR_STAGES = 1
 """In a large swarm a peer knows all peers of the stages at most this far from its own."""
-MAX_TOMBSTONES = 20_000
-_EMPTY: Mapping[PeerId, Sighting] = MappingProxyType({})
+MAX_TOMBSTONES, MAX_UNPROVEN = 20_000, 2048
+"""Number of peers whose highest pair this peer knows: of those that have answered it or called it, and of others. A key costs nothing."""
+MAX_EXPIRED = 1024
+"""Number of expired records that decisions look at."""
 _NOBODY: Mapping[PeerId, tuple[int, int]] = MappingProxyType({})
 
 
@@ -30,9 +34,12 @@ class Sighting:
     accused: Mapping[PeerId, tuple[int, int]] = field(default_factory=lambda: _NOBODY)
     """The peers that the record suspects, each with the pair up to which that counts."""
 
+    def fresh_until_s(self, ttl_s: float) -> float:
+        return self.risen_at_s + ttl_s * self.record.periods
+
     def is_fresh(self, now_s: float, ttl_s: float) -> bool:
         """T2 (alive): it rose within three announce periods of its own."""
-        return now_s - self.risen_at_s < ttl_s * self.record.periods
+        return now_s < self.fresh_until_s(ttl_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,25 +136,131 @@ class LiveView:
         return told.queue if told is not None else sum(record.queue for record in self.serving(stage))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """Peers, oldest first. Those that were never proven stand apart: they are the first to go."""
+
+    def __init__(self) -> None:
+        self.unproven: OrderedDict[PeerId, None] = OrderedDict()
+        self.proven: OrderedDict[PeerId, None] = OrderedDict()
+
+    def to_end(self, peer: PeerId, *, proven: bool) -> None:
+        part = self.proven if proven else self.unproven
+        part[peer] = None
+        part.move_to_end(peer)
+
+    def discard(self, peer: PeerId) -> None:
+        self.unproven.pop(peer, None)
+        self.proven.pop(peer, None)
+
+    def prove(self, peer: PeerId) -> None:
+        if peer in self.unproven:
+            del self.unproven[peer]
+            self.proven[peer] = None
+
+
 class SwarmView:
-    """Every record seen of one run. Frozen; `merge` gives a new value, or itself when nothing changed."""
+    """Every record seen of one run, merged in place. What a change costs does not grow with the number of rows.
 
-    me: PeerId
-    ttl_s: float
-    sightings: Mapping[PeerId, Sighting] = field(default_factory=lambda: _EMPTY)
+    Decisions are made on the frozen `LiveView` that `live` gives, which any thread may read. Times that are passed in never go back.
+    """
 
-    def merge(self, record: PeerRecord, now_s: float) -> SwarmView:
+    def __init__(self, me: PeerId, ttl_s: float) -> None:
+        self.me = me
+        self.ttl_s = ttl_s
+        self.changes = 0
+        """Rises with every change but the expiry of a record."""
+        self.evicted: list[PeerId] = []
+        """Peers whose rows had to make room. The reader empties it, and drops what it keeps about them."""
+        self._sightings: dict[PeerId, Sighting] = {}
+        self.sightings: Mapping[PeerId, Sighting] = MappingProxyType(self._sightings)
+        """What was seen of each peer last. It stays after it has expired, so that an older record does not return."""
+        self._risen, self._expired = _Order(), _Order()
+        """All other peers in the order in which their pairs rose; and those that have expired, in that order."""
+        self._fresh: set[PeerId] = set()
+        self._expiries: list[tuple[float, PeerId]] = []
+        """A heap: no fresh peer expires before its entry."""
+        self._entered_s: dict[PeerId, float] = {}
+        """The entry of each peer in the heap that counts."""
+        self._num_accusers: Counter[PeerId] = Counter()
+
+    def merge(self, record: PeerRecord, now_s: float) -> bool:
         """T1 (order) and T2 (alive): a higher pair replaces and renews; anything else changes nothing, so a repeat never renews."""
-        known = self.sightings.get(record.peer)
+        peer, known = record.peer, self._sightings.get(record.peer)
         if known is not None and record.pair <= known.record.pair:
-            return self
-        sightings = dict(self.sightings)
-        sightings[record.peer] = Sighting(record, now_s, self._accused_by(record))
-        if len(sightings) > MAX_TOMBSTONES:
-            oldest = min(sightings, key=lambda peer: sightings[peer].risen_at_s)
-            del sightings[oldest]
-        return replace(self, sightings=MappingProxyType(sightings))
+            return False
+        self._see(peer, Sighting(record, now_s, self._accused_by(record)))
+        self._fresh.add(peer)
+        if peer != self.me:
+            self._risen.to_end(peer, proven=peer in self._risen.proven)
+            self._expired.discard(peer)
+            self._enter(peer, self._sightings[peer].fresh_until_s(self.ttl_s))
+        self._make_room()
+        self.changes += 1
+        return True
+
+    def prove(self, peer: PeerId) -> None:
+        """Note that a peer with this key is there: it has answered this peer, or called it."""
+        self._risen.prove(peer)
+        self._expired.prove(peer)
+        self._make_room()
+
+    def _see(self, peer: PeerId, seen: Sighting | None) -> None:
+        if before := self._sightings.get(peer):
+            self._num_accusers.subtract(before.accused.keys())
+            for accused in before.accused:
+                if not self._num_accusers[accused]:
+                    del self._num_accusers[accused]
+        if seen is None:
+            del self._sightings[peer]
+        else:
+            self._sightings[peer] = seen
+            self._num_accusers.update(seen.accused.keys())
+
+    def _make_room(self) -> None:
+        for peers, most in ((self._risen.unproven, MAX_UNPROVEN), (self._risen.proven, MAX_TOMBSTONES)):
+            if len(peers) > most:
+                self._evict(next(iter(peers)))
+
+    def _evict(self, peer: PeerId) -> None:
+        self._see(peer, None)
+        for order in (self._risen, self._expired):
+            order.discard(peer)
+        self._fresh.discard(peer)
+        self._entered_s.pop(peer, None)
+        self.evicted.append(peer)
+
+    def _enter(self, peer: PeerId, until_s: float) -> None:
+        if until_s >= self._entered_s.get(peer, float("inf")):
+            return  # `_expire` looks at it then, and moves the entry
+        self._entered_s[peer] = until_s
+        heappush(self._expiries, (until_s, peer))
+        if len(self._expiries) > 2 * len(self._entered_s) + MAX_UNPROVEN:
+            self._expiries = [(at_s, entered) for entered, at_s in self._entered_s.items()]
+            heapify(self._expiries)
+
+    def _expire(self, now_s: float) -> None:
+        """Let peers expire whose time has come. Afterwards the first entry of the heap is the next expiry."""
+        while self._expiries:
+            entry_s, peer = self._expiries[0]
+            if self._entered_s.get(peer) != entry_s:
+                heappop(self._expiries)
+                continue
+            until_s = self._sightings[peer].fresh_until_s(self.ttl_s)
+            if until_s > entry_s:
+                self._entered_s[peer] = until_s
+                heapreplace(self._expiries, (until_s, peer))
+                continue
+            if until_s > now_s:
+                return
+            heappop(self._expiries)
+            del self._entered_s[peer]
+            self._fade(peer)
+
+    def _fade(self, peer: PeerId) -> None:
+        self._fresh.discard(peer)
+        self._expired.to_end(peer, proven=peer in self._risen.proven)
+        if len(self._expired.unproven) + len(self._expired.proven) > MAX_EXPIRED:
+            self._expired.discard(next(iter(self._expired.unproven or self._expired.proven)))
 
     def _accused_by(self, record: PeerRecord) -> Mapping[PeerId, tuple[int, int]]:
         """The pairs up to which a record's suspicions count: none beyond what this peer knows, or the accused could never end one."""
@@ -163,38 +276,44 @@ class SwarmView:
         known = self.sightings.get(record.peer)
         if known is None or not known.is_fresh(now_s, self.ttl_s) or not _say_the_same(record, known.record):
             return False
-        return not any(record.peer in seen.accused for seen in self.sightings.values())
+        return record.peer not in self._num_accusers
 
-    def cleared(self) -> SwarmView:
+    def clear(self) -> None:
         """T3 (fence): after a fence nothing counts as live until its pair rises again; tombstones stay."""
-        never = float("-inf")
-        faded = {peer: Sighting(seen.record, never) for peer, seen in self.sightings.items()}
-        return replace(self, sightings=MappingProxyType(faded))
+        self._expiries, self._entered_s = [], {}
+        self._num_accusers.clear()
+        for peer, seen in self._sightings.items():
+            self._sightings[peer] = Sighting(seen.record, float("-inf"))
+            if peer in self._fresh and peer != self.me:
+                self._fade(peer)
+        self.changes += 1
 
     def live(self, now_s: float) -> LiveView:
         """T5 (suspicion): the records that rose within the TTL and that no live peer suspects at their present pair."""
-        mine = self.sightings.get(self.me)
-        step = mine.record.step if mine is not None else 0
-        fresh, expired = [], []
-        for seen in self.sightings.values():
-            if seen.is_fresh(now_s, self.ttl_s) or seen.record.peer == self.me:
-                fresh.append(seen.record)
-            elif seen.record.step >= step - 1 and seen.record.phase is not Phase.JOINING:
-                expired.append(seen.record)
+        self._expire(now_s)
+        fresh = [self._sightings[peer] for peer in sorted(self._fresh)]
+        expired = self._expired_records()
         accused: dict[PeerId, tuple[int, int]] = {}
-        for record in fresh:
-            for peer, pair in self.sightings[record.peer].accused.items():
+        for seen in fresh:
+            for peer, pair in seen.accused.items():
                 accused[peer] = max(accused.get(peer, pair), pair)
         counted: list[PeerRecord] = []
         suspected: list[PeerRecord] = []
-        for record in sorted(fresh, key=lambda r: r.peer):
+        for seen in fresh:
+            record = seen.record
             (suspected if record.peer in accused and record.pair <= accused[record.peer] else counted).append(record)
-        return LiveView(me=self.me, records=tuple(counted), suspected=tuple(suspected), expired=tuple(expired))
+        return LiveView(me=self.me, records=tuple(counted), suspected=tuple(suspected), expired=expired)
+
+    def _expired_records(self) -> tuple[PeerRecord, ...]:
+        mine = self._sightings.get(self.me)
+        step = mine.record.step if mine is not None else 0
+        found = (self._sightings[peer].record for peer in (*self._expired.proven, *self._expired.unproven))
+        return tuple(record for record in found if record.step >= step - 1 and record.phase is not Phase.JOINING)
 
     def holds_until_s(self, now_s: float) -> float:
         """The time at which the next record expires; until then `live` stays the same if nothing is merged."""
-        fresh = [s for s in self.sightings.values() if s.is_fresh(now_s, self.ttl_s) and s.record.peer != self.me]
-        return min((s.risen_at_s + self.ttl_s * s.record.periods for s in fresh), default=float("inf"))
+        self._expire(now_s)
+        return self._expiries[0][0] if self._expiries else float("inf")
 
     def suspects(self, now_s: float) -> frozenset[PeerId]:
         """Peers with a fresh record that does not count because a live peer suspects them."""

@@ -26,7 +26,7 @@ def report_of(*records: PeerRecord) -> TableReport:
     signed = sign_manifest(tiny_manifest(num_stages=NUM_STAGES), KEY)
     membership = Membership(Identity(KEY), signed.run, ttl_s=3600)
     for record in records:
-        membership.view = membership.view.merge(record, clock_s())
+        membership.view.merge(record, clock_s())
     return TableReport(signed, membership)
 
 
@@ -53,7 +53,7 @@ def test_a_suspect_is_shown_in_its_stage_and_its_work_counts_as_missing() -> Non
 def test_of_a_stage_of_a_large_swarm_all_are_counted_though_few_are_known() -> None:
     told = StageSummary(peers=125, trainers=3, queue=40, throughput=900.0, held=0)
     report = report_of(record("me", 0), record("mate", 0, queue=2), *(record(f"far{n}", 3, queue=1, summary=told) for n in range(3)))
-    report._membership.view = replace(report._membership.view, me=PeerId("me"))
+    report._membership.view.me = PeerId("me")
     near, far = (report.peers(1.0)["stages"][stage] for stage in (0, 3))
     assert (near["num_peers"], near["queue"], len(near["peers"])) == (2, 2, 2)
     assert (far["num_peers"], far["queue"], len(far["peers"])) == (125, 40, 3)

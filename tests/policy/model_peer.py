@@ -16,7 +16,7 @@ from peerd.policy.step.roster import lineage_after, lineage_skipped
 from peerd.policy.step.situation import OwnState, Situation
 from peerd.policy.step.stepping import looks_lost
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm, Suspicion, check_transition
-from peerd.table.view import LiveView, Sighting, SwarmView
+from peerd.table.view import LiveView, SwarmView
 from tests.policy.model_calls import Calls
 from tests.policy.model_kept import Held, Kept
 from tests.policy.model_links import DeadLinks
@@ -149,29 +149,28 @@ class ModelPeer:
                 fields |= {"gradient_norm": None, "tied_sum": NO_AVERAGE}
         self.record = replace(self.record, version=self.record.version + 1, **fields)  # type: ignore[arg-type]
         self.record = replace(self.record, kept_averages=self.kept.number)
-        self.view = self.view.merge(self.record, self.now)
+        self.view.merge(self.record, self.now)
         self.poke()
         if tell and not self._push_pending and not self.fenced:
             self._push_pending = True
             self.world.at(PUSH_S, self, self._push)
 
     def receive(self, records: Sequence[PeerRecord]) -> None:
-        before = self.view
+        before = self.view.changes
         for record in records:
             if record.peer == self.name and record.pair > self.record.pair:
                 self.world.disk[self.name] = max(self.world.disk.get(self.name, -1), record.incarnation)
                 self.fence(f"saw my own id at {record.pair}")
             elif record.peer != self.name:
                 self._merge(record)
-        if self.view is not before:
+        if self.view.changes != before:
             self.poke()
 
     def _merge(self, record: PeerRecord) -> None:
         known = self.view.sightings.get(record.peer)
         if "repeats renew" in self.world.scenario.off and known is not None and known.record.pair == record.pair:
-            self.view = replace(self.view, sightings={**self.view.sightings, record.peer: Sighting(record, self.now)})
-        else:
-            self.view = self.view.merge(record, self.now)
+            self.view._evict(record.peer)
+        self.view.merge(record, self.now)
 
     def recent_records(self, limit: int = 0) -> tuple[PeerRecord, ...]:
         """Mine and those that rose last: what rides on a message."""
@@ -222,7 +221,7 @@ class ModelPeer:
         """T3 (fence)."""
         if self.now - self._announced_at_s > 0.8 * TTL_S and not self.fenced:
             self.fence("I slept")
-            self.view = self.view.cleared()
+            self.view.clear()
             self.fenced_until_s = self.now + FENCE_S
             self._announced_at_s = self.fenced_until_s
 

@@ -85,7 +85,7 @@ def downloader(donors: Donors) -> Downloader:
     membership = Membership(Identity(Ed25519PrivateKey.generate()), RunId("r"), ttl_s=100)
     for number, (peer, donor) in enumerate(donors.by_peer.items()):
         record = PeerRecord(peer=peer, version=number, step=donor.step, phase=Phase.ACCUMULATING)
-        membership.view = membership.view.merge(record, clock_s())
+        membership.view.merge(record, clock_s())
     return Downloader(cast(StateClient, donors), membership, 1.0)
 
 

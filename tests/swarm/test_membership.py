@@ -87,6 +87,20 @@ def test_what_travels_on_is_what_this_peer_has_verified() -> None:
     assert mine.absorb_passed_on([(body, bytes(64))], THIRD.peer) == [newest]
 
 
+def test_keys_that_nobody_reached_make_room_and_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peerd.table.view.MAX_UNPROVEN", 4)
+    mine = membership()
+    mine.absorb([raw(version=7), raw(THIRD, version=1)])
+    mine.called_by(MATE.peer)
+    mine.reached(THIRD.peer)
+    ghosts = [Identity(Ed25519PrivateKey.from_private_bytes(number.to_bytes(32, "little"))) for number in range(1000, 1010)]
+    mine.absorb([raw(ghost) for ghost in ghosts])
+    assert mine.raws.keys() == {MATE.peer, THIRD.peer, *(ghost.peer for ghost in ghosts[-4:])}
+    assert len(mine.news.tags(clock_s())) == 6
+    mine.absorb([raw(version=6)])
+    assert mine.raws[MATE.peer].record.version == 7
+
+
 async def test_among_records_of_many_a_broken_one_costs_only_itself() -> None:
     mine = membership()
     await mine.absorb_quietly([(b"junk", b""), raw(THIRD, signer=MATE), raw()])
@@ -211,7 +225,7 @@ def test_what_counts_is_asked_anew_when_a_record_comes_when_mine_changes_and_whe
     row_of(mine).mine = changed
     assert mine.live().mine is not None
     assert mine.live().mine.step == 9  # type: ignore[union-attr]
-    mine.view = replace(mine.view, ttl_s=-1.0)
+    mine.view.clear()
     assert mine.live().find(MATE.peer) is None
 
 

@@ -81,12 +81,9 @@ class Observer:
 
     def _snapshot(self, now_s: float) -> SwarmState:
         peer = self._peer
-        view, live = peer.membership.view, peer.membership.live()
+        live = peer.membership.live()
         peers: dict[str, PeerState] = {r.peer: PeerState(r.stage, r.leaving) for r in live.records}
-        for suspect in view.suspects(clock_s()):
-            record = view.sightings[suspect].record
-            if not record.leaving:
-                peers[suspect] = PeerState(record.stage, suspect=True)
+        peers |= {r.peer: PeerState(r.stage, suspect=True) for r in live.suspected if not r.leaving}
         return SwarmState(
             time_s=now_s,
             peers=peers,
@@ -108,7 +105,7 @@ class Observer:
                 tokens_per_second=self._answers.tokens_per_second(),
                 peers=tuple(live.num_serving(stage) for stage in range(num_stages)),
                 queue=tuple(live.queue(stage) for stage in range(num_stages)),
-                suspects=len(peer.membership.view.suspects(clock_s())),
+                suspects=len(live.suspected),
                 counters={name: count for name, count in grown.items() if count},
             )
         )

@@ -14,7 +14,6 @@ from peerd.daemon.watching.observer import Observer
 from peerd.link.traffic import PeerRole
 from peerd.observe.metrics import MetricSource, Reading
 from peerd.policy.step.ledger import missing, work_step
-from peerd.swarm.clock import clock_s
 from peerd.timeline.spans import PHASES
 from peerd.unwritten import UNWRITTEN
 
@@ -84,7 +83,7 @@ def _of_table(peer: Peer) -> dict[str, Reading]:
         "peerd_stage_peers": {str(stage): live.num_serving(stage) for stage in stages},
         "peerd_stage_queue_microbatches": {str(stage): live.queue(stage) for stage in stages},
         "peerd_stage_missing_microbatches": {stage: bitmap.bit_count() for stage, bitmap in absent.items()},
-        "peerd_suspects": len(peer.membership.view.suspects(clock_s())),
+        "peerd_suspects": len(peer.membership.live().suspected),
     }
 
 

@@ -200,6 +200,7 @@ class News:
     def forget(self, peer: PeerId) -> None:
         """Forget a peer that is gone for good."""
         self._told_s.pop(peer, None)
+        self._items.pop(peer, None)
 
     def turn_s(self, now_s: float) -> float:
         """Seconds until the next turn to ask."""

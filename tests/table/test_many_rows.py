@@ -1,0 +1,125 @@
+"""A view of many rows: what a change costs does not grow with them, and keys that somebody makes push out nobody who is there."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.table.record import PeerId, PeerRecord, Phase, Suspicion
+from peerd.table.view import MAX_EXPIRED, MAX_TOMBSTONES, MAX_UNPROVEN, Sighting, SwarmView
+from tests.strategies import member, records
+
+ME = PeerId("me")
+TTL_S = 3.0
+MANY = 19_000
+
+
+def view_of_many(rows: int) -> SwarmView:
+    view = SwarmView(me=ME, ttl_s=TTL_S)
+    view.merge(member("me"), 0.0)
+    for number in range(rows):
+        view.merge(member(f"p{number}"), 0.0)
+        view.prove(PeerId(f"p{number}"))
+    return view
+
+
+def seconds_for_changes(view: SwarmView) -> float:
+    """For a thousand records that rise, some with suspicions, each with the questions that the daemon asks about it."""
+    gc.collect()
+    risen = [member(f"p{n % 90}", version=1 + n, suspects=(Suspicion(PeerId(f"p{n % 7}"), 0, 0),)) for n in range(1000)]
+    since_s = time.thread_time()
+    for number, record in enumerate(risen):
+        now_s = 1.0 + number / 1000
+        view.only_renews(record, now_s)
+        view.merge(record, now_s)
+        view.holds_until_s(now_s)
+    return time.thread_time() - since_s
+
+
+def test_a_change_costs_the_same_among_many_rows_as_among_few() -> None:
+    """Twice as much is left for caches; what looked at each row took more than a hundred times as long."""
+    few = min(seconds_for_changes(view_of_many(100)) for _ in range(3))
+    assert min(seconds_for_changes(view_of_many(MANY)) for _ in range(3)) < 3 * few
+
+
+def test_fresh_keys_push_out_nobody_who_was_ever_reached() -> None:
+    view = SwarmView(me=ME, ttl_s=TTL_S)
+    view.merge(member("me"), 0.0)
+    view.merge(member("real", version=7), 0.0)
+    view.prove(PeerId("real"))
+    for number in range(MAX_TOMBSTONES + 10):
+        view.merge(member(f"ghost{number}"), 1000.0 + number / 1000)
+    assert not view.merge(member("real", version=6), 2000.0), "an old record does not return"
+    assert view.sightings[ME].record == member("me")
+    assert len(view.sightings) == MAX_UNPROVEN + 2
+    assert len(view.evicted) == MAX_TOMBSTONES + 10 - MAX_UNPROVEN
+
+
+def test_of_proven_ones_the_one_that_rose_longest_ago_makes_room() -> None:
+    view = view_of_many(MAX_TOMBSTONES)
+    view.merge(member("ghost"), 1.0)
+    view.merge(member("p0", version=1), 1.0)
+    assert len(view.sightings) == MAX_TOMBSTONES + 2
+    view.prove(PeerId("ghost"))
+    assert view.evicted == ["p1"]
+
+
+def test_expired_rows_of_fresh_keys_hide_no_expired_row_of_a_proven_peer() -> None:
+    view = SwarmView(me=ME, ttl_s=TTL_S)
+    view.merge(member("me"), 0.0)
+    view.merge(member("real", done=0b1), 0.0)
+    view.prove(PeerId("real"))
+    for number in range(MAX_EXPIRED + 10):
+        view.merge(member(f"ghost{number}"), 1.0)
+    expired = view.live(1.0 + TTL_S).expired
+    assert len(expired) == MAX_EXPIRED
+    assert PeerId("real") in {record.peer for record in expired}
+
+
+def told_by_all_rows(sightings: Sequence[Sighting], now_s: float) -> tuple[set[PeerId], set[PeerId], float]:
+    """The peers that count, those that are suspected, and the next expiry, found by looking at each row."""
+    fresh = [seen for seen in sightings if seen.record.peer == ME or seen.is_fresh(now_s, TTL_S)]
+    accused = [(peer, pair) for seen in fresh for peer, pair in seen.accused.items()]
+    suspected = {seen.record.peer for seen in fresh if any(seen.record.peer == peer and seen.record.pair <= pair for peer, pair in accused)}
+    expiries = [seen.fresh_until_s(TTL_S) for seen in fresh if seen.record.peer != ME]
+    return {seen.record.peer for seen in fresh} - suspected, suspected, min(expiries, default=float("inf"))
+
+
+@given(
+    st.lists(st.tuples(records(), st.integers(1, 4), st.floats(0, 2), st.sampled_from(["merge", "prove", "clear"])), max_size=20),
+    st.floats(0, 8),
+)
+def test_what_counts_is_what_a_look_at_all_rows_finds(events: list[tuple[PeerRecord, int, float, str]], later_s: float) -> None:
+    view, now_s = SwarmView(me=ME, ttl_s=TTL_S), 0.0
+    for record, periods, pause_s, what in events:
+        now_s += pause_s
+        if what == "merge":
+            view.merge(replace(record, periods=periods), now_s)
+        elif what == "prove":
+            view.prove(record.peer)
+        elif pause_s > 1.9:
+            view.clear()
+        live = view.live(now_s)
+        counted, suspected, until_s = told_by_all_rows(list(view.sightings.values()), now_s)
+        assert {each.peer for each in live.records} == counted
+        assert {each.peer for each in live.suspected} == suspected == view.suspects(now_s)
+        assert view.holds_until_s(now_s) == until_s
+    live = view.live(now_s + later_s)
+    assert {each.peer for each in live.records} == told_by_all_rows(list(view.sightings.values()), now_s + later_s)[0]
+    gone = [seen.record for seen in view.sightings.values() if not seen.is_fresh(now_s + later_s, TTL_S)]
+    assert {each.peer for each in live.expired} == {each.peer for each in gone if each.phase is not Phase.JOINING}
+
+
+@pytest.mark.parametrize("periods", [1, 256])
+def test_a_peer_that_lives_shorter_than_it_said_before_expires_in_time(periods: int) -> None:
+    view = SwarmView(me=ME, ttl_s=TTL_S)
+    view.merge(member("p", periods=256), 0.0)
+    view.merge(member("p", version=1, periods=periods), 1.0)
+    assert view.holds_until_s(1.0) == 1.0 + TTL_S * periods
+    assert view.live(1.0 + TTL_S * periods).records == ()
