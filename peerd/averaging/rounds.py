@@ -36,8 +36,8 @@ from peerd.stage.state import StageState
 from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord, Void
 from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire.clients import AveragingClient
+from peerd.wire.handlers import ReceivePart
 from peerd.wire.messages import Part
-from peerd.wire.services import ReceivePart
 
 MAX_DEAD_ROUNDS = 64
 ABORT_TIMEOUT_S = 2.0

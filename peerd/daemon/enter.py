@@ -254,9 +254,9 @@ async def _look_around(network: Network, membership: Membership, book: AddressBo
 
 async def first_look(network: Network, membership: Membership, peer: PeerId) -> None:
     """Read the whole table from a peer."""
-    request = SwarmClient(network.links, membership.run).gossip(peer, [], FIRST_LOOK_TIMEOUT_S, want_all=True)
     try:
-        await membership.absorb_quietly(await request)
+        async for records in SwarmClient(network.links, membership.run).table(peer, FIRST_LOOK_TIMEOUT_S):
+            await membership.absorb_quietly(records)
         membership.reached(peer)
     except RemoteError as error:
         raise UnreachableError(f"{peer} does not give the swarm's table: {error.message}", "try again, or join at another peer") from None

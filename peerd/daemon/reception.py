@@ -12,8 +12,8 @@ from peerd.link.links import Bytes
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.wire.deliveries import Delivery
+from peerd.wire.handlers import Progress, Receive, ReceivePart
 from peerd.wire.messages import Average, Call, CallResult, Part, Snapshot
-from peerd.wire.services import Progress, Receive, ReceivePart
 
 if TYPE_CHECKING:
     from peerd.daemon.seat import Seat

@@ -49,8 +49,7 @@ async def _seen_by_others(links: Links, membership: Membership) -> PeerRecord | 
     client, me = SwarmClient(links, membership.run), membership.me
     for other in [record.peer for record in membership.live().records if record.peer != me][:MOST_ASKED]:
         try:
-            table = await client.gossip(other, [], ASK_TIMEOUT_S, want_all=True)
-            mine = [raw for raw in table if peek_record(raw[0])[0] == me]
+            mine = [raw async for page in client.table(other, ASK_TIMEOUT_S) for raw in page if peek_record(raw[0])[0] == me]
             return read_record(*mine[0], membership.run).record if mine else None
         except (RemoteError, BadMessageError):
             continue

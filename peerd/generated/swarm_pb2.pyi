@@ -53,13 +53,16 @@ class GossipRequest(_message.Message):
     WANT_ALL_FIELD_NUMBER: _builtins.int
     WANT_NEWS_FIELD_NUMBER: _builtins.int
     KNOWN_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     want_all: _builtins.bool
-    """a newcomer asks for the whole table"""
+    """a newcomer asks for the whole table, a page at a time"""
     want_news: _builtins.bool
     """what rose lately at the callee"""
     known: _builtins.bytes
     """of that the caller has these already, by 7 bytes each: a hash of the peer, incarnation, version; at most 256"""
+    after: _builtins.str
+    """with want_all: the page begins with the first peer id above this one"""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedRecord]:
         """at most 64"""
@@ -72,10 +75,11 @@ class GossipRequest(_message.Message):
         want_all: _builtins.bool = ...,
         want_news: _builtins.bool = ...,
         known: _builtins.bytes = ...,
+        after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "records", b"records", "run", b"run", "want_all", b"want_all", "want_news", b"want_news"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "known", b"known", "records", b"records", "run", b"run", "want_all", b"want_all", "want_news", b"want_news"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -86,16 +90,22 @@ class GossipReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RECORDS_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    next: _builtins.str
+    """of a page that is not the last: what `after` has to be for the next one"""
     @_builtins.property
-    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedRecord]: ...
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedRecord]:
+        """of a table at most 512 and about 1 MiB"""
+
     def __init__(
         self,
         *,
         records: _abc.Iterable[Global___SignedRecord] | None = ...,
+        next: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next", b"next", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,8 +32,8 @@ from peerd.table.record import PeerId, RawRecord
 from peerd.timeline.spans import SpanKind
 from peerd.wire.call_tracing import CallTracing
 from peerd.wire.chunks import digest_of
+from peerd.wire.handlers import Progress, Receive
 from peerd.wire.messages import Call, CallResult, TensorBytes
-from peerd.wire.services import Progress, Receive
 
 _RAW = Allowed((NONE,))
 MEASURED_MICROBATCHES = 15

@@ -9,6 +9,7 @@ for what is new (policy/swarm/spreading.py), and only changes of phase are pushe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Collection, Sequence
 
@@ -23,6 +24,7 @@ from peerd.policy.swarm.spreading import (
     DirectoryReading,
     is_to_announce,
     is_to_store,
+    page,
     partners,
     whom_to_ask,
 )
@@ -115,15 +117,18 @@ class Gossip:
             for task in set().union(*self._sending.values()):
                 task.cancel()
 
-    def gossip(self, caller: PeerId, raws: Sequence[RawRecord], want_all: bool) -> list[RawRecord]:
-        """Merge the records of a caller. Returns this peer's own record, or the whole table if the caller wants all."""
+    def gossip(self, caller: PeerId, raws: Sequence[RawRecord]) -> list[RawRecord]:
+        """Merge the records of a caller. Returns this peer's own record."""
         self._membership.absorb(raws)
         self._membership.called_by(caller)
-        if want_all:
-            live = {record.peer for record in self._membership.live().records}
-            return [signed.raw for peer, signed in self._membership.raws.items() if peer in live]
         own = self._membership.raws.get(self._membership.me)
         return [own.raw] if own is not None else []
+
+    def table(self, caller: PeerId, after: PeerId) -> tuple[list[RawRecord], PeerId]:
+        """Return a page of the live records, and the last peer of the page; an empty id ends the table."""
+        self._membership.called_by(caller)
+        raws, live = self._membership.raws, self._membership.live().records
+        return page([(record.peer, raws[record.peer].raw) for record in live if record.peer in raws], after)
 
     def news(self, caller: PeerId, known: Collection[bytes]) -> list[RawRecord]:
         """Return records that changed lately and that the caller does not name as known."""
@@ -183,11 +188,9 @@ class Gossip:
         others = [peer for peer in others if peer not in cut] or others
         if not others:
             return
-        try:
-            table = await self._client.gossip(self._random.choice(others), [], PUSH_TIMEOUT_S, want_all=True)
-        except RemoteError:
-            return  # the next push finds out whether it is alive
-        await self._membership.absorb_quietly(table)
+        with contextlib.suppress(RemoteError):  # the next push finds out whether it is alive
+            async for records in self._client.table(self._random.choice(others), PUSH_TIMEOUT_S):
+                await self._membership.absorb_quietly(records)
 
     async def _ask_for_news(self) -> None:
         """Ask one peer for news. If it does not answer, liveness finds out whether it is there."""

@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import grpc
 import structlog
@@ -32,74 +32,17 @@ from peerd.link.lanes import Lanes, Turn
 from peerd.link.links import CHUNK_BYTES, MOST_RETRY_MS, RETRY_AFTER_MS, STATUS, Bytes, next_within, with_time_for
 from peerd.link.traffic import Link, PeerRole, Traffic, Way
 from peerd.link.tunnel import caller_of
-from peerd.policy.step.contributions import StageTally
-from peerd.policy.step.roster import Roster
-from peerd.table.record import AverageId, PeerId, RawRecord, RunId
+from peerd.table.record import AverageId, PeerId, RunId
 from peerd.timeline.spans import MAX_SPANS, SpanKind, SpanRing
 from peerd.wire import convert, timelines
 from peerd.wire.chunks import Chunk, Headed, collected, opening
 from peerd.wire.deliveries import Delivery, Watch
-from peerd.wire.messages import Average, Call, CallResult, Description, Part, Snapshot
+from peerd.wire.handlers import AveragingHandler, Described, StageHandler, StateHandler, SwarmHandler
+from peerd.wire.messages import Call, CallResult
 from peerd.wire.open_conversations import Held
 
 LOG = structlog.get_logger()
-Receive = Callable[[], Awaitable[Sequence[Bytes]]]
-ReceivePart = Callable[[Callable[[int], None]], Awaitable[Sequence[Bytes]]]
-"""Receives a part, and tells how many bytes each of its messages had."""
-Progress = Callable[[int, PeerId], None]
 Handler = TypeVar("Handler")
-
-
-class SwarmHandler(Protocol):
-    def gossip(self, caller: PeerId, records: Sequence[RawRecord], want_all: bool) -> Sequence[RawRecord]: ...
-
-    def news(self, caller: PeerId, known: Collection[bytes]) -> Sequence[RawRecord]: ...
-
-
-class Described(Protocol):
-    """Tells about this peer to any caller."""
-
-    def describe(self) -> Description: ...
-
-    async def tallies(self) -> Sequence[StageTally]:
-        """Return the number of microbatches that each peer computed, as this peer counted them."""
-        ...
-
-
-class StageHandler(Protocol):
-    async def backpropagate(self, caller: PeerId, call: Call, receive: Receive, progress: Progress) -> CallResult:
-        """Compute a call that has no tensor bytes yet. `receive` fetches those of inputs and labels, once the handler holds a slot."""
-        ...
-
-    def absorb(self, caller: PeerId, records: Sequence[RawRecord]) -> None: ...
-
-    def cancel(self, caller: PeerId, call_id: bytes) -> None: ...
-
-
-class AveragingHandler(Protocol):
-    async def propose(self, caller: PeerId, roster: Roster) -> tuple[bool, str, RawRecord]: ...
-
-    async def reduce(self, caller: PeerId, part: Part, receive: ReceivePart) -> Sequence[memoryview]: ...
-
-    def arrived(self, average_id: AverageId) -> int:
-        """Return how many bytes of the parts of this peer's slice have arrived in an open round."""
-
-    def abort(self, caller: PeerId, average_id: AverageId) -> None: ...
-
-    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[Bytes]]:
-        """Return an average's header, BLAKE3 hash and chunks."""
-        ...
-
-    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:
-        """Return the BLAKE3 hash and the chunks of a tied weight's gradients."""
-        ...
-
-
-class StateHandler(Protocol):
-    async def snapshot(
-        self, caller: PeerId, stage: int, wanted: bytes = b"", first_chunk: int = 0, tied_only: bool = False
-    ) -> tuple[Snapshot, Delivery]:
-        """Return a snapshot's header and its chunks from `first_chunk` on. All downloads share one copy of the file in memory."""
 
 
 def nobody(_context: Any) -> PeerId | None:
@@ -221,12 +164,15 @@ class SwarmServicer(Servicer[SwarmHandler], swarm_pb2_grpc.SwarmServicer):
                 yield await self._answer(request, context)
 
     async def _answer(self, request: swarm_pb2.GossipRequest, context: Any) -> swarm_pb2.GossipReply:
+        last: str = ""
         async with self._door.answering(context, request.run) as caller:
             if request.want_news:
                 answer = self._handler.news(caller, convert.tags_from(request.known))
+            elif request.want_all:
+                answer, last = self._handler.table(caller, PeerId(request.after))
             else:
-                answer = self._handler.gossip(caller, convert.records_from(request.records), request.want_all)
-        return self._door.traffic.answered(request, swarm_pb2.GossipReply(records=convert.records_to(answer)))
+                answer = self._handler.gossip(caller, convert.records_from(request.records))
+        return self._door.traffic.answered(request, swarm_pb2.GossipReply(records=convert.records_to(answer), next=last))
 
     async def Describe(self, request: swarm_pb2.DescribeRequest, context: Any) -> swarm_pb2.DescribeReply:
         await self._door.caller(context)

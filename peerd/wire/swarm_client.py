@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from peerd.errors import BadMessageError
 from peerd.generated import swarm_pb2, swarm_pb2_grpc
 from peerd.link.links import Links, answer_of
 from peerd.policy.step.contributions import StageTally
+from peerd.policy.swarm.spreading import MOST_PAGES, PAGE_RECORDS
 from peerd.table.record import PeerId, RawRecord, RunId
 from peerd.timeline.spans import Span
 from peerd.wire import convert, timelines
@@ -40,23 +41,33 @@ class SwarmClient(Client):
         request = swarm_pb2.GossipRequest(run=self._run, records=convert.records_to(records))
         return self._records_of(request, await self._conversations.ask(peer, request, timeout_s))
 
-    async def gossip(self, peer: PeerId, records: Sequence[RawRecord], timeout_s: float, want_all: bool = False) -> tuple[RawRecord, ...]:
+    async def gossip(self, peer: PeerId, records: Sequence[RawRecord], timeout_s: float) -> tuple[RawRecord, ...]:
         """Push records in a separate call through the tunnel, which also shows whether the peer can be reached at all."""
-        request = swarm_pb2.GossipRequest(run=self._run, records=convert.records_to(records), want_all=want_all)
-        return await self._gossip(peer, request, timeout_s)
+        request = swarm_pb2.GossipRequest(run=self._run, records=convert.records_to(records))
+        return self._records_of(request, await self._ask(peer, "Gossip", request, timeout_s))
+
+    async def table(self, peer: PeerId, timeout_s: float) -> AsyncIterator[tuple[RawRecord, ...]]:
+        """Yield the pages of the peer's whole table; `timeout_s` is for one page."""
+        after = ""
+        for _page in range(MOST_PAGES):
+            request = swarm_pb2.GossipRequest(run=self._run, want_all=True, after=after)
+            reply = await self._ask(peer, "Gossip", request, timeout_s)
+            yield self._records_of(request, reply, most=PAGE_RECORDS)
+            if reply.next <= after:  # the last page, or a peer that begins anew
+                return
+            after = reply.next
 
     async def ask_for_news(self, peer: PeerId, known: Sequence[bytes], timeout_s: float) -> tuple[RawRecord, ...]:
         """Return the records that rose at `peer` recently, without those whose tags (policy/swarm/spreading.py) are in `known`."""
         request = swarm_pb2.GossipRequest(run=self._run, want_news=True, known=convert.tags_to(known))
-        return await self._gossip(peer, request, timeout_s)
-
-    async def _gossip(self, peer: PeerId, request: swarm_pb2.GossipRequest, timeout_s: float) -> tuple[RawRecord, ...]:
         return self._records_of(request, await self._ask(peer, "Gossip", request, timeout_s))
 
-    def _records_of(self, request: swarm_pb2.GossipRequest, reply: swarm_pb2.GossipReply) -> tuple[RawRecord, ...]:
+    def _records_of(
+        self, request: swarm_pb2.GossipRequest, reply: swarm_pb2.GossipReply, most: int = convert.MAX_RECORDS
+    ) -> tuple[RawRecord, ...]:
         self._links.traffic.sent_bytes += request.ByteSize()
         self._links.traffic.received_bytes += reply.ByteSize()
-        return convert.records_from(reply.records, most=8192)
+        return convert.records_from(reply.records, most)
 
     async def describe(self, peer: PeerId, timeout_s: float) -> Description:
         return convert.description_from(await self._ask(peer, "Describe", swarm_pb2.DescribeRequest(), timeout_s, wait_for_ready=True))

@@ -52,8 +52,11 @@ class Stub:
         self._description = description
         self._clock_off_s = clock_off_s
 
-    def gossip(self, caller: PeerId, records: Sequence[RawRecord], want_all: bool) -> Sequence[RawRecord]:
+    def gossip(self, caller: PeerId, records: Sequence[RawRecord]) -> Sequence[RawRecord]:
         return ()
+
+    def table(self, caller: PeerId, after: PeerId) -> tuple[Sequence[RawRecord], PeerId]:
+        return (), PeerId("")
 
     def news(self, caller: PeerId, known: Collection[bytes]) -> Sequence[RawRecord]:
         return ()

@@ -19,6 +19,8 @@ from peerd.policy.swarm.spreading import (
     KEPT_TURNS,
     MOST_NEWS,
     MOST_PAUSE,
+    PAGE_BYTES,
+    PAGE_RECORDS,
     PARTNERS,
     QUIET_TURNS,
     SPEAKERS,
@@ -31,6 +33,7 @@ from peerd.policy.swarm.spreading import (
     concerns,
     is_to_announce,
     is_to_store,
+    page,
     partners,
     periods,
     summarise,
@@ -330,3 +333,23 @@ def test_the_directory_keeps_all_of_a_small_swarm_and_of_a_large_one_a_few_of_ea
     kept = [record for record in live.records if is_to_store(record, live, STORED_EVERY)]
     assert len(kept) == (num_peers if num_peers <= TELLS_ALL else KEEPERS)
     assert not any(is_to_store(record, live, STORED_EVERY - 1) for record in live.records)
+
+
+@given(st.lists(st.tuples(st.integers(0, 999), st.integers(0, 3)), unique_by=lambda row: row[0], max_size=40))
+def test_the_pages_of_a_table_are_bounded_and_together_the_table(found: list[tuple[int, int]]) -> None:
+    table = [(PeerId(f"{number:03}"), (bytes(size * PAGE_BYTES // 3), b"")) for number, size in sorted(found)]
+    after, read = PeerId(""), list[RawRecord]()
+    for _ in range(len(table) + 1):
+        raws, after = page(table, after)
+        assert sum(len(body) for body, _ in raws[:-1]) < PAGE_BYTES
+        read += raws
+        if not after:
+            break
+    assert read == [raw for _, raw in table]
+
+
+def test_a_page_has_so_many_records_at_most_and_the_last_one_says_that_it_is_the_last() -> None:
+    table = [(PeerId(f"{number:05}"), (b"", b"")) for number in range(2 * PAGE_RECORDS)]
+    assert page(table, PeerId("")) == ([(b"", b"")] * PAGE_RECORDS, table[PAGE_RECORDS - 1][0])
+    assert page(table, table[PAGE_RECORDS - 1][0]) == ([(b"", b"")] * PAGE_RECORDS, PeerId(""))
+    assert page([], PeerId("")) == page(table, PeerId("~")) == ([], PeerId(""))

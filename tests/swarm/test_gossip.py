@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -34,7 +34,7 @@ class Client:
     told: list[tuple[PeerId, RawRecord]] = field(default_factory=list)
     asked: list[tuple[PeerId, Sequence[bytes]]] = field(default_factory=list)
     answers: list[RawRecord] = field(default_factory=list)
-    table: list[RawRecord] = field(default_factory=list)
+    rows: list[RawRecord] = field(default_factory=list)
     gone: bool = False
     answering: asyncio.Event = field(default_factory=asyncio.Event)
     was_asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -44,10 +44,9 @@ class Client:
         await self.answering.wait()
         return ()
 
-    async def gossip(self, _peer: PeerId, _records: Sequence[RawRecord], _timeout_s: float, want_all: bool) -> tuple[RawRecord, ...]:
-        assert want_all
+    async def table(self, _peer: PeerId, _timeout_s: float) -> AsyncIterator[tuple[RawRecord, ...]]:
         self.was_asked.set()
-        return tuple(self.table)
+        yield tuple(self.rows)
 
     async def ask_for_news(self, peer: PeerId, known: Sequence[bytes], _timeout_s: float) -> tuple[RawRecord, ...]:
         self.asked.append((peer, known))
@@ -235,7 +234,7 @@ async def test_in_a_larger_swarm_i_ask_around_and_look_after_who_does_not_answer
 async def test_in_a_small_swarm_i_ask_for_a_whole_table_and_keep_no_partners() -> None:
     swarm = Swarm(TELLS_ALL - 1)
     swarm.gossip._period_s = 0.001
-    swarm.client.table = [swarm.row(0, version=2, step=7)]
+    swarm.client.rows = [swarm.row(0, version=2, step=7)]
     asking = asyncio.ensure_future(swarm.gossip._ask_around())
     await swarm.client.was_asked.wait()
     await swarm.settle()

@@ -66,9 +66,12 @@ class Listener:
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
 
-    def gossip(self, caller: PeerId, records: Sequence[RawRecord], want_all: bool) -> Sequence[RawRecord]:
+    def gossip(self, caller: PeerId, records: Sequence[RawRecord]) -> Sequence[RawRecord]:
         self._membership.absorb(records)
         return ()
+
+    def table(self, caller: PeerId, after: PeerId) -> tuple[Sequence[RawRecord], PeerId]:
+        return (), PeerId("")
 
     def news(self, caller: PeerId, known: Collection[bytes]) -> Sequence[RawRecord]:
         return ()

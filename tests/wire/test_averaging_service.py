@@ -25,8 +25,9 @@ from peerd.table.record import AverageId, PeerId, Phase
 from peerd.wire import convert
 from peerd.wire.chunks import digest_of
 from peerd.wire.clients import AveragingClient
+from peerd.wire.handlers import AveragingHandler, ReceivePart
 from peerd.wire.messages import Part
-from peerd.wire.services import AveragingHandler, AveragingServicer, Door, ReceivePart
+from peerd.wire.services import AveragingServicer, Door
 from tests.link.local_peers import serving
 from tests.wire.callee import ALL, BAD, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain
 

@@ -9,8 +9,10 @@ announces itself less often and says so in its record, so that each reader knows
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TypeVar
 
 from peerd.policy.hashing import digest
@@ -31,6 +33,10 @@ KEPT_TURNS = 15
 MOST_NEWS = 48
 """Number of records in one answer, newest first; the rest goes with the next."""
 MOST_TAGS = 256
+PAGE_RECORDS, PAGE_BYTES = 512, 1 << 20
+"""Size of one page of a table: at most so many records, and no further one once they have so many bytes."""
+MOST_PAGES = 64
+"""Number of pages that are read of one peer's table."""
 SPEAKERS = 3
 KEEPERS = 4
 """Peers of a stage whose records the directory keeps, when it is too large for all: enough to hear of the others from."""
@@ -129,6 +135,21 @@ def summarise(mine: PeerRecord, live: LiveView) -> StageSummary | None:
         held=held(live, mine.stage, mine.step) if leads else 0,
         next_held=held(live, mine.stage, mine.step + 1) if leads and mine.next_ledger_no else 0,
     )
+
+
+def page(table: Sequence[tuple[PeerId, RawRecord]], after: PeerId) -> tuple[list[RawRecord], PeerId]:
+    """The records of a page, from the first peer above `after` on, and the last peer of the page; no peer if it ends the table.
+
+    The table is sorted by peer.
+    """
+    found: list[RawRecord] = []
+    num_bytes = 0
+    for peer, raw in table[bisect_right(table, after, key=itemgetter(0)) :]:
+        found.append(raw)
+        num_bytes += len(raw[0]) + len(raw[1])
+        if len(found) == PAGE_RECORDS or num_bytes >= PAGE_BYTES:
+            return found, peer if peer != table[-1][0] else PeerId("")
+    return found, PeerId("")
 
 
 def concerns(record: PeerRecord, stage: int) -> bool:

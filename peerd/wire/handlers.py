@@ -1,0 +1,74 @@
+"""What the services call: the parts of other rooms that answer a message which has passed the checks (`peerd/wire/services.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Protocol
+
+from peerd.link.links import Bytes
+from peerd.policy.step.contributions import StageTally
+from peerd.policy.step.roster import Roster
+from peerd.table.record import AverageId, PeerId, RawRecord
+from peerd.wire.deliveries import Delivery
+from peerd.wire.messages import Average, Call, CallResult, Description, Part, Snapshot
+
+Receive = Callable[[], Awaitable[Sequence[Bytes]]]
+ReceivePart = Callable[[Callable[[int], None]], Awaitable[Sequence[Bytes]]]
+"""Receives a part, and tells how many bytes each of its messages had."""
+Progress = Callable[[int, PeerId], None]
+
+
+class SwarmHandler(Protocol):
+    def gossip(self, caller: PeerId, records: Sequence[RawRecord]) -> Sequence[RawRecord]: ...
+
+    def table(self, caller: PeerId, after: PeerId) -> tuple[Sequence[RawRecord], PeerId]:
+        """Return a page of the table, from the first peer above `after` on, and the last peer of the page; an empty id ends the table."""
+        ...
+
+    def news(self, caller: PeerId, known: Collection[bytes]) -> Sequence[RawRecord]: ...
+
+
+class Described(Protocol):
+    """Tells about this peer to any caller."""
+
+    def describe(self) -> Description: ...
+
+    async def tallies(self) -> Sequence[StageTally]:
+        """Return the number of microbatches that each peer computed, as this peer counted them."""
+        ...
+
+
+class StageHandler(Protocol):
+    async def backpropagate(self, caller: PeerId, call: Call, receive: Receive, progress: Progress) -> CallResult:
+        """Compute a call that has no tensor bytes yet. `receive` fetches those of inputs and labels, once the handler holds a slot."""
+        ...
+
+    def absorb(self, caller: PeerId, records: Sequence[RawRecord]) -> None: ...
+
+    def cancel(self, caller: PeerId, call_id: bytes) -> None: ...
+
+
+class AveragingHandler(Protocol):
+    async def propose(self, caller: PeerId, roster: Roster) -> tuple[bool, str, RawRecord]: ...
+
+    async def reduce(self, caller: PeerId, part: Part, receive: ReceivePart) -> Sequence[memoryview]: ...
+
+    def arrived(self, average_id: AverageId) -> int:
+        """Return how many bytes of the parts of this peer's slice have arrived in an open round."""
+
+    def abort(self, caller: PeerId, average_id: AverageId) -> None: ...
+
+    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[Bytes]]:
+        """Return an average's header, BLAKE3 hash and chunks."""
+        ...
+
+    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:
+        """Return the BLAKE3 hash and the chunks of a tied weight's gradients."""
+        ...
+
+
+class StateHandler(Protocol):
+    async def snapshot(
+        self, caller: PeerId, stage: int, wanted: bytes = b"", first_chunk: int = 0, tied_only: bool = False
+    ) -> tuple[Snapshot, Delivery]:
+        """Return a snapshot's header and its chunks from `first_chunk` on. All downloads share one copy of the file in memory."""
