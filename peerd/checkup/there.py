@@ -199,7 +199,7 @@ async def examine(network: Network, contact: Contact, limits: Limits) -> AsyncIt
     live = contact.membership.live().records
     known = [contact.address.multiaddr, *(address for r in live if r.peer in contact.others[:MAX_DIALLERS] for address in r.addresses[:1])]
     bootstrap = direct(known)
-    failure = await round_trip(network.p2pd.p2p, bootstrap)
+    failure = await round_trip(network.p2pd.p2p, contact.signed.run, bootstrap)
     if failure and contact.clock.is_off:
         yield warning("dht", f"the swarm's DHT: {failure}", "it works only between clocks that agree: see to the clock first")
     elif failure:

@@ -33,6 +33,7 @@ P2PD = HIVEMIND / "hivemind_cli" / "p2pd"
 
 from hivemind.dht import DHTNode  # noqa: E402 - after the empty package is installed
 from hivemind.dht.routing import DHTID  # noqa: E402
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue  # noqa: E402
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
 from hivemind.p2p import P2P, PeerID  # noqa: E402
 from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
@@ -43,8 +44,10 @@ __all__ = [
     "DHTID",
     "P2P",
     "P2PD",
+    "DHTLocalStorage",
     "DHTNode",
     "DHTRecord",
+    "DictionaryDHTValue",
     "MSGPackSerializer",
     "Multiaddr",
     "PeerID",
