@@ -33,7 +33,9 @@ class AverageFetcher:
 
         Raises WrongStateError if this peer cannot adopt it.
         """
-        received = await self._client.get_average(peer, self._state.record.stage, step, 2 * self._averaging_s)
+        itemsize, length = self._state.accumulator.flat.itemsize, self._state.average_length(step)
+        sizes = length * itemsize, (length + self._state.accumulator.num_tied) * itemsize
+        received = await self._client.get_average(peer, self._state.record.stage, step, sizes, 2 * self._averaging_s)
         reason = why_not_adopt(self._state.record, step, received[0].lineage)
         if reason is not None:
             raise WrongStateError(reason)

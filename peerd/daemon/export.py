@@ -22,7 +22,6 @@ from peerd.daemon.run_data import SWARM
 from peerd.data.tokenizer import tokenizer_path
 from peerd.errors import StageError, TimedOutError, disk_error
 from peerd.models.published import check_publishable
-from peerd.models.stages import estimate_stage_memory_bytes
 from peerd.stage.export import EVALUATIONS_FILE, write_evaluations, write_export
 from peerd.stage.hf_export import write_hf_export
 from peerd.stage.snapshots import Downloaded
@@ -137,8 +136,7 @@ async def _get(peer: Peer, stage: int) -> Downloaded:
     record = peer.seat.state.record
     if stage == record.stage and record.phase is not Phase.JOINING:
         return await peer.seat.snapshots.own()
-    needed = await asyncio.to_thread(estimate_stage_memory_bytes, peer.place.manifest, stage, 0)
-    return await peer.seat.downloader.download(stage, 2 * needed)
+    return await peer.seat.downloader.download(stage)
 
 
 def _holds(part: Downloaded, prefix: str) -> bool:

@@ -29,12 +29,13 @@ from peerd.policy.swarm.rebalance import Move
 from peerd.stage.adapting import LinkCodecs
 from peerd.stage.calls import StageService
 from peerd.stage.checkpoints import CheckpointStore
-from peerd.stage.download import MOST_STATE_BYTES, Downloader
+from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Pace, Priority
 from peerd.stage.parameters import is_finite_state
 from peerd.stage.snapshots import Downloaded, SnapshotServer
 from peerd.stage.start import start_lineage
 from peerd.stage.state import StageState
+from peerd.stage.state_bytes import most_state_bytes
 from peerd.step.stepper import Stepper, rules_of
 from peerd.swarm.clock import clock_s
 from peerd.table.record import NO_RECORD, PeerId, Phase, RawRecord
@@ -120,7 +121,7 @@ class Seat:
         self._followers = Followers()
         start_of = partial(place.start.of_stage, manifest) if place.start else None
         self.snapshots = SnapshotServer(state, executor, self._followers, peer.patience_s, start_of)
-        self.downloader = Downloader(StateClient(links, run), membership, peer.patience_s)
+        self.downloader = Downloader(StateClient(links, run), membership, partial(most_state_bytes, manifest), peer.patience_s)
         rules = rules_of(manifest, membership.view.ttl_s, averaging_s, largest_state_bytes(manifest))
         self.stepper = Stepper(state, executor, membership, self.rounds, self.downloader, rules, beginning, self)
         self.training = Training(manifest, membership, self.dispatcher, peer.data, self.announce, peer.tracing)
@@ -257,7 +258,7 @@ class Seat:
         manifest, start = self.peer.place.manifest, self.peer.place.start
         if start is not None:
             return await asyncio.to_thread(start.of_stage, manifest, self.stage)
-        found = await self.downloader.download_start(self.stage, MOST_STATE_BYTES)
+        found = await self.downloader.download_start(self.stage)
         if found.step == manifest.start.step and found.lineage != start_lineage(manifest):
             raise BadMessageError("the state that the run begins from is another than the manifest says")
         return found

@@ -113,6 +113,12 @@ def _parameter_shapes(manifest: Manifest, stage: int) -> tuple[tuple[str, tuple[
     return tuple((name, tuple(parameter.shape)) for name, parameter in _on_meta(manifest, stage).named_parameters())
 
 
+def tied_spec(manifest: Manifest, stage: int) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the parameters of a stage that another stage holds as well."""
+    module = _on_meta(manifest, stage)
+    return {name: tuple(module.get_parameter(name).shape) for name in module.tied_names}
+
+
 def largest_state_bytes(manifest: Manifest) -> int:
     """Bytes of the largest stage's state: its parameters, the previous ones, and two moments of each."""
     stages = [initial_parameter_spec(manifest, stage).values() for stage in range(manifest.train.num_stages)]

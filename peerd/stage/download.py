@@ -23,28 +23,29 @@ from peerd.wire.clients import StateClient, StateRequest
 from peerd.wire.messages import Snapshot
 from peerd.wire.tensors import tensors_of_file
 
-MOST_STATE_BYTES = 1 << 40
-MAX_OVERHEAD_BYTES = 1 << 20
 LEAST_WAIT_S = 1.0
 """The shortest pause before a donor that is busy is asked again."""
 Candidates = Callable[[LiveView, frozenset[PeerId]], list[PeerRecord]]
+MostBytes = Callable[[int, bool], int]
+"""How large the state of a stage can be; with True, that of its copy of a tied weight alone (`most_state_bytes`)."""
 
 
 class Downloader:
     """Downloads a stage's state from its peers. If a donor fails, another one continues where it stopped."""
 
-    def __init__(self, client: StateClient, membership: Membership, patience_s: float) -> None:
+    def __init__(self, client: StateClient, membership: Membership, most_bytes: MostBytes, patience_s: float) -> None:
         self._client = client
         self._membership = membership
+        self._most_bytes = most_bytes
         self._patience_s = patience_s
         self._unfinished: _Partial | None = None
         """What came of the last download, if that failed just now: the line may be back soon, and the donor keeps the copy for as long."""
         self.bytes_done = 0
         self.bytes_total = 0
 
-    async def download(self, stage: int, most_bytes: int, prefer: PeerId | None = None, tied_only: bool = False) -> Downloaded:
+    async def download(self, stage: int, prefer: PeerId | None = None, tied_only: bool = False) -> Downloaded:
         """Download the state of a stage from its peers, from `prefer` first. Raises StageError if no donor can give it."""
-        partial = _Partial(stage, most_bytes + MAX_OVERHEAD_BYTES, tied_only)
+        partial = await self._begun(stage, tied_only)
         if self._unfinished is not None and (self._unfinished.stage, self._unfinished.tied_only) == (stage, tied_only):
             partial = self._unfinished
         self._unfinished = None
@@ -59,10 +60,12 @@ class Downloader:
         if self._unfinished is partial:
             self._unfinished = None
 
-    async def download_start(self, stage: int, most_bytes: int) -> Downloaded:
+    async def download_start(self, stage: int) -> Downloaded:
         """Download the stage's part of the state that the run begins from. Raises StageError if nobody can give it."""
-        partial = _Partial(stage, most_bytes + MAX_OVERHEAD_BYTES)
-        return await self._download(partial, givers_of_start, None)
+        return await self._download(await self._begun(stage), givers_of_start, None)
+
+    async def _begun(self, stage: int, tied_only: bool = False) -> _Partial:
+        return _Partial(stage, await asyncio.to_thread(self._most_bytes, stage, tied_only), tied_only)
 
     async def _download(self, partial: _Partial, candidates: Candidates, prefer: PeerId | None) -> Downloaded:
         """Ask one donor after another, and one whose connection broke again, as long as it sends more each time.
@@ -118,7 +121,8 @@ class Downloader:
         async with contextlib.aclosing(stream):
             async for chunk in stream:
                 number = partial.num_chunks
-                if number >= len(header.chunk_hashes) or await asyncio.to_thread(_digest, chunk) != header.chunk_hashes[number]:
+                fits = len(chunk) == min(CHUNK_BYTES, header.num_bytes - number * CHUNK_BYTES)
+                if not fits or await asyncio.to_thread(_digest, chunk) != header.chunk_hashes[number]:
                     raise BadMessageError(f"chunk {number} of the state does not match its hash")
                 partial.add(chunk)
                 self.bytes_done = len(partial.data)

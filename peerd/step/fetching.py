@@ -7,7 +7,7 @@ import structlog
 from peerd.averaging.rounds import Rounds
 from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
 from peerd.policy.step.acts import CopyTied, FetchAverage, FetchTied
-from peerd.stage.download import MOST_STATE_BYTES, Downloader
+from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.state import StageState
 from peerd.step.trials import Trials
@@ -83,7 +83,7 @@ class Fetching:
         step = self._state.record.step
         LOG.warning("the copies of the tied weight differ: downloading the other stage's", step=step, peer=act.peer)
         try:
-            found = await self._downloader.download(act.stage, MOST_STATE_BYTES, act.peer, tied_only=True)
+            found = await self._downloader.download(act.stage, act.peer, tied_only=True)
             await self._trials.update(lambda: self._state.copy_tied(found.tensors, found.step))
         except (RemoteError, StageError):
             self._refused[act.peer, step] = clock_s()

@@ -20,7 +20,7 @@ from peerd.policy.step.roster import Roster
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.steady import Steady
 from peerd.policy.step.stepping import decide, looks_lost
-from peerd.stage.download import MOST_STATE_BYTES, Downloader
+from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.state import StageState
@@ -352,7 +352,7 @@ class Stepper:
         await self._rounds.close_present("reloading")
         self._host.announce()
         try:
-            await self._take_over(await self._downloader.download(self._state.record.stage, MOST_STATE_BYTES, peer))
+            await self._take_over(await self._downloader.download(self._state.record.stage, peer))
             self._fetching.forget_refusals()
         except (RemoteError, StageError):
             await asyncio.sleep(RETRY_PAUSE_S)

@@ -92,11 +92,14 @@ class StageClient(Client):
                 traffic.sent("tokens", PeerRole.NEXT_STAGE, call.labels.num_bytes)
 
             with ending(method(messages())) as rpc:
-                done = await _wait_for_done(rpc, patience_s, on_forwarded, partial(traffic.hear, peer))
+                done = await _wait_for_done(rpc, patience_s, partial(_forwarded, call.stage, on_forwarded), partial(traffic.hear, peer))
                 gradient = None
                 if done.HasField("gradient"):
                     began_s = time.monotonic()
                     expected = convert.tensor_from(done.gradient)
+                    if not call.needs_gradient:
+                        raise BadMessageError("a gradient that nobody asked for")
+                    expected.check(call.inputs.dtype, call.inputs.shape)
                     with traffic.receiving((peer, way), expected.num_bytes):
                         chunks = await _read_chunks(rpc, expected.num_bytes, patience_s)
                     gradient = expected.with_chunks(chunks)
@@ -157,11 +160,19 @@ class AveragingClient(Client):
     async def abort(self, peer: PeerId, average_id: AverageId, timeout_s: float) -> None:
         await self._ask(peer, "Abort", averaging_pb2.AbortRequest(average_id=average_id), timeout_s)
 
-    async def get_average(self, peer: PeerId, stage: int, step: int, patience_s: float) -> tuple[Average, bytes, tuple[bytes, ...]]:
-        """Fetch a finished average: its header, hash and chunks. The caller has to check them, off the event loop."""
+    async def get_average(
+        self, peer: PeerId, stage: int, step: int, sizes: tuple[int, int], patience_s: float
+    ) -> tuple[Average, bytes, tuple[bytes, ...]]:
+        """Fetch a finished average: its header, hash and chunks. The caller has to check them, off the event loop.
+
+        `sizes`: the bytes that an average of this stage and step has, without and with a tied weight's gradients. No other is read.
+        """
         request = averaging_pb2.AverageRequest(run=self._run, stage=stage, step=step)
         with ending((await self._stub(peer)).GetAverage(request)) as rpc:
             header = await _header_of(rpc, patience_s, "an average without a header")
+            due = sizes[bool(header.tied_sum)]
+            if header.num_bytes != due:
+                raise BadMessageError(f"an average of {header.num_bytes} bytes where {due} are due")
             chunks = await _read_chunks(rpc, header.num_bytes, patience_s)
         self._links.traffic.took("averages", PeerRole.STAGE_PEER, header.num_bytes)
         return convert.average_from(header), header.blake3, chunks
@@ -215,7 +226,7 @@ class DataClient(Client):
         rpc = (await self._stub(peer)).GetData(data_pb2.DataRequest(run=self._run, blake3=digest, first_chunk=first_chunk))
         header = await _header_of(rpc, patience_s, "data without a header")
         hashes = tuple(header.chunk_blake3)
-        if not convert.are_hashes(hashes) or header.num_bytes > 1 << 50:
+        if not convert.are_hashes(hashes):
             raise BadMessageError("data with a damaged header")
         return DataHeader(header.num_bytes, hashes), _chunks_of_stream(rpc, "data", self._links, patience_s)
 
@@ -237,8 +248,14 @@ async def _chunks_of_stream(rpc: Any, what: str, links: Links, patience_s: float
             yield message.chunk
 
 
+def _forwarded(stage: int, tell: Callable[[int, PeerId], None], told: stage_pb2.Forwarded) -> None:
+    if not stage < told.stage < convert.MAX_STAGES or len(told.peer) > convert.MAX_PEER_CHARS:
+        raise BadMessageError("a microbatch that went on to no peer of a later stage")
+    tell(told.stage, PeerId(told.peer))
+
+
 async def _wait_for_done(
-    rpc: Any, patience_s: float, on_forwarded: Callable[[int, PeerId], None], heard: Callable[[], None]
+    rpc: Any, patience_s: float, on_forwarded: Callable[[stage_pb2.Forwarded], None], heard: Callable[[], None]
 ) -> stage_pb2.Done:
     stream = rpc.__aiter__()
     try:
@@ -252,7 +269,7 @@ async def _wait_for_done(
             done: stage_pb2.Done = message.done
             return done
         if kind == "forwarded":
-            on_forwarded(message.forwarded.stage, PeerId(message.forwarded.peer))
+            on_forwarded(message.forwarded)
         elif kind == "chunk":
             raise BadMessageError("a chunk of the gradient came before the result")
         message = await read_within(stream, patience_s)

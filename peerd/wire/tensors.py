@@ -15,7 +15,8 @@ from peerd.wire import codecs
 from peerd.wire.messages import TensorBytes
 
 _DTYPES = {"float32": torch.float32, "int32": torch.int32}
-_ALIGNED = 4
+_FLOAT_BYTES = 4
+"""Bytes of a float32 number."""
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -64,17 +65,29 @@ def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = 
 
     https://huggingface.co/docs/safetensors: 8 bytes of length, JSON padded to a multiple of 8, the tensors one after another.
     """
-    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-    pieces, start = list[Bytes](), 0
-    for name, tensor in sorted(tensors.items()):
+    pieces = list[Bytes]()
+    for _, tensor in sorted(tensors.items()):
         assert tensor.dtype == torch.float32
-        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, start + tensor.nbytes]}
-        start += tensor.nbytes
         if tensor.numel():
             pieces.append(memoryview(tensor.detach().contiguous().view(-1).numpy().data).cast("B"))
+    return (_header_of({name: tensor.shape for name, tensor in tensors.items()}, metadata), *pieces)
+
+
+def file_bytes(shapes: Mapping[str, Sequence[int]]) -> int:
+    """The size of a file of tensors of these names and shapes, without metadata. One with fewer or smaller tensors is no larger."""
+    return len(_header_of(shapes)) + sum(_FLOAT_BYTES * math.prod(shape) for shape in shapes.values())
+
+
+def _header_of(shapes: Mapping[str, Sequence[int]], metadata: Mapping[str, str] | None = None) -> bytes:
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    start = 0
+    for name, shape in sorted(shapes.items()):
+        end = start + _FLOAT_BYTES * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+        start = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    return (len(text).to_bytes(8, "little") + text, *pieces)
+    return len(text).to_bytes(8, "little") + text
 
 
 def tensors_of_file(data: bytearray) -> dict[str, Tensor]:
@@ -83,7 +96,7 @@ def tensors_of_file(data: bytearray) -> dict[str, Tensor]:
     Raises ValueError unless the header describes the whole of it, one tensor after another. Any header ends in that or in tensors.
     """
     start = 8 + int.from_bytes(data[:8], "little")
-    if len(data) < 8 or start > len(data) or start % _ALIGNED:
+    if len(data) < 8 or start > len(data) or start % _FLOAT_BYTES:
         raise ValueError("its header is not of the length that it says")
     header = json.loads(data[8:start])
     if not isinstance(header, dict):

@@ -115,7 +115,7 @@ class Client:
         await self._deliver("abort", peer)
         self.group.members[peer].rounds.abort(self.me, average_id)
 
-    async def get_average(self, peer: PeerId, stage: int, step: int, _patience_s: float) -> tuple[Average, bytes, Sequence[Bytes]]:
+    async def get_average(self, peer: PeerId, stage: int, step: int, *_: object) -> tuple[Average, bytes, Sequence[Bytes]]:
         await self._deliver("get_average", peer)
         return await self.group.members[peer].rounds.kept.get_average(stage, step)
 

@@ -54,7 +54,7 @@ class End:
         assert sum(map(len, chunks)) == num_bytes
         return tuple(chunks)
 
-    async def get_average(self, _peer: PeerId, stage: int, step: int, _patience_s: float) -> tuple[Average, bytes, Sequence[Bytes]]:
+    async def get_average(self, _peer: PeerId, stage: int, step: int, *_: object) -> tuple[Average, bytes, Sequence[Bytes]]:
         return await self.rounds.kept.get_average(stage, step)  # as a mate of its own stage would ask it
 
 

@@ -119,7 +119,7 @@ class SlowReader:
 def large_call(index: int) -> Call:
     """More than a link takes before anybody reads at its other end."""
     inputs, labels = encode(torch.full((LARGE_VALUES,), float(index))), encode(torch.zeros(2, dtype=torch.int32))
-    return Call(call_id=bytes([index] * 16), stage=1, step=0, index=index, accumulate=frozenset({1}), inputs=inputs, labels=labels)
+    return Call(call_id=bytes([index] * 16), stage=1, step=0, index=index, accumulate=frozenset({0, 1}), inputs=inputs, labels=labels)
 
 
 async def test_a_microbatch_leaves_when_the_one_before_is_out_or_given_up() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -23,7 +23,6 @@ from peerd.swarm.clock import clock_s
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase, RunId
-from peerd.wire.chunks import chunks_of
 from peerd.wire.clients import StateClient, StateRequest
 from peerd.wire.messages import Snapshot
 
@@ -44,22 +43,26 @@ class Donor:
     """It breaks off one chunk later each time."""
     busy_s: list[float] = field(default_factory=list)
     """For how long it says that it is busy, at the first requests."""
+    chunk_bytes: int = CHUNK_BYTES
 
     @property
     def header(self) -> Snapshot:
-        hashes = tuple(blake3(chunk).digest() for chunk in chunks_of([self.data]))
+        hashes = tuple(blake3(chunk).digest() for chunk in self._cut())
         sound = Snapshot(
             step=self.step, lineage=Lineage(0, b"x"), num_bytes=len(self.data), chunk_hashes=hashes, metadata=json.dumps([[0, 5.5, 100]])
         )
         return replace(sound, **self.header_changes)
 
     async def chunks(self, first: int) -> AsyncIterator[bytes]:
-        for number, chunk in enumerate(chunks_of([self.data])):
+        for number, chunk in enumerate(self._cut()):
             if number == self.breaks_at:
                 self.breaks_at += self.breaks_often
                 raise PeerGoneError("gone in the middle")
             if number >= first:
                 yield chunk
+
+    def _cut(self) -> Iterator[bytes]:
+        return (self.data[start : start + self.chunk_bytes] for start in range(0, len(self.data), self.chunk_bytes))
 
 
 class Donors:
@@ -81,16 +84,16 @@ def state_of(step: int, num_chunks: int = 3) -> bytes:
     return save({"parameters/w": torch.full((num_chunks * CHUNK_BYTES // 4 - 1000,), float(step))})
 
 
-def downloader(donors: Donors) -> Downloader:
+def downloader(donors: Donors, most_bytes: int = MOST_BYTES) -> Downloader:
     membership = Membership(Identity(Ed25519PrivateKey.generate()), RunId("r"), ttl_s=100)
     for number, (peer, donor) in enumerate(donors.by_peer.items()):
         record = PeerRecord(peer=peer, version=number, step=donor.step, phase=Phase.ACCUMULATING)
         membership.view.merge(record, clock_s())
-    return Downloader(cast(StateClient, donors), membership, 1.0)
+    return Downloader(cast(StateClient, donors), membership, lambda _stage, _tied_only: most_bytes, 1.0)
 
 
 async def download(donors: Donors, most_bytes: int = MOST_BYTES) -> Downloaded:
-    return await downloader(donors).download(0, most_bytes, prefer=NEAR)
+    return await downloader(donors, most_bytes).download(0, prefer=NEAR)
 
 
 def steps_in(found: Downloaded) -> set[float]:
@@ -121,9 +124,9 @@ async def test_a_download_goes_on_after_a_while_in_which_no_donor_could_be_reach
     donor = Donor(3, state_of(3), breaks_at=2)
     fetch = downloader(Donors(near=donor))
     with pytest.raises(StageError, match="gone in the middle"):
-        await fetch.download(0, MOST_BYTES)
+        await fetch.download(0)
     donor.breaks_at = None
-    assert steps_in(await fetch.download(0, MOST_BYTES)) == {3.0}
+    assert steps_in(await fetch.download(0)) == {3.0}
     assert [request.first_chunk for request in donor.asked] == [0, 2, 2]
 
 
@@ -154,7 +157,7 @@ async def test_the_progress_of_a_download_costs_each_chunk_no_more_than_the_firs
 
     whole = state_of(3, num_chunks=8)
     fetch = downloader(Donors(near=CountingDonor(2, whole, breaks_at=3), far=CountingDonor(3, whole)))
-    await fetch.download(0, MOST_BYTES, prefer=NEAR)
+    await fetch.download(0, prefer=NEAR)
     assert fetch.bytes_done == fetch.bytes_total == len(whole)
     assert max(chunk.asked for chunk in chunks) <= 1
 
@@ -214,6 +217,15 @@ async def test_junk_under_honest_hashes_is_passed_over_too(junk: str) -> None:
     assert steps_in(await download(donors)) == {3.0}
     with pytest.raises(StageError):
         await download(Donors(near=Donor(3, JUNK[junk])))
+
+
+async def test_chunks_of_another_size_than_the_header_says_are_not_kept() -> None:
+    """Three chunks, by their hashes, that would take up three times what the header says."""
+    large = Donor(3, state_of(3, num_chunks=9), chunk_bytes=3 * CHUNK_BYTES, header_changes={"num_bytes": 3 * CHUNK_BYTES})
+    fetch = downloader(Donors(near=large))
+    with pytest.raises(StageError, match="does not match its hash"):
+        await fetch.download(0)
+    assert fetch.bytes_done == 0
 
 
 async def test_a_state_larger_than_the_stage_can_have_is_not_even_begun() -> None:

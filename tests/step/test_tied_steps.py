@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -35,6 +36,7 @@ from peerd.stage.microbatches import backward, forward, forward_backward
 from peerd.stage.results import HeldMicrobatch, Ticket
 from peerd.stage.snapshots import SnapshotServer
 from peerd.stage.state import StageState
+from peerd.stage.state_bytes import most_state_bytes
 from peerd.step.stepper import Stepper
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
@@ -149,7 +151,7 @@ class Peer:
         self.rounds = Rounds(self.state, self.executor, client, log, LONG_S, clock_s, host)
         self.snapshots = SnapshotServer(self.state, self.executor, self.followers, LONG_S)
         membership = cast(Membership, self)
-        downloader = Downloader(cast(StateClient, self), membership, LONG_S)
+        downloader = Downloader(cast(StateClient, self), membership, partial(most_state_bytes, MANIFEST), LONG_S)
         self.stepper = Stepper(self.state, self.executor, membership, self.rounds, downloader, RULES, Beginning(), host)
         self.task: asyncio.Future[None]
 
@@ -201,7 +203,7 @@ class Peer:
     async def abort(self, peer: PeerId, average_id: AverageId, _timeout_s: float) -> None:
         self._at(peer).rounds.abort(self.me, average_id)
 
-    async def get_average(self, peer: PeerId, stage: int, step: int, _patience_s: float) -> tuple[Average, bytes, Sequence[Bytes]]:
+    async def get_average(self, peer: PeerId, stage: int, step: int, *_: object) -> tuple[Average, bytes, Sequence[Bytes]]:
         return await self._at(peer).rounds.kept.get_average(stage, step)
 
     async def get_tied(self, peer: PeerId, step: int, wanted: AverageId, _num_bytes: int, _patience_s: float) -> tuple[Bytes, ...]:

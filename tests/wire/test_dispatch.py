@@ -264,17 +264,6 @@ async def test_a_peer_whose_values_are_not_finite_is_not_at_fault_and_no_other_i
     assert sending.client.asked == asked * 2, "it is not banned"
 
 
-async def test_a_gradient_of_another_shape_counts_as_a_failure() -> None:
-    sending = Sending(Client())
-    odd = Call(
-        call_id=bytes(16), stage=1, step=3, index=0, accumulate=frozenset({0}), inputs=TensorBytes("float32", (7,), ()), labels=TENSOR
-    )
-    sending.dispatcher._total_s = 0.2
-    with pytest.raises(PeerGoneError, match="no peer of stage 1"):
-        await sending.send(odd)
-    assert sending.dispatcher.replayed == 2
-
-
 async def test_a_retry_prefers_the_peer_that_has_had_the_microbatch() -> None:
     sending = Sending(Client())
     await sending.send(call(path={1: B}))

@@ -1,0 +1,29 @@
+"""How large a stage's state can be as it travels: a download that claims more is refused before its first chunk."""
+
+from __future__ import annotations
+
+import functools
+
+from peerd.config.manifest import Manifest
+from peerd.models.stages import initial_parameter_spec, tied_spec
+from peerd.policy.step.norms import TOLD_STEPS
+from peerd.stage.holdings import MAX_CHAIN_BYTES
+from peerd.stage.optimizer import optimizer_spec
+from peerd.stage.precision import LossScale
+from peerd.wire.tensors import file_bytes
+
+_LATEST_STEP = 10**18 - 1
+
+
+@functools.lru_cache(maxsize=256)
+def most_state_bytes(manifest: Manifest, stage: int, tied_only: bool = False) -> int:
+    """Bytes of the file with everything that `Holdings.tensors` may give; if `tied_only`, with a tied weight's copy alone."""
+    parameters = tied_spec(manifest, stage) if tied_only else initial_parameter_spec(manifest, stage)
+    kinds = ("parameters", "previous", *(["ahead"] if manifest.train.delayed_updates else []))
+    shapes = {f"{kind}/{name}": shape for kind in kinds for name, shape in parameters.items()}
+    shapes |= {f"optimizer/{name}": shape for name, shape in optimizer_spec(manifest.train, parameters).items()}
+    shapes |= {"tied/inexact": (), "tied/chain": (MAX_CHAIN_BYTES,)}
+    if not tied_only:
+        shapes |= {f"norms/{_LATEST_STEP - back}": () for back in range(TOLD_STEPS)}
+        shapes |= dict.fromkeys((f"loss_scale/{name}" for name in LossScale.first(manifest.train).tensors()), ())
+    return file_bytes(shapes)
