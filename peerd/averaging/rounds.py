@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
 
 import structlog
 from torch import Tensor
@@ -25,6 +24,7 @@ from peerd.averaging.exchange import Moving, Round, elements_of, own_part, part_
 from peerd.averaging.fetcher import AverageFetcher
 from peerd.averaging.host import RoundHost
 from peerd.averaging.kept import KeptAverages
+from peerd.averaging.known_rounds import KnownRounds
 from peerd.averaging.log import AverageLog
 from peerd.background import INTERNAL_ERRORS, Tasks, start
 from peerd.config.codec import Codec
@@ -39,12 +39,10 @@ from peerd.wire.clients import AveragingClient
 from peerd.wire.handlers import ReceivePart
 from peerd.wire.messages import Part
 
-MAX_DEAD_ROUNDS = 64
 ABORT_TIMEOUT_S = 2.0
 MOST_OWN_ERRORS = 3
 """Number of rounds in a row that may fail by a bug at this member. After that it leads no other round."""
 LOG = structlog.get_logger()
-Result = TypeVar("Result")
 
 
 class Rounds:
@@ -74,9 +72,8 @@ class Rounds:
         self.compression = Compression(state.weight_codecs, sums.flat.dtype, sums.shapes, sums.num_exact)
         self._round_codec = RoundCodec(state.weight_codecs)
         self._opened = asyncio.Event()
-        self._dead: deque[AverageId] = deque(maxlen=MAX_DEAD_ROUNDS)
         self._tasks = Tasks()
-        self._running: dict[AverageId, asyncio.Task[Any]] = {}
+        self._known = KnownRounds(self._tasks)
         self._own_errors: list[Exception] = []
         """Bugs that ended rounds at this member since the last average was applied."""
         self.open: Round | None = None
@@ -101,7 +98,7 @@ class Rounds:
         others = [peer for peer in roster.peers if peer != self._state.record.peer]
         proposals = [start(self._propose_to(peer, roster)) for peer in others]
         try:
-            reason = await self._start(roster, self._join(roster))
+            reason = await self._known.start(roster, self._join(roster))
             answers = [reason] if reason else await asyncio.gather(*proposals)
         except Exception as error:
             self._spread_abort(roster)
@@ -152,10 +149,10 @@ class Rounds:
         """Join a round that `caller` leads. Returns whether this peer joined; if not, also the reason and its present record."""
         if caller != roster.leader:
             raise BadMessageError("a roster is proposed by its leader")
-        if roster.average_id in self._dead or self.runs(roster.average_id):
+        if self._known.is_dead(roster.average_id) or self.runs(roster.average_id):
             return False, "this round is closed", self._host.own_record()  # or was proposed before
         # The task outlives this call: if the leader ends the call, the round that the state has opened still gets its end (hole 21).
-        reason = await asyncio.shield(self._start(roster, self._join(roster)))
+        reason = await asyncio.shield(self._known.start(roster, self._join(roster)))
         return (False, reason, self._host.own_record()) if reason else (True, "", NO_RECORD)
 
     async def _join(self, roster: Roster) -> str:
@@ -174,7 +171,7 @@ class Rounds:
         return reason
 
     def _begin(self, roster: Roster, codec: Codec, accumulator: Tensor) -> str:
-        if roster.average_id in self._dead or self._state.round is not roster:
+        if self._known.is_dead(roster.average_id) or self._state.round is not roster:
             return "this round is closed"  # while the state opened it, the leader aborted it, or this peer fenced or began to join
         me, reducers = self._state.record.peer, roster.reducers
         mine = reducers.index(me) if me in reducers else -1
@@ -182,19 +179,13 @@ class Rounds:
         self.open = Round(roster, mine, accumulator, slices, roster.entries[roster.peers.index(me)].done, progress_s=self._clock())
         opened, self._opened = self._opened, asyncio.Event()
         opened.set()
-        self._start(roster, self._run(self.open))
+        self._known.start(roster, self._run(self.open))
         self._host.round_opened()
         return ""
 
-    def _start(self, roster: Roster, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Open or run a round in a task of this peer's own."""
-        self._running = {average_id: task for average_id, task in self._running.items() if not task.done()}
-        task = self._running[roster.average_id] = self._tasks.start(work, expects=(RemoteError,))
-        return task
-
     def runs(self, average_id: AverageId) -> bool:
         """Whether a task of this peer will end this round. Rule 4 (close) ends any other (hole 21)."""
-        return (task := self._running.get(average_id)) is not None and not task.done()
+        return self._known.task_of(average_id) is not None
 
     async def _run(self, current: Round) -> None:
         """Exchange slices until the average is complete. A failed call closes the round at once; rule 4 (close) ends one that hangs."""
@@ -230,7 +221,7 @@ class Rounds:
         current.refused = True
         if self.open is current:
             self._spread_abort(roster)
-        elif self.open is None and roster.average_id not in self._dead:
+        elif self.open is None and not self._known.is_dead(roster.average_id):
             self.open = current  # counts as failed: the exchange was done, but the state has not taken the average
         await self.close(roster.average_id, f"internal error: {error!r}")
 
@@ -315,7 +306,7 @@ class Rounds:
         try:
             async with asyncio.timeout(self._averaging_s):
                 while self.open is None or self.open.roster.average_id != average_id:
-                    if average_id in self._dead:
+                    if self._known.is_dead(average_id):
                         raise WrongStateError("this round is closed")
                     await self._opened.wait()
         except TimeoutError:
@@ -326,8 +317,7 @@ class Rounds:
 
     async def close(self, average_id: AverageId, reason: str = "the round was closed") -> None:
         """Close the round of this id, if it is open, and refuse its parts for ever. The ledger is kept."""
-        if average_id not in self._dead:  # rule 4 may say so often, while the round is being opened
-            self._dead.append(average_id)
+        self._known.kill(average_id)
         current, void = self.open, None
         if current is not None and current.roster.average_id == average_id:
             self.open = None
@@ -338,7 +328,7 @@ class Rounds:
             if not current.reduced.done():
                 current.reduced.set_exception(PeerGoneError(reason))
                 current.reduced.exception()  # marks it as retrieved, in case nobody waits for it
-            work = self._running.get(average_id)
+            work = self._known.task_of(average_id)
             if work is not None and work is not asyncio.current_task():
                 work.cancel()
         elif self._state.round is None or self.runs(average_id):
@@ -366,16 +356,22 @@ class Rounds:
         return void
 
     def abort(self, caller: PeerId, average_id: AverageId) -> None:
-        """Close a round early. Members obey their leader; the leader obeys any member, counts it as missed and tells the others."""
-        current = self.open
-        if current is None or current.roster.average_id != average_id:
-            self._dead.append(average_id)
-        elif current.roster.leader == caller:
-            self._tasks.start(self.close(average_id))
-        elif current.roster.leader == self._state.record.peer and current.roster.entry_of(caller) is not None:
+        """Close a round early. Members obey their leader; the leader obeys any member, counts it as missed and tells the others.
+
+        The abort of a round that nobody here has opened is ignored: anybody may make up an id.
+        """
+        roster, current = self._known.roster_of(average_id), self.open
+        leads = roster is not None and roster.leader == self._state.record.peer and roster.entry_of(caller) is not None
+        if roster is None or not (leads or roster.leader == caller):
+            return
+        if current is None or current.roster is not roster:
+            self._known.kill(average_id)  # it is still being opened, or has all slices
+        elif leads:
             current.silent.append(caller)
-            self._spread_abort(current.roster)
+            self._spread_abort(roster)
             self._tasks.start(self.close(average_id, f"{caller} gave the round up"))
+        else:
+            self._tasks.start(self.close(average_id))
 
     def applied(self, held: HeldAverage) -> None:
         """Record that an average was applied, and keep it for mates that missed it."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from peerd.averaging.rounds import MAX_DEAD_ROUNDS
+from peerd.averaging.known_rounds import MAX_DEAD_ROUNDS
 from peerd.errors import PeerGoneError
 from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Priority

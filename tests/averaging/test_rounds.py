@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from peerd.averaging.exchange import Moving, Round
+from peerd.averaging.known_rounds import MAX_DEAD_ROUNDS
 from peerd.config.codec import CODECS, parse_codec
 from peerd.config.manifest import WireConfig
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
@@ -26,7 +27,7 @@ from peerd.stage.accumulator import split_evenly
 from peerd.stage.executor import Priority
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.results import HeldAverage
-from peerd.table.record import PeerId, Phase
+from peerd.table.record import AverageId, PeerId, Phase
 from peerd.wire.messages import Part
 from peerd.wire.tensors import views_of_flat
 from tests.averaging.rounds_group import (
@@ -273,6 +274,22 @@ async def test_only_the_leader_may_propose_and_abort(make_group: MakeGroup) -> N
     member.rounds.abort(roster.leader, roster.average_id)
     await group.settled(Phase.ACCUMULATING)
     assert member.rounds.open is None
+
+
+async def test_an_abort_of_a_round_that_nobody_opened_is_ignored_and_leaves_nothing_behind(make_group: MakeGroup) -> None:
+    """Neither does it kill the round that is proposed later, nor does it bring a closed one back."""
+    group = make_group(2)
+    ended, roster, member, stranger = group.roster(), group.roster(attempt=1), group.members[PeerId("member1")], PeerId("stranger")
+    await member.rounds.close(ended.average_id)
+    for number in range(2 * MAX_DEAD_ROUNDS):
+        member.rounds.abort(stranger, AverageId(number.to_bytes(16)))
+    for caller in (stranger, roster.leader):
+        member.rounds.abort(caller, roster.average_id)
+    assert (await member.rounds.propose(ended.leader, ended))[:2] == (False, "this round is closed")
+    joining = asyncio.ensure_future(member.rounds.propose(roster.leader, roster))
+    await asyncio.sleep(0)
+    member.rounds.abort(stranger, roster.average_id)
+    assert (await joining)[:2] == (True, "")
 
 
 async def test_a_member_that_gives_a_round_up_counts_as_absent_and_the_leader_closes_it_everywhere(make_group: MakeGroup) -> None:
