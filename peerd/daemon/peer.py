@@ -76,7 +76,7 @@ class Peer:
         self.data = HeldData(manifest, place.corpus, self.fetcher if place.data_source == SWARM else None, self.giver)
         self.reception = Reception()
         proven = network.direct.caller if network.direct is not None else nobody
-        self.door = Door(run, self.patience_s, network.links.traffic, self.spans, proven)
+        self.door = Door(run, self.patience_s, network.links.traffic, self.spans, proven, lambda: self.reception.slots)
         self.p2pd_restarts = 0
         self.p2pd_problem = ""
         """Why p2pd could not be rebuilt at the last attempt; empty while it runs."""

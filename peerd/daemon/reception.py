@@ -38,6 +38,11 @@ class Reception:
             self._turned_away.add(call)
             call.cancel()
 
+    @property
+    def slots(self) -> int:
+        """How many microbatches the present seat holds at once."""
+        return self._seat.service.slots if self._seat is not None else 1
+
     async def backpropagate(self, caller: PeerId, call: Call, receive: Receive, progress: Progress) -> CallResult:
         with self._served() as seat:
             return await seat.service.backpropagate(caller, call, receive, progress)

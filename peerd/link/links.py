@@ -19,6 +19,8 @@ CHUNK_BYTES = 1 << 20
 LEAST_BYTES_PER_S = 16_000.0
 """A stream that is slower counts as broken. A home's 20 Mbit/s, shared by 150 streams, gives each of them as much."""
 MAX_MESSAGE_BYTES = 4 * CHUNK_BYTES
+MAX_REQUEST_BYTES = 2 * CHUNK_BYTES
+"""The largest message to a server: a header with the first chunk, or 64 records."""
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -27,6 +29,9 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.http2.lookahead_bytes", 4 * CHUNK_BYTES),
     ("grpc.use_local_subchannel_pool", 1),
+)
+SERVER_OPTIONS = tuple(
+    (name, MAX_REQUEST_BYTES) if name == "grpc.max_receive_message_length" else (name, value) for name, value in CHANNEL_OPTIONS
 )
 TENSORS_IDLE_MS = 60_000
 """A connection of the tunnel for tensors is closed when no call has used it for this time (gRPC does that once for a channel). It takes

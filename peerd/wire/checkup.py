@@ -17,7 +17,7 @@ from peerd.table.circuit import host_in
 from peerd.table.record import PeerId
 from peerd.wire.clients import Client
 from peerd.wire.messages import DialBack, Speed
-from peerd.wire.services import Door
+from peerd.wire.services import BehindDoor, Door
 
 MAX_PROBE_BYTES = 2 << 20
 PROBE_TIMEOUT_S = 15.0
@@ -28,7 +28,7 @@ SeenAt = Callable[[str], str | None]
 """Returns the multiaddr that a gRPC connection came from (`Tunnel.seen_at`)."""
 
 
-class CheckupServicer(checkup_pb2_grpc.CheckupServicer):
+class CheckupServicer(BehindDoor, checkup_pb2_grpc.CheckupServicer):
     register = staticmethod(checkup_pb2_grpc.add_CheckupServicer_to_server)
 
     def __init__(self, door: Door, seen_at: SeenAt) -> None:

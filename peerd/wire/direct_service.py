@@ -7,10 +7,10 @@ from typing import Any
 from peerd.generated import direct_pb2, direct_pb2_grpc
 from peerd.link.direct import Pins, Showing
 from peerd.link.local import Neighbours
-from peerd.wire.services import Door
+from peerd.wire.services import BehindDoor, Door
 
 
-class DirectServicer(direct_pb2_grpc.DirectServicer):
+class DirectServicer(BehindDoor, direct_pb2_grpc.DirectServicer):
     register = staticmethod(direct_pb2_grpc.add_DirectServicer_to_server)
 
     def __init__(self, door: Door, pins: Pins, showing: Showing, neighbours: Neighbours | None = None) -> None:

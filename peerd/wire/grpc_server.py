@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Self
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from peerd.background import INTERNAL_ERRORS
+from peerd.errors import BadMessageError, PeerGoneError
 from peerd.link.direct import KEEPALIVE_OPTIONS, Pins, Showing
-from peerd.link.links import CHANNEL_OPTIONS
+from peerd.link.links import SERVER_OPTIONS
 from peerd.link.local import Neighbours
 from peerd.link.metered import counted
 from peerd.link.throttle import Throttles
+from peerd.wire.budgets import allowance_of
 from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES
+from peerd.wire.services import Door
 
-MAX_CONCURRENT_CALLS = 1024
 CLOSING_S = 5.0
 LOG = structlog.get_logger()
 
 
 async def start_server(socket_path: str, servicers: Sequence[Any]) -> grpc.aio.Server:
     """Start the server behind the tunnel. It listens on a local socket only."""
-    server = grpc.aio.server(options=CHANNEL_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers(_handlers(servicers))
     server.add_insecure_port(f"unix:{socket_path}")
     await server.start()
@@ -91,9 +94,7 @@ class DirectEndpoint:
         self._local, self._showing.socket = server, socket
 
     def _new_server(self, throttles: Throttles | None) -> grpc.aio.Server:
-        server = grpc.aio.server(
-            options=(*CHANNEL_OPTIONS, *KEEPALIVE_OPTIONS, ("grpc.so_reuseport", 0)), maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS
-        )
+        server = grpc.aio.server(options=(*SERVER_OPTIONS, *KEEPALIVE_OPTIONS, ("grpc.so_reuseport", 0)))
         server.add_generic_rpc_handlers(_handlers(self._servicers, throttles))
         return server
 
@@ -136,35 +137,77 @@ class _Methods(dict[str, dict[str, Any]]):
 
 def _handlers(servicers: Sequence[Any], throttles: Throttles | None = None) -> tuple[Any, ...]:
     """Return the handlers of a server. If `throttles` are given, they count the messages."""
-    methods = _Methods()
+    methods, doors = _Methods(), dict[str, Door]()
     for servicer in servicers:
+        before = set(methods)
         servicer.register(servicer, methods)
+        doors |= dict.fromkeys(set(methods) - before, servicer.door)
     for service, name, taken, given in (("peerd.Averaging", "Reduce", PARTS, SLICES), ("peerd.Stage", "Backpropagate", CALLS, REPLIES)):
         if service in methods:
             coders = {"request_deserializer": taken.deserialize, "response_serializer": given.serialize}
             methods[service][name] = methods[service][name]._replace(**coders)
-    for handlers in methods.values():
-        handlers |= {name: reporting(name, handler) for name, handler in handlers.items()}
+    for service, handlers in methods.items():
         if throttles is not None:
             handlers |= {name: counted(handler, throttles) for name, handler in handlers.items()}
+        handlers |= {name: guarded(name, handler, doors[service]) for name, handler in handlers.items()}
     return tuple(grpc.method_handlers_generic_handler(service, handlers) for service, handlers in methods.items())
 
 
-def reporting(name: str, handler: Any) -> Any:
-    """Wrap the handler of a server's method: unexpected errors are reported here, and the caller gets status UNKNOWN."""
+def guarded(name: str, handler: Any, door: Door) -> Any:
+    """Wrap the handler of a server's method, so that a caller is let in before any of its messages is read.
+
+    gRPC reads the message of a call with one request before it calls the handler. So each method is registered as one that takes a stream
+    of raw bytes, which looks the same to callers. Unexpected errors are reported here, and the caller gets status UNKNOWN.
+    """
     kind = ("stream" if handler.request_streaming else "unary") + ("_stream" if handler.response_streaming else "_unary")
-    method = getattr(handler, kind)
+    method, allowance = getattr(handler, kind), allowance_of(name)
 
-    async def one(request: Any, context: Any) -> Any:
-        async with _reported(name, context):
-            return await method(request, context)
+    async def request_of(raw: AsyncIterator[bytes]) -> Any:
+        messages = _Messages(raw, handler.request_deserializer, allowance.num_bytes)
+        if handler.request_streaming:
+            return messages
+        request = await door.read(messages, allowance.num_bytes)
+        if request is None:
+            raise PeerGoneError("the call ended before its message")
+        return request
 
-    async def several(request: Any, context: Any) -> AsyncIterator[Any]:
-        async with _reported(name, context), contextlib.aclosing(method(request, context)) as replies:
+    async def one(raw: AsyncIterator[bytes], context: Any) -> Any:
+        async with _reported(name, context), door.letting_in(context, name, allowance):
+            return await method(await request_of(raw), context)
+
+    async def several(raw: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        async with (
+            _reported(name, context),
+            door.letting_in(context, name, allowance),
+            contextlib.aclosing(method(await request_of(raw), context)) as replies,
+        ):
             async for reply in replies:
                 yield reply
 
-    return handler._replace(**{kind: several if handler.response_streaming else one})
+    methods = {kind: None, f"stream_{kind.rpartition('_')[2]}": several if handler.response_streaming else one}
+    return handler._replace(request_streaming=True, request_deserializer=None, **methods)
+
+
+class _Messages:
+    """The messages of a call, each read when it is asked for."""
+
+    def __init__(self, raw: AsyncIterator[bytes], deserialize: Callable[[bytes], Any], most_bytes: int) -> None:
+        self._raw = raw
+        self._deserialize = deserialize
+        self._most_bytes = most_bytes
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        """Raises BadMessageError for bytes that are no message, or too many."""
+        data = await anext(self._raw)
+        if len(data) > self._most_bytes:
+            raise BadMessageError(f"a message of {len(data)} bytes, where {self._most_bytes} are the most")
+        try:
+            return self._deserialize(data)
+        except DecodeError:
+            raise BadMessageError("these bytes are no message") from None
 
 
 @contextlib.asynccontextmanager

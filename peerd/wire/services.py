@@ -35,6 +35,7 @@ from peerd.link.tunnel import caller_of
 from peerd.table.record import AverageId, PeerId, RunId
 from peerd.timeline.spans import MAX_SPANS, SpanKind, SpanRing
 from peerd.wire import convert, timelines
+from peerd.wire.budgets import Allowance, OpenCalls
 from peerd.wire.chunks import Chunk, Headed, collected, opening
 from peerd.wire.deliveries import Delivery, Watch
 from peerd.wire.handlers import AveragingHandler, Described, StageHandler, StateHandler, SwarmHandler
@@ -60,9 +61,12 @@ class Door:
     spans: SpanRing = field(default_factory=lambda: SpanRing(0))
     proven: Callable[[Any], PeerId | None] = nobody
     """Returns the authenticated caller outside the tunnel (`caller_past_the_tunnel`)."""
+    slots: Callable[[], int] = lambda: 1
+    """Returns how many microbatches this peer holds at once: its callers may have as many calls open."""
     refused: int = 0
+    calls: OpenCalls = field(default_factory=OpenCalls)
     banned_until_s: dict[PeerId, float] = field(default_factory=dict)
-    """Senders of broken messages, and the time from which they may call again (monotonic clock)."""
+    """Senders of broken messages, and the time from which they may call again (monotonic clock), the earliest first."""
 
     async def caller(self, context: Any) -> PeerId:
         caller = caller_of(context.peer()) or self.proven(context)
@@ -80,11 +84,27 @@ class Door:
     async def refuse(self, context: Any, caller: PeerId, error: PeerdError) -> NoReturn:
         if isinstance(error, BadMessageError):
             self.refused += 1
-            self.banned_until_s[caller] = time.monotonic() + self.patience_s
+            self._ban(caller, time.monotonic())
             LOG.warning("message refused", sender=caller, reason=error.message)
         later = _later(error.retry_after_s) if isinstance(error, BusyError) else ()
         await context.abort(STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.message, later)
         raise AssertionError("abort never returns")
+
+    def _ban(self, caller: PeerId, now_s: float) -> None:
+        self.banned_until_s.pop(caller, None)
+        self.banned_until_s[caller] = now_s + self.patience_s
+        while (first := next(iter(self.banned_until_s))) != caller and self.banned_until_s[first] <= now_s:
+            del self.banned_until_s[first]
+
+    @contextlib.asynccontextmanager
+    async def letting_in(self, context: Any, method: str, allowance: Allowance) -> AsyncIterator[None]:
+        """Admit a call before any message of it is read, and count it while the block runs. A PeerdError in the block refuses the call."""
+        caller = await self.caller(context)
+        try:
+            with self.calls.by(caller, method, allowance.most_calls(self.slots())):
+                yield
+        except PeerdError as error:
+            await self.refuse(context, caller, error)
 
     @contextlib.asynccontextmanager
     async def answering(self, context: Any, run: str | None = None) -> AsyncIterator[PeerId]:
@@ -133,11 +153,19 @@ def _later(pause_s: float) -> tuple[tuple[str, str], ...]:
     return ((RETRY_AFTER_MS, str(min(math.ceil(1000 * pause_s), MOST_RETRY_MS))),) if pause_s > 0 else ()
 
 
-class Servicer(Generic[Handler]):
-    """The called side of one service. `handler` answers the calls that have passed the checks.
+class BehindDoor:
+    """The called side of one service. Every servicer has a `register`, the generated function that adds its methods to a server."""
 
-    Every servicer has a `register`, the generated function that adds its methods to a server.
-    """
+    _door: Door
+
+    @property
+    def door(self) -> Door:
+        """What lets callers in, before a message of theirs is read."""
+        return self._door
+
+
+class Servicer(BehindDoor, Generic[Handler]):
+    """A service whose calls, once they have passed the checks, are answered by `handler`."""
 
     def __init__(self, door: Door, handler: Handler) -> None:
         self._door = door

@@ -49,8 +49,9 @@ async def callee(tmp_path: Path) -> AsyncIterator[Callee]:
     await executor.run(Priority.CONTROL, state.serve)
     row.state = state
     membership.publish()
-    door, host = Door(RUN, PATIENCE_S, Traffic()), Host(membership=membership)
+    host = Host(membership=membership)
     service = StageService(MANIFEST, state, executor, Nowhere(), Pace(), host)
+    door = Door(RUN, PATIENCE_S, Traffic(), slots=lambda: service.slots)
 
     listener = Listener(membership)
     servicers = [

@@ -1,0 +1,154 @@
+"""One caller has its own open calls and no others', and a banned one is refused before a message of it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from peerd.background import INTERNAL_ERRORS
+from peerd.errors import BusyError
+from peerd.generated import stage_pb2_grpc, swarm_pb2, swarm_pb2_grpc
+from peerd.link.links import as_remote_error
+from peerd.link.traffic import Traffic
+from peerd.table.record import PeerId
+from peerd.wire import budgets
+from peerd.wire.budgets import FEW_CALLS, SMALL_BYTES, Allowance, OpenCalls, allowance_of
+from peerd.wire.services import Door
+from peerd.wire.swarm_client import SwarmClient
+from tests.wire.callee import BAD, BUSY, GONE, MANIFEST, PATIENCE_S, RUN, Callee, new_identity
+
+WITHIN_S = 20.0
+MANY = 1100
+"""More than gRPC's server took at once, of all callers together."""
+
+
+async def channel_of(callee: Callee) -> Any:
+    return await callee.links().channel(callee.caller.peer)
+
+
+async def ending_of(rpc: Any) -> tuple[grpc.StatusCode, str]:
+    async with asyncio.timeout(WITHIN_S):
+        return await rpc.code(), await rpc.details()
+
+
+def raw(data: bytes) -> bytes:
+    return data
+
+
+def ban(callee: Callee) -> None:
+    callee.door._ban(callee.caller.peer, asyncio.get_running_loop().time() + 600)
+
+
+@pytest.mark.parametrize("method", ["/peerd.Swarm/Gossip", "/peerd.Averaging/Propose", "/peerd.State/GetState"])
+async def test_a_banned_caller_is_refused_before_its_message_has_come(callee: Callee, method: str) -> None:
+    ban(callee)
+    rpc = (await channel_of(callee)).stream_stream(method)()
+    code, words = await ending_of(rpc)
+    assert (code, words) == (BUSY, "the caller sent a broken message; try again later")
+
+
+async def test_a_banned_callers_message_is_not_even_parsed(callee: Callee, monkeypatch: pytest.MonkeyPatch) -> None:
+    ban(callee)
+    code, words = await ending_of((await channel_of(callee)).unary_unary("/peerd.Swarm/Gossip", raw, raw)(b"\xff" * 100))
+    assert (code, words) == (BUSY, "the caller sent a broken message; try again later")
+    assert callee.door.refused == 0
+
+
+@pytest.mark.parametrize("method", ["/peerd.Swarm/Gossip", "/peerd.State/GetState", "/peerd.Stage/Backpropagate", "/peerd.Swarm/Converse"])
+async def test_bytes_that_are_no_message_are_refused_and_are_no_error_of_this_daemon(callee: Callee, method: str) -> None:
+    before = INTERNAL_ERRORS.count
+    rpc = (await channel_of(callee)).stream_stream(method, raw, raw)()
+    await rpc.write(b"\xff" * 100)
+    assert await ending_of(rpc) == (BAD, "these bytes are no message")
+    assert (callee.door.refused, INTERNAL_ERRORS.count) == (1, before)
+
+
+@pytest.mark.parametrize("method", ["/peerd.Swarm/Describe", "/peerd.Stage/Cancel", "/peerd.Averaging/Abort", "/peerd.State/GetState"])
+async def test_a_message_longer_than_its_kind_can_be_is_refused(callee: Callee, method: str) -> None:
+    rpc = (await channel_of(callee)).stream_stream(method, raw, raw)()
+    await rpc.write(bytes(SMALL_BYTES + 1))
+    code, words = await ending_of(rpc)
+    assert (code, words) == (BAD, f"a message of {SMALL_BYTES + 1} bytes, where {SMALL_BYTES} are the most")
+
+
+async def test_a_call_whose_message_does_not_come_ends_after_the_patience(callee: Callee) -> None:
+    code, words = await ending_of((await channel_of(callee)).stream_stream("/peerd.Swarm/Describe")())
+    assert (code, words) == (GONE, f"no message for {PATIENCE_S + SMALL_BYTES / 16_000:.1f} s")
+
+
+async def test_a_caller_with_too_many_calls_hears_when_to_come_back_and_no_other_caller_notices(callee: Callee) -> None:
+    channel = await channel_of(callee)
+    open_now = [channel.stream_stream("/peerd.Swarm/Describe")() for _ in range(FEW_CALLS)]
+    await until(callee, FEW_CALLS)
+    stub, request = swarm_pb2_grpc.SwarmStub(channel), swarm_pb2.DescribeRequest()
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await stub.Describe(request)
+    error = as_remote_error(refusal.value)
+    assert isinstance(error, BusyError)
+    assert error.retry_after_s == budgets.RETRY_S
+    assert (callee.door.refused, callee.door.banned_until_s, callee.door.calls.refused) == (0, {}, 1)
+    await callee.assert_lives()
+    for rpc in open_now:
+        rpc.cancel()
+    await until(callee, 0)
+    await stub.Describe(request)
+
+
+async def test_the_calls_of_this_peer_are_not_one_callers_to_take(callee: Callee) -> None:
+    stub = stage_pb2_grpc.StageStub(await channel_of(callee))
+    open_now = [stub.Backpropagate() for _ in range(MANY)]
+    most = allowance_of("Backpropagate").most_calls(MANIFEST.slots)
+    await eventually(lambda: sum(rpc.done() for rpc in open_now) == MANY - most)  # gRPC itself drops a few
+    assert callee.door.calls.total == most
+    other = new_identity()
+    await SwarmClient(callee.links(other), RUN).describe(other.peer, PATIENCE_S)
+    await callee.assert_lives()
+    for rpc in open_now:
+        rpc.cancel()
+    await until(callee, 0)
+
+
+async def until(callee: Callee, num_open: int) -> None:
+    await eventually(lambda: callee.door.calls.total == num_open)
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not holds():  # noqa: ASYNC110 - nobody tells it
+            await asyncio.sleep(0.01)
+
+
+def test_a_caller_may_have_a_call_for_each_microbatch_that_this_peer_holds_and_each_gradient_on_its_way() -> None:
+    allowance = allowance_of("Backpropagate")
+    for slots in (1, MANIFEST.slots, 4096):
+        assert allowance.most_calls(slots) > 2 * slots
+    assert Allowance(3).most_calls(4096) == 3
+
+
+def test_where_too_many_calls_are_open_those_with_few_get_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "MOST_OPEN", 20)
+    calls, many, few = OpenCalls(), PeerId("many"), PeerId("few")
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(calls.by(many, "Gossip", 100))
+        for _ in range(10):
+            stack.enter_context(calls.by(few, "Gossip", 100))
+        for caller in (many, few):
+            with pytest.raises(BusyError, match="more of them than others"), calls.by(caller, "Gossip", 100):
+                raise AssertionError
+        for number in range(100):
+            stack.enter_context(calls.by(PeerId(f"another{number}"), "Gossip", 100))
+    assert (calls.total, calls._of) == (0, {})
+
+
+def test_bans_that_are_over_are_forgotten() -> None:
+    door = Door(RUN, PATIENCE_S, Traffic())
+    for number in range(1000):
+        door._ban(PeerId(f"liar{number % 100}"), 0.1 * number)
+    assert len(door.banned_until_s) <= PATIENCE_S / 0.1 + 1
+    assert list(door.banned_until_s.values()) == sorted(door.banned_until_s.values())
