@@ -37,7 +37,8 @@ class KeptAverages:
     @property
     def num_kept(self) -> int:
         """The number of finished steps, from the last one back, whose averages this peer can give."""
-        step, held = self._state.record.step, {*self._log.steps, *self._unlogged}
+        step, applied = self._state.record.step, self._state.applied
+        held = {*self._log.steps, *self._unlogged} | ({applied.roster.step} if applied is not None else set())
         return next(number for number in range(step + 1) if step - 1 - number not in held)
 
     async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[Bytes]]:
@@ -74,6 +75,7 @@ class KeptAverages:
     def hold(self, held: HeldAverage) -> bool:
         """Keep it in memory. Returns whether the log is to be changed, by `write`."""
         self._unlogged = {step: other for step, other in self._unlogged.items() if self._is_logged(other)} | {held.roster.step: held}
+        self._state.applied = None
         if not self._is_logged(held):
             self._log.forget_trouble()
             return bool(self._log.steps)
@@ -99,7 +101,7 @@ class KeptAverages:
 
     def _of_step(self, step: int) -> Iterator[HeldAverage]:
         """Yield the averages of a step, those in memory first."""
-        for held in (self._state.average, *self._unlogged.values()):
+        for held in (self._state.average, self._state.applied, *self._unlogged.values()):
             if held is not None and held.roster.step == step:
                 yield held
         logged = self._log.get(step)

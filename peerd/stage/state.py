@@ -65,6 +65,8 @@ class StageState:
         """Those of this step's ledger and, where steps overlap, of the next step's."""
         self.average: HeldAverage | None = None
         """The finished average of this step."""
+        self.applied: HeldAverage | None = None
+        """The average of the step before, from its commit until it is kept elsewhere (`KeptAverages`)."""
         self.round: Roster | None = None
         """The round that this peer is AVERAGING in; None in every other phase."""
         self.history: list[HistoryEntry] = []
@@ -230,7 +232,7 @@ class StageState:
         held = self.average
         if held is None or tied_sum != (held.tied.id if held.tied else None):
             raise WrongStateError("this peer does not hold the average that is to be applied")
-        held = replace(held, norm=norm)
+        held = self.applied = replace(held, norm=norm)
         self._apply(held)
         began_s = time.monotonic()
         self._begin_after(held)

@@ -51,6 +51,20 @@ async def test_who_averaged_alone_can_give_its_last_average_to_one_that_has_just
     assert member.rounds.kept._unlogged == {1: second}
 
 
+async def test_an_average_can_be_given_from_the_moment_of_its_commit(make_group: MakeGroup) -> None:
+    """The stepper keeps it a moment later; a joiner that reads this peer's record meanwhile would download the state again."""
+    group = make_group(1)
+    (member,) = group.members.values()
+    assert await member.rounds.lead(group.roster()) == ""
+    await group.settled(Phase.AVERAGED)
+    held = member.state.commit()
+    assert member.rounds.kept.num_kept == 1
+    assert (await member.rounds.kept.get_average(0, 0))[0].roster == held.roster
+    member.rounds.applied(held)
+    assert member.rounds.kept.num_kept == 1
+    assert member.state.applied is None
+
+
 async def test_who_averages_alone_keeps_its_averages_as_long_as_somebody_is_on_its_way_into_the_stage(
     make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
