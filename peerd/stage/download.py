@@ -52,13 +52,34 @@ class Downloader:
         try:
             return await self._download(partial, lambda live, tried: donors(live, stage, tried), prefer)
         except StageError:
-            self._unfinished = partial
-            asyncio.get_running_loop().call_later(self._patience_s, self._forget, partial)
+            self._keep(partial)
             raise
+
+    def _keep(self, partial: _Partial) -> None:
+        """Let a download that begins soon go on with this one."""
+        self._unfinished = partial
+        asyncio.get_running_loop().call_later(self._patience_s, self._forget, partial)
 
     def _forget(self, partial: _Partial) -> None:
         if self._unfinished is partial:
             self._unfinished = None
+
+    async def find_donor(self, stage: int, prefer: PeerId, is_of_use: Callable[[Snapshot], bool]) -> PeerId:
+        """Return a peer that shows the header of a state of use, or is busy with other downloads. Raises StageError if there is none."""
+        others = [record.peer for record in donors(self._membership.live(), stage, frozenset())]
+        for donor in dict.fromkeys((prefer, *others)):
+            try:
+                header = await self._client.get_header(donor, StateRequest(stage=stage), self._patience_s)
+            except BusyError:
+                return donor
+            except RemoteError:
+                continue
+            if is_of_use(header):
+                partial = await self._begun(stage)
+                partial.header = header
+                self._keep(partial)
+                return donor
+        raise StageError(f"no peer of stage {stage} gives a newer state", "it is asked for again while peers claim to have one")
 
     async def download_start(self, stage: int) -> Downloaded:
         """Download the stage's part of the state that the run begins from. Raises StageError if nobody can give it."""

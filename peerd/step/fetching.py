@@ -6,7 +6,7 @@ import structlog
 
 from peerd.averaging.rounds import Rounds
 from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
-from peerd.policy.step.acts import CopyTied, FetchAverage, FetchTied
+from peerd.policy.step.acts import CopyTied, FetchAverage, FetchTied, Reload
 from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.state import StageState
@@ -29,10 +29,15 @@ class Fetching:
         self._trials = trials
         self._refused: dict[tuple[PeerId, int], float] = {}
         self._unanswered: dict[tuple[PeerId, int], float] = {}
+        self._found_no_donor_s = float("-inf")
 
     @property
     def remembers(self) -> bool:
-        return bool(self._refused or self._unanswered)
+        return bool(self._refused or self._unanswered) or self.reloads_in_vain
+
+    @property
+    def reloads_in_vain(self) -> bool:
+        return clock_s() - self._found_no_donor_s <= FORGET_REFUSAL_S
 
     def refused(self) -> frozenset[tuple[PeerId, int]]:
         return _recent(self._refused)
@@ -77,6 +82,20 @@ class Fetching:
             self._unanswered[act.peer, act.step] = clock_s()
         else:
             await self._executor.run(Priority.CONTROL, lambda: self._state.take_tied(average_id, act.wanted, act.given, values))
+
+    async def donor(self, act: Reload) -> PeerId | None:
+        """Return a peer that gives a state of use, as its header says, if this peer is still where it was when that has come."""
+        asked = self._state.record
+        try:
+            found = await self._downloader.find_donor(
+                asked.stage, act.peer, lambda header: act.is_met_by(header.step, header.lineage, asked)
+            )
+        except StageError as error:
+            LOG.info("no state to reload", reason=act.reason, error=error.message)
+            self._found_no_donor_s = clock_s()
+            return None
+        now = self._state.record
+        return found if (now.incarnation, now.step, now.phase) == (asked.incarnation, asked.step, asked.phase) else None
 
     async def copy_of_tied(self, act: CopyTied) -> None:
         """Replace this peer's copy of a tied weight with the other stage's."""

@@ -173,6 +173,7 @@ class Stepper:
             lost_since_s=self._lost_since_s,
             refused=self._fetching.refused(),
             unanswered=self._fetching.unanswered(),
+            reloads_in_vain=self._fetching.reloads_in_vain,
             has_start=not self._beginning.needs_state,
         )
 
@@ -297,8 +298,8 @@ class Stepper:
                 await self._fetching.tied(act)
             case acts.CopyTied():
                 await self._fetching.copy_of_tied(act)
-            case acts.Reload(peer=peer):
-                await self._reload(peer)
+            case acts.Reload():
+                await self._reload(act)
             case acts.CloseRound(reason=reason):
                 self._propose_after_s = clock_s() + RETRY_PAUSE_S
                 await self._rounds.close_present(reason)
@@ -345,14 +346,19 @@ class Stepper:
         self.duplicates += twice
         self.lost += lost
 
-    async def _reload(self, peer: PeerId) -> None:
-        """Drop the ledgers, become a joiner and download the state, from `peer` first."""
+    async def _reload(self, act: acts.Reload) -> None:
+        """Become a joiner and download the state. A peer that serves drops its ledgers only once a donor has shown the state's header."""
+        donor: PeerId | None = act.peer
+        if self._state.record.phase is not Phase.JOINING:
+            donor = await self._fetching.donor(act)
+            if donor is None:
+                return
         self.reloads += 1
         await self._executor.run(Priority.CONTROL, self._state.begin_joining)
         await self._rounds.close_present("reloading")
         self._host.announce()
         try:
-            await self._take_over(await self._downloader.download(self._state.record.stage, peer))
+            await self._take_over(await self._downloader.download(self._state.record.stage, donor))
             self._fetching.forget_refusals()
         except (RemoteError, StageError):
             await asyncio.sleep(RETRY_PAUSE_S)

@@ -201,6 +201,14 @@ class StateClient(Client):
         header = await _header_of(rpc, patience_s, "a state without a header")
         return convert.snapshot_from(header), _chunks_of_stream(rpc, "state", self._links, patience_s)
 
+    async def get_header(self, peer: PeerId, request: StateRequest, patience_s: float) -> Snapshot:
+        """Return the header of a donor's snapshot, and read none of its chunks."""
+        rpc = (await self._stub(peer)).GetState(state_pb2.StateRequest(run=self._run, **asdict(request)))
+        try:
+            return convert.snapshot_from(await _header_of(rpc, patience_s, "a state without a header"))
+        finally:
+            rpc.cancel()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRequest:

@@ -42,6 +42,10 @@ class Kind(enum.Enum):
     """A peer computes ten times slower for a while."""
     OVERFLOW = "overflow"
     """For a while what a peer computes is not finite."""
+    BOAST = "boast"
+    """For a while a peer's record says that it is ten steps further, but it gives no such state."""
+    ACCUSE = "accuse"
+    """For a while a peer's record suspects everybody, up to the highest version."""
 
 
 class Survivor(enum.Enum):
@@ -52,6 +56,8 @@ class Survivor(enum.Enum):
 
 
 TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE, Kind.MIGRATE})
+LIES = frozenset({Kind.BOAST, Kind.ACCUSE})
+HONEST = tuple(kind for kind in Kind if kind not in LIES)
 OUTAGES = frozenset({Kind.BLACKOUT, Kind.STAGE_WIPED, Kind.STALE_MATES})
 
 

@@ -19,6 +19,7 @@ from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecor
 from peerd.table.view import LiveView, SwarmView
 from tests.policy.model_calls import Calls
 from tests.policy.model_kept import Held, Kept
+from tests.policy.model_lies import Lies
 from tests.policy.model_links import DeadLinks
 from tests.policy.model_recovery import Recovery
 from tests.policy.model_rounds import Rounds
@@ -65,7 +66,9 @@ class ModelPeer:
         self.downloading = self.fetching = False
         self.refused: dict[tuple[PeerId, int], float] = {}
         self.unanswered: dict[tuple[PeerId, int], float] = {}
+        self.found_no_donor_s = float("-inf")
         self.links = DeadLinks(self)
+        self.lies = Lies(self)
         self._announced_at_s = self.now
         self._push_pending = False
         self._poked = False
@@ -178,7 +181,7 @@ class ModelPeer:
             limit = 99
         limit = limit or self.world.scenario.riders
         others = sorted((s for p, s in self.view.sightings.items() if p != self.name), key=lambda s: (-s.risen_at_s, s.record.peer))
-        return (self.record, *(s.record for s in others[: limit - 1]))
+        return (self.lies.told, *(s.record for s in others[: limit - 1]))
 
     def _push(self) -> None:
         self._push_pending = False
@@ -199,7 +202,7 @@ class ModelPeer:
         self._announced_at_s = self.now
         self.links.look()
         self.change(suspects=tuple(s for s in self.record.suspects if self._still_suspect(s)), unreached=self.links.unreached)
-        record = self.record
+        record = self.lies.told
         self.world.at(self.world.rng.uniform(0.05, 0.5), None, lambda: self.world.directory.store(record, self.world.now))
 
     def _read_directory(self) -> None:
@@ -278,6 +281,7 @@ class ModelPeer:
             attempt=self.rounds.attempt,
             refused=frozenset(self.refused),
             unanswered=frozenset(self.unanswered),
+            reloads_in_vain=self.now - self.found_no_donor_s < FORGET_REFUSAL_S,
         )
 
     def act(self, act: Act) -> None:
@@ -296,7 +300,7 @@ class ModelPeer:
             case acts.CopyTied(peer=peer) if not self.fetching and "copy" not in off:
                 self.tied.replace(peer)
             case acts.Reload():
-                self.reload()
+                self.reload(act)
             case acts.CloseRound(reason=reason) if self.rounds.current is not None or "close unnoted" not in off:
                 self.rounds.close(reason)
             case acts.DropSums(names=names) if "overlap reset" not in off:
@@ -378,7 +382,14 @@ class ModelPeer:
 
     # state from a mate
 
-    def reload(self) -> None:
+    def reload(self, act: acts.Reload) -> None:
+        """Become a joiner; one that serves gives its step up only once a donor has shown the header of a state of use."""
+        if self.record.phase is not Phase.JOINING and "header first" not in self.world.scenario.off:
+            self.recovery.find_donor(act, frozenset())
+        else:
+            self.become_joiner()
+
+    def become_joiner(self) -> None:
         self.world.counts["reloads"] += 1
         self.drop_ledgers()
         self.average = None

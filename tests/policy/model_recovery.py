@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.route.admission import donors
-from peerd.policy.step.acts import Act, LoadCheckpoint, Wait
+from peerd.policy.step.acts import Act, LoadCheckpoint, Reload, Wait
 from peerd.policy.step.recovery import Beginning, holds_later, plan, step_to_go_back_to
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.steady import Steady
 from peerd.policy.step.stepping import decide
 from peerd.table.record import NO_AVERAGE, Lineage, PeerId, Phase
+from tests.policy.model_rounds import Snapshot
 
 if TYPE_CHECKING:
     from peerd.table.view import LiveView
     from tests.policy.model_peer import ModelPeer
-    from tests.policy.model_rounds import Snapshot
 
 
 class Recovery:
@@ -76,6 +76,27 @@ class Recovery:
         peer.average = None
         peer.theta, peer.previous = peer.world.thetas.first(peer.record.stage), None
         peer.change(phase=Phase.JOINING, step=0, average_id=NO_AVERAGE, lineage=Lineage(), norms=(), tied=Lineage(), tied_sums=(), voids=())
+
+    def find_donor(self, act: Reload, tried: frozenset[PeerId]) -> None:
+        """Ask one mate after another for the header of a state of use, and become a joiner when one shows it."""
+        peer, mine = self._peer, self._peer.record
+        able = [r for r in donors(peer.live(), mine.stage, tried) if r.peer not in tried]
+        peer.downloading = bool(able)
+        if not able:
+            peer.found_no_donor_s = peer.now
+            return
+        donor = able[0].peer
+
+        def answered(found: object) -> None:
+            if not isinstance(found, Snapshot) or not act.is_met_by(found.step, found.lineage, mine):
+                self.find_donor(act, tried | {donor})
+                return
+            peer.downloading = False
+            now = peer.record
+            if (now.incarnation, now.step, now.phase) == (mine.incarnation, mine.step, mine.phase):
+                peer.become_joiner()
+
+        peer.rounds.ask(donor, lambda mate: mate.rounds.give(peer.name, 0.0), answered)
 
     def download(self, tried: frozenset[PeerId]) -> None:
         """A mate's state, from the first that gives it."""

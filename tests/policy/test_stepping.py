@@ -119,7 +119,7 @@ def test_a_peer_whose_mates_ahead_cannot_give_their_average_downloads_the_state(
 
 
 def test_a_peer_far_behind_downloads_the_state() -> None:
-    assert decided(member("p1"), member("p2", step=2), member("p3", step=5)) == Reload("the stage is at step 2", PeerId("p3"))
+    assert decided(member("p1"), member("p2", step=2), member("p3", step=5)) == Reload("the stage is at step 2", PeerId("p3"), 2)
 
 
 def test_of_two_lineages_at_one_step_the_larger_gives_way_and_the_smaller_waits() -> None:

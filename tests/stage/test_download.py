@@ -78,6 +78,10 @@ class Donors:
             raise BusyError("it gives its state to others", wait_s)
         return donor.header, donor.chunks(request.first_chunk)
 
+    async def get_header(self, peer: PeerId, request: StateRequest, patience_s: float) -> Snapshot:
+        header, _chunks = await self.get_state(peer, request, patience_s)
+        return header
+
 
 def state_of(step: int, num_chunks: int = 3) -> bytes:
     """A safetensors file of a little less than `num_chunks` chunks whose values tell its step."""
@@ -231,3 +235,17 @@ async def test_chunks_of_another_size_than_the_header_says_are_not_kept() -> Non
 async def test_a_state_larger_than_the_stage_can_have_is_not_even_begun() -> None:
     with pytest.raises(StageError, match="at most"):
         await download(Donors(near=Donor(3, state_of(3))), most_bytes=CHUNK_BYTES // 2)
+
+
+async def test_a_donor_is_one_whose_header_shows_a_state_of_use_and_the_download_goes_on_with_that_snapshot() -> None:
+    donors = Donors(near=Donor(3, state_of(3)), far=Donor(5, state_of(5)))
+    found = downloader(donors)
+    assert await found.find_donor(0, NEAR, lambda header: header.step > 4) == FAR
+    assert steps_in(await found.download(0, prefer=FAR)) == {5.0}
+    assert donors.by_peer[FAR].asked[-1].snapshot == identity_of(donors.by_peer[FAR].header.chunk_hashes)
+
+
+async def test_a_donor_that_is_busy_with_other_downloads_counts_as_one_and_nobody_else_does() -> None:
+    assert await downloader(Donors(near=Donor(3, b"", busy_s=[9.0]))).find_donor(0, NEAR, lambda _header: False) == NEAR
+    with pytest.raises(StageError, match="newer state"):
+        await downloader(Donors(near=Donor(3, state_of(3)))).find_donor(0, NEAR, lambda _header: False)

@@ -6,7 +6,8 @@ Peers see one table without delay and call one another directly; nothing else of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -223,6 +224,12 @@ class Peer:
                     yield chunk
 
         return header, stream()
+
+    async def get_header(self, peer: PeerId, request: StateRequest, patience_s: float) -> Snapshot:
+        header, stream = await self.get_state(peer, request, patience_s)
+        async with contextlib.aclosing(cast(AsyncGenerator[bytes], stream)):
+            await anext(stream)
+        return header
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +43,16 @@ def decides(stepper: Stepper, monkeypatch: pytest.MonkeyPatch, *decisions: Act) 
     monkeypatch.setattr(stepper._host, "committed", stepper._retiring.set)
 
 
+def finds_donor(stepper: Stepper, monkeypatch: pytest.MonkeyPatch, download: Callable[..., Any]) -> None:
+    """It finds a donor for every reload, and downloads by `download`."""
+
+    async def donor(*_arguments: Any) -> PeerId:
+        return PeerId("mate")
+
+    monkeypatch.setattr(stepper._fetching, "donor", donor)
+    monkeypatch.setattr(stepper, "_downloader", type("Downloader", (), {"download": staticmethod(download)}))
+
+
 async def fails(*_arguments: Any, **_options: Any) -> Any:
     raise TypeError("a bug")
 
@@ -80,7 +90,7 @@ async def test_a_download_with_a_bug_fails_at_once_and_the_stepper_goes_on(
     before = INTERNAL_ERRORS.count
     decides(stepper, monkeypatch, decision, decision, acts.Serve("equal to the stage") if decision is RELOAD else COMMIT)
     monkeypatch.setattr(stepper._rounds.fetcher, "fetch", fails)
-    monkeypatch.setattr(stepper, "_downloader", type("Downloader", (), {"download": staticmethod(fails)}))
+    finds_donor(stepper, monkeypatch, fails)
     monkeypatch.setattr(stepper._state, "serve", stepper._retiring.set)
     with capture_logs() as logs:
         async with asyncio.timeout(10):
@@ -112,7 +122,7 @@ async def test_a_state_that_is_half_loaded_ends_the_daemon(stepper: Stepper, mon
     async def download(*_arguments: Any) -> Downloaded:
         return Downloaded(3, Lineage(), tensors, ())
 
-    monkeypatch.setattr(stepper, "_downloader", type("Downloader", (), {"download": staticmethod(download)}))
+    finds_donor(stepper, monkeypatch, download)
     decides(stepper, monkeypatch, RELOAD, acts.Serve("nobody is ahead"))
     monkeypatch.setattr(stepper._state, "serve", stepper._retiring.set)
     with capture_logs(), pytest.raises(RuntimeError, match="the device has failed"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from peerd.policy.step.roster import Roster
-from peerd.table.record import AverageId, PeerId
+from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,16 @@ class CopyTied(_Reasoned):
 
 @dataclass(frozen=True, slots=True)
 class Reload(_Reasoned):
-    """Drop both ledgers and download the stage's state; this mate is asked first."""
+    """Download the stage's state, at `step` or later, and drop both ledgers for it; this mate is asked first."""
 
     verb = "download the state"
     peer: PeerId
+    step: int = 0
+
+    def is_met_by(self, step: int, lineage: Lineage, mine: PeerRecord) -> bool:
+        """Whether a state with this step and lineage is worth the ledgers. Lineages alone do not tell copies of a tied weight apart."""
+        is_another = (step, lineage) != (mine.step, mine.lineage) or mine.tied != Lineage()
+        return step >= self.step and is_another
 
 
 # What ends a round, a ledger or a step

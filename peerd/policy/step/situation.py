@@ -65,6 +65,8 @@ class OwnState:
     """(mate, step): this mate has refused to give the average of this step. The caller forgets these after a while."""
     unanswered: frozenset[tuple[PeerId, int]] = frozenset()
     """(mate, step): this mate did not answer when asked for the average of this step. Others are asked first (hole 19)."""
+    reloads_in_vain: bool = False
+    """No peer of the stage has given the header of a state of use lately: a reload would cost the ledgers, and bring nothing."""
     has_start: bool = True
     """False: the run begins from a state that this peer does not hold yet, so its parameters do not count."""
 

@@ -41,7 +41,7 @@ def decide(now: Situation) -> Act:
         return _join(now)
     for rule in _RULES:
         act = rule(now)
-        if act is not None:
+        if act is not None and not (now.own.reloads_in_vain and isinstance(act, acts.Reload)):
             return act
     return acts.Wait(_why_wait(now))
 
@@ -105,9 +105,9 @@ def _commit_behind_mate(now: Situation) -> Act | None:
         return None
     peer = max(ahead, key=lambda m: (m.step, m.peer)).peer
     if now.lacks_norm():
-        return acts.Reload("no peer tells this step's gradient norm any more", peer)
+        return acts.Reload("no peer tells this step's gradient norm any more", peer, now.mine.step + 1)
     if now.lacks_tied():
-        return _fetch_tied(now) or acts.Reload("no peer has this step's tied gradients any more", peer)
+        return _fetch_tied(now) or acts.Reload("no peer has this step's tied gradients any more", peer, now.mine.step + 1)
     return _committing(now, "a stage mate has committed this step")
 
 
@@ -121,7 +121,7 @@ def _fetch_from_ahead(now: Situation) -> Act | None:
         return acts.FetchAverage("a stage mate is one step ahead", now.first_to_ask(able).peer, now.mine.step)
     if all(m.peer in now.unreached for m in ahead):
         return None  # nobody waits for this peer, which catches up once it can call one of them
-    return acts.Reload("no stage mate ahead could give its average", ahead[0].peer)
+    return acts.Reload("no stage mate ahead could give its average", ahead[0].peer, now.mine.step + 1)
 
 
 def _copy_tied(now: Situation) -> Act | None:
@@ -142,10 +142,10 @@ def _reload(now: Situation) -> Act | None:
         return None
     far = [m for m in now.mates if m.step > mine.step + 1]
     if far:
-        return acts.Reload(f"the stage is at step {far[0].step}", max(far, key=lambda m: m.step).peer)
+        return acts.Reload(f"the stage is at step {far[0].step}", max(far, key=lambda m: m.step).peer, mine.step + 2)
     better = [m for m in now.mates if m.step == mine.step and m.worth < mine.worth]
     if better:
-        return acts.Reload("a stage mate has the better lineage", min(better, key=lambda m: m.worth).peer)
+        return acts.Reload("a stage mate has the better lineage", min(better, key=lambda m: m.worth).peer, mine.step)
     return None
 
 

@@ -1,0 +1,40 @@
+"""What a lying peer of the protocol model tells of itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from peerd.table.forms import MAX_COUNT
+from peerd.table.record import PeerRecord, Suspicion
+from tests.policy.model_faults import Kind
+
+if TYPE_CHECKING:
+    from tests.policy.model_peer import ModelPeer
+
+BOASTED_STEPS = 10
+
+
+class Lies:
+    """Its record, as others hear it. All that the peer does stays honest, and it gives the state that it has."""
+
+    def __init__(self, peer: ModelPeer) -> None:
+        self._peer = peer
+        self._until_s: dict[Kind, float] = {}
+
+    def tell(self, kind: Kind, lasts_s: float) -> None:
+        self._until_s[kind] = self._peer.now + lasts_s
+        self._peer.change()
+
+    @property
+    def told(self) -> PeerRecord:
+        peer, record = self._peer, self._peer.record
+        if self._tells(Kind.BOAST):
+            record = replace(record, step=record.step + BOASTED_STEPS)
+        if self._tells(Kind.ACCUSE):
+            others = [name for name in peer.view.sightings if name != peer.name]
+            record = replace(record, suspects=tuple(Suspicion(name, MAX_COUNT, MAX_COUNT) for name in others))
+        return record
+
+    def _tells(self, kind: Kind) -> bool:
+        return self._peer.now < self._until_s.get(kind, float("-inf"))

@@ -1,0 +1,38 @@
+"""The step protocol with a peer that lies in its record: the run goes on, stays exact, and nobody gives up more than it must."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.policy.model_faults import Fault, Kind, Scenario
+from tests.policy.protocol_model import Outcome, World
+
+FOR_S = 60.0
+
+
+def lied_to(kind: Kind, seed: int, num_stages: int = 2, for_s: float = FOR_S, off: frozenset[str] = frozenset()) -> Outcome:
+    """A run of three peers a stage, one of which lies from the first second on."""
+    lie = Fault(1.0, kind, name="p1", lasts_s=for_s)
+    return World(Scenario(seed=seed, num_stages=num_stages, peers_per_stage=3, last_step=12, faults=(lie,), off=off)).run()
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_a_claimed_step_stops_no_run_and_costs_no_step(num_stages: int) -> None:
+    for seed in range(5):
+        outcome = lied_to(Kind.BOAST, seed, num_stages)
+        assert outcome.problems == ()
+        assert outcome.counts["inexact"] == 0
+        assert outcome.ended_at_s < FOR_S / 2
+
+
+def reloads(off: frozenset[str] = frozenset()) -> int:
+    """In short lies to a run of one stage, where no other stage shows that the claim is wrong."""
+    return sum(lied_to(Kind.BOAST, seed, num_stages=1, for_s=8.0, off=off).counts["reloads"] for seed in range(5))
+
+
+def test_hole_30_a_peer_that_claims_a_later_state_and_gives_none_costs_hardly_a_ledger() -> None:
+    assert reloads() <= 2
+
+
+def test_hole_30_without_the_header_first_mates_give_their_ledgers_up_for_nothing() -> None:
+    assert reloads(frozenset({"header first"})) > 10

@@ -1,0 +1,74 @@
+"""What a peer gives up for a state that another one claims to have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from peerd.errors import StageError
+from peerd.policy.step import acts
+from peerd.policy.step.situation import Situation
+from peerd.policy.step.stepping import decide
+from peerd.stage.executor import Executor
+from peerd.step.stepper import Stepper
+from peerd.table.record import PeerId, PeerRecord, Phase
+from tests.step.test_commit import RULES, averaged
+from tests.strategies import view_of
+
+CLAIM = PeerRecord(peer=PeerId("liar"), phase=Phase.ACCUMULATING, step=9)
+RELOAD = acts.Reload("the stage is at step 9", CLAIM.peer)
+
+
+@pytest.fixture
+def stepper() -> Iterator[Stepper]:
+    """It accumulates step 0; the only mate is one that claims step 9."""
+    executor = Executor()
+    made = averaged(executor)
+    made._state.commit(None, None)
+    yield made
+    executor.close()
+
+
+def gives(stepper: Stepper, monkeypatch: pytest.MonkeyPatch, find_donor: Callable[..., Any]) -> None:
+    async def download(*_arguments: Any) -> Any:
+        raise StageError("it cannot be downloaded")
+
+    downloader = SimpleNamespace(find_donor=find_donor, download=download)
+    monkeypatch.setattr(stepper, "_downloader", downloader)
+    monkeypatch.setattr(stepper._fetching, "_downloader", downloader)
+
+
+async def test_hole_30_a_reload_for_which_no_donor_shows_a_header_keeps_the_ledgers(
+    stepper: Stepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def find_donor(*_arguments: Any) -> PeerId:
+        raise StageError("nobody gives a newer state")
+
+    gives(stepper, monkeypatch, find_donor)
+    before = stepper._state.record
+    await stepper._do(RELOAD)
+    assert stepper._state.record == before
+    now = Situation(stepper.own_state(), view_of(before, CLAIM), 0.0, RULES)
+    assert not isinstance(decide(now), acts.Reload)
+
+
+async def test_a_reload_whose_donor_shows_a_header_is_begun(stepper: Stepper, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def find_donor(*_arguments: Any) -> PeerId:
+        return CLAIM.peer
+
+    gives(stepper, monkeypatch, find_donor)
+    await stepper._do(RELOAD)
+    assert stepper._state.record.phase is Phase.JOINING
+
+
+async def test_a_peer_that_has_gone_on_while_the_header_came_decides_again(stepper: Stepper, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def find_donor(*_arguments: Any) -> PeerId:
+        stepper._state.fence(stepper._state.record.incarnation + 1)
+        return CLAIM.peer
+
+    gives(stepper, monkeypatch, find_donor)
+    await stepper._do(RELOAD)
+    assert stepper._state.record.phase is Phase.ACCUMULATING
