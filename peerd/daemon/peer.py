@@ -131,6 +131,7 @@ class Peer:
         return (
             self.gossip.run,
             partial(self.liveness.follow, self.network.tunnel.broken),
+            self.liveness.follow_accusations,
             self.liveness.follow_moves,
             self.reachability.run,
             self.notes.run,

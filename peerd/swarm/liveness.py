@@ -60,7 +60,7 @@ class Liveness:
     def report_failure(self, peer: PeerId) -> None:
         """Find out whether a peer is alive after a call to it failed or its connection broke."""
         live = self._membership.live()
-        record = live.find(peer)
+        record = live.find(peer) or next((r for r in live.suspected if r.peer == peer), None)
         if peer in self._probes or record is None or peer == live.me or is_out_of_reach(live.mine, record):
             return
         task = start(self._probe(peer, record.pair))
@@ -71,6 +71,13 @@ class Liveness:
         """Check the peers in the queue, whose connections broke, until cancelled."""
         while True:
             self.report_failure(await broken.get())
+
+    async def follow_accusations(self) -> None:
+        """Ask accused peers from which bytes came lately whether they live, until cancelled: another peer's word may be wrong."""
+        while True:
+            peer = await self._membership.doubted.get()
+            if time.monotonic() - self._heard_s.get(peer, float("-inf")) < self._membership.view.ttl_s:
+                self.report_failure(peer)
 
     async def follow_moves(self) -> None:
         """Leave the old addresses of peers that moved, as their records say: connections to them are dead, and nothing else tells it."""

@@ -23,6 +23,7 @@ from peerd.table.record import HIDDEN, PeerId, PeerRecord, RawRecord, RunId, Sus
 from peerd.table.view import TTL_PERIODS, LiveView, SwarmView
 
 MAX_SUSPECTS, MAX_UNREACHED = 32, 16
+MOST_DOUBTED = 1024
 ABSORBED_AT_ONCE = 16
 """Checking a record takes a quarter of a millisecond."""
 FENCE_SHARE = 0.8
@@ -97,6 +98,8 @@ class Membership:
         self._suspects: dict[PeerId, tuple[int, int]] = {}
         self._unreached: dict[PeerId, tuple[int, int]] = {}
         """Peers that have not answered since a re-dial failed, each with its pair of that moment."""
+        self.doubted: asyncio.Queue[PeerId] = asyncio.Queue(MOST_DOUBTED)
+        """Peers that another one has accused lately: this peer asks them itself."""
         self._failing_since_s: dict[PeerId, float] = {}
         self._waiters: set[asyncio.Future[bool]] = set()
         self._ran_s: float | None = None
@@ -237,6 +240,10 @@ class Membership:
     def reached(self, peer: PeerId) -> None:
         """Note that a peer has answered a call."""
         self.called_by(peer)
+        if self.view.is_accused(peer):
+            with self._lock:
+                self.view.vouch(peer, clock_s())
+            self.wake()
         self._failing_since_s.pop(peer, None)
         if self._unreached.pop(peer, None) is not None:
             self._owe_word(tell=True)
@@ -335,6 +342,9 @@ class Membership:
             self.view.merge(signed.record, now_s)
         self.raws[peer] = signed
         self.news.note(signed.record, signed.raw, now_s)
+        for accused in self.view.sightings[peer].accused:
+            if not self.doubted.full() and accused not in self._suspects and not self.view.is_vouched_for(accused, now_s):
+                self.doubted.put_nowait(accused)
         while self.view.evicted:
             self.forget(self.view.evicted.pop())
         if any(s.peer == self.me and (s.incarnation, s.version) >= self._last_pair() for s in signed.record.suspects):

@@ -16,6 +16,8 @@ from types import MappingProxyType
 from peerd.table.record import PeerId, PeerRecord, Phase, StageSummary
 
 TTL_PERIODS = 3
+FULL_STAGE = 6
+"""From so many peers of a stage on, two have to suspect one of them before others believe it."""
 NEAR_STAGES = 1
 """In a large swarm a peer knows all peers of the stages at most this far from its own."""
 MAX_TOMBSTONES, MAX_UNPROVEN = 20_000, 2048
@@ -182,6 +184,8 @@ class SwarmView:
         self._entered_s: dict[PeerId, float] = {}
         """The entry of each peer in the heap that counts."""
         self._num_accusers: Counter[PeerId] = Counter()
+        self._vouched_until_s: dict[PeerId, float] = {}
+        """Accused peers that have answered this peer since, and until when nobody else's word counts against them."""
 
     def merge(self, record: PeerRecord, now_s: float) -> bool:
         """T1 (order) and T2 (alive): a higher pair replaces and renews; anything else changes nothing, so a repeat never renews."""
@@ -203,6 +207,21 @@ class SwarmView:
         self._risen.prove(peer)
         self._expired.prove(peer)
         self._make_room()
+
+    def is_accused(self, peer: PeerId) -> bool:
+        """True if some record suspects the peer."""
+        return peer in self._num_accusers
+
+    def is_vouched_for(self, peer: PeerId, now_s: float) -> bool:
+        return now_s < self._vouched_until_s.get(peer, now_s)
+
+    def vouch(self, peer: PeerId, now_s: float) -> None:
+        """T5 (suspicion): an accused peer has answered this peer. For one life of a record only this peer's own suspicion counts."""
+        if self.is_vouched_for(peer, now_s):
+            return
+        self._vouched_until_s = {other: until_s for other, until_s in self._vouched_until_s.items() if now_s < until_s}
+        self._vouched_until_s[peer] = now_s + self.ttl_s
+        self.changes += 1
 
     def _see(self, peer: PeerId, seen: Sighting | None) -> None:
         if before := self._sightings.get(peer):
@@ -289,20 +308,30 @@ class SwarmView:
         self.changes += 1
 
     def live(self, now_s: float) -> LiveView:
-        """T5 (suspicion): the records that rose within the TTL and that no live peer suspects at their present pair."""
+        """T5 (suspicion): the records that rose within the TTL, without those whose present pair is suspected."""
         self._expire(now_s)
         fresh = [self._sightings[peer] for peer in sorted(self._fresh)]
-        expired = self._expired_records()
-        accused: dict[PeerId, tuple[int, int]] = {}
+        suspects = self._suspects_among(fresh, now_s)
+        counted = tuple(seen.record for seen in fresh if seen.record.peer not in suspects)
+        suspected = tuple(seen.record for seen in fresh if seen.record.peer in suspects)
+        return LiveView(me=self.me, records=counted, suspected=suspected, expired=self._expired_records())
+
+    def _suspects_among(self, fresh: Sequence[Sighting], now_s: float) -> set[PeerId]:
+        """The peers that this one suspects, and those that so many others do that their word counts (`accusers_needed`)."""
+        if not self._num_accusers:
+            return set()
+        accusers: dict[PeerId, list[PeerId]] = {}
         for seen in fresh:
             for peer, pair in seen.accused.items():
-                accused[peer] = max(accused.get(peer, pair), pair)
-        counted: list[PeerRecord] = []
-        suspected: list[PeerRecord] = []
-        for seen in fresh:
-            record = seen.record
-            (suspected if record.peer in accused and record.pair <= accused[record.peer] else counted).append(record)
-        return LiveView(me=self.me, records=tuple(counted), suspected=tuple(suspected), expired=expired)
+                if peer in self._fresh and self._sightings[peer].record.pair <= pair:
+                    accusers.setdefault(peer, []).append(seen.record.peer)
+        sizes = Counter(seen.record.stage for seen in fresh)
+        return {
+            peer
+            for peer, others in accusers.items()
+            if self.me in others
+            or (len(others) >= accusers_needed(sizes[self._sightings[peer].record.stage]) and not self.is_vouched_for(peer, now_s))
+        }
 
     def _expired_records(self) -> tuple[PeerRecord, ...]:
         mine = self._sightings.get(self.me)
@@ -318,6 +347,11 @@ class SwarmView:
     def suspects(self, now_s: float) -> frozenset[PeerId]:
         """Peers with a fresh record that does not count because a live peer suspects them."""
         return frozenset(record.peer for record in self.live(now_s).suspected)
+
+
+def accusers_needed(stage_size: int) -> int:
+    """The number of other peers whose suspicions hide a peer of a stage with so many: a third of a small stage, two of a larger one."""
+    return -(-stage_size // 3) if stage_size < FULL_STAGE else 2
 
 
 def _without_outlived(serving: Iterable[PeerRecord]) -> dict[int, tuple[PeerRecord, ...]]:

@@ -38,6 +38,13 @@ class DeadLinks:
         else:
             peer.suspect(callee)
 
+    def doubt(self, accused: PeerId) -> None:
+        """Another peer suspects it: ask whether it lives. The answer vouches for it."""
+        peer = self._peer
+        if peer.fenced or peer.view.is_vouched_for(accused, peer.now) or "ask the accused" in peer.world.scenario.off:
+            return
+        peer.rounds.ask(accused, lambda _accused: True, lambda answer: peer.view.vouch(accused, peer.now) if answer else None)
+
     def look(self) -> None:
         """What pushes to the others tell."""
         peer = self._peer

@@ -173,7 +173,9 @@ class ModelPeer:
         known = self.view.sightings.get(record.peer)
         if "repeats renew" in self.world.scenario.off and known is not None and known.record.pair == record.pair:
             self.view._evict(record.peer)
-        self.view.merge(record, self.now)
+        if self.view.merge(record, self.now):
+            for accused in self.view.sightings[record.peer].accused:
+                self.links.doubt(accused)
 
     def recent_records(self, limit: int = 0) -> tuple[PeerRecord, ...]:
         """Mine and those that rose last: what rides on a message."""

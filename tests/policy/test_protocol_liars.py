@@ -36,3 +36,21 @@ def test_hole_30_a_peer_that_claims_a_later_state_and_gives_none_costs_hardly_a_
 
 def test_hole_30_without_the_header_first_mates_give_their_ledgers_up_for_nothing() -> None:
     assert reloads(frozenset({"header first"})) > 10
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+def test_accusations_of_everybody_slow_a_run_down_by_less_than_half(num_stages: int) -> None:
+    honest, lied = (sum(run_of(seed, num_stages, lies).ended_at_s for seed in range(3)) for lies in (False, True))
+    assert lied < 1.5 * honest
+
+
+def run_of(seed: int, num_stages: int, lies: bool) -> Outcome:
+    outcome = lied_to(Kind.ACCUSE, seed, num_stages, for_s=FOR_S if lies else 0.0)
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+    return outcome
+
+
+def test_accusations_stop_a_run_whose_peers_do_not_ask_the_accused() -> None:
+    honest, lied = (lied_to(Kind.ACCUSE, 0, for_s=for_s, off=frozenset({"ask the accused"})).ended_at_s for for_s in (0.0, FOR_S))
+    assert lied > 3 * honest

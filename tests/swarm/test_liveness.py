@@ -17,12 +17,13 @@ from peerd.swarm.identity import Identity
 from peerd.swarm.liveness import REDIAL_TIMEOUT_S, Liveness
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import sign_record
-from peerd.table.record import PeerId, PeerRecord, Phase, RawRecord, RunId
+from peerd.table.forms import MAX_COUNT
+from peerd.table.record import PeerId, PeerRecord, Phase, RawRecord, RunId, Suspicion
 from peerd.wire.swarm_client import SwarmClient
 from tests.swarm.fixed_row import FixedRow
 
 RUN = RunId("a" * 32)
-ME, MATE = (Identity(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)) for number in range(2))
+ME, MATE, LIAR = (Identity(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)) for number in range(3))
 
 
 @dataclass
@@ -195,4 +196,52 @@ async def test_connections_to_the_old_address_of_a_peer_end_as_soon_as_its_recor
         for _ in range(5):
             await asyncio.sleep(0)
     assert lines.given_up == [MATE.peer]
+    following.cancel()
+
+
+@dataclass
+class Answering:
+    """Everybody answers."""
+
+    asked: list[PeerId] = field(default_factory=list)
+
+    async def gossip(self, peer: PeerId, _records: Sequence[RawRecord], _timeout_s: float) -> tuple[RawRecord, ...]:
+        self.asked.append(peer)
+        return ()
+
+
+async def settled() -> None:
+    """Nothing here waits for time to pass."""
+    for _turn in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+async def test_hole_31_an_accused_peer_is_asked_and_its_answer_counts_for_more(is_alive: bool) -> None:
+    membership, client = Membership(ME, RUN, ttl_s=60.0), Answering() if is_alive else Silent()
+    liveness = Liveness(membership, cast(SwarmClient, client), {MATE.peer: time.monotonic()}, Lines())
+    following = asyncio.ensure_future(liveness.follow_accusations())
+    membership.absorb([sign_record(PeerRecord(peer=MATE.peer, incarnation=1, version=1, phase=Phase.ACCUMULATING), MATE, RUN).raw])
+    for version in (1, 2):
+        accusation = (Suspicion(MATE.peer, MAX_COUNT, MAX_COUNT),)
+        record = PeerRecord(peer=LIAR.peer, incarnation=1, version=version, phase=Phase.ACCUMULATING, suspects=accusation)
+        membership.absorb([sign_record(record, LIAR, RUN).raw])
+        await settled()
+        assert (membership.doubted.qsize(), liveness._probes) == (0, {})
+        assert (membership.live().find(MATE.peer) is not None) == is_alive
+    assert liveness.faults_seen == (not is_alive)
+    if isinstance(client, Answering):
+        assert client.asked == [MATE.peer], "it is vouched for"
+    following.cancel()
+
+
+async def test_an_accused_peer_from_which_nothing_came_lately_is_not_asked() -> None:
+    """In a large stage most peers never talk to each other: one accusation would make all of them dial the accused."""
+    membership, client = Membership(ME, RUN, ttl_s=60.0), Answering()
+    liveness = Liveness(membership, cast(SwarmClient, client), {MATE.peer: time.monotonic() - 61.0}, Lines())
+    following = asyncio.ensure_future(liveness.follow_accusations())
+    membership.doubted.put_nowait(MATE.peer)
+    await settled()
+    assert membership.doubted.empty()
+    assert client.asked == []
     following.cancel()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.table.record import PeerId, PeerRecord, Phase, Suspicion, Void
-from peerd.table.view import SwarmView
+from peerd.table.view import SwarmView, accusers_needed
 from tests.strategies import member, records, view_of
 
 TTL_S = 3.0
@@ -132,6 +133,33 @@ def test_a_suspicion_of_pairs_yet_to_come_ends_with_the_next_one() -> None:
     assert view.suspects(0.0) == frozenset()
     view.merge(member("peer1", version=1, suspects=(Suspicion(PeerId("peer2"), 0, 6),)), 0.0)
     assert view.suspects(0.0) == {PeerId("peer2")}
+
+
+@pytest.mark.parametrize(("stage_size", "needed"), [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (300, 2)])
+def test_hole_31_a_third_of_a_small_stage_or_two_peers_have_to_suspect_a_peer(stage_size: int, needed: int) -> None:
+    assert accusers_needed(stage_size) == needed
+    accused = [member(f"peer{number}", version=5) for number in range(1, stage_size + 1)]
+    lie = (Suspicion(PeerId("peer1"), 0, 5),)
+    view = heard(*((record, 0.0) for record in accused))
+    for number in range(needed):
+        assert view.suspects(0.0) == frozenset()
+        view.merge(member(f"accuser{number}", stage=1, suspects=lie), 0.0)
+    assert view.suspects(0.0) == {PeerId("peer1")}
+
+
+def test_hole_31_what_this_peer_suspects_itself_counts_whatever_others_say() -> None:
+    accused = [member(f"peer{number}", version=5) for number in range(1, 7)]
+    view = heard(*((record, 0.0) for record in accused), (member("peer0", suspects=(Suspicion(PeerId("peer1"), 0, 5),)), 0.0))
+    view.vouch(PeerId("peer1"), 0.0)
+    assert view.suspects(0.0) == {PeerId("peer1")}
+
+
+def test_hole_31_a_peer_that_answered_is_hidden_by_nobody_elses_word_for_one_life_of_a_record() -> None:
+    accuser = member("peer1", periods=9, suspects=(Suspicion(PeerId("peer2"), 0, 5),))
+    view = heard((member("peer2", version=5, periods=9), 0.0), (accuser, 0.0))
+    view.vouch(PeerId("peer2"), 0.0)
+    assert view.suspects(view.ttl_s - 0.1) == frozenset()
+    assert view.suspects(view.ttl_s) == {PeerId("peer2")}
 
 
 def test_a_peer_that_is_suspected_counts_itself() -> None:
