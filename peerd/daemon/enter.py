@@ -129,7 +129,9 @@ def _known_run(settings: Settings, local: LocalState, report: Report) -> Place:
 
 def membership_for(identity: Identity, signed: SignedManifest, book: AddressBook, row: Row | None = None) -> Membership:
     """Return an empty table of the run."""
-    membership = Membership(identity, signed.run, TTL_PERIODS * signed.manifest.swarm.announce_period_s, row)
+    manifest = signed.manifest
+    ttl_s = TTL_PERIODS * manifest.swarm.announce_period_s
+    membership = Membership(identity, signed.run, ttl_s, row, manifest.train.num_stages)
     membership.book = book
     return membership
 

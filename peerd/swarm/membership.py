@@ -19,7 +19,7 @@ from peerd.swarm.clock import clock_s
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedRecord, peek_record, read_record, sign_record
 from peerd.table.circuit import direct
-from peerd.table.record import HIDDEN, PeerId, PeerRecord, RawRecord, RunId, Suspicion, Vitals
+from peerd.table.record import HIDDEN, MAX_STAGES, PeerId, PeerRecord, RawRecord, RunId, Suspicion, Vitals
 from peerd.table.view import TTL_PERIODS, LiveView, SwarmView
 
 MAX_SUSPECTS, MAX_UNREACHED = 32, 16
@@ -74,9 +74,10 @@ class _Live:
 class Membership:
     """Merges records from the network and publishes this peer's own."""
 
-    def __init__(self, identity: Identity, run: RunId, ttl_s: float, row: OwnRow | None = None) -> None:
+    def __init__(self, identity: Identity, run: RunId, ttl_s: float, row: OwnRow | None = None, num_stages: int = MAX_STAGES) -> None:
         self.identity = identity
         self.run = run
+        self._num_stages = num_stages
         self.view = SwarmView(me=identity.peer, ttl_s=ttl_s)
         self._lock = threading.Lock()
         """Held while the view is changed: a record that expires changes it, whichever thread asks what is live."""
@@ -330,6 +331,8 @@ class Membership:
         if known is not None and pair <= known.record.pair:
             return False  # checked before the signature, which costs more
         signed = read_record(body, signature, self.run)
+        if signed.record.stage >= self._num_stages:
+            raise BadMessageError(f"{peer} names stage {signed.record.stage} of {self._num_stages}")
         if peer == self.me:
             self._owe_word(superseded_by=signed.record.incarnation)
             return False

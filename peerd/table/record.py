@@ -9,6 +9,8 @@ from typing import Annotated, Any, NewType
 from peerd.table.forms import FLAG, LEDGER, NORM, count, many, one_of, optional, raw, real, row, text
 
 MAX_PEERS = 1 << 20
+MAX_STAGES = 4096
+"""A run may have fewer, and then records name none beyond them."""
 MAX_PERIODS = 256
 """No peer counts as live for longer than three times so many announce periods after its last record."""
 MAX_THROUGHPUT = 1e9
@@ -229,7 +231,7 @@ class PeerRecord(Vitals):
     peer: Annotated[PeerId, 0, PEER]
     incarnation: Annotated[int, 1, count()] = 0
     version: Annotated[int, 2, count()] = 0
-    stage: Annotated[int, 4, count(4096)] = 0
+    stage: Annotated[int, 4, count(MAX_STAGES - 1)] = 0
     step: Annotated[int, 5, count()] = 0
     phase: Annotated[Phase, 6, one_of(Phase)] = Phase.JOINING
     done: Annotated[int, 7, LEDGER] = 0

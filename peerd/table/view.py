@@ -6,6 +6,7 @@ clock and always arguments.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -89,7 +90,9 @@ class LiveView:
     def is_outlived(self, record: PeerRecord) -> bool:
         """True if the run went back without this peer: another stage is two steps behind it or more, and a mate of its stage, too."""
         self.serving(record.stage)
-        return _is_outlived(record, _spans(self._serving))
+        spans = _spans(self._serving)
+        lowest, newest = spans.pop(record.stage, (record.step, record.step))
+        return record.step >= _first_outlived(lowest, max(newest, record.step), sorted(last for _, last in spans.values()))
 
     def members(self, stage: int, step: int) -> tuple[PeerRecord, ...]:
         """T4 (members): live records with that stage and step, not joining and not voided for the step.
@@ -361,10 +364,12 @@ def _without_outlived(serving: Iterable[PeerRecord]) -> dict[int, tuple[PeerReco
         by_stage.setdefault(record.stage, []).append(record)
     while True:
         spans = _spans(by_stage)
-        left = {stage: [r for r in records if not _is_outlived(r, spans)] for stage, records in by_stage.items()}
-        if left == by_stage:
-            return {stage: tuple(records) for stage, records in left.items()}
-        by_stage = left
+        newest = sorted(last for _, last in spans.values())
+        outlived = {stage: step for stage, span in spans.items() if (step := _first_outlived(*span, newest)) <= span[1]}
+        if not outlived:
+            return {stage: tuple(records) for stage, records in by_stage.items()}
+        for stage, step in outlived.items():
+            by_stage[stage] = [record for record in by_stage[stage] if record.step < step]
 
 
 def _spans(by_stage: Mapping[int, Sequence[PeerRecord]]) -> dict[int, tuple[int, int]]:
@@ -372,12 +377,14 @@ def _spans(by_stage: Mapping[int, Sequence[PeerRecord]]) -> dict[int, tuple[int,
     return {stage: (min(r.step for r in records), max(r.step for r in records)) for stage, records in by_stage.items()}
 
 
-def _is_outlived(record: PeerRecord, spans: Mapping[int, tuple[int, int]]) -> bool:
-    """Whether another stage can not go on from this peer's step, but can from that of one of its mates."""
-    lowest = spans[record.stage][0] if record.stage in spans else record.step
-    if record.step <= lowest + 1:
-        return False
-    return any(lowest - 1 <= newest <= record.step - 2 for stage, (_, newest) in spans.items() if stage != record.stage)
+def _first_outlived(lowest: int, newest: int, others: Sequence[int]) -> int:
+    """The step from which on peers of a stage are outlived; beyond `newest` if none is. `others` are the stages' newest steps, sorted.
+
+    Another stage can not go on from there, but can from the lowest step of this one. That the stage's own newest step is among `others`
+    changes nothing.
+    """
+    at = bisect_left(others, lowest - 1)
+    return max(others[at], lowest) + 2 if at < len(others) else newest + 1
 
 
 def _say_the_same(record: PeerRecord, known: PeerRecord) -> bool:

@@ -129,3 +129,9 @@ def test_a_link_that_becomes_fast_is_known_for_it_after_some_transfers() -> None
         meter.end(1000, now_s)
     assert meter.rate is not None
     assert meter.rate > 5e5
+
+
+def test_a_peer_of_a_stage_that_the_run_does_not_have_has_no_pace() -> None:
+    live = view_of(member("me", throughput=1.0), member("far", stage=4095, throughput=1.0))
+    assert pace_s(live, 2, PeerId("me"), PeerId("far"), 4) is None
+    assert pace_s(live, 2, PeerId("far"), PeerId("me"), 4) is None

@@ -161,7 +161,7 @@ def test_a_stage_left_one_step_behind_finishes_it_with_the_sum_that_the_other_st
 
 
 def test_hole_14_a_zombie_that_wakes_does_not_declare_its_stage_lost() -> None:
-    asleep, at_once = Fault(1.0, Kind.SLEEP, name="p3", lasts_s=9.0), frozenset({"wait before lost"})
+    asleep, at_once = Fault(0.9, Kind.SLEEP, name="p3", lasts_s=9.0), frozenset({"wait before lost"})
     seed = next(n for n in range(1, 100) if scripted(asleep, seed=n, last_step=15, off=at_once).run().counts["inexact"])
     outcome = scripted(asleep, seed=seed, last_step=15).run()
     assert outcome.problems == ()

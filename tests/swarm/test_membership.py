@@ -68,6 +68,15 @@ def test_a_forged_record_is_refused_and_counted_and_the_sound_ones_before_it_sta
     assert mine.messages_refused == 1
 
 
+def test_a_record_of_a_stage_that_the_run_does_not_have_is_refused_and_counted() -> None:
+    mine = Membership(ME, RUN, ttl_s=60, num_stages=2)
+    mine.absorb([raw(stage=1)])
+    with pytest.raises(BadMessageError, match="names stage 2 of 2"):
+        mine.absorb([raw(stage=2, version=9)])
+    assert mine.messages_refused == 1
+    assert [record.stage for record in mine.live().records] == [1]
+
+
 def test_of_records_that_were_passed_on_a_broken_one_costs_only_itself_and_its_own_sender_alone_is_blamed() -> None:
     mine = membership()
     forged = raw(THIRD, signer=MATE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -208,3 +209,14 @@ def test_a_leaving_peer_voids_nobody() -> None:
     assert view_of(author, mate).members(0, 3) == (author,)
     leaving = replace(author, leaving=True)
     assert view_of(leaving, mate).members(0, 3) == (leaving, mate)
+
+
+def test_hole_25_stairs_of_stages_on_which_each_peer_makes_another_one_outlived_take_little_time() -> None:
+    """Each stage has peers far ahead, and they are outlived once those of the stage below are gone."""
+    far, num_stages = 10**6, 40
+    low = [member(f"low{stage}", stage=stage, step=stage) for stage in range(num_stages)]
+    ahead = [member(f"far{number}", stage=1 + number % (num_stages - 1), step=far) for number in range(2000)]
+    live = view_of(*low, *ahead)
+    began_s = time.thread_time()
+    assert all(live.serving(stage) == (low[stage],) for stage in range(num_stages))
+    assert time.thread_time() - began_s < 0.05

@@ -68,7 +68,7 @@ def pace_s(live: LiveView, num_stages: int, caller: PeerId, callee: PeerId, samp
     The slowest stage sets the run's pace, and each peer of a stage takes microbatches in proportion to its throughput.
     """
     one, other = live.find(caller), live.find(callee)
-    if one is None or other is None:
+    if one is None or other is None or max(one.stage, other.stage) >= num_stages:
         return None
     strengths = [sum(record.throughput for record in live.serving(stage)) for stage in range(num_stages)]
     measured = [strength for strength in strengths if strength > 0]

@@ -6,7 +6,8 @@ one stuck, costs time and gives the same value.
 
 from __future__ import annotations
 
-from peerd.policy.route.launching import owners, those_who_train
+from peerd.policy.hashing import digest
+from peerd.policy.route.launching import those_who_train
 from peerd.policy.step.ledger import work_step
 from peerd.table.record import Evaluation
 from peerd.table.view import LiveView
@@ -16,8 +17,6 @@ LEAST_TAKEOVER_S, FIRST_TAKEOVER_S = 60.0, 600.0
 here how long steps take."""
 TAKEOVER_TIMES = 3.0
 """How often the time that the last evaluation took, or that so many microbatches of a step take."""
-OWNER_INDEX = 1 << 32
-"""Stands for the microbatch in the hash that says who owns an evaluation; no microbatch has this number."""
 
 
 def due_step(step: int, every_steps: int, last_step: int) -> int | None:
@@ -69,5 +68,6 @@ class Takeover:
 
 def is_my_turn(live: LiveView, step: int, waited_s: float, takeover_s: float) -> bool:
     """True if this peer shall evaluate `step`, due for `waited_s`: the trainer of rank k begins after `takeover_s` times k."""
-    ranked = owners(tuple(record.peer for record in those_who_train(live) if not record.leaving), step, OWNER_INDEX)
+    able = (record.peer for record in those_who_train(live) if not record.leaving)
+    ranked = sorted(able, key=lambda peer: digest("evaluates", peer, step, size=8))
     return live.me in ranked and waited_s >= takeover_s * ranked.index(live.me)

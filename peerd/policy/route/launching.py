@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import lru_cache
 
 from peerd.policy.hashing import digest
-from peerd.policy.step.ledger import accumulate_set, indices, is_averaged, stages_missing, work_step
+from peerd.policy.step.ledger import accumulate_set, full, indices, is_averaged, stages_missing, work_step
 from peerd.table.record import PeerId, PeerRecord
 from peerd.table.view import LiveView
 
@@ -17,9 +18,12 @@ FORWARDS_PER_MICROBATCH = 3
 """Forward passes that take as long as a forward and a backward pass."""
 AT_FIRST = 2
 """Microbatches for each peer of the first stage, one to compute and one to wait, that come while it commits the step before theirs."""
-BLOCK, WEIGHT_BYTES = 8, 8
-REMEMBERED = 1 << 14
+LANE_BYTES, TOP = 2, 15
+"""A lane holds a number of so many bits and a bit for comparisons; a swarm has fewer trainers than that number can count."""
+REMEMBERED = 1 << 10
 STEPS_REMEMBERED = 16
+_DIGITS = bytes(ord("01"[byte >> 7]) for byte in range(256))
+"""By byte: its top bit as a binary digit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,37 +38,48 @@ class Launch:
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _weights(trainer: PeerId, step: int, block: int) -> tuple[bytes, ...]:
-    """A trainer's rendezvous weights for the microbatches of one block: one hash gives several."""
-    joined = digest("owner", trainer, step, block, size=BLOCK * WEIGHT_BYTES)
-    return tuple(joined[start : start + WEIGHT_BYTES] for start in range(0, len(joined), WEIGHT_BYTES))
+def _weights(trainer: PeerId, step: int, num: int) -> int:
+    """A trainer's rendezvous weights for the first `num` microbatches of a step, in a lane of one number each. The top bits are 0."""
+    drawn = hashlib.shake_256(digest("owner", trainer, step)).digest(LANE_BYTES * num)
+    return int.from_bytes(drawn, "little") & ~_tops(num)
 
 
-def owners(trainers: tuple[PeerId, ...], step: int, index: int) -> tuple[PeerId, ...]:
-    """Trainers in the order in which they own (step, index): highest rendezvous weight first."""
-    block, place = divmod(index, BLOCK)
-    return tuple(sorted(trainers, key=lambda trainer: (_weights(trainer, step, block)[place], trainer), reverse=True))
+@lru_cache
+def _ones(num: int) -> int:
+    """A 1 in each lane."""
+    return int.from_bytes((1).to_bytes(LANE_BYTES, "little") * num, "little")
+
+
+def _tops(num: int) -> int:
+    """The top bit of each lane."""
+    return _ones(num) << TOP
 
 
 @lru_cache(maxsize=STEPS_REMEMBERED)
-def owned_first(trainers: tuple[PeerId, ...], peer: PeerId, step: int, num_microbatches: int) -> int:
-    """The bitmap of the microbatches of a step that `peer` owns first.
+def owned_among_first(trainers: tuple[PeerId, ...], peer: PeerId, step: int, num_microbatches: int, ranks: int = 1) -> int:
+    """The bitmap of the microbatches of a step of which `peer` is among the first `ranks` owners: the trainers with the highest weights.
 
-    Remembered: the trainers hardly ever change, and this is asked at every change of the table.
+    All lanes are compared at once, because there may be thousands of microbatches and hundreds of trainers: where a lane with its top bit
+    set exceeds another one or equals it, the bit is still set in their difference. Remembered: the trainers hardly ever change, and this is
+    asked at every change of the table.
     """
-    bitmap = 0
-    for first in range(0, num_microbatches, BLOCK):
-        others = [(_weights(trainer, step, first // BLOCK), trainer) for trainer in trainers if trainer != peer]
-        mine = _weights(peer, step, first // BLOCK)
-        for place in range(min(BLOCK, num_microbatches - first)):
-            if all((mine[place], peer) > (weights[place], trainer) for weights, trainer in others):
-                bitmap |= 1 << first + place
-    return bitmap if peer in trainers else 0
+    if peer not in trainers or ranks >= len(trainers):
+        return full(num_microbatches) if peer in trainers else 0
+    tops, mine, others = _tops(num_microbatches), _weights(peer, step, num_microbatches), 0
+    for trainer in trainers:
+        weights = _weights(trainer, step, num_microbatches)
+        if trainer > peer:  # it comes first also where the weights are equal
+            others += ((weights | tops) - mine & tops) >> TOP
+        elif trainer < peer:
+            others += (tops & ~((mine | tops) - weights)) >> TOP
+    among = ((ranks - 1) * _ones(num_microbatches) | tops) - others & tops
+    top_bytes = among.to_bytes(LANE_BYTES * num_microbatches, "little")[LANE_BYTES - 1 :: LANE_BYTES]
+    return int(top_bytes[::-1].translate(_DIGITS), 2)
 
 
 def first_owned(live: LiveView, step: int, num_microbatches: int) -> list[int]:
     """The microbatches of a step that this peer owns first: it may launch them before any other trainer takes them over."""
-    return list(indices(owned_first(tuple(trainers_of(live, step)), live.me, step, num_microbatches)))
+    return list(indices(owned_among_first(tuple(trainers_of(live, step)), live.me, step, num_microbatches)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +144,14 @@ def trainers_of(live: LiveView, step: int) -> list[PeerId]:
 
     A leaving trainer counts until its record says that it no longer trains: what it has in flight must not be launched twice.
     """
-    trainers = those_who_train(live)
-    trainers = [record for record in trainers if _can_deliver(record, live)] or trainers
+    trainers, first = those_who_train(live), {record.peer for record in live.serving(0)}
+    trainers = [record for record in trainers if _can_deliver(record, first)] or trainers
     return [record.peer for record in trainers if record.trains_from <= step] or [record.peer for record in trainers]
 
 
-def _can_deliver(trainer: PeerRecord, live: LiveView) -> bool:
+def _can_deliver(trainer: PeerRecord, first: Set[PeerId]) -> bool:
     """Whether a trainer can call a peer of the first stage, as far as its record tells: if not, others need not wait for it (hole 18)."""
-    first = [record.peer for record in live.serving(0)]
-    return not first or not set(first) <= set(trainer.unreached)
+    return not first or not first <= set(trainer.unreached)
 
 
 def first_step_owned(live: LiveView, num_stages: int, overlaps: bool) -> int:
@@ -211,11 +225,8 @@ def _due(live: LiveView, step: int, lacking: int, ranks: int, num_microbatches: 
     trainers = tuple(trainers_of(live, step))
     suspected = [r.peer for r in live.suspected if r.trains and r.trains_from <= step]
     perhaps = tuple(sorted({*trainers, *suspected})) if suspected else trainers
-    mine = lacking & owned_first(trainers, live.me, step, num_microbatches)
-    if ranks > 1:
-        for index in indices(lacking & ~mine):
-            mine |= (live.me in owners(trainers, step, index)[:ranks]) << index
-    return mine, mine & ~owned_first(perhaps, live.me, step, num_microbatches)
+    mine = lacking & owned_among_first(trainers, live.me, step, num_microbatches, ranks)
+    return mine, mine & ~owned_among_first(perhaps, live.me, step, num_microbatches)
 
 
 @dataclass(slots=True)

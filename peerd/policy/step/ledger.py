@@ -94,8 +94,8 @@ def why_not_averaged(live: LiveView, stage: int, step: int) -> str:
     holders = (*members, *([mine] if mine is not None and (mine.stage, mine.step) == (stage, step) else ()))  # even if voided
     if not any(m.phase is Phase.AVERAGED for m in holders) and (stage_step(live, stage) or 0) <= step:
         return f"stage {stage} has not averaged yet"
-    able = [m.peer for m in live.serving(stage) if m.step > step or (m.step == step and m.phase is Phase.AVERAGED)]
-    waiting = [m for m in members if m.phase is not Phase.AVERAGED and not m.leaving and not (able and set(able) <= set(m.unreached))]
+    able = {m.peer for m in live.serving(stage) if m.step > step or (m.step == step and m.phase is Phase.AVERAGED)}
+    waiting = [m for m in members if m.phase is not Phase.AVERAGED and not m.leaving and not (able and able <= set(m.unreached))]
     return f"{waiting[0].peer} of stage {stage} is still {waiting[0].phase.name.lower()}" if waiting else ""
 
 

@@ -202,7 +202,7 @@ def _what_lacks(facts: Facts) -> str:
 
 def _dead_links(facts: Facts) -> HealthNote | None:
     """Mates of this peer's stage that live and of which one cannot call the other: hole 22 (one way to a mate)."""
-    links = dead_links(facts.live, facts.mine.stage)
+    links = dict.fromkeys(dead_links(facts.live, facts.mine.stage))
     both = [(one, other) for one, other in links if (other, one) in links and one < other]
     told = [f"{one} and {other} cannot call each other" for one, other in both]
     told += [f"{one} cannot call {other}, which can call it" for one, other in links if (other, one) not in links]

@@ -1,0 +1,356 @@
+"""Calls of all policies: which functions take what peers say, and how their arguments are drawn.
+
+The functions are found by walking peerd.policy, so that a new one is not forgotten: a parameter that nobody says how to draw is an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import pkgutil
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import peerd.policy
+import peerd.table.view
+from peerd.policy.owner.governor import Limits
+from peerd.policy.route.diverging import Diverging
+from peerd.policy.route.evaluating import Takeover
+from peerd.policy.route.launching import Standstill
+from peerd.policy.route.wiring import Router
+from peerd.policy.step.contributions import Report, StageTally, Tally
+from peerd.policy.step.following import Followers
+from peerd.policy.step.recovery import Beginning
+from peerd.policy.step.roster import Roster, entry_of
+from peerd.policy.step.situation import OwnState, Situation, StepRules
+from peerd.policy.swarm.checkup import Dialled
+from peerd.policy.swarm.clocks import ClockOffset
+from peerd.policy.swarm.health import Facts, advance
+from peerd.policy.swarm.rebalance import Rebalancing, Rule
+from peerd.policy.swarm.rebalance import plan as plan_move
+from peerd.policy.swarm.spreading import DirectoryReading, News
+from peerd.table.record import NO_RECORD, PeerRecord, Phase, RawRecord
+from peerd.table.view import LiveView, SwarmView
+from tests.policy.fuzz_records import PERIOD_S, TTL_S, World
+
+MOST_S = 0.05
+"""Processor time that a call may take."""
+TRIES = 3
+"""A call counts as slow if it is slow each time: the collector of garbage strikes any."""
+_TYPES = "LiveView SwarmView PeerRecord RawRecord Situation Facts Roster RosterEntry Report StageTally ClockOffset Dialled Lineage"
+TOLD = re.compile(rf"\b({'|'.join(_TYPES.split())})\b")
+"""Types of values that peers say, or that hold such values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A public function, method or property of a policy."""
+
+    name: str
+    function: Callable[..., Any]
+    owner: type | None
+    """The class whose method it is."""
+
+    def draw(self, world: World) -> Callable[[], Any]:
+        """The call with drawn arguments."""
+        arguments, named = [], {}
+        if self.owner is not None:
+            arguments.append(MAKERS[self.owner](world))
+        parameters = list(inspect.signature(self.function).parameters.values())[len(arguments) :]
+        for parameter in parameters:
+            value = _argument(self.name, parameter, world)
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                named[parameter.name] = value
+            else:
+                arguments.append(value)
+
+        def call() -> None:
+            result = self.function(*arguments, **named)
+            if isinstance(result, Iterator):
+                list(result)
+
+        return call
+
+
+def modules() -> list[ModuleType]:
+    found = [importlib.import_module(each.name) for each in pkgutil.walk_packages(peerd.policy.__path__, "peerd.policy.")]
+    return [*found, peerd.table.view]
+
+
+@lru_cache
+def calls() -> list[Call]:
+    """Everything in the policies that takes what peers say. Of a class, all methods if one does."""
+    found = []
+    for module in modules():
+        for name, value in vars(module).items():
+            if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
+                continue
+            label = f"{module.__name__.removeprefix('peerd.')}.{name}"
+            if inspect.isclass(value):
+                methods = _methods(value)
+                if any(_is_told(method) for method in methods.values()):
+                    found += [Call(f"{label}.{key}", method, value) for key, method in methods.items()]
+            elif inspect.isfunction(value) and _is_told(value):
+                found.append(Call(label, value, None))
+    return found
+
+
+def _methods(owner: type) -> dict[str, Callable[..., Any]]:
+    found: dict[str, Callable[..., Any]] = {}
+    for name, value in vars(owner).items():
+        method = value.fget if isinstance(value, property) else value
+        if not name.startswith("_") and inspect.isfunction(method):
+            found[name] = method
+    return found
+
+
+def _is_told(function: Callable[..., Any]) -> bool:
+    return any(TOLD.search(str(parameter.annotation)) for parameter in inspect.signature(function).parameters.values())
+
+
+def slowest(call: Callable[[], Any]) -> float:
+    """Run the call and return the processor time that it took, seconds; of several tries the least, if the first is too slow."""
+    best = math.inf
+    for _ in range(TRIES):
+        began = time.thread_time()
+        call()
+        best = min(best, time.thread_time() - began)
+        if best <= MOST_S:
+            break
+    return best
+
+
+def _argument(call: str, parameter: inspect.Parameter, world: World) -> Any:
+    kind = str(parameter.annotation)
+    for key in ((parameter.name, kind), parameter.name):
+        if key in ARGUMENTS:
+            return ARGUMENTS[key](world)
+    raise LookupError(f"say in tests/policy/fuzz_calls.py how to draw {parameter.name}: {kind}, of {call}")
+
+
+# Arguments that are made of others
+
+
+def _rules(world: World) -> StepRules:
+    random = world.random
+    return StepRules(
+        num_stages=world.num_stages,
+        num_microbatches=world.num_microbatches,
+        ttl_s=TTL_S,
+        averaging_s=0.6 * TTL_S,
+        last_step=random.choice((0, 0, world.step)),
+        shares_norms=random.random() < 0.5,
+        ties_stages=random.random() < 0.5,
+    )
+
+
+def _roster(world: World) -> Roster:
+    """A round among some live peers of a stage."""
+    random, stage = world.random, world.random.choice((world.own.stage, world.some_stage()))
+    peers = world.live.of_stage(stage)
+    members = sorted(random.sample(peers, random.randint(0, min(9, len(peers)))), key=lambda m: m.peer)
+    spared = tuple(m.peer for m in members if random.random() < 0.3)
+    return Roster(stage, world.some_step(), 0, world.some_peer(), tuple(entry_of(m) for m in members), spared=spared)
+
+
+def _situation(world: World) -> Situation:
+    """This peer in any phase, at a moment at which rules may have waited long enough."""
+    random = world.random
+    own = replace(world.own, phase=random.choice(list(Phase)))
+
+    def since_s() -> float | None:
+        return random.choice((None, 0.0, world.now_s))
+
+    some = frozenset((world.some_peer(), own.step) for _ in range(random.randrange(4)))
+    state = OwnState(
+        record=own,
+        round_roster=world.maybe(lambda: _roster(world)),
+        round_since_s=random.choice((0.0, world.now_s)),
+        propose_after_s=random.choice((0.0, 2 * world.now_s)),
+        lost_since_s=since_s(),
+        back_since_s=since_s(),
+        outlived_since_s=since_s(),
+        later_since_s=since_s(),
+        refused=some,
+        unanswered=some,
+        has_start=random.random() < 0.8,
+    )
+    return Situation(state, world.live, world.now_s, _rules(world))
+
+
+def _facts(world: World) -> Facts:
+    return Facts(
+        mine=world.own,
+        live=world.live,
+        num_stages=world.num_stages,
+        num_microbatches=world.num_microbatches,
+        decision="",
+        progress=advance(None, world.live, world.num_stages, world.num_microbatches, world.random.choice((0.0, world.now_s))),
+        now_s=world.now_s,
+        lifetime_s=TTL_S,
+        has_met_others=True,
+    )
+
+
+def _rebalancing(world: World) -> Rebalancing:
+    work = tuple(world.random.uniform(0.5, 2.0) for _ in range(world.num_stages))
+    return Rebalancing(rule=world.random.choice(list(Rule)), stage_work=world.random.choice(((), work)))
+
+
+def _news(world: World) -> News:
+    news = News(PERIOD_S)
+    for record in world.random.sample(world.records, min(300, len(world.records))):
+        news.note(record, NO_RECORD, world.now_s - world.random.choice((0.0, PERIOD_S)))
+    return news
+
+
+def _followers(world: World) -> Followers:
+    followers = Followers()
+    for _ in range(world.random.randrange(5)):
+        followers.began(world.some_peer(), world.some_step(), world.now_s)
+    return followers
+
+
+def _takeover(world: World) -> Takeover:
+    takeover = Takeover(1.0)
+    takeover.look(world.some_step(), world.some_step(), False, world.random.choice((0.0, world.now_s)))
+    return takeover
+
+
+def _router(world: World) -> Router:
+    router = Router()
+    for _ in range(world.random.randrange(30)):
+        router.observe(world.some_peer(), world.random.choice((0.0, 5e-324, 1.0, 1e6)))
+    for record in world.random.choices(world.records, k=world.random.randrange(4)):
+        router.ban(record)
+    return router
+
+
+def _report(world: World) -> Report:
+    rows = world.many(lambda: Tally(peer=world.peer(), steps=world.count(), microbatches=world.count(), tokens=world.count()))
+    first, last, steps = world.count(), world.count(), world.count()
+    stage = world.random.choice((world.some_stage(), world.count()))
+    return Report(reporter=world.peer(), tally=StageTally(stage=stage, first_step=first, last_step=last, steps=steps, tallies=rows))
+
+
+def _peers(world: World) -> frozenset[Any]:
+    return frozenset(world.peer() for _ in range(world.random.randrange(6)))
+
+
+def _some(world: World) -> list[PeerRecord]:
+    return world.random.sample(world.records, world.random.randint(1, len(world.records)))
+
+
+def _signed(mine: Any) -> RawRecord:
+    return (repr(mine).encode()[:8], b"")
+
+
+MAKERS: Mapping[type, Callable[[World], Any]] = {
+    LiveView: lambda w: w.live,
+    SwarmView: World.new_view,
+    Situation: _situation,
+    Router: _router,
+    News: _news,
+    Followers: _followers,
+    Takeover: _takeover,
+    Diverging: lambda _w: Diverging(),
+    DirectoryReading: lambda w: DirectoryReading(w.random.choice((w.live, LiveView(me=w.live.me, records=()))), w.random.randint(1, 12)),
+    Roster: _roster,
+}
+"""By class: an object whose methods are called."""
+
+ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
+    "live": lambda w: w.live,
+    "view": World.new_view,
+    "now": _situation,
+    "facts": _facts,
+    "rules": _rules,
+    "roster": _roster,
+    "params": _rebalancing,
+    "mine": lambda w: w.own,
+    ("mine", "Evaluation | None"): lambda w: w.own.evaluation,
+    ("mine", "Sequence[Who]"): lambda w: list(w.names),
+    "far_speakers": lambda w: w.names[:3],
+    "record": lambda w: w.random.choice(w.records),
+    "mate": lambda w: w.random.choice(w.records),
+    "other": lambda w: w.random.choice(w.records),
+    ("other", "PeerId"): World.peer,
+    ("other", "PeerId | None"): lambda w: w.maybe(w.peer),
+    "candidates": _some,
+    "members": _some,
+    "mates": _some,
+    "num_stages": lambda w: w.num_stages,
+    "num_microbatches": lambda w: w.num_microbatches,
+    "microbatches_per_step": lambda w: w.num_microbatches,
+    "stage": World.some_stage,
+    "step": World.some_step,
+    "reached": World.some_step,
+    "due": World.some_step,
+    "kept": lambda w: w.maybe(w.some_step),
+    "newest_seen": World.count,
+    "index": lambda w: w.random.randrange(w.num_microbatches),
+    "peer": World.peer,
+    "caller": World.peer,
+    "callee": World.peer,
+    "prefer": _peers,
+    "tried": _peers,
+    "held": _peers,
+    "refused": _peers,
+    "names": _peers,
+    "missed": lambda w: {peer: w.random.randrange(4) for peer in w.names},
+    ("before", "Standstill"): lambda w: Standstill(w.some_step(), w.ledger(), w.random.choice((0.0, w.now_s))),
+    ("before", "Progress | None"): lambda w: _facts(w).progress,
+    ("before", "Mapping[PeerId, float]"): lambda _w: {},
+    "beginning": lambda w: Beginning(step=0, reached=w.count(), founder=w.random.random() < 0.5, needs_state=w.random.random() < 0.5),
+    "found": lambda w: plan_move(w.live, w.num_stages, 0, _rebalancing(w)),
+    "entries": lambda w: [entry_of(record) for record in _some(w)],
+    "accept_mark": lambda w: (w.own.incarnation, w.own.ledger_no),
+    "lineage": World.lineage,
+    "tied": World.lineage,
+    "average_id": lambda w: w.raw(16),
+    "applied": lambda w: w.raw(16),
+    "tied_sum": lambda w: w.raw(16),
+    "norm": lambda w: w.maybe(w.norm),
+    "seed": World.count,
+    "samples": lambda w: w.random.randint(1, 512),
+    "microbatch_size": lambda w: w.random.randint(1, 512),
+    "needed_bytes": lambda w: [w.count() for _ in range(w.num_stages)],
+    "available_bytes": World.count,
+    "attempt": lambda w: w.random.randrange(9),
+    "most": lambda w: w.random.randint(1, 9),
+    "how_many": lambda w: w.random.randint(1, 9),
+    "slots": lambda w: w.random.randint(1, 64),
+    "most_slots": lambda w: w.random.randint(0, 64),
+    "underway": lambda w: w.random.randrange(100),
+    "total": lambda w: w.random.randint(1, 1000),
+    "last_step": lambda w: w.random.choice((0, w.step)),
+    "point": lambda w: w.random.random(),
+    "since": lambda w: w.random.choice((0.0, 1.0, 1e9)),
+    "heard_after_s": lambda w: w.random.choice((0.0, w.now_s)),
+    "now_s": lambda w: w.now_s,
+    "ttl_s": lambda _w: TTL_S,
+    "takeover_s": lambda w: w.random.choice((4.0, 600.0)),
+    "waited_s": lambda w: w.random.choice((0.0, 4.0, w.now_s)),
+    "way_s": lambda w: w.random.choice((0.0, 0.1, 60.0)),
+    "response_s": lambda w: w.random.choice((0.0, 5e-324, 1.0, 1e6)),
+    "least_patience_s": lambda _w: TTL_S,
+    "raw": lambda w: _signed(w.own),
+    "tags": lambda w: [w.raw(7) for _ in range(w.random.choice((0, 1, 256)))],
+    "table": lambda w: [(record.peer, NO_RECORD) for record in w.records],
+    "after": World.peer,
+    "reports": lambda w: [_report(w) for _ in range(w.random.randrange(9))],
+    "tally": lambda w: _report(w).tally,
+    "tokens_at": lambda _w: lambda step: 1 + step // 100,
+    "offsets": lambda w: [ClockOffset(w.peer(), w.real(1e300) - w.real(1e300), w.real(10.0)) for _ in range(w.random.randint(1, 5))],
+    "answers": lambda w: [Dialled(w.peer(), w.random.choice(("", "1.2.3.4")), w.random.choice((None, True, False))) for _ in range(5)],
+    "port": lambda w: w.random.randrange(65536),
+    "limits": lambda _w: Limits(),
+    **dict.fromkeys(("again", "early", "overlaps", "is_known", "holds_previous"), lambda w: w.random.random() < 0.5),
+}
+"""By name, or by name and type, of a parameter."""
