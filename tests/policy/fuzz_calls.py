@@ -24,6 +24,7 @@ from peerd.policy.route.diverging import Diverging
 from peerd.policy.route.evaluating import Takeover
 from peerd.policy.route.launching import Standstill
 from peerd.policy.route.wiring import Router
+from peerd.policy.step.acts import Reload
 from peerd.policy.step.contributions import Report, StageTally, Tally
 from peerd.policy.step.following import Followers
 from peerd.policy.step.recovery import Beginning
@@ -255,6 +256,7 @@ MAKERS: Mapping[type, Callable[[World], Any]] = {
     LiveView: lambda w: w.live,
     SwarmView: World.new_view,
     Situation: _situation,
+    Reload: lambda w: Reload("", w.peer(), w.some_step()),
     Router: _router,
     News: _news,
     Followers: _followers,
