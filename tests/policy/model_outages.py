@@ -68,10 +68,10 @@ class Outages:
         world.at(BACK_WITHIN_S * world.rng.random(), None, lambda: self.come_back(target.name, stage))
 
     def _is_needed_for_a_sum(self, target: ModelPeer) -> bool:
-        """Where stages are tied: whether the other stages have yet to finish the step before this peer's: gap 4."""
+        """Where stages are tied: whether peers of other stages have yet to finish the step before this peer's: gap 4."""
         world = self._world
         others = [p.record for p in world.peers.values() if p.alive and p.record.phase is not Phase.JOINING]
-        newest = max((r.step for r in others if r.stage != target.record.stage), default=0)
+        newest = max((r.step for r in others if r.stage != target.record.stage), default=target.record.step)
         return world.rules.ties_stages and newest < target.record.step
 
     def wipe(self, stage: int, lasts_s: float) -> None:
