@@ -48,6 +48,11 @@ class Round:
     arrived: int = 0
     """Bytes of the parts of this peer's slice that have arrived."""
 
+    @property
+    def num_streams(self) -> int:
+        """How many streams share a member's uplink: a part for each other member, and each of them its slice."""
+        return 2 * len(self.roster.entries)
+
     def hears(self, num_bytes: int, size: int, now_s: float) -> None:
         """Count bytes of a part of this `size` as progress, and of those that are sent again no more than there can be."""
         before = self.arrived

@@ -248,7 +248,8 @@ class Rounds:
         header = Part(current.roster.average_id, number, current.ledger, size)
         began_s = time.monotonic()
         try:
-            chunks = await self._client.reduce(peer, header, part, 2 * self._averaging_s, Moving(current, size, self._clock).told)
+            told, patience_s = Moving(current, size, self._clock).told, 2 * self._averaging_s
+            chunks = await self._client.reduce(peer, header, part, patience_s, told, current.num_streams)
         except RemoteError:
             self._host.report_failure(peer)
             raise
@@ -267,7 +268,7 @@ class Rounds:
         size = self.compression.num_bytes(where)
         if entry is None or entry.done != part.ledger or part.slice_index != current.mine or part.num_bytes != size:
             raise BadMessageError("this part is not what the roster says")
-        chunks = await receive(lambda num_bytes: current.hears(num_bytes, size, self._clock()))
+        chunks = await receive(lambda num_bytes: current.hears(num_bytes, size, self._clock()), current.num_streams)
         try:
             await self._add_part(current, caller, lambda: self.compression.received(chunks, where))
         except RemoteError:

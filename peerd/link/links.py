@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -16,8 +17,10 @@ from peerd.table.record import PeerId
 
 Bytes = bytes | memoryview
 CHUNK_BYTES = 1 << 20
+HOME_BYTES_PER_S = 2_500_000.0
+"""A home's uplink of 20 Mbit/s."""
 LEAST_BYTES_PER_S = 16_000.0
-"""A stream that is slower counts as broken. A home's 20 Mbit/s, shared by 150 streams, gives each of them as much."""
+"""A stream that is slower counts as broken. A home's uplink, shared by 150 streams, gives each of them as much."""
 MAX_MESSAGE_BYTES = 4 * CHUNK_BYTES
 MAX_REQUEST_BYTES = 2 * CHUNK_BYTES
 """The largest message to a server: a header with the first chunk, or 64 records."""
@@ -171,6 +174,28 @@ def _retry_after_s(error: grpc.aio.AioRpcError) -> float:
 def with_time_for(patience_s: float, num_bytes: int) -> float:
     """The longest silence before a message of so many bytes, at most a chunk, is complete: of its bytes nothing shows until then."""
     return patience_s + min(num_bytes, CHUNK_BYTES) / LEAST_BYTES_PER_S
+
+
+class Arrival:
+    """The time that the bytes of one stream may take: for each message the patience, and its bytes at the least rate.
+
+    All messages together have the patience once. So a sender may be slow, or silent once, but it must not trickle.
+    """
+
+    def __init__(self, patience_s: float, num_streams: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        """`num_streams`: how many share the sender's uplink with this one, as far as that is known."""
+        self._patience_s = patience_s
+        self._rate = min(LEAST_BYTES_PER_S, HOME_BYTES_PER_S / num_streams)
+        self._clock = clock
+        self._until_s = clock() + patience_s
+
+    def left_s(self, missing: int) -> float:
+        """The time within which the next message has to be complete, where so many bytes are missing."""
+        message_s = min(missing, CHUNK_BYTES) / self._rate
+        return max(0.0, min(self._patience_s, self._until_s - self._clock()) + message_s)
+
+    def came(self, num_bytes: int) -> None:
+        self._until_s += num_bytes / self._rate
 
 
 async def read_within(call: AsyncIterator[Message], patience_s: float) -> Message | None:

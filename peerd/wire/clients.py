@@ -21,7 +21,7 @@ from peerd.generated import (
     state_pb2_grpc,
 )
 from peerd.link.lanes import Lanes
-from peerd.link.links import CHUNK_BYTES, Links, answer_of, ending, read_within, with_time_for
+from peerd.link.links import CHUNK_BYTES, Arrival, Links, answer_of, ending, read_within, with_time_for
 from peerd.link.traffic import PeerRole
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
@@ -125,11 +125,18 @@ class AveragingClient(Client):
         return reply.joined, reply.reason[:200], (reply.record.body, reply.record.signature)
 
     async def reduce(
-        self, peer: PeerId, part: Part, chunks: Sequence[memoryview], patience_s: float, told: Callable[[int], None]
+        self,
+        peer: PeerId,
+        part: Part,
+        chunks: Sequence[memoryview],
+        patience_s: float,
+        told: Callable[[int], None],
+        num_streams: int = 1,
     ) -> tuple[memoryview, ...]:
         """Send this peer's part of the slice that `peer` reduces. Returns the reduced slice as chunks.
 
         `told` hears how many bytes have moved: those of all parts that the peer says it has, and then those of the slice as well.
+        `num_streams` share the peer's uplink.
         """
         channel = await self._links.channel_for_tensors(peer)
         call = channel.stream_stream(REDUCE, request_serializer=PARTS.serialize, response_deserializer=SLICES.deserialize)
@@ -141,15 +148,18 @@ class AveragingClient(Client):
 
         with ending(call(messages())) as rpc:
             stream, arrived = rpc.__aiter__(), 0
+            arrival = Arrival(patience_s, num_streams)
 
             async def read(missing: int) -> Any:
-                nonlocal arrived
+                nonlocal arrived, arrival
                 while True:
-                    message = await read_within(stream, with_time_for(patience_s, missing))
+                    message = await read_within(stream, arrival.left_s(missing))
                     if message is None or message.chunk:
-                        told(arrived + part.num_bytes - missing + (len(message.chunk) if message is not None else 0))
+                        size = len(message.chunk) if message is not None else 0
+                        arrival.came(size)
+                        told(arrived + part.num_bytes - missing + size)
                         return message
-                    arrived = max(arrived, message.arrived)
+                    arrived, arrival = max(arrived, message.arrived), Arrival(patience_s, num_streams)
                     told(arrived)
 
             slice_chunks = await collected(read, part.num_bytes)
@@ -285,5 +295,11 @@ async def _wait_for_done(
 
 
 async def _read_chunks(rpc: Any, num_bytes: int, patience_s: float) -> tuple[Any, ...]:
-    stream = rpc.__aiter__()
-    return await collected(lambda missing: read_within(stream, with_time_for(patience_s, missing)), num_bytes)
+    stream, arrival = rpc.__aiter__(), Arrival(patience_s)
+
+    async def read(missing: int) -> Any:
+        message = await read_within(stream, arrival.left_s(missing))
+        arrival.came(len(message.chunk) if message is not None else 0)
+        return message
+
+    return await collected(read, num_bytes)

@@ -157,17 +157,17 @@ def grouped(pieces: Iterable[Bytes]) -> Iterator[Pieces]:
         yield tuple(group)
 
 
-def result_to(result: CallResult, receive_rate: float | None) -> list[stage_pb2.ReplyMessage | Bytes]:
-    """Return the last messages of a call: the result, then the gradient's bytes. `receive_rate`: bytes per second from this caller."""
+def result_to(result: CallResult, receive_rate: float | None) -> tuple[stage_pb2.ReplyMessage, tuple[Bytes, ...]]:
+    """Return the last messages of a call: the result, then the gradient's chunks. `receive_rate`: bytes per second from this caller."""
     done = _copied(stage_pb2.Done, result, _TIMES, records=records_to(result.records))
     if receive_rate is not None:
         done.receive_rate = receive_rate
     if result.loss is not None:
         done.loss = result.loss
     if result.gradient is None:
-        return [stage_pb2.ReplyMessage(done=done)]
+        return stage_pb2.ReplyMessage(done=done), ()
     done.gradient.CopyFrom(tensor_to(result.gradient))
-    return [stage_pb2.ReplyMessage(done=done), *result.gradient.chunks]
+    return stage_pb2.ReplyMessage(done=done), result.gradient.chunks
 
 
 def result_from(done: stage_pb2.Done, gradient: TensorBytes | None) -> CallResult:

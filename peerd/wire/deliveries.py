@@ -79,8 +79,10 @@ class Delivery(Watch):
         self._num_bytes = num_bytes
         self._ended = ended
         self._is_whole = False
+        self._present = memoryview(b"")
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[memoryview]:
+        """Yield the chunks. Each may be used until the next one is asked for, or the delivery is over."""
         while chunk := self.take():
             self.sends(len(chunk))
             yield chunk
@@ -92,11 +94,13 @@ class Delivery(Watch):
         elapsed_s = time.monotonic() - self._began_s
         return (self._num_bytes - self.sent_bytes) * elapsed_s / self.sent_bytes if self.sent_bytes else None
 
-    def take(self) -> bytes:
+    def take(self) -> memoryview:
         """The next chunk; empty at the end."""
-        return bytes(next(self._chunks, b""))
+        self._present = memoryview(next(self._chunks, b""))
+        return self._present
 
     def _drop(self) -> None:
         if self._ended is not None:
             self._ended(not self._is_whole and not self.is_stalled)
         self._chunks = iter(())
+        self._present.release()  # whatever waits with the chunk must not keep the memory that it is a view of

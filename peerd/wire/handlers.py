@@ -13,8 +13,8 @@ from peerd.wire.deliveries import Delivery
 from peerd.wire.messages import Average, Call, CallResult, Description, Part, Snapshot
 
 Receive = Callable[[], Awaitable[Sequence[Bytes]]]
-ReceivePart = Callable[[Callable[[int], None]], Awaitable[Sequence[Bytes]]]
-"""Receives a part, and tells how many bytes each of its messages had."""
+ReceivePart = Callable[[Callable[[int], None], int], Awaitable[Sequence[Bytes]]]
+"""Receives a part, and tells how many bytes each of its messages had. Gets the number of streams that share the sender's uplink."""
 Progress = Callable[[int, PeerId], None]
 
 

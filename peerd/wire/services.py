@@ -11,7 +11,8 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 import grpc
@@ -29,7 +30,7 @@ from peerd.generated import (
     swarm_pb2_grpc,
 )
 from peerd.link.lanes import Lanes, Turn
-from peerd.link.links import CHUNK_BYTES, MOST_RETRY_MS, RETRY_AFTER_MS, STATUS, Bytes, next_within, with_time_for
+from peerd.link.links import CHUNK_BYTES, MOST_RETRY_MS, RETRY_AFTER_MS, STATUS, Arrival, Bytes, next_within, with_time_for
 from peerd.link.traffic import Link, PeerRole, Traffic, Way
 from peerd.link.tunnel import caller_of
 from peerd.table.record import AverageId, PeerId, RunId
@@ -41,6 +42,7 @@ from peerd.wire.deliveries import Delivery, Watch
 from peerd.wire.handlers import AveragingHandler, Described, StageHandler, StateHandler, SwarmHandler
 from peerd.wire.messages import Call, CallResult
 from peerd.wire.open_conversations import Held
+from peerd.wire.replies import Replies
 
 LOG = structlog.get_logger()
 Handler = TypeVar("Handler")
@@ -130,16 +132,24 @@ class Door:
         return await next_within(messages, with_time_for(self.patience_s, most_bytes))
 
     async def read_chunks(
-        self, messages: AsyncIterator[Any], num_bytes: int, begun: Bytes = b"", told: Callable[[int], None] = lambda _num_bytes: None
+        self,
+        messages: AsyncIterator[Any],
+        num_bytes: int,
+        begun: Bytes = b"",
+        told: Callable[[int], None] = lambda _num_bytes: None,
+        num_streams: int = 1,
     ) -> tuple[Any, ...]:
         """Read chunks of exactly `num_bytes` together, including `begun`. Raises BadMessageError if they do not add up.
 
-        `told` hears the size of each.
+        `told` hears the size of each. `num_streams` share the sender's uplink with this one.
         """
+        arrival = Arrival(self.patience_s, num_streams)
 
         async def read(missing: int) -> Any:
-            message = await self.read(messages, missing)
-            told(len(message.chunk) if message is not None else 0)
+            message = await next_within(messages, arrival.left_s(missing))
+            size = len(message.chunk) if message is not None else 0
+            arrival.came(size)
+            told(size)
             return message
 
         told(len(begun))
@@ -151,6 +161,20 @@ class Door:
 def _later(pause_s: float) -> tuple[tuple[str, str], ...]:
     """What a refusal says of the time for which this peer will refuse."""
     return ((RETRY_AFTER_MS, str(min(math.ceil(1000 * pause_s), MOST_RETRY_MS))),) if pause_s > 0 else ()
+
+
+def _nothing() -> asyncio.Future[Any]:
+    """A task that is over."""
+    over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    over.set_result(None)
+    return over
+
+
+async def _given_up(work: asyncio.Future[Any]) -> None:
+    """End a task whose call is over."""
+    work.cancel()
+    with contextlib.suppress(asyncio.CancelledError, PeerdError):
+        await work
 
 
 class BehindDoor:
@@ -235,38 +259,32 @@ class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
         """Serve a microbatch. Takes and yields chunks without copying them (`ChunkCoder`)."""
         caller = await self._door.caller(context)
         link = caller, Way.TUNNEL if caller_of(context.peer()) else Way.DIRECT
-        replies: asyncio.Queue[stage_pb2.ReplyMessage | None] = asyncio.Queue()
-        turn = self._lanes.turn(link)
-        work = asyncio.ensure_future(self._work(link, messages, replies, turn))
-        work.add_done_callback(lambda _task: replies.put_nowait(None))
+        turn, replies = self._lanes.turn(link), Replies()
+        work: asyncio.Future[tuple[Call, CallResult]] = asyncio.ensure_future(self._work(link, messages, replies, turn))
+        work.add_done_callback(lambda _task: replies.end())
         try:
-            while True:
-                try:
-                    async with asyncio.timeout(self._door.patience_s / 4):
-                        reply = await replies.get()
-                except TimeoutError:
-                    reply = stage_pb2.ReplyMessage(working=stage_pb2.Working())
-                if reply is None:
-                    break
+            while (reply := await replies.next(self._door.patience_s / 4)) is not None:
                 yield reply
             call, result = await work
-            began_s = time.monotonic()
-            for each in convert.result_to(result, self._door.traffic.incoming[link].rate):
-                yield each
+            began_s, work = time.monotonic(), _nothing()  # the task holds the gradient, too
+            done, chunks = convert.result_to(result, self._door.traffic.incoming[link].rate)
+            result = replace(result, gradient=result.gradient and result.gradient.with_chunks(()))
+            with Delivery(chunks, sum(map(len, chunks)), self._door.patience_s, lambda _is_broken: turn.end()) as delivery:
+                del chunks
+                yield done
+                for chunk in delivery:
+                    yield chunk
+            await self._door.check_taken(context, caller, delivery)
             if result.gradient is not None:
                 self._door.spans.add(SpanKind.SEND_GRADIENT, began_s, call.step, call.index, caller, result.gradient.num_bytes)
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
         finally:
-            work.cancel()
-            with contextlib.suppress(asyncio.CancelledError, PeerdError):
-                await work
+            await _given_up(work)
             turn.end()
         self._count(result)
 
-    async def _work(
-        self, link: Link, messages: AsyncIterator[Any], replies: asyncio.Queue[stage_pb2.ReplyMessage | None], turn: Turn
-    ) -> tuple[Call, CallResult]:
+    async def _work(self, link: Link, messages: AsyncIterator[Any], replies: Replies, turn: Turn) -> tuple[Call, CallResult]:
         """Compute a call and wait for the turn to send the result. Until then the caller gets WORKING messages."""
         header, begun = opening(await self._door.read(messages), stage_pb2.CallMessage, "a call without a header")
         self._door.check_run(header.run)
@@ -274,7 +292,7 @@ class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
         self._handler.absorb(link[0], convert.records_from(header.records))
 
         async def receive() -> tuple[memoryview, ...]:
-            replies.put_nowait(stage_pb2.ReplyMessage(accepted=stage_pb2.Accepted()))
+            replies.accept()
             num_bytes = call.inputs.num_bytes + call.labels.num_bytes
             with self._door.traffic.receiving(link, num_bytes - len(begun)):
                 chunks = await self._door.read_chunks(messages, num_bytes, begun)
@@ -283,10 +301,7 @@ class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
             self._door.traffic.received("tokens", role, call.labels.num_bytes)
             return chunks
 
-        def progress(stage: int, peer: PeerId) -> None:
-            replies.put_nowait(stage_pb2.ReplyMessage(forwarded=stage_pb2.Forwarded(stage=stage, peer=peer)))
-
-        result = await self._handler.backpropagate(link[0], call, receive, progress)
+        result = await self._handler.backpropagate(link[0], call, receive, replies.forward)
         await turn.begin()
         return call, result
 
@@ -317,18 +332,19 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
             header, begun = opening(await self._door.read(messages), averaging_pb2.PartMessage, "a part without a header")
             part = convert.part_from(header)
             work = asyncio.ensure_future(
-                self._handler.reduce(caller, part, lambda told: self._door.read_chunks(messages, part.num_bytes, begun, told))
+                self._handler.reduce(caller, part, partial(self._door.read_chunks, messages, part.num_bytes, begun))
             )
             try:
                 while not (await asyncio.wait({work}, timeout=self._door.patience_s / 4))[0]:
                     yield averaging_pb2.SliceMessage(arrived=self._handler.arrived(part.average_id))
                 chunks = await work
             finally:
-                work.cancel()
-                with contextlib.suppress(asyncio.CancelledError, PeerdError):
-                    await work
-        for chunk in chunks:
-            yield chunk
+                await _given_up(work)
+        with Delivery(chunks, part.num_bytes, self._door.patience_s) as delivery:
+            del chunks, work
+            for chunk in delivery:
+                yield chunk
+        await self._door.check_taken(context, caller, delivery)
         self._door.traffic.sent_bytes += part.num_bytes
 
     async def Abort(self, request: averaging_pb2.AbortRequest, context: Any) -> averaging_pb2.AbortReply:
@@ -342,7 +358,7 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
             del chunks
             yield averaging_pb2.AverageMessage(header=convert.average_to(average, checksum))
             for chunk in delivery:
-                yield averaging_pb2.AverageMessage(chunk=chunk)
+                yield averaging_pb2.AverageMessage(chunk=bytes(chunk))
         await self._door.check_taken(context, caller, delivery)
         self._door.traffic.gave("averages", PeerRole.STAGE_PEER, average.num_bytes)
 
@@ -354,7 +370,7 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
             del chunks
             yield averaging_pb2.TiedMessage(header=averaging_pb2.TiedHeader(num_bytes=num_bytes, blake3=checksum))
             for chunk in delivery:
-                yield averaging_pb2.TiedMessage(chunk=chunk)
+                yield averaging_pb2.TiedMessage(chunk=bytes(chunk))
         await self._door.check_taken(context, caller, delivery)
         self._door.traffic.gave("averages", PeerRole.STAGE_PEER, num_bytes)
 
@@ -369,6 +385,7 @@ class StateServicer(Servicer[StateHandler], state_pb2_grpc.StateServicer):
         with delivery:
             yield state_pb2.StateMessage(header=convert.snapshot_to(snapshot))
             for chunk in delivery:
-                yield state_pb2.StateMessage(chunk=chunk)
-                self._door.traffic.gave("state", PeerRole.RECIPIENT, len(chunk))
+                num_bytes = len(chunk)
+                yield state_pb2.StateMessage(chunk=bytes(chunk))
+                self._door.traffic.gave("state", PeerRole.RECIPIENT, num_bytes)
         await self._door.check_taken(context, caller, delivery)

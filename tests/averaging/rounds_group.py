@@ -102,7 +102,7 @@ class Client:
     async def reduce(self, peer: PeerId, part: Part, chunks: Sequence[memoryview], *_: object) -> tuple[memoryview, ...]:
         await self._deliver("reduce", peer)
 
-        async def receive(told: Callable[[int], None]) -> tuple[memoryview, ...]:
+        async def receive(told: Callable[[int], None], _num_streams: int) -> tuple[memoryview, ...]:
             for num_bytes in self.group.pieces.get(self.me, ()):
                 await asyncio.sleep(PIECE_S)
                 told(num_bytes)

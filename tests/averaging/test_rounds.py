@@ -246,7 +246,7 @@ async def test_parts_of_a_closed_round_are_dead_for_ever(make_group: MakeGroup) 
         await member.rounds.reduce(roster.leader, Part(roster.average_id, 1, 0, 8), nothing)
 
 
-async def nothing(_told: object) -> tuple[memoryview, ...]:
+async def nothing(*_: object) -> tuple[memoryview, ...]:
     return ()
 
 
@@ -319,7 +319,7 @@ async def test_a_part_sent_twice_at_once_breaks_nothing(make_group: MakeGroup) -
     start, end = split_evenly(sender.state.accumulator.flat.numel(), 2)[0]
     chunks = views_of_flat(sender.state.accumulator.flat[start:end].clone())
 
-    async def receive(_told: object) -> tuple[memoryview, ...]:
+    async def receive(*_: object) -> tuple[memoryview, ...]:
         return chunks
 
     part = Part(roster.average_id, 0, sender.state.record.done, (end - start) * 8)
@@ -338,7 +338,7 @@ async def test_a_part_that_is_not_what_the_roster_says_is_refused(make_group: Ma
     length = split_evenly(sender.state.accumulator.flat.numel(), 3)[0][1]
     values = torch.full((length,), math.nan if lie == "values" else 1.0, dtype=torch.float64)
 
-    async def receive(_told: object) -> tuple[memoryview, ...]:
+    async def receive(*_: object) -> tuple[memoryview, ...]:
         return views_of_flat(values)
 
     sound = Part(roster.average_id, 0, sender.state.record.done, length * 8)

@@ -56,7 +56,7 @@ async def test_a_joiner_has_no_state_to_give(server: tuple[SnapshotServer, Stage
 
 def sent(delivery: Delivery) -> list[bytes]:
     with delivery:
-        return list(delivery)
+        return [bytes(chunk) for chunk in delivery]
 
 
 async def test_joiners_of_one_step_share_one_snapshot_which_no_update_changes(
@@ -142,7 +142,7 @@ async def test_a_copy_outlives_a_broken_download_for_a_while_and_a_whole_one_not
     snapshots._patience_s = 0.2
     header, delivery = await snapshots.snapshot(JOINER, 0)
     with delivery:
-        first = next(iter(delivery))
+        first = bytes(next(iter(delivery)))
     for _ in range(SHARED_STEPS + 1):
         await executor.run(Priority.CONTROL, state.skip_step)
     snapshots.forget()

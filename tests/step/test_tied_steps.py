@@ -195,7 +195,7 @@ class Peer:
         return await self._at(peer).rounds.propose(self.me, roster)
 
     async def reduce(self, peer: PeerId, part: Part, chunks: Sequence[memoryview], *_: object) -> tuple[memoryview, ...]:
-        async def receive(_told: object) -> tuple[memoryview, ...]:
+        async def receive(*_: object) -> tuple[memoryview, ...]:
             return tuple(chunks)
 
         header = Part(part.average_id, part.slice_index, part.ledger, part.num_bytes)
@@ -221,7 +221,7 @@ class Peer:
             with delivery:
                 for chunk in delivery:
                     await self._table.link_works.wait()
-                    yield chunk
+                    yield bytes(chunk)
 
         return header, stream()
 

@@ -169,7 +169,7 @@ class SlowReducer:
         self.calls = 0
 
     async def reduce(self, _caller: PeerId, _part: Part, receive: ReceivePart) -> Sequence[memoryview]:
-        chunks = await receive(lambda _num_bytes: None)
+        chunks = await receive(lambda _num_bytes: None, 1)
         await asyncio.sleep(4 * SHORT_S)
         return [memoryview(chunk) for chunk in chunks]
 

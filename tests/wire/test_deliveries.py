@@ -7,7 +7,7 @@ import itertools
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from peerd.config.manifest import ModelConfig
 from peerd.errors import BusyError
-from peerd.generated import averaging_pb2, averaging_pb2_grpc, data_pb2, data_pb2_grpc, state_pb2, state_pb2_grpc
+from peerd.generated import averaging_pb2, averaging_pb2_grpc, data_pb2, data_pb2_grpc, stage_pb2, stage_pb2_grpc, state_pb2, state_pb2_grpc
 from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.link.traffic import Traffic
 from peerd.policy.step.following import Followers
@@ -26,11 +26,14 @@ from peerd.stage.executor import Executor
 from peerd.stage.snapshots import SnapshotServer
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId, PeerRecord
-from peerd.wire import deliveries
+from peerd.wire import convert, deliveries
 from peerd.wire.clients import StateClient, StateRequest
 from peerd.wire.data_service import DataServicer
 from peerd.wire.deliveries import IN_FLIGHT_BYTES, SLOWEST_BYTES_PER_S, Watch
-from peerd.wire.services import AveragingServicer, Door, StateServicer
+from peerd.wire.handlers import Receive, ReceivePart
+from peerd.wire.messages import Call, CallResult, Part, TensorBytes
+from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer
+from peerd.wire.tensors import encode
 from tests.link.local_peers import serving
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
@@ -180,3 +183,63 @@ async def test_a_joiner_that_stalls_does_not_keep_the_state_from_others(monkeypa
         header, chunks = await client.get_state(PeerId("joiner"), StateRequest(stage=0), 10.0)
         assert (header.step, sum([len(chunk) async for chunk in chunks])) == (snapshots.SHARED_STEPS + 1, header.num_bytes)
     executor.close()
+
+
+class Buffer(bytearray):
+    """Bytes that can be referred to weakly."""
+
+
+class Large:
+    """Answers a microbatch with a gradient, and a part with a slice, of NUM_CHUNKS chunks."""
+
+    def __init__(self) -> None:
+        self._held: list[weakref.ReferenceType[Buffer]] = []
+
+    @property
+    def held(self) -> int:
+        """How many of these are in memory."""
+        return sum(each() is not None for each in self._held)
+
+    def _chunks(self) -> tuple[memoryview, ...]:
+        buffer = Buffer(NUM_CHUNKS * CHUNK_BYTES)
+        self._held.append(weakref.ref(buffer))
+        return tuple(memoryview(buffer)[start : start + CHUNK_BYTES] for start in range(0, len(buffer), CHUNK_BYTES))
+
+    async def backpropagate(self, _caller: PeerId, _call: Call, receive: Receive, _progress: object) -> CallResult:
+        await receive()
+        gradient = TensorBytes("float32", (NUM_CHUNKS * CHUNK_BYTES // 4,), self._chunks())
+        return CallResult(gradient=gradient, downstream_s=0.0, queued_s=0.0, records=())
+
+    def absorb(self, *_: object) -> None: ...
+
+    async def reduce(self, _caller: PeerId, _part: Part, receive: ReceivePart) -> tuple[memoryview, ...]:
+        await receive(lambda _num_bytes: None, 1)
+        return self._chunks()
+
+
+def microbatch() -> stage_pb2.CallMessage:
+    tokens = encode(torch.zeros(1, dtype=torch.int32))
+    call = Call(call_id=bytes(16), stage=1, step=0, index=0, accumulate=frozenset({0}), inputs=tokens, labels=tokens)
+    return stage_pb2.CallMessage(header=convert.call_to(call, RUN, ()))
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_caller_that_takes_no_gradient_and_no_slice_keeps_neither_in_memory() -> None:
+    """Nor do its next gradients wait behind that one. The calls still count as open: until they end, it may open fewer others."""
+    door, handler = Door(RUN, PATIENCE_S, Traffic()), Large()
+    async with serving([StageServicer(door, cast(Any, handler)), AveragingServicer(door, cast(Any, handler))]) as served:
+        gradient = (await served.stub(stage_pb2_grpc.StageStub, "caller")).Backpropagate()
+        await gradient.write(microbatch())
+        await gradient.write(stage_pb2.CallMessage(chunk=bytes(8)))
+        part = averaging_pb2.PartHeader(average_id=bytes(16), num_bytes=8)
+        sums = (await served.stub(averaging_pb2_grpc.AveragingStub, "caller")).Reduce()
+        await sums.write(averaging_pb2.PartMessage(header=part, chunk=bytes(8)))
+        await gradient.read()
+        await sums.read()
+        await until(lambda: handler.held == 2)
+        await until(lambda: handler.held == 0)
+        assert door.calls.total == 2
+        for rpc in (gradient, sums):
+            with pytest.raises(grpc.aio.AioRpcError, match="took nothing of the answer for too long"):
+                await read_all(rpc)
+    assert door.calls.total == 0

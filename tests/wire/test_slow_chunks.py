@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 
 from peerd.errors import PeerGoneError
-from peerd.link.links import CHUNK_BYTES, LEAST_BYTES_PER_S, with_time_for
+from peerd.link.links import CHUNK_BYTES, HOME_BYTES_PER_S, LEAST_BYTES_PER_S, Arrival, with_time_for
 from peerd.link.traffic import Traffic
 from peerd.wire.chunks import Chunk
 from peerd.wire.clients import _read_chunks
@@ -33,6 +34,35 @@ async def test_a_callee_waits_for_a_chunk_as_long_as_a_slow_link_takes_and_no_lo
     assert len(await door.read_chunks(coming(0.5, 0.5), 2 * NUM_BYTES)) == 2
     with pytest.raises(PeerGoneError, match="no message"):
         await door.read_chunks(coming(0.0, 60.0), NUM_BYTES + 160)
+
+
+async def test_a_caller_that_trickles_does_not_get_the_patience_for_each_byte() -> None:
+    """A byte each 50 ms would take the whole tensor a quarter of an hour."""
+    door, began_s = Door(RUN, PATIENCE_S, Traffic()), time.monotonic()
+    trickle = _bytes_apart(0.05)
+    with pytest.raises(PeerGoneError, match="no message"):
+        await door.read_chunks(trickle, NUM_BYTES)
+    assert time.monotonic() - began_s < PATIENCE_S + 3 * NUM_BYTES / LEAST_BYTES_PER_S
+
+
+async def _bytes_apart(pause_s: float) -> AsyncIterator[Chunk]:
+    while True:
+        await asyncio.sleep(pause_s)
+        yield Chunk(memoryview(b"x"))
+
+
+@pytest.mark.parametrize(("num_bytes", "num_streams"), [(64 << 20, 1), (64 << 20, 150), (2 << 20, 600)])
+def test_the_chunks_of_a_homes_uplink_come_in_time_however_many_streams_share_it(num_bytes: int, num_streams: int) -> None:
+    """Also where another second is lost in each chunk, up to the patience."""
+    now_s, missing = 0.0, num_bytes
+    arrival = Arrival(15.0, num_streams, lambda: now_s)
+    while missing:
+        size = min(missing, CHUNK_BYTES)
+        took_s = size / (HOME_BYTES_PER_S / num_streams) + (1.0 if num_bytes - missing < 12 << 20 else 0.0)
+        assert took_s < arrival.left_s(missing)
+        now_s += took_s
+        arrival.came(size)
+        missing -= size
 
 
 def test_a_megabyte_may_take_a_minute_at_the_rate_that_150_streams_share() -> None:

@@ -30,7 +30,7 @@ from peerd.wire.clients import StageClient
 from peerd.wire.messages import Call, CallResult
 from peerd.wire.swarm_client import SwarmClient
 from peerd.wire.tensors import decode, encode
-from tests.wire.callee import ALL, BAD, BUSY, GONE, MANIFEST, PATIENCE_S, ROWS, RUN, STATE, Callee, assert_refused, drain
+from tests.wire.callee import ALL, BAD, GONE, MANIFEST, PATIENCE_S, ROWS, RUN, STATE, Callee, assert_refused, drain
 
 CPU = torch.device("cpu")
 OVERFLOWED = grpc.StatusCode.OUT_OF_RANGE
@@ -224,38 +224,6 @@ async def test_bytes_that_do_not_add_up_are_refused(callee: Callee, change: str)
     sound = tensor_messages(call)
     odd = {"too many": [*sound[:-1], chunk_of(4096)], "empty": [chunk_of(0)]}
     await assert_refused(callee, backpropagate(callee, header_of(call), *odd[change]), BAD, "do not add up")
-
-
-async def test_a_caller_that_falls_silent_gets_its_slot_taken_away(callee: Callee) -> None:
-    stub = await callee.served.stub(stage_pb2_grpc.StageStub, callee.caller.peer)
-    silence = asyncio.Event()
-
-    async def sent() -> AsyncIterator[stage_pb2.CallMessage]:
-        yield header_of(callee.call())
-        await silence.wait()
-
-    await assert_refused(callee, stub.Backpropagate(sent()), GONE, "no message for")
-    silence.set()
-
-
-async def test_more_calls_than_slots_are_told_to_come_later(callee: Callee) -> None:
-    silence = asyncio.Event()
-
-    async def sent() -> AsyncIterator[stage_pb2.CallMessage]:
-        yield header_of(callee.call())
-        await silence.wait()
-
-    stub = await callee.served.stub(stage_pb2_grpc.StageStub, callee.caller.peer)
-    slots = MANIFEST.slots
-    waiting = [stub.Backpropagate(sent()) for _ in range(slots)]
-    for rpc in waiting:
-        assert (await rpc.read()).WhichOneof("kind") == "accepted"
-    with pytest.raises(grpc.aio.AioRpcError) as refusal:
-        await drain(stub.Backpropagate(sent()))
-    assert refusal.value.code() is BUSY
-    for rpc in waiting:
-        rpc.cancel()
-    silence.set()
 
 
 async def test_one_that_is_leaving_takes_nothing_new_and_is_not_taken_for_dead(callee: Callee) -> None:
