@@ -37,6 +37,8 @@ class PaperHost:
     told: list[str] = field(default_factory=list)
     heard: list[RawRecord] = field(default_factory=list)
     failed: list[PeerId] = field(default_factory=list)
+    strangers: set[PeerId] = field(default_factory=set)
+    """Peers that are not known to serve this stage."""
     record: RawRecord = NO_RECORD
     is_committing: bool = False
     needed_from: Callable[[], int | None] = lambda: None
@@ -49,6 +51,9 @@ class PaperHost:
 
     def learn(self, record: RawRecord) -> None:
         self.heard.append(record)
+
+    def is_mate(self, peer: PeerId) -> bool:
+        return peer not in self.strangers
 
     def report_failure(self, peer: PeerId) -> None:
         self.failed.append(peer)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from peerd.averaging.compression import Compression, Slice
+from peerd.errors import BusyError
 from peerd.link.links import CHUNK_BYTES
 from peerd.policy.step.roster import Roster
 from peerd.table.record import PeerId
@@ -47,6 +49,20 @@ class Round:
     """When something of the round last moved: a chunk that arrived here or at a reducer, or a whole part."""
     arrived: int = 0
     """Bytes of the parts of this peer's slice that have arrived."""
+    _begun: set[PeerId] = field(default_factory=set)
+    """Members whose parts have arrived, or arrive now."""
+
+    @contextlib.contextmanager
+    def takes_part_of(self, peer: PeerId) -> Iterator[None]:
+        """A part is taken once in the block, and may be sent again if that fails. Raises BusyError if it came before."""
+        if peer in self._begun:
+            raise BusyError("this part came before")
+        self._begun.add(peer)
+        try:
+            yield
+        except BaseException:
+            self._begun.discard(peer)
+            raise
 
     @property
     def num_streams(self) -> int:

@@ -17,6 +17,9 @@ class RoundHost(Protocol):
     def learn(self, record: RawRecord) -> None:
         """Take the record of a member that did not join, because the leader's copy of it was out of date."""
 
+    def is_mate(self, peer: PeerId) -> bool:
+        """Whether the table knows `peer` as one of this stage."""
+
     def report_failure(self, peer: PeerId) -> None:
         """Note that a call to `peer` failed."""
 

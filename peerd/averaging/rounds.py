@@ -20,6 +20,7 @@ from torch import Tensor
 
 from peerd.averaging.codec_choice import RoundCodec
 from peerd.averaging.compression import Compression
+from peerd.averaging.early_parts import EarlyParts
 from peerd.averaging.exchange import Moving, Round, elements_of, own_part, part_for, reduce, whole_of
 from peerd.averaging.fetcher import AverageFetcher
 from peerd.averaging.host import RoundHost
@@ -71,7 +72,7 @@ class Rounds:
         sums = state.accumulator
         self.compression = Compression(state.weight_codecs, sums.flat.dtype, sums.shapes, sums.num_exact)
         self._round_codec = RoundCodec(state.weight_codecs)
-        self._opened = asyncio.Event()
+        self._early = EarlyParts(averaging_s)
         self._tasks = Tasks()
         self._known = KnownRounds(self._tasks)
         self._own_errors: list[Exception] = []
@@ -177,8 +178,7 @@ class Rounds:
         mine = reducers.index(me) if me in reducers else -1
         slices = self.compression.slices(accumulator.numel(), len(reducers), codec)
         self.open = Round(roster, mine, accumulator, slices, roster.entries[roster.peers.index(me)].done, progress_s=self._clock())
-        opened, self._opened = self._opened, asyncio.Event()
-        opened.set()
+        self._early.opened()
         self._known.start(roster, self._run(self.open))
         self._host.round_opened()
         return ""
@@ -262,13 +262,14 @@ class Rounds:
     # As reducer
 
     async def reduce(self, caller: PeerId, part: Part, receive: ReceivePart) -> Sequence[memoryview]:
-        current = await self._round_of(part.average_id)
+        current = await self._early.find(caller, self._host.is_mate(caller), partial(self._open_round_of, part.average_id))
         entry = current.roster.entry_of(caller)
         where = current.slices_of[current.mine]
         size = self.compression.num_bytes(where)
         if entry is None or entry.done != part.ledger or part.slice_index != current.mine or part.num_bytes != size:
             raise BadMessageError("this part is not what the roster says")
-        chunks = await receive(lambda num_bytes: current.hears(num_bytes, size, self._clock()), current.num_streams)
+        with current.takes_part_of(caller):
+            chunks = await receive(lambda num_bytes: current.hears(num_bytes, size, self._clock()), current.num_streams)
         try:
             await self._add_part(current, caller, lambda: self.compression.received(chunks, where))
         except RemoteError:
@@ -302,17 +303,11 @@ class Rounds:
         await self._arithmetic.run(Priority.CONTROL, add)
         current.progress_s = self._clock()
 
-    async def _round_of(self, average_id: AverageId) -> Round:
-        """Return the open round of this id. A part may arrive before PROPOSE and then waits for it, at most one averaging time."""
-        try:
-            async with asyncio.timeout(self._averaging_s):
-                while self.open is None or self.open.roster.average_id != average_id:
-                    if self._known.is_dead(average_id):
-                        raise WrongStateError("this round is closed")
-                    await self._opened.wait()
-        except TimeoutError:
-            raise WrongStateError("no such round is open") from None
-        return self.open
+    def _open_round_of(self, average_id: AverageId) -> Round | None:
+        """The open round of this id. Raises WrongStateError if it is closed for ever."""
+        if self._known.is_dead(average_id):
+            raise WrongStateError("this round is closed")
+        return self.open if self.open is not None and self.open.roster.average_id == average_id else None
 
     # Closing, adopting
 

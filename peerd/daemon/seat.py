@@ -241,6 +241,10 @@ class Seat:
     async def until_committed(self, timeout_s: float) -> None:
         await self.stepper.committed(timeout_s)
 
+    def is_mate(self, peer: PeerId) -> bool:
+        known = self.peer.membership.view.sightings.get(peer)
+        return known is not None and known.record.stage == self.stage
+
     def report_failure(self, peer: PeerId) -> None:
         self.peer.liveness.report_failure(peer)
 

@@ -249,6 +249,9 @@ class Peerd:
 
     def learn(self, record: RawRecord) -> None: ...
 
+    def is_mate(self, peer: PeerId) -> bool:
+        return True
+
     def report_failure(self, peer: PeerId) -> None: ...
 
     def round_opened(self) -> None: ...
