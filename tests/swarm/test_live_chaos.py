@@ -100,11 +100,11 @@ def test_a_stage_that_is_wiped_comes_back_from_disk_and_its_steps_are_computed_a
 @pytest.mark.timeout(2 * DEMO_TIMEOUT_S)
 @pytest.mark.parametrize("seed", range(3))
 def test_who_sleeps_while_its_mates_train_on_and_pause_gets_their_state_when_they_resume(place: Swarm, seed: int) -> None:
-    flags = ("--run", place.run_file, "--peers", 6, "--steps", 30, "--compute-stand-in", 60)
+    flags = ("--run", place.run_file, "--peers", 6, "--steps", 100, "--compute-stand-in", 60)
     found, out = demo(place, *flags, "--chaos", "pause-stale:every=2s,respawn=yes", "--seed", seed)
     assert len(found["faults"]) >= 3
     assert all("brought it back" in fault["detail"] for fault in found["faults"])
-    assert_as_one_machine(place, out, 30)
+    assert_as_one_machine(place, out, 100)
 
 
 @pytest.mark.slow
