@@ -22,6 +22,8 @@ reach     -                                    {"schema", "port", "answers", "di
                                                for each peer asked; `direct` is DirectInfo with its own "answers"
 fault     kind, then for_s, factor, by_s, at,  {"schema"}; only with Settings.allow_faults: the daemon misbehaves as faults.py defines
           peer, seed
+lie       module, and what that takes          {"schema"}; only with Settings.allow_faults: the daemon also runs that code, as liars.py
+                                               defines
 """
 
 from __future__ import annotations

@@ -221,16 +221,17 @@ class ControlService:
                 await self._stack.enter_async_context(_running(looker.run()))
 
     def _verbs(self) -> dict[str, Verb]:
-        """Return the verbs of the control socket; `fault` only if the settings allow faults."""
+        """Return the verbs of the control socket; `fault` and `lie` only if the settings allow faults."""
         peer = self._peer
         verbs = self._answers.verbs() | Tracing(peer).verbs() | peer.past.verbs()
         verbs["dashboard"] = self._dashboard.tell if self._dashboard is not None else no_dashboard
         if peer.settings.allow_faults:
             from peerd.daemon.faults import Faults
+            from peerd.daemon.liars import Liars
 
             faults = Faults(peer)
             faults.install()
-            verbs["fault"] = faults.fault
+            verbs |= {"fault": faults.fault, "lie": Liars(peer).lie}
         return verbs
 
     async def _follow_parent(self) -> None:

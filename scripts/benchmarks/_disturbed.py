@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
+from torch import Tensor
 
 from peerd.cli.demo_daemons import DemoSwarm, Placement
 from peerd.cli.demo_plan import DemoPlan
@@ -157,13 +158,20 @@ class Disturbed:
 
 def unlike_reference(swarm: DemoSwarm) -> str:
     """Export the run, and compare losses and parameters with those of one process. Returns the difference; empty if there is none."""
+    losses, differ = far_from_reference(swarm, apart)
+    if losses:
+        return losses
+    return f"parameters are {differ:.1e} apart from the reference" if differ > PARAMETERS_APART else ""
+
+
+def far_from_reference(swarm: DemoSwarm, distance: Callable[[Tensor, Tensor], float]) -> tuple[str, float]:
+    """Export the run. Returns how its losses differ from those of one process (empty: it does not), and the largest `distance`."""
     with tempfile.TemporaryDirectory(prefix="peerd-bench-") as folder:
         ours, theirs = Path(folder) / "swarm", Path(folder) / "reference"
         swarm.export(ours)
         losses = losses_of(ours)
         peerd("reference", ours / "run.toml", "--steps", len(losses), "--out", theirs)
         found, expected = (load_file(each / "model.safetensors") for each in (ours, theirs))
-        differ = max(apart(found[name], value) for name, value in expected.items())
-        if losses != losses_of(theirs):
-            return f"the losses of {len(losses)} steps are not those of the reference"
-        return f"parameters are {differ:.1e} apart from the reference" if differ > PARAMETERS_APART else ""
+        differ = max(distance(found[name], value) for name, value in expected.items())
+        unlike = "" if losses == losses_of(theirs) else f"the losses of {len(losses)} steps are not those of the reference"
+        return unlike, differ

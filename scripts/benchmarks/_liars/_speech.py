@@ -1,0 +1,66 @@
+"""What liars have in common: a false record of their own, records of made-up peers, calls to everybody without an end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from peerd.daemon.peer import Peer
+from peerd.errors import PeerdError
+from peerd.swarm import membership
+from peerd.swarm.identity import Identity
+from peerd.swarm.signed import SignedRecord, sign_record
+from peerd.table.record import PeerId, PeerRecord, RawRecord, RunId
+
+RECORDS_AT_ONCE = 64
+TIMEOUT_S = 5.0
+PAUSE_S = 0.05
+"""After a call that was refused or failed."""
+
+
+def say(change: Callable[[PeerRecord], PeerRecord]) -> None:
+    """Sign another record than this peer's own, from now on. The liar itself believes the true one."""
+
+    def signed(record: PeerRecord, identity: Identity, run: RunId) -> SignedRecord:
+        return sign_record(change(record), identity, run)
+
+    setattr(membership, "sign_record", signed)  # noqa: B010 - the name is imported there
+
+
+def others(peer: Peer) -> list[PeerId]:
+    """All live peers but this one and those that it made up."""
+    return [record.peer for record in peer.membership.live().records if record.peer != peer.membership.me]
+
+
+def made_up(how_many: int) -> list[Identity]:
+    return [Identity(Ed25519PrivateKey.generate()) for _ in range(how_many)]
+
+
+async def push(peer: Peer, raws: Sequence[RawRecord]) -> None:
+    """Send records to everybody."""
+    for first in range(0, len(raws), RECORDS_AT_ONCE):
+        some = raws[first : first + RECORDS_AT_ONCE]
+        await asyncio.gather(*(attempt(peer.swarm_client.gossip(other, some, TIMEOUT_S)) for other in others(peer)))
+
+
+async def attempt(call: Awaitable[Any]) -> bool:
+    """Return whether the call was answered."""
+    try:
+        await call
+    except PeerdError:
+        return False
+    return True
+
+
+async def flood(victims: Sequence[PeerId], at_once: int, call: Callable[[PeerId], Awaitable[Any]]) -> None:
+    """Call each victim again and again, so many times at once, for ever."""
+
+    async def on_and_on(victim: PeerId) -> None:
+        while True:
+            if not await attempt(call(victim)):
+                await asyncio.sleep(PAUSE_S)
+
+    await asyncio.gather(*(on_and_on(victim) for victim in victims for _ in range(at_once)))

@@ -1,0 +1,243 @@
+"""One liar among eight daemons, two stages of four: what its lies cost the honest ones. `all` runs one scenario after the other.
+
+Each scenario starts a swarm, measures it while all are honest, orders the last daemon of the second stage to lie, lets ten seconds pass and
+measures again. Then the run is exported and compared with the same run in one process. A row has
+
+step_ratio  time of a step with the liar, divided by that of the honest run before it (a swarm without the liar's work has 1.33)
+memory_mb   the most that an honest daemon and its processes have grown from the first lie on, less what one grew in the honest run
+reloads     the most state downloads of an honest peer
+refused     messages that honest peers refused, of the liar's or of others'
+distance    the largest difference of a parameter to the reference; absent if the run could not be exported
+
+It ends with 1, and says why, where a limit does not hold: step_ratio 1.5, memory_mb 64, one reload a peer, no honest peer out of
+another one's live rows for longer than a record lives, no daemon that ends, the losses and parameters of the reference.
+
+--liar loads a liar of your own in place of the scenario's: a file that ends with .py, or the dotted name of a module, with a coroutine
+lie(peer, arguments) (peerd/daemon/liars.py). The daemons sleep in place of computing, so that eight of them share a few cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from torch import Tensor
+
+from peerd.cli.demo_daemons import DemoSwarm, Placement
+from peerd.cli.demo_plan import DemoPlan
+from peerd.cli.demo_process import DemoDaemon
+from peerd.errors import PeerdError, TimedOutError
+from peerd.table.view import TTL_PERIODS
+from scripts.benchmarks._disturbed import PARAMETERS_APART, TINY, far_from_reference, run_of
+from scripts.benchmarks._report import SCHEMA, progress, run
+
+NUM_PEERS = 8
+LIAR = NUM_PEERS - 1
+STAND_IN_MS = 100.0
+SETTLE_S = 10.0
+"""From the first lie until steps are timed."""
+READY_S, LOOK_S, SILENCE_S = 120.0, 1.0, 3.0
+MOST_RATIO, MOST_MEMORY_MB, MOST_RELOADS = 1.5, 64.0, 1
+FLOODS = ("gossip", "aborts", "cancels", "proposals", "news", "want_all")
+HERE = "scripts.benchmarks._liars"
+SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
+    "suspicions": ("suspicions", {}),
+    "step-ahead": ("step_ahead", {"steps": 10}),
+    "throughput": ("ghosts", {"peers": 8160, "throughput": 1e308}),
+    "silent": ("silent", {}),
+    "ghosts-50": ("ghosts", {"peers": 50}),
+    "ghosts-5000": ("ghosts", {"peers": 5000}),
+    "two-records": ("two_records", {}),
+    "slow-calls-80": ("slow_calls", {"calls": 80, "num_bytes": 1 << 20, "every_s": 1.0}),
+    "slow-calls-1024": ("slow_calls", {"calls": 1024, "num_bytes": 1 << 20, "every_s": 1.0}),
+    "huge-header": ("slow_calls", {"calls": 8, "num_bytes": 1 << 50, "every_s": 0.01}),
+    **{f"flood-{kind}": ("floods", {"kind": kind, "at_once": 16}) for kind in FLOODS},
+    "no-response-time": ("no_response_time", {"slower_s": 1.0}),
+}
+"""The module in `_liars/`, and its arguments."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    scenario: str
+    step_ratio: float | None = None
+    memory_mb: float | None = None
+    reloads: int = 0
+    refused: int = 0
+    distance: float | None = None
+    missed: list[str] = field(default_factory=list)
+    """The limits that do not hold."""
+
+
+def largest_difference(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().max())
+
+
+@dataclass(slots=True)
+class Watched:
+    """A swarm with a liar, and what was seen of it."""
+
+    swarm: DemoSwarm
+    ttl_s: float
+    hidden_since_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    """By honest observer and honest peer: since when it does not count there."""
+    hidden_s: float = 0.0
+    """The longest that one has not counted at another."""
+
+    @property
+    def honest(self) -> list[DemoDaemon]:
+        return [daemon for daemon in self.swarm.daemons if daemon.peer != LIAR]
+
+    def counted(self, name: str) -> list[int]:
+        return [int(dict(daemon.status["counters"])[name]) for daemon in self.honest if daemon.status is not None]  # type: ignore[call-overload]
+
+    def until_all_serve(self) -> None:
+        deadline_s = time.monotonic() + READY_S
+        while not all(daemon.serves for daemon in self.swarm.daemons) or self.swarm.num_steps_told < 3:
+            if time.monotonic() > deadline_s:
+                raise TimedOutError(f"not all daemons serve within {READY_S:.0f} s")
+            time.sleep(LOOK_S)
+            self.swarm.poll()
+
+    def watch(self, seconds: float) -> float:
+        """Look on for so long. Returns the time of a step; if none ended, the whole time."""
+        began_s = time.time()
+        while time.time() - began_s < seconds:
+            time.sleep(LOOK_S)
+            self.swarm.poll()
+            self._look_for_hidden()
+        ended_s = time.time()
+        self.swarm.poll()
+        ends = [step for step in self.swarm.steps if began_s < step["time_s"] <= ended_s]
+        return (ended_s - began_s) / max(1, len(ends))
+
+    def _look_for_hidden(self) -> None:
+        now_s, names = time.monotonic(), {daemon.ready.peer: daemon.peer for daemon in self.honest if daemon.ready is not None}
+        tables = list(self.swarm.pool.map(lambda daemon: (daemon.peer, self.swarm.table([daemon])), self.honest))
+        for observer, table in tables:
+            if table is None:
+                continue
+            rows = [row for stage in table["stages"] for row in stage["peers"]]
+            seen = {names[row["id"]] for row in rows if row["id"] in names and not row["suspect"]}
+            for peer in names.values():
+                if peer in seen:
+                    self.hidden_since_s.pop((observer, peer), None)
+                else:
+                    since_s = self.hidden_since_s.setdefault((observer, peer), now_s)
+                    self.hidden_s = max(self.hidden_s, now_s - since_s)
+
+    def memory_mb(self) -> dict[int, float]:
+        """By honest daemon, with the processes that it has started."""
+        found = {}
+        for daemon in self.honest:
+            try:
+                process = psutil.Process(daemon.process.pid)
+                found[daemon.peer] = sum(each.memory_info().rss for each in (process, *process.children(recursive=True))) / 1e6
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+
+def try_scenario(name: str, module: str, arguments: dict[str, Any], seconds: float) -> Row:
+    row = Row(scenario=name)
+    manifest = run_of(TINY)
+    plan = DemoPlan(manifest=manifest, num_peers=NUM_PEERS, slow={}, kills=(), chaos=None, stand_in_ms=STAND_IN_MS, observed=False)
+    with DemoSwarm(plan, lambda _text: None, place=_place) as swarm:
+        swarm.start()
+        watched = Watched(swarm, TTL_PERIODS * manifest.swarm.announce_period_s)
+        watched.until_all_serve()
+        before_mb = watched.memory_mb()
+        honest_s = watched.watch(seconds)
+        watched.hidden_s, at_first_mb = 0.0, watched.memory_mb()
+        reloads, refused = watched.counted("reloads"), sum(watched.counted("messages_refused"))
+        swarm.daemons[LIAR].client.request("lie", module=module, **arguments, silence_s=SILENCE_S)
+        watched.watch(SETTLE_S)
+        row.step_ratio = round(watched.watch(seconds) / honest_s, 3)
+        usual_mb = max((at_first_mb[peer] - mb for peer, mb in before_mb.items() if peer in at_first_mb), default=0.0)
+        grown_mb = max((mb - at_first_mb[peer] for peer, mb in watched.memory_mb().items() if peer in at_first_mb), default=0.0)
+        row.memory_mb = round(grown_mb - max(0.0, usual_mb), 1)
+        row.reloads = max((now - then for now, then in zip(watched.counted("reloads"), reloads, strict=False)), default=0)
+        row.refused = sum(watched.counted("messages_refused")) - refused
+        row.missed = _missed(row, watched)
+        swarm.daemons[LIAR].kill()
+        _compare(row, watched)
+    return row
+
+
+def _place(peer: int) -> Placement:
+    return Placement(settings={"allow_faults": True} if peer == LIAR else {})
+
+
+def _missed(row: Row, watched: Watched) -> list[str]:
+    missed = [f"peer {daemon.peer} has ended:\n{daemon.log_tail()[-2000:]}" for daemon in watched.honest if not daemon.alive]
+    if row.step_ratio is not None and row.step_ratio > MOST_RATIO:
+        missed.append(f"a step takes {row.step_ratio:.2f} times as long, not {MOST_RATIO:g}")
+    if row.memory_mb is not None and row.memory_mb > MOST_MEMORY_MB:
+        missed.append(f"a daemon has grown by {row.memory_mb:.0f} MB, not {MOST_MEMORY_MB:g}")
+    if row.reloads > MOST_RELOADS:
+        missed.append(f"a peer has downloaded its state {row.reloads} times")
+    if watched.hidden_s > watched.ttl_s:
+        missed.append(f"an honest peer was hidden from another for {watched.hidden_s:.1f} s; a record lives {watched.ttl_s:g} s")
+    errors = sum(watched.counted("internal_errors"))
+    return missed + ([f"{errors} internal errors"] if errors else [])
+
+
+def _compare(row: Row, watched: Watched) -> None:
+    try:
+        unlike, row.distance = far_from_reference(watched.swarm, largest_difference)
+    except PeerdError as error:
+        row.missed.append(f"the run cannot be exported: {error}")
+        return
+    if unlike:
+        row.missed.append(unlike)
+    if row.distance > PARAMETERS_APART:
+        row.missed.append(f"a parameter is {row.distance:.1e} away from the reference")
+
+
+def report(rows: Sequence[Row], as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "rows": [asdict(row) for row in rows]}))
+    else:
+        width = max(len(row.scenario) for row in rows)
+        print(f"{'':<{width}}  step_ratio  memory_mb  reloads  refused  distance")
+        for row in rows:
+            ratio, memory, distance = (_cell(value) for value in (row.step_ratio, row.memory_mb, row.distance))
+            print(f"{row.scenario:<{width}}  {ratio:>10}  {memory:>9}  {row.reloads:>7}  {row.refused:>7}  {distance:>8}")
+    for row in rows:
+        for reason in row.missed:
+            print(f"{row.scenario}: {reason}", file=sys.stderr)
+    return 1 if any(row.missed for row in rows) else 0
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench liars", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenario", nargs="?", default="all", choices=["all", *SCENARIOS], help="default: all")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--liar", metavar="MODULE", help="a liar of your own; the scenario is named after it")
+    parser.add_argument("--seconds", type=float, default=12.0, metavar="S", help="how long steps are timed, each time (default 12)")
+    given = parser.parse_args()
+    scenarios = {given.scenario: SCENARIOS[given.scenario]} if given.scenario != "all" else SCENARIOS
+    chosen = {name: (f"{HERE}.{module}", arguments) for name, (module, arguments) in scenarios.items()}
+    if given.liar:
+        path = Path(given.liar)
+        chosen = {path.stem: (str(path.resolve()) if path.suffix == ".py" else given.liar, {})}
+    rows = []
+    for name, (module, arguments) in chosen.items():
+        rows.append(try_scenario(name, module, arguments, given.seconds))
+        progress(f"{name}: {'; '.join(rows[-1].missed) or 'holds'}")
+    return report(rows, given.json)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

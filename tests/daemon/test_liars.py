@@ -1,0 +1,45 @@
+"""The hook by which a daemon that allows faults runs a liar from outside the tree."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from peerd.daemon.liars import Liars, load
+from peerd.daemon.peer import Peer
+from peerd.errors import UsageError
+
+
+def ask(peer: object, **request: Any) -> None:
+    async def asked() -> None:
+        await Liars(cast(Peer, peer)).lie({"verb": "lie", **request}, cast(Any, None))
+        await asyncio.sleep(0)
+
+    asyncio.run(asked())
+
+
+def test_a_liar_from_a_file_runs_with_the_daemons_peer_and_its_arguments(tmp_path: Path) -> None:
+    module, told = tmp_path / "mine.py", list[Any]()
+    module.write_text("async def lie(peer, arguments):\n    peer.append(dict(arguments))\n", encoding="utf-8")
+    ask(told, module=str(module), many=3)
+    assert told == [{"many": 3}]
+
+
+def test_a_module_can_be_named_as_it_is_imported() -> None:
+    assert callable(load("scripts.benchmarks._liars.suspicions"))
+
+
+@pytest.mark.parametrize("name", [None, "", 3, "no.such.module", "/no/such/file.py", "json", "peerd.table.record"])
+def test_what_is_no_liar_is_refused_with_a_reason(name: object) -> None:
+    with pytest.raises(UsageError, match="module"):
+        load(name)
+
+
+def test_a_module_that_fails_to_load_ends_no_daemon(tmp_path: Path) -> None:
+    module = tmp_path / "broken.py"
+    module.write_text("1 / 0", encoding="utf-8")
+    with pytest.raises(UsageError, match="ZeroDivisionError"):
+        load(str(module))
