@@ -17,12 +17,11 @@ from peerd.wire.messages import Average
 from peerd.wire.tensors import decode_flat, views_of_flat
 
 
-def packed(held: HeldAverage) -> tuple[Average, bytes, Sequence[Bytes]]:
-    """Return the header, the hash and the chunks: the average, followed by the gradients applied to a tied weight if there are any."""
+def packed(held: HeldAverage) -> tuple[Average, Sequence[Bytes]]:
+    """Return the header and the chunks: the average, followed by the gradients applied to a tied weight if there are any."""
     chunks = (*views_of_flat(held.flat_sum), *(views_of_flat(held.tied.values) if held.tied else ()))
     num_bytes = sum(map(len, chunks))
-    average = Average(held.roster, held.lineage, num_bytes, held.tied.id if held.tied else NO_AVERAGE, held.norm)
-    return average, digest_of(chunks), chunks
+    return Average(held.roster, held.lineage, num_bytes, held.tied.id if held.tied else NO_AVERAGE, held.norm), chunks
 
 
 def unpacked(received: tuple[Average, bytes, Sequence[bytes]], state: StageState, step: int) -> HeldAverage:

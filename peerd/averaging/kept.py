@@ -20,6 +20,7 @@ from peerd.wire.messages import Average
 from peerd.wire.tensors import views_of_flat
 
 LOG_PAUSE_S = 0.2
+MOST_DIGESTS = 16
 
 
 class KeptAverages:
@@ -33,6 +34,8 @@ class KeptAverages:
         self._host = host
         self._unlogged: dict[int, HeldAverage] = {}
         """Averages applied, by step, until they are on disk; one that need not be written, until the next one."""
+        self._digests: dict[tuple[AverageId, AverageId], bytes] = {}
+        """Of what was given last, by the ids of the average and of the tied sum after it: hashing takes the thread of the sums."""
 
     @property
     def num_kept(self) -> int:
@@ -48,12 +51,21 @@ class KeptAverages:
             found = next(self._of_step(step), None)
             if found is None:
                 return None
-            return packed(found if step < self._state.record.step else replace(found, tied=None, norm=None))
+            average, chunks = packed(found if step < self._state.record.step else replace(found, tied=None, norm=None))
+            return average, self._digest_of(average, chunks), chunks
 
         given = await self._arithmetic.run(Priority.CONTROL, find) if stage == self._state.record.stage else None
         if given is None:
             raise WrongStateError(f"this peer holds no average of stage {stage}, step {step}")
         return given
+
+    def _digest_of(self, average: Average, chunks: Sequence[Bytes]) -> bytes:
+        key = average.roster.average_id, average.tied_sum
+        known = self._digests.pop(key, None) or digest_of(chunks)
+        self._digests[key] = known
+        if len(self._digests) > MOST_DIGESTS:
+            del self._digests[next(iter(self._digests))]
+        return known
 
     async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:
         """Serve gradients of a tied weight by their id: this stage's averaged ones, or the sum of both stages.

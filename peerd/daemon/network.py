@@ -66,8 +66,8 @@ class Direct:
         """Return the peer that made a direct call."""
         return caller_past_the_tunnel(context, self.pins, self.neighbours)
 
-    def servicer(self, door: Door) -> DirectServicer:
-        return DirectServicer(door, self.pins, self.showing, self.neighbours)
+    def servicer(self, door: Door, is_known: Callable[[PeerId], bool]) -> DirectServicer:
+        return DirectServicer(door, self.pins, self.showing, self.neighbours, is_known)
 
 
 @dataclass(slots=True)

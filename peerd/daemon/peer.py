@@ -121,7 +121,7 @@ class Peer:
                 StateServicer(self.door, self.reception),
                 CheckupServicer(self.door, self.network.tunnel.seen_at),
                 DataServicer(self.door, self.giver),
-                *([direct.servicer(self.door)] if direct is not None else []),
+                *([direct.servicer(self.door, lambda peer: peer in self.membership.view.sightings)] if direct is not None else []),
             )
         )
 
@@ -184,6 +184,14 @@ class Peer:
                 if peer in self.membership.raws and now_s - since_s > FORGET_AFTER_TTLS * self.membership.view.ttl_s:
                     self.membership.forget(peer)
                     await self.network.forget(peer)
+            await self._forget_strangers(now_s)
+
+    async def _forget_strangers(self, now_s: float) -> None:
+        """Forget peers that called once and never got into the table: visitors, and keys that were made up."""
+        known, heard_s = self.membership.view.sightings, self.network.links.traffic.heard_s
+        for peer in [peer for peer, at_s in heard_s.items() if now_s - at_s > FORGET_AFTER_TTLS * self.membership.view.ttl_s]:
+            if peer not in known:
+                await self.network.forget(peer)
 
     async def _watch_addresses(self) -> None:
         """Announce this peer's addresses at once when they change because its router forwards a port or stops to."""

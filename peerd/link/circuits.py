@@ -180,11 +180,11 @@ class Circuits:
         """Answer a relay that offers a circuit from a caller. Offers of relays without a reservation of this peer are refused."""
         reader, writer = stream
         with contextlib.closing(writer):
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                offer = await hear(reader, relay_pb2.CircuitOffer)
-            if relay not in self._relays:
+            if relay not in self._relays:  # its offer is not even read
                 say(writer, relay_pb2.RelayReply(reason="the callee holds no reservation at this relay"))
                 return
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                offer = await hear(reader, relay_pb2.CircuitOffer)
             caller = _peer_in(offer.caller)
             if await self._reaches(caller):
                 say(writer, relay_pb2.RelayReply(accepted=True, direct=True))

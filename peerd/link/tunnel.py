@@ -19,7 +19,7 @@ from typing import Any
 from peerd.errors import PeerdError
 from peerd.link.circuits import PROTOCOL, Circuits
 from peerd.link.p2pd import P2pd
-from peerd.link.streams import Stream, StreamTasks, splice
+from peerd.link.streams import FewEach, Stream, StreamTasks, splice
 from peerd.link.throttle import Throttles
 from peerd.table.circuit import is_circuit
 from peerd.table.record import PeerId
@@ -28,6 +28,8 @@ DIAL_TIMEOUT_S = 10.0
 LOCAL_TIMEOUT_S = 5.0
 MOST_BROKEN = 1024
 """Size of the queue of broken connections."""
+MOST_INWARD = 32
+"""Streams from one peer: one for tensors and one for small messages, and those before them on connections that have died unnoticed."""
 _CALLER_PREFIX = "from-"
 
 
@@ -54,6 +56,7 @@ class Tunnel:
         self._servers: dict[PeerId, asyncio.Server] = {}
         self._numbers = itertools.count()
         self._streams = StreamTasks()
+        self._inwards = FewEach(MOST_INWARD)
         self._origins: dict[str, str] = {}
         """Origins of the inward connections, by socket name."""
         self.heard_s: dict[PeerId, float] = {}
@@ -133,7 +136,9 @@ class Tunnel:
         name = self._new_name(peer)
         self._origins[name] = origin
         try:
-            with contextlib.closing(writer):
+            with contextlib.closing(writer), self._inwards.by(peer) as may_come:
+                if not may_come:
+                    return
                 async with asyncio.timeout(LOCAL_TIMEOUT_S):
                     local = await self._connect_as(name)
                 with contextlib.closing(local[1]):

@@ -205,6 +205,8 @@ def part_to(part: Part) -> averaging_pb2.PartHeader:
 
 
 def part_from(header: averaging_pb2.PartHeader) -> Part:
+    if len(header.average_id) != ID_BYTES:
+        raise BadMessageError("the id of a round has 16 bytes")
     return Part(AverageId(header.average_id), header.slice, bitmap_from(header.ledger), header.num_bytes)
 
 

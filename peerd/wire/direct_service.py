@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from peerd.generated import direct_pb2, direct_pb2_grpc
 from peerd.link.direct import Pins, Showing
 from peerd.link.local import Neighbours
+from peerd.table.record import PeerId
 from peerd.wire.services import BehindDoor, Door
 
 
 class DirectServicer(BehindDoor, direct_pb2_grpc.DirectServicer):
     register = staticmethod(direct_pb2_grpc.add_DirectServicer_to_server)
 
-    def __init__(self, door: Door, pins: Pins, showing: Showing, neighbours: Neighbours | None = None) -> None:
+    def __init__(
+        self,
+        door: Door,
+        pins: Pins,
+        showing: Showing,
+        neighbours: Neighbours | None = None,
+        is_known: Callable[[PeerId], bool] = lambda _peer: True,
+    ) -> None:
+        """`is_known` tells whether a peer is in the table; the certificates of all others go first where there are too many."""
         self._door = door
         self._pins = pins
         self._showing = showing
         self._neighbours = neighbours
+        self._is_known = is_known
 
     async def Show(self, request: direct_pb2.ShowRequest, context: Any) -> direct_pb2.ShowReply:
         async with self._door.answering(context) as caller:
             if not self._showing.port or not self._pins.show(caller, request.certificate):
                 return direct_pb2.ShowReply()
+            if not self._is_known(caller):
+                self._pins.release(caller)
         reply = direct_pb2.ShowReply(port=self._showing.port, certificate=self._showing.certificate.der)
         if self._neighbours is not None and self._showing.socket and (token := self._neighbours.token_for(caller, request.neighbour)):
             reply.socket, reply.token = self._showing.socket, token

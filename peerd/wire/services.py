@@ -203,6 +203,8 @@ class SwarmServicer(Servicer[SwarmHandler], swarm_pb2_grpc.SwarmServicer):
         super().__init__(door, handler)
         self._described = described
         self._held = Held()
+        self._telling = asyncio.Lock()
+        """One answer at a time is made from much that this peer keeps, so that questions take one thread at most."""
 
     async def Gossip(self, request: swarm_pb2.GossipRequest, context: Any) -> swarm_pb2.GossipReply:
         return await self._answer(request, context)
@@ -231,7 +233,7 @@ class SwarmServicer(Servicer[SwarmHandler], swarm_pb2_grpc.SwarmServicer):
         return convert.description_to(self._described.describe())
 
     async def Contributions(self, request: swarm_pb2.ContributionsRequest, context: Any) -> swarm_pb2.ContributionsReply:
-        async with self._door.answering(context, request.run):
+        async with self._door.answering(context, request.run), self._telling:
             tallies = await self._described.tallies()
         reply = swarm_pb2.ContributionsReply(stages=convert.tallies_to(tallies))
         self._door.traffic.sent_bytes += reply.ByteSize()
@@ -242,7 +244,10 @@ class SwarmServicer(Servicer[SwarmHandler], swarm_pb2_grpc.SwarmServicer):
             return timelines.spans_to(*self._door.spans.of_steps(request.first_step, request.last_step, min(request.most, MAX_SPANS)))
 
         async with self._door.answering(context, request.run):
-            reply = await asyncio.to_thread(told) if request.most else swarm_pb2.TimelineReply()
+            reply = swarm_pb2.TimelineReply()
+            if request.most:
+                async with self._telling:
+                    reply = await asyncio.to_thread(told)
         reply.clock_s = time.monotonic()
         self._door.traffic.sent_bytes += reply.ByteSize()
         return reply

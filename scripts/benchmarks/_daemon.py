@@ -41,7 +41,7 @@ class OnNetwork:
 
     async def serve(self, servicers: Sequence[Any]) -> None:
         assert self.network.direct is not None
-        await self.network.serve([*servicers, self.network.direct.servicer(self.door)])
+        await self.network.serve([*servicers, self.network.direct.servicer(self.door, lambda _peer: True)])
 
     async def meet(self, others: Sequence[dict[str, Any]]) -> None:
         """Learn all addresses, and wait for a direct path to each peer."""

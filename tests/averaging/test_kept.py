@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,6 +11,8 @@ import pytest
 from peerd.averaging import kept
 from peerd.errors import WrongStateError
 from peerd.table.record import Phase
+from peerd.wire.chunks import digest_of
+from peerd.wire.tensors import views_of_flat
 from tests.averaging.rounds_group import Group
 
 MakeGroup = Callable[..., Group]
@@ -110,3 +112,21 @@ async def test_who_averages_alone_keeps_no_average_on_disk_once_no_joiner_needs_
     assert member.rounds.kept.num_kept == 1
     with pytest.raises(WrongStateError):
         await member.rounds.kept.get_average(0, 8)
+
+
+async def test_an_average_is_hashed_once_however_often_it_is_asked_for(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashing takes the thread of the sums: a gigabyte holds it for a second."""
+    group = make_group(1)
+    (member,) = group.members.values()
+    assert await member.rounds.lead(group.roster()) == ""
+    await group.settled(Phase.AVERAGED)
+    hashed = []
+
+    def counted(chunks: Sequence[memoryview]) -> bytes:
+        hashed.append(len(chunks))
+        return digest_of(chunks)
+
+    monkeypatch.setattr("peerd.averaging.kept.digest_of", counted)
+    given = [(await member.rounds.kept.get_average(0, 0))[1] for _ in range(3)]
+    assert given == 3 * [digest_of(views_of_flat(member.average))]
+    assert len(hashed) == 1

@@ -54,6 +54,8 @@ class Endpoint:
     endpoint: DirectEndpoint
     throttles: Throttles
     neighbours: Neighbours | None
+    known: set[PeerId] | None = None
+    """The peers in its table; None: all."""
 
     @property
     def peer(self) -> PeerId:
@@ -91,11 +93,13 @@ async def endpoint(voucher: Identity | None = None, key: bytes | None = None) ->
         neighbours = Neighbours(owner.peer, Path(folder), lambda: key) if key is not None else None
         door = Door(RUN, 5.0, Traffic(), proven=partial(caller_past_the_tunnel, pins=pins, neighbours=neighbours))
         listening = DirectEndpoint("127.0.0.1", 0, showing, pins, throttles, neighbours)
-        servicers = [DirectServicer(door, pins, showing, neighbours), Callers(door)]
+        shows = DirectServicer(door, pins, showing, neighbours, lambda peer: there.known is None or peer in there.known)
+        servicers = [shows, Callers(door)]
         async with serving(servicers) as served:
+            there = Endpoint(owner, served, door, pins, showing, listening, throttles, neighbours)
             await listening.open(servicers)
             try:
-                yield Endpoint(owner, served, door, pins, showing, listening, throttles, neighbours)
+                yield there
             finally:
                 await served.close()
                 await listening.close()

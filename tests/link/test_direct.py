@@ -242,3 +242,14 @@ async def test_who_takes_a_caller_for_gone_still_serves_it_over_the_connection_t
 )
 def test_a_peer_is_dialled_at_the_addresses_of_its_record(addresses: tuple[str, ...], hosts: list[str]) -> None:
     assert hosts_in(addresses) == hosts
+
+
+async def test_certificates_of_peers_that_nobody_knows_keep_no_member_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_direct, "MAX_PINS", 2)
+    async with endpoint() as there:
+        member, *strangers = (new_identity() for _ in range(4))
+        there.known = {member.peer}
+        for each in (*strangers, member, *strangers):
+            assert (await there.show(each, certificate_of(each))).port
+        assert member.peer in there.pins._pems
+        assert len(there.pins._pems) == 2

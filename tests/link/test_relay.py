@@ -15,7 +15,7 @@ from peerd.errors import BusyError, UnreachableError
 from peerd.generated import relay_pb2
 from peerd.link import circuits
 from peerd.link.circuits import CIRCUIT_PROTOCOL, PROTOCOL, RELAY_PROTOCOL, Circuits
-from peerd.link.relay import Relay
+from peerd.link.relay import MORE_ASKED, Relay
 from peerd.link.seal import Seal
 from peerd.link.streams import Stream, hear, say
 from peerd.link.throttle import Throttles
@@ -222,3 +222,18 @@ async def test_a_relay_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyP
         peer = await its.peer(hidden=True)
         held = await peer.circuits.reserve(its.relay_id, its.relay_address)
         assert "was silent" in await held.held()
+
+
+async def test_one_peer_asks_on_few_streams_at_once_and_an_offer_of_no_relay_of_this_peer_is_not_even_read() -> None:
+    async with world() as its:
+        silent, other = await its.peer(), await its.behind_the_relay()
+        its.internet.connected |= {frozenset((silent.id, its.relay_id)), frozenset((silent.id, other.id))}
+        streams = [await its.internet.open(silent.id, its.relay_id, RELAY_PROTOCOL) for _ in range(2 * (BOUNDS.circuits_each + MORE_ASKED))]
+        ends = [asyncio.ensure_future(reader.read()) for reader, _ in streams]
+        while sum(end.done() for end in ends) < BOUNDS.circuits_each + MORE_ASKED:
+            await asyncio.wait([end for end in ends if not end.done()], return_when=asyncio.FIRST_COMPLETED)
+        await its.behind_the_relay()  # there is room for others
+        for _, writer in streams:
+            writer.close()
+        offer, _ = await its.internet.open(silent.id, other.id, CIRCUIT_PROTOCOL)
+        assert "holds no reservation" in (await hear(offer, relay_pb2.RelayReply)).reason

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from typing import Any
 
@@ -16,7 +18,7 @@ from peerd.table.record import RunId
 from peerd.timeline.spans import MAX_SPANS, Span, SpanKind, SpanRing
 from peerd.wire.swarm_client import ReceivedTimeline, SwarmClient
 from peerd.wire.timelines import spans_from, spans_to
-from tests.wire.callee import RUN, Callee
+from tests.wire.callee import RUN, Callee, new_identity
 
 spans = st.builds(
     lambda kind, began_s, took_s, step, number, peer, size: Span(kind, began_s, began_s + took_s, step, number, peer, size),
@@ -89,6 +91,28 @@ async def test_a_peer_tells_the_last_spans_of_some_steps_and_its_clock(callee: C
     offset_s, error_s = offset_to([told, probe])
     assert abs(offset_s) <= error_s  # the callee has the very same clock
     assert error_s < 2.0
+
+
+async def test_timelines_are_made_one_after_another_whoever_asks(callee: Callee) -> None:
+    """Each takes a thread for a while; the clock alone is told at once."""
+    at_once, most, go_on = 0, 0, threading.Event()
+
+    class Slow(SpanRing):
+        def of_steps(self, first: int, last: int, most_spans: int) -> Any:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            go_on.wait(20)
+            at_once -= 1
+            return super().of_steps(first, last, most_spans)
+
+    callee.door.spans = Slow(100)
+    clients = [SwarmClient(callee.links(other := new_identity()), RUN).timeline(other.peer, (0, 1), 5, 20.0) for _ in range(3)]
+    asked = [asyncio.ensure_future(client) for client in clients]
+    await SwarmClient(callee.links(), RUN).timeline(callee.caller.peer, (0, 1), 0, 20.0)
+    go_on.set()
+    await asyncio.gather(*asked)
+    assert most == 1
 
 
 async def test_of_another_run_nothing_is_told(callee: Callee) -> None:
