@@ -18,7 +18,7 @@ import structlog
 from peerd.background import Tasks
 from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerGoneError, RemoteError, UnheardError, WrongStateError
 from peerd.policy.route.admission import able_to_compute
-from peerd.policy.route.wiring import Router, point_of
+from peerd.policy.route.wiring import Router, own_time_s, point_of
 from peerd.policy.step.ledger import holders, work_step
 from peerd.table.record import PeerId, PeerRecord, RawRecord
 from peerd.table.view import LiveView
@@ -78,6 +78,8 @@ class Dispatcher:
     _deaf_until_s: dict[PeerId, float] = field(default_factory=dict)
     """Peers that asked for a pause, and when it ends (monotonic clock)."""
     _cancels: Tasks = field(default_factory=Tasks)
+    num_slots: int = 8
+    """Number of microbatches that a peer holds at once, while links are short."""
     replayed: int = 0
     """Number of times that a microbatch went to another peer because its callee failed."""
 
@@ -162,7 +164,8 @@ class Dispatcher:
             raise BadMessageError("the reply has no gradient")
         result = replace(result, records=tuple(self._table.absorb_passed_on(result.records, peer.peer)))
         if call.stage in call.accumulate or call.evaluation:  # otherwise the callee does only a part of a microbatch's work
-            router.observe(peer.peer, max(0.0, elapsed_s - max(result.downstream_s, 0.0) - max(result.queued_s, 0.0)))
+            downstream_s = result.downstream_s if call.stage < self._num_stages - 1 else 0.0
+            router.observe(peer.peer, own_time_s(elapsed_s, downstream_s, result.queued_s, self.num_slots))
         return result
 
     def _give_up_on(self, router: Router, peer: PeerRecord, call: Call, error: RemoteError) -> None:

@@ -62,7 +62,7 @@ class Call:
         """The call with drawn arguments."""
         arguments, named = [], {}
         if self.owner is not None:
-            arguments.append(MAKERS[self.owner](world))
+            arguments.append(_maker(self.owner)(world))
         parameters = list(inspect.signature(self.function).parameters.values())[len(arguments) :]
         for parameter in parameters:
             value = _argument(self.name, parameter, world)
@@ -127,12 +127,18 @@ def slowest(call: Callable[[], Any]) -> float:
     return best
 
 
+def _maker(owner: type) -> Callable[[World], Any]:
+    if owner not in MAKERS:
+        raise LookupError(f"say in tests/policy/fuzz_calls.py, in MAKERS, how to make a {owner.__name__} whose methods are called")
+    return MAKERS[owner]
+
+
 def _argument(call: str, parameter: inspect.Parameter, world: World) -> Any:
     kind = str(parameter.annotation)
     for key in ((parameter.name, kind), parameter.name):
         if key in ARGUMENTS:
             return ARGUMENTS[key](world)
-    raise LookupError(f"say in tests/policy/fuzz_calls.py how to draw {parameter.name}: {kind}, of {call}")
+    raise LookupError(f"say in tests/policy/fuzz_calls.py, in ARGUMENTS, how to draw {parameter.name}: {kind}, of {call}")
 
 
 # Arguments that are made of others

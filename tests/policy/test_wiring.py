@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from bisect import bisect_right
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.policy.route import wiring
-from peerd.policy.route.wiring import GOLDEN, RECENT, Router, point_of
+from peerd.policy.route.wiring import GOLDEN, RECENT, Router, own_time_s, point_of
 from peerd.table.record import PeerId, PeerRecord
 from tests.strategies import member
 
@@ -255,3 +256,21 @@ def test_whatever_is_measured_somebody_is_chosen(times: list[float], point: floa
     for number, time in enumerate(times):
         router.observe(peers[number % 2].peer, time)
         assert router.choose(peers, point) in peers
+
+
+def test_a_wait_that_a_callee_tells_is_believed_as_far_as_its_queue_can_be_the_reason() -> None:
+    assert own_time_s(2.0, 0.5, 1.0, 8) == 0.5
+    for queued_s in (1.75, 1e9, math.inf):
+        assert own_time_s(2.0, 0.2, queued_s, 8) == pytest.approx(0.2)
+    for strange_s in (1e9, math.inf, math.nan, -1.0):
+        assert 0.0 <= own_time_s(2.0, strange_s, 0.0, 8) <= 2.0
+
+
+def test_a_slow_peer_that_tells_long_waits_gets_no_more_than_a_fast_one() -> None:
+    router = Router()
+    for _ in range(40):
+        router.observe(PeerId("fast"), own_time_s(0.25, 0.0, 0.15, 8))
+        router.observe(PeerId("liar"), own_time_s(1.1, 0.0, 1e9, 8))
+    pool = [member("fast"), member("liar")]
+    chosen = [router.choose(pool, point_of(index, 100)) for index in range(100)]
+    assert sum(record is not None and record.peer == "liar" for record in chosen) <= 50
