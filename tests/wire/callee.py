@@ -114,6 +114,7 @@ class Callee:
     rounds: Rounds
     host: Host
     caller: Identity
+    servicers: list[Any]
 
     @property
     def me(self) -> PeerId:

@@ -54,7 +54,7 @@ async def callee(tmp_path: Path) -> AsyncIterator[Callee]:
     door = Door(RUN, PATIENCE_S, Traffic(), slots=lambda: service.slots)
 
     listener = Listener(membership)
-    servicers = [
+    servicers: list[Any] = [
         SwarmServicer(door, listener, listener),
         StageServicer(door, service),
         StateServicer(door, SnapshotServer(state, executor, Followers(), PATIENCE_S)),
@@ -66,5 +66,6 @@ async def callee(tmp_path: Path) -> AsyncIterator[Callee]:
         stack.callback(rounds.shut)
         reception, seat = Reception(), cast(Any, SimpleNamespace(rounds=rounds))
         reception.open(seat)
-        async with serving([*servicers, AveragingServicer(door, reception)]) as served:
-            yield Callee(served, door, membership, state, service, rounds, host, new_identity())
+        servicers.append(AveragingServicer(door, reception))
+        async with serving(servicers) as served:
+            yield Callee(served, door, membership, state, service, rounds, host, new_identity(), servicers)
