@@ -1,9 +1,9 @@
-"""One liar among eight daemons, two stages of four: what its lies cost the honest ones. `all` runs one scenario after the other.
+"""One liar among eight daemons, two stages of four (--mates): what its lies cost the honest ones. `all` runs one scenario after the other.
 
 Each scenario starts a swarm, measures it while all are honest, orders the last daemon of the second stage to lie, lets ten seconds pass and
 measures again. Then the run is exported and compared with the same run in one process. A row has
 
-step_ratio  time of a step with the liar, divided by that of the honest run before it (a swarm without the liar's work has 1.33)
+step_ratio  time of a step with the liar, divided by that of the honest run before it (1.33 where one of four mates does nothing)
 memory_mb   the most that an honest daemon and its processes have grown from the first lie on, less what one grew in the honest run
 reloads     the most state downloads of an honest peer
 refused     messages that honest peers refused, of the liar's or of others'
@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,14 @@ from peerd.cli.demo_plan import DemoPlan
 from peerd.cli.demo_process import DemoDaemon
 from peerd.errors import PeerdError, TimedOutError
 from peerd.table.view import TTL_PERIODS
-from scripts.benchmarks._disturbed import PARAMETERS_APART, TINY, far_from_reference, run_of
+from scripts.benchmarks._disturbed import NUM_STAGES, PARAMETERS_APART, TINY, far_from_reference, run_of
 from scripts.benchmarks._report import SCHEMA, progress, run
 
-NUM_PEERS = 8
-LIAR = NUM_PEERS - 1
-STAND_IN_MS = 100.0
+MATES = 4
+STAND_IN_MS = 200.0
 SETTLE_S = 10.0
 """From the first lie until steps are timed."""
-READY_S, LOOK_S, SILENCE_S = 120.0, 1.0, 3.0
+READY_S, LOOK_S, ANSWER_S = 240.0, 1.0, 60.0
 MOST_RATIO, MOST_MEMORY_MB, MOST_RELOADS = 1.5, 64.0, 1
 FLOODS = ("gossip", "aborts", "cancels", "proposals", "news", "want_all")
 HERE = "scripts.benchmarks._liars"
@@ -85,6 +85,7 @@ class Watched:
     """A swarm with a liar, and what was seen of it."""
 
     swarm: DemoSwarm
+    liar: int
     ttl_s: float
     hidden_since_s: dict[tuple[int, int], float] = field(default_factory=dict)
     """By honest observer and honest peer: since when it does not count there."""
@@ -93,7 +94,7 @@ class Watched:
 
     @property
     def honest(self) -> list[DemoDaemon]:
-        return [daemon for daemon in self.swarm.daemons if daemon.peer != LIAR]
+        return [daemon for daemon in self.swarm.daemons if daemon.peer != self.liar]
 
     def counted(self, name: str) -> list[int]:
         return [int(dict(daemon.status["counters"])[name]) for daemon in self.honest if daemon.status is not None]  # type: ignore[call-overload]
@@ -145,19 +146,19 @@ class Watched:
         return found
 
 
-def try_scenario(name: str, module: str, arguments: dict[str, Any], seconds: float) -> Row:
-    row = Row(scenario=name)
-    manifest = run_of(TINY)
-    plan = DemoPlan(manifest=manifest, num_peers=NUM_PEERS, slow={}, kills=(), chaos=None, stand_in_ms=STAND_IN_MS, observed=False)
-    with DemoSwarm(plan, lambda _text: None, place=_place) as swarm:
+def try_scenario(name: str, module: str, arguments: dict[str, Any], seconds: float, mates: int) -> Row:
+    row, num_peers, manifest = Row(scenario=name), mates * NUM_STAGES, run_of(TINY, microbatches_per_step=3 * mates)
+    liar = num_peers - 1
+    plan = DemoPlan(manifest=manifest, num_peers=num_peers, slow={}, kills=(), chaos=None, stand_in_ms=STAND_IN_MS, observed=False)
+    with DemoSwarm(plan, lambda _text: None, place=partial(_place, liar)) as swarm:
         swarm.start()
-        watched = Watched(swarm, TTL_PERIODS * manifest.swarm.announce_period_s)
+        watched = Watched(swarm, liar, TTL_PERIODS * manifest.swarm.announce_period_s)
         watched.until_all_serve()
         before_mb = watched.memory_mb()
         honest_s = watched.watch(seconds)
         watched.hidden_s, at_first_mb = 0.0, watched.memory_mb()
         reloads, refused = watched.counted("reloads"), sum(watched.counted("messages_refused"))
-        swarm.daemons[LIAR].client.request("lie", module=module, **arguments, silence_s=SILENCE_S)
+        swarm.daemons[liar].client.request("lie", module=module, **arguments, silence_s=ANSWER_S)
         watched.watch(SETTLE_S)
         row.step_ratio = round(watched.watch(seconds) / honest_s, 3)
         usual_mb = max((at_first_mb[peer] - mb for peer, mb in before_mb.items() if peer in at_first_mb), default=0.0)
@@ -166,13 +167,13 @@ def try_scenario(name: str, module: str, arguments: dict[str, Any], seconds: flo
         row.reloads = max((now - then for now, then in zip(watched.counted("reloads"), reloads, strict=False)), default=0)
         row.refused = sum(watched.counted("messages_refused")) - refused
         row.missed = _missed(row, watched)
-        swarm.daemons[LIAR].kill()
+        swarm.daemons[liar].kill()
         _compare(row, watched)
     return row
 
 
-def _place(peer: int) -> Placement:
-    return Placement(settings={"allow_faults": True} if peer == LIAR else {})
+def _place(liar: int, peer: int) -> Placement:
+    return Placement(settings={"allow_faults": True} if peer == liar else {})
 
 
 def _missed(row: Row, watched: Watched) -> list[str]:
@@ -226,7 +227,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--liar", metavar="MODULE", help="a liar of your own; the scenario is named after it")
     parser.add_argument("--seconds", type=float, default=12.0, metavar="S", help="how long steps are timed, each time (default 12)")
+    parser.add_argument("--mates", type=int, default=MATES, metavar="N", help=f"peers of each stage, the liar included (default {MATES})")
     given = parser.parse_args()
+    if given.mates < 2 or given.seconds <= 0:
+        parser.error("there are two peers of a stage at least, and steps take time")
     scenarios = {given.scenario: SCENARIOS[given.scenario]} if given.scenario != "all" else SCENARIOS
     chosen = {name: (f"{HERE}.{module}", arguments) for name, (module, arguments) in scenarios.items()}
     if given.liar:
@@ -234,7 +238,7 @@ def main() -> int:
         chosen = {path.stem: (str(path.resolve()) if path.suffix == ".py" else given.liar, {})}
     rows = []
     for name, (module, arguments) in chosen.items():
-        rows.append(try_scenario(name, module, arguments, given.seconds))
+        rows.append(try_scenario(name, module, arguments, given.seconds, given.mates))
         progress(f"{name}: {'; '.join(rows[-1].missed) or 'holds'}")
     return report(rows, given.json)
 

@@ -12,6 +12,8 @@ from peerd.daemon.liars import Liars, load
 from peerd.daemon.peer import Peer
 from peerd.errors import UsageError
 
+LIARS = Path(__file__).parents[2] / "scripts" / "benchmarks" / "_liars"
+
 
 def ask(peer: object, **request: Any) -> None:
     async def asked() -> None:
@@ -28,8 +30,10 @@ def test_a_liar_from_a_file_runs_with_the_daemons_peer_and_its_arguments(tmp_pat
     assert told == [{"many": 3}]
 
 
-def test_a_module_can_be_named_as_it_is_imported() -> None:
-    assert callable(load("scripts.benchmarks._liars.suspicions"))
+@pytest.mark.parametrize("name", sorted(path.stem for path in LIARS.glob("[a-z]*.py")))
+def test_the_liars_of_the_bench_can_be_loaded_by_file_and_by_name(name: str) -> None:
+    assert callable(load(f"scripts.benchmarks._liars.{name}"))
+    assert callable(load(str(LIARS / f"{name}.py")))
 
 
 @pytest.mark.parametrize("name", [None, "", 3, "no.such.module", "/no/such/file.py", "json", "peerd.table.record"])
