@@ -108,6 +108,7 @@ class Counters(TypedDict):
     bytes_sent: int
     bytes_received: int
     messages_refused: int
+    calls_put_off: int  # of callers that had too many open; they hear when to come back
     internal_errors: int  # bugs that showed in this daemon, each in its log with a traceback
 
 

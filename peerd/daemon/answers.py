@@ -202,6 +202,7 @@ class Answers:
             "bytes_sent": traffic.sent_bytes,
             "bytes_received": traffic.received_bytes,
             "messages_refused": peer.door.refused + peer.membership.messages_refused,
+            "calls_put_off": peer.door.calls.refused,
             "internal_errors": INTERNAL_ERRORS.count,
         }
         return cast("Counters", found)

@@ -77,6 +77,7 @@ METRICS = (
     MetricSpec("peerd_reloads_total", "counter", "Times this daemon downloaded its stage's state again"),
     MetricSpec("peerd_faults_seen_total", "counter", "Peers this daemon came to suspect"),
     MetricSpec("peerd_messages_refused_total", "counter", "Broken messages from other peers"),
+    MetricSpec("peerd_calls_put_off_total", "counter", "Calls of other peers that had too many open"),
     MetricSpec("peerd_internal_errors_total", "counter", "Bugs that showed in this daemon; its log has a traceback of each"),
     MetricSpec("peerd_files_unwritten", "gauge", "Kinds of files that this daemon could not write lately, such as checkpoints"),
     MetricSpec("peerd_moves_total", "counter", "Times rebalancing took this daemon to another stage"),

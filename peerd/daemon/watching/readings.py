@@ -57,6 +57,7 @@ def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_reloads_total": counters["reloads"],
         "peerd_faults_seen_total": counters["faults_seen"],
         "peerd_messages_refused_total": counters["messages_refused"],
+        "peerd_calls_put_off_total": counters["calls_put_off"],
         "peerd_internal_errors_total": counters["internal_errors"],
         "peerd_files_unwritten": len(UNWRITTEN.errors()),
         "peerd_moves_total": peer.moves,
