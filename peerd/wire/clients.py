@@ -21,7 +21,7 @@ from peerd.generated import (
     state_pb2_grpc,
 )
 from peerd.link.lanes import Lanes
-from peerd.link.links import CHUNK_BYTES, Arrival, Links, answer_of, ending, read_within, with_time_for
+from peerd.link.links import CHUNK_BYTES, Arrival, Links, answer_of, ending, read_within
 from peerd.link.traffic import PeerRole
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
@@ -260,8 +260,10 @@ async def _header_of(rpc: Any, patience_s: float, untold: str) -> Any:
 
 
 async def _chunks_of_stream(rpc: Any, what: str, links: Links, patience_s: float) -> AsyncGenerator[bytes]:
+    arrival = Arrival(patience_s)
     with ending(rpc):
-        while (message := await read_within(rpc.__aiter__(), with_time_for(patience_s, CHUNK_BYTES))) is not None:
+        while (message := await read_within(rpc.__aiter__(), arrival.left_s(CHUNK_BYTES))) is not None:
+            arrival.came(len(message.chunk))
             links.traffic.took(what, PeerRole.DONOR, len(message.chunk))
             yield message.chunk
 

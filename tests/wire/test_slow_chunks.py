@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from peerd.errors import PeerGoneError
-from peerd.link.links import CHUNK_BYTES, HOME_BYTES_PER_S, LEAST_BYTES_PER_S, Arrival, with_time_for
+from peerd.link.links import CHUNK_BYTES, HOME_BYTES_PER_S, LEAST_BYTES_PER_S, Arrival, Links, with_time_for
 from peerd.link.traffic import Traffic
 from peerd.wire.chunks import Chunk
-from peerd.wire.clients import _read_chunks
+from peerd.wire.clients import _chunks_of_stream, _read_chunks
 from peerd.wire.services import Door
 from tests.wire.callee import RUN
 
@@ -43,6 +45,33 @@ async def test_a_caller_that_trickles_does_not_get_the_patience_for_each_byte() 
     with pytest.raises(PeerGoneError, match="no message"):
         await door.read_chunks(trickle, NUM_BYTES)
     assert time.monotonic() - began_s < PATIENCE_S + 3 * NUM_BYTES / LEAST_BYTES_PER_S
+
+
+async def test_a_donor_that_trickles_does_not_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peerd.wire.clients.CHUNK_BYTES", NUM_BYTES)
+
+    class Trickle:
+        cancelled = False
+
+        def __init__(self) -> None:
+            self._chunks = _bytes_apart(0.05)
+
+        def __aiter__(self) -> AsyncIterator[Chunk]:
+            return self._chunks
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+    rpc, links, began_s = Trickle(), cast(Links, SimpleNamespace(traffic=Traffic())), time.monotonic()
+    with pytest.raises(PeerGoneError, match="no message"):
+        await _drained(_chunks_of_stream(rpc, "data", links, PATIENCE_S))
+    assert time.monotonic() - began_s < PATIENCE_S + 3 * NUM_BYTES / LEAST_BYTES_PER_S
+    assert rpc.cancelled
+
+
+async def _drained(chunks: AsyncIterator[bytes]) -> None:
+    async for _ in chunks:
+        continue
 
 
 async def _bytes_apart(pause_s: float) -> AsyncIterator[Chunk]:
