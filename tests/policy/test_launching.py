@@ -327,3 +327,12 @@ def test_hole_18_a_trainer_that_can_call_nobody_of_the_first_stage_owns_nothing(
     assert trainers_of(view_of(first, other), 0) == ["a", "b"]
     assert trainers_of(view_of(first, replace(other, unreached=(first.peer,))), 0) == ["a"]
     assert trainers_of(view_of(member("a", trains=False), replace(other, unreached=(first.peer,))), 0) == ["b"]
+
+
+def test_hole_22_a_trainer_that_stepped_aside_behind_a_dead_link_owns_nothing_of_steps_that_it_cannot_deliver() -> None:
+    """It is of the first stage itself, but at an older step, and cannot call the mate that goes on."""
+    goes_on, aside = member("a", trains=True, step=7), member("b", trains=True, step=5, unreached=(PeerId("a"),))
+    assert trainers_of(view_of(goes_on, aside), 7) == ["a"]
+    assert trainers_of(view_of(goes_on, replace(aside, step=7)), 7) == ["a", "b"]
+    assert trainers_of(view_of(goes_on, replace(aside, step=6, phase=Phase.AVERAGED)), 7) == ["a", "b"]
+    assert trainers_of(view_of(goes_on, replace(aside, unreached=())), 7) == ["a", "b"], "it calls the mate"

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from peerd.policy.hashing import digest
 from peerd.policy.step.ledger import accumulate_set, full, indices, is_averaged, stages_missing, work_step
-from peerd.table.record import PeerId, PeerRecord
+from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 STEPS_TO_BE_HEARD = 2
@@ -144,13 +144,22 @@ def trainers_of(live: LiveView, step: int) -> list[PeerId]:
 
     A leaving trainer counts until its record says that it no longer trains: what it has in flight must not be launched twice.
     """
-    trainers, first = those_who_train(live), {record.peer for record in live.serving(0)}
+    trainers, first = those_who_train(live), {record.peer for record in live.serving(0) if _takes(record, step)}
     trainers = [record for record in trainers if _can_deliver(record, first)] or trainers
     return [record.peer for record in trainers if record.trains_from <= step] or [record.peer for record in trainers]
 
 
+def _takes(record: PeerRecord, step: int) -> bool:
+    """Whether a peer takes microbatches of a step, by rule W2 (call). One that stepped aside behind a dead link is behind it."""
+    takes_next = record.phase is Phase.AVERAGED or record.next_ledger_no > 0
+    return step <= record.step <= step + 1 or (record.step == step - 1 and takes_next)
+
+
 def _can_deliver(trainer: PeerRecord, first: Set[PeerId]) -> bool:
-    """Whether a trainer can call a peer of the first stage, as far as its record tells: if not, others need not wait for it (hole 18)."""
+    """Whether a trainer can call a peer of the first stage that takes the step, as far as its record tells.
+
+    If it can not, others need not wait for it (holes 18 and 22). One of the first stage that takes the step itself always can.
+    """
     return not first or not first <= set(trainer.unreached)
 
 
