@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import structlog
+
 from peerd.errors import BadMessageError
+from peerd.policy.hashing import digest
 from peerd.policy.swarm.spreading import News, periods, summarise
 from peerd.policy.swarm.suspicion import Patience
 from peerd.swarm.clock import clock_s
@@ -22,6 +25,7 @@ from peerd.table.circuit import direct
 from peerd.table.record import HIDDEN, MAX_STAGES, PeerId, PeerRecord, RawRecord, RunId, Suspicion, Vitals
 from peerd.table.view import TTL_PERIODS, LiveView, SwarmView
 
+LOG = structlog.get_logger()
 MAX_SUSPECTS, MAX_UNREACHED = 32, 16
 MOST_DOUBTED = 1024
 ABSORBED_AT_ONCE = 16
@@ -82,6 +86,8 @@ class Membership:
         self._lock = threading.Lock()
         """Held while the view is changed: a record that expires changes it, whichever thread asks what is live."""
         self.raws: dict[PeerId, SignedRecord] = {}
+        self.contradictory: set[PeerId] = set()
+        """Peers that signed two different records under one (incarnation, version)."""
         self.row = row or OwnRow()
         self.news = News(ttl_s / TTL_PERIODS)
         """Records that changed lately, for peers that ask for news."""
@@ -217,6 +223,7 @@ class Membership:
     def forget(self, peer: PeerId) -> None:
         """Forget a peer that is gone for good. The view keeps its last record, so that an older one does not bring it back."""
         self.raws.pop(peer, None)
+        self.contradictory.discard(peer)
         self.news.forget(peer)
 
     def suspect(self, record: PeerRecord) -> None:
@@ -327,8 +334,9 @@ class Membership:
 
     def _merge(self, peer: PeerId, pair: tuple[int, int], body: bytes, signature: bytes) -> bool:
         """Merge a record that names this peer and pair. Returns True if it changes anything besides renewing the lease of a live peer."""
-        known = self.view.sightings.get(peer)
-        if known is not None and pair <= known.record.pair:
+        known, held = self.view.sightings.get(peer), self.raws.get(peer)
+        contradicts = known is not None and held is not None and pair == held.record.pair and body != held.body
+        if known is not None and pair <= known.record.pair and not contradicts:
             return False  # checked before the signature, which costs more
         signed = read_record(body, signature, self.run)
         if signed.record.stage >= self._num_stages:
@@ -336,6 +344,8 @@ class Membership:
         if peer == self.me:
             self._owe_word(superseded_by=signed.record.incarnation)
             return False
+        if contradicts:
+            return self._choose(signed)
         now_s = clock_s()
         suspected = self._suspects.pop(peer, None)
         if suspected is not None and suspected[0] == signed.record.incarnation:
@@ -354,6 +364,20 @@ class Membership:
             # A higher version ends the suspicion. The ledger stays: if its work was done again meanwhile, rule 6 (reset) decides.
             self._owe_word(tell=True)
         return says_more
+
+    def _choose(self, signed: SignedRecord) -> bool:
+        """Let one count of two records that a peer signed under one pair: the same one at all peers that know both."""
+        peer = signed.record.peer
+        if peer not in self.contradictory:
+            LOG.warning("a peer signed two records under one version", signed_by=peer, incarnation=signed.record.incarnation)
+        self.contradictory.add(peer)
+        if digest("record", signed.body) > digest("record", self.raws[peer].body):
+            return False
+        with self._lock:
+            self.view.correct(signed.record)
+        self.raws[peer] = signed
+        self.news.note(signed.record, signed.raw, clock_s())
+        return True
 
     def _owe_word(self, *, tell: bool = False, superseded_by: int = 0) -> None:
         self._tell |= tell

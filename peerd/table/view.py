@@ -205,6 +205,14 @@ class SwarmView:
         self.changes += 1
         return True
 
+    def correct(self, record: PeerRecord) -> None:
+        """Let this one count of two records that a peer signed under one pair. It lives no longer than the other would have."""
+        known = self._sightings[record.peer]
+        self._see(record.peer, Sighting(record, known.risen_at_s, self._accused_by(record)))
+        if record.peer in self._entered_s:
+            self._enter(record.peer, self._sightings[record.peer].fresh_until_s(self.ttl_s))
+        self.changes += 1
+
     def prove(self, peer: PeerId) -> None:
         """Note that a peer with this key is there: it has answered this peer, or called it."""
         self._risen.prove(peer)

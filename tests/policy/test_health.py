@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ from peerd.policy.swarm.health import (
     open_files,
     unwritten_files,
 )
-from peerd.table.record import AverageId, Lineage, PeerRecord, Phase
+from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, live_views, member, view_of
 
@@ -30,7 +31,7 @@ BOTH = view_of(ME, member("a", stage=1, step=5))
 LIFETIME_S = 15.0
 
 
-def facts_of(*records: PeerRecord, still_s: float = 0.0, gap_s: float = 0.1, step_s: float = 0.0, **more: bool) -> Facts:
+def facts_of(*records: PeerRecord, still_s: float = 0.0, gap_s: float = 0.1, step_s: float = 0.0, **more: Any) -> Facts:
     """A run in which every stage had a peer, and then what is true of `records` was so for `still_s`."""
     before = replace(advance(None, BOTH, 2, NUM_MICROBATCHES, 0.0), gap_s=gap_s, step_s=step_s)
     return Facts(
@@ -196,3 +197,11 @@ def test_a_dead_link_between_two_mates_is_told_with_both_and_in_which_direction(
     (item,) = health(facts_of(deaf, replace(mate, unreached=(ME.peer,)), elsewhere))
     assert (item.code, item.title) == ("link-dead", "mate and me cannot call each other")
     assert health(facts_of(replace(ME, unreached=(elsewhere.peer,)), mate, elsewhere)) == [], "not a mate: others do what it does"
+
+
+def test_a_peer_that_contradicts_itself_is_named_while_it_is_there() -> None:
+    facts = facts_of(ME, member("liar", stage=1, step=5))
+    assert health(facts) == []
+    (item,) = health(replace(facts, contradictory=frozenset({PeerId("liar"), PeerId("gone")})))
+    assert (item.code, item.severity) == ("contradictory", "warning")
+    assert item.title.startswith("liar signed two")

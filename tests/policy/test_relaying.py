@@ -92,6 +92,11 @@ def test_those_are_asked_first_to_dial_back_that_can_be_called_for_sure() -> Non
     assert whom_to_ask(view, 1) == ("e",)
 
 
+def test_no_peer_is_everybodys_first_to_dial_back_by_its_id() -> None:
+    others = [member(f"p{number}") for number in range(20)]
+    assert len({whom_to_ask(view_of(member(f"me{number}"), *others), 1) for number in range(20)}) > 5
+
+
 def test_an_address_behind_a_relay_names_both() -> None:
     plain = "/ip4/1.2.3.4/tcp/5/p2p/relay"
     address = circuit_address(plain, "peer")

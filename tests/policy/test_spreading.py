@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from peerd.policy.route.admission import choose_stage
 from peerd.policy.route.evaluating import is_my_turn
 from peerd.policy.route.launching import Standstill, launchable, trainers_of, window
-from peerd.policy.step.ledger import may_accumulate, missing
+from peerd.policy.step.ledger import held, may_accumulate, missing, stage_step
 from peerd.policy.swarm.rebalance import Rebalancing, plan
 from peerd.policy.swarm.spreading import (
     KEEPERS,
@@ -262,6 +262,44 @@ def test_of_several_that_speak_for_a_stage_one_wrong_one_changes_nothing() -> No
     live = view_of(*large(summary()).records, *(member(f"far{n}", stage=3, summary=summary()) for n in range(2)), liar)
     live = replace(live, me=PeerId("me"))
     assert live.summary(3) == summary()
+
+
+def with_speakers(*told: tuple[int, StageSummary]) -> LiveView:
+    """A view from stage 0 on stage 3, of which peers at these steps tell this; the last one lies."""
+    records = (member(f"far{number}", stage=3, step=step, summary=each) for number, (step, each) in enumerate(told))
+    return replace(view_of(*(r for r in large(summary()).records if r.stage != 3), *records), me=PeerId("me"))
+
+
+@pytest.mark.parametrize("step", [0, 1, 9])
+@pytest.mark.parametrize("lie", [summary(held=FULL, next_held=FULL), summary()])
+def test_of_several_that_tell_what_a_stage_holds_one_wrong_one_does_not_decide_what_is_launched(step: int, lie: StageSummary) -> None:
+    honest = summary(held=0b011, next_held=0b100)
+    live = with_speakers((1, honest), (1, honest), (step, lie))
+    assert stage_step(live, 3) == 1
+    assert missing(live, 3, 1, NUM_MICROBATCHES) == FULL & ~0b011
+    early = with_speakers((0, honest), (0, honest), (step, lie))
+    assert stage_step(early, 3) == 0
+    assert missing(early, 3, 1, NUM_MICROBATCHES) == FULL & ~0b100
+
+
+def test_one_speaker_that_tells_of_trainers_that_are_not_there_keeps_nobody_from_launching() -> None:
+    told = [member(f"far{n}", stage=0, summary=summary(trainers=9 * (n == 0))) for n in range(3)]
+    live = replace(view_of(*stage_of(3, 5, trains=True), *told), me=PeerId("s3p000"))
+    assert trainers_of(live, 0) == [record.peer for record in stage_of(3, 5)]
+
+
+def test_a_speaker_that_is_behind_for_a_moment_holds_nothing_up() -> None:
+    live = with_speakers((1, summary(held=0b11)), (1, summary(held=0b11)), (0, summary(held=FULL)))
+    assert missing(live, 3, 1, NUM_MICROBATCHES) == FULL & ~0b11
+    assert held(with_speakers((1, summary(held=0b11))), 3, 1) == 0b11, "where one speaks it is believed"
+    assert held(with_speakers((1, summary(held=0b11)), (1, summary(held=0b10))), 3, 1) == 0b10
+
+
+@given(st.lists(st.integers(0, FULL), min_size=1, max_size=15))
+def test_what_a_stage_holds_is_what_more_than_half_of_its_speakers_say(words: list[int]) -> None:
+    live = with_speakers(*((1, summary(held=word)) for word in words))
+    expected = sum(1 << bit for bit in range(NUM_MICROBATCHES) if 2 * sum(word >> bit & 1 for word in words) > len(words))
+    assert held(live, 3, 1) == expected
 
 
 def test_nobody_moves_to_a_stage_that_is_strong_by_what_its_speaker_tells() -> None:

@@ -388,3 +388,12 @@ def test_hole_22_a_round_that_cannot_finish_because_of_a_dead_link_is_closed() -
     assert isinstance(decided(mine, deaf, own=own), CloseRound)
     assert own.round_roster is not None
     assert isinstance(decided(mine, deaf, own=replace(own, round_roster=replace(own.round_roster, spared=(mine.peer,)))), Wait)
+
+
+def test_no_mate_is_everybodys_donor_by_its_id() -> None:
+    """A key can be made whose id sorts first."""
+    ahead = [member(f"p{number}", step=2) for number in range(20)]
+    joining = [decided(member(f"me{number}", phase=Phase.JOINING), *ahead) for number in range(20)]
+    fetching = [decided(member(f"me{number}", step=1, done=0b1), *(averaged(r.peer, step=1) for r in ahead)) for number in range(20)]
+    for acts in (joining, fetching):
+        assert len({getattr(act, "peer", None) for act in acts}) > 5

@@ -110,6 +110,37 @@ def test_keys_that_nobody_reached_make_room_and_leave_nothing_behind(monkeypatch
     assert mine.raws[MATE.peer].record.version == 7
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_two_records_under_one_version_the_same_counts_whichever_came_first(turned: bool) -> None:
+    mine, told = membership(), [raw(version=3, step=1), raw(version=3, step=2)]
+    mine.absorb(told[::-1] if turned else told)
+    assert mine.contradictory == {MATE.peer}
+    assert mine.live().find(MATE.peer) == mine.raws[MATE.peer].record
+    other = membership()
+    other.absorb(told if turned else told[::-1])
+    assert mine.live().find(MATE.peer) == other.live().find(MATE.peer)
+    assert mine.raws[MATE.peer] == other.raws[MATE.peer]
+    changes = mine.view.changes
+    mine.absorb(told)
+    assert mine.view.changes == changes, "they are not chosen from again and again"
+
+
+def test_a_forged_contradiction_is_refused_and_the_same_record_again_is_none() -> None:
+    mine = membership()
+    mine.absorb([raw(version=3), raw(version=3)])
+    with pytest.raises(BadMessageError):
+        mine.absorb([raw(version=3, step=9, signer=THIRD)])
+    assert not mine.contradictory
+
+
+async def test_another_daemon_that_says_something_else_under_my_version_makes_me_take_a_higher_one() -> None:
+    mine = membership()
+    published = mine.publish()
+    assert published is not None
+    mine.absorb([raw(ME, incarnation=4, version=published.record.version, step=77)])
+    assert await mine.word_owed() == Word(tell=False, superseded_by=4)
+
+
 async def test_among_records_of_many_a_broken_one_costs_only_itself() -> None:
     mine = membership()
     await mine.absorb_quietly([(b"junk", b""), raw(THIRD, signer=MATE), raw()])

@@ -18,6 +18,7 @@ from tests.strategies import member, records
 ME = PeerId("me")
 TTL_S = 3.0
 MANY = 19_000
+EVENTS = ("merge", "prove", "clear", "correct")
 
 
 def view_of_many(rows: int) -> SwarmView:
@@ -92,7 +93,7 @@ def told_by_all_rows(sightings: Sequence[Sighting], now_s: float) -> tuple[set[P
 
 
 @given(
-    st.lists(st.tuples(records(), st.integers(1, 4), st.floats(0, 2), st.sampled_from(["merge", "prove", "clear"])), max_size=20),
+    st.lists(st.tuples(records(), st.integers(1, 4), st.floats(0, 2), st.sampled_from(EVENTS)), max_size=20),
     st.floats(0, 8),
 )
 def test_what_counts_is_what_a_look_at_all_rows_finds(events: list[tuple[PeerRecord, int, float, str]], later_s: float) -> None:
@@ -103,6 +104,9 @@ def test_what_counts_is_what_a_look_at_all_rows_finds(events: list[tuple[PeerRec
             view.merge(replace(record, periods=periods), now_s)
         elif what == "prove":
             view.prove(record.peer)
+        elif what == "correct" and record.peer in view.sightings:
+            pair = view.sightings[record.peer].record.pair
+            view.correct(replace(record, periods=periods, incarnation=pair[0], version=pair[1]))
         elif pause_s > 1.9:
             view.clear()
         live = view.live(now_s)

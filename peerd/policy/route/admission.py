@@ -120,6 +120,6 @@ def givers_of_data(live: LiveView) -> list[PeerRecord]:
 
 
 def givers_of_start(live: LiveView, tried: frozenset[PeerId]) -> list[PeerRecord]:
-    """Peers to get the state that the run begins from: those that stay first, then by id."""
+    """Peers to get the state that the run begins from: those that stay first. Each joiner has an order of its own."""
     able = [r for r in live.records if r.gives_start and r.peer != live.me]
-    return sorted(able, key=lambda r: (r.peer in tried, r.leaving, r.peer))
+    return sorted(able, key=lambda r: (r.peer in tried, r.leaving, turn_of(live.me, r.peer)))

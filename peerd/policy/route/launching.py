@@ -134,7 +134,8 @@ def those_who_train(live: LiveView) -> list[PeerRecord]:
     trainers = [record for record in live.records if record.trains]
     if not live.is_summarised:
         return trainers
-    told = [record.stage for record in live.records if record.summary is not None and record.summary.trainers]
+    stages = {record.stage for record in live.records if record.summary is not None}
+    told = [stage for stage in stages if (summary := live.summary(stage)) is not None and summary.trainers]
     first = min([record.stage for record in trainers] + told, default=0)
     return [record for record in trainers if record.stage == first]
 

@@ -8,11 +8,16 @@ that lack the update of step t, so they need not wait for it. At a commit the se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from statistics import median_high
 
+from peerd.policy.hashing import digest
 from peerd.table.record import Aside, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
+
+MOST_HEARD = 15
+"""Number of peers that are believed to speak for a distant stage. Others that say so are left out, other ones in each step."""
 
 
 def full(num_microbatches: int) -> int:
@@ -32,19 +37,28 @@ def held(live: LiveView, stage: int, step: int) -> int:
     """The union of the members' ledgers, and of the ledgers for this step of peers that are one step behind.
 
     A peer that still accumulates the last step while the stage is past it has missed the average and may never get it:
-    nobody waits for what it holds. For a distant stage the summaries of its speakers count as well. They decide only what
-    is launched; whether a gradient may be added or averaged is decided by the stage's own peers.
+    nobody waits for what it holds. For a distant stage only what its speakers tell counts: what more than half of those say
+    that are at the step, because one of them may be wrong. They decide only what is launched; whether a gradient may be added
+    or averaged is decided by the stage's own peers.
     """
-    bitmap = _held_by(live, stage, step)
     speakers = live.speakers(stage)
-    begun = any(record.step >= step for record in speakers)
-    for record in speakers:
-        told = record.summary
-        if told is not None and record.step == step:
-            bitmap |= told.held
-        elif told is not None and record.step == step - 1 and not begun:
-            bitmap |= told.next_held
-    return bitmap
+    if not speakers:
+        return _held_by(live, stage, step)
+    heard = sorted(speakers, key=lambda record: digest("heard", step, record.peer, size=8))[:MOST_HEARD]
+    told = [(record.step, record.summary) for record in heard if record.summary is not None]
+    if (stage_step(live, stage) or 0) >= step:
+        return _agreed([summary.held for at, summary in told if at == step])
+    return _agreed([summary.next_held for at, summary in told if at == step - 1])
+
+
+def _agreed(words: Sequence[int]) -> int:
+    """The bits that are set in more than half of the words."""
+    in_more_than = [0] * (len(words) // 2 + 1)
+    for word in words:
+        for number in reversed(range(1, len(in_more_than))):
+            in_more_than[number] |= in_more_than[number - 1] & word
+        in_more_than[0] |= word
+    return in_more_than[-1]
 
 
 def _held_by(live: LiveView, stage: int, step: int, but: PeerId | None = None) -> int:
@@ -74,7 +88,13 @@ def missing(live: LiveView, stage: int, step: int, num_microbatches: int) -> int
 
 
 def stage_step(live: LiveView, stage: int) -> int | None:
-    """The newest step of the live peers that serve a stage; None if nobody serves it."""
+    """The newest step of the live peers that serve a stage; None if nobody serves it.
+
+    For a distant stage: the median of its speakers' steps, because one of them may be wrong.
+    """
+    speakers = live.speakers(stage)
+    if speakers:
+        return median_high([record.step for record in speakers])
     return max((record.step for record in live.serving(stage)), default=None)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from peerd.policy.hashing import turn_of
 from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.norms import norm_of_step
 from peerd.policy.step.roster import Roster
@@ -122,7 +123,7 @@ class Situation:
 
     def first_to_ask(self, mates: Sequence[PeerRecord]) -> PeerRecord:
         """The mate to ask first: one that has not failed to answer, and among these the one with the smallest average id."""
-        return min(mates, key=lambda m: ((m.peer, self.mine.step) in self.own.unanswered, m.average_id, m.peer))
+        return min(mates, key=lambda m: ((m.peer, self.mine.step) in self.own.unanswered, m.average_id, turn_of(self.mine.peer, m.peer)))
 
     def averaged_like_me(self) -> list[PeerRecord]:
         """The mates that have an average of this step, computed with the same parameters as this peer's."""

@@ -61,7 +61,7 @@ def _join(now: Situation) -> Act:
             return _step_back(now) or acts.Wait(f"the run can resume only at step {held_back}")
         far = now.other_end_step
         if newest is not None and far is not None and far < mine.step and not is_left_behind(mine, newest, now.live, rules):
-            peer = max(now.mates, key=lambda m: (m.step, m.peer)).peer
+            peer = min(now.mates, key=lambda m: (-m.step, turn_of(mine.peer, m.peer))).peer
             return acts.Reload("the other end of the tied weight needs a step whose sum this peer does not hold", peer)
         return acts.Serve("no peer of the stage is ahead of what this peer holds")
     brought = checkpoint_to_bring(mine, now.live, rules)
@@ -103,7 +103,7 @@ def _commit_behind_mate(now: Situation) -> Act | None:
     ahead = [m for m in now.mates if m.step > now.mine.step]
     if now.mine.phase is not Phase.AVERAGED or not ahead:
         return None
-    peer = max(ahead, key=lambda m: (m.step, m.peer)).peer
+    peer = min(ahead, key=lambda m: (-m.step, turn_of(now.mine.peer, m.peer))).peer
     if now.lacks_norm():
         return acts.Reload("no peer tells this step's gradient norm any more", peer, now.mine.step + 1)
     if now.lacks_tied():
@@ -262,7 +262,7 @@ def _follow_run(now: Situation) -> Act | None:
     mine, since_s = now.mine, now.own.outlived_since_s
     if since_s is None or now.now_s - since_s < now.rules.ttl_s or mine.phase is Phase.AVERAGING or not now.mates:
         return None
-    best = max(now.mates, key=lambda m: (m.step, m.peer))
+    best = min(now.mates, key=lambda m: (-m.step, turn_of(mine.peer, m.peer)))
     return acts.Reload(f"the run went back to step {best.step} without this peer", best.peer)
 
 

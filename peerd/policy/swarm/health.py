@@ -10,7 +10,7 @@ from peerd.policy.step.diverged import DIVERGED_REMEDY, diverged_step
 from peerd.policy.step.ledger import full, held, stage_step
 from peerd.policy.step.roster import dead_links
 from peerd.policy.swarm.checkup import files_needed, too_few_files
-from peerd.table.record import PeerRecord, Phase
+from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 MOST_LINKS_TOLD = 3
@@ -83,6 +83,8 @@ class Facts:
     has_met_others: bool = False
     """Whether there was another peer that has not said that it leaves."""
     complete: bool = False
+    contradictory: frozenset[PeerId] = frozenset()
+    """Peers that signed two different records under one version."""
 
 
 def advance(before: Progress | None, live: LiveView, num_stages: int, num_microbatches: int, now_s: float) -> Progress:
@@ -120,7 +122,7 @@ def _lacking(live: LiveView, num_stages: int) -> list[int]:
 def health(facts: Facts) -> list[HealthNote]:
     """Problems first."""
     swarm = [_cut_off(facts)] if _cut_off(facts) else [_empty_stages(facts), _no_trainer(facts), _diverged(facts), _stalled(facts)]
-    items = [item for item in (*swarm, _dead_links(facts), _inexact(facts), _joining(facts)) if item]
+    items = [item for item in (*swarm, _dead_links(facts), _contradictory(facts), _inexact(facts), _joining(facts)) if item]
     return sorted(items, key=lambda item: ("problem", "warning", "info").index(item.severity))
 
 
@@ -214,6 +216,16 @@ def _dead_links(facts: Facts) -> HealthNote | None:
     if both:
         return HealthNote("link-dead", title, "warning", remedy)
     return HealthNote("link-one-way", title, "warning", remedy)
+
+
+def _contradictory(facts: Facts) -> HealthNote | None:
+    found = [record.peer for record in facts.live.records if record.peer in facts.contradictory]
+    if not found:
+        return None
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    title = f"{found[0]}{more} signed two different records under one version; one of them counts"
+    remedy = "its home may have been copied and run twice; or its software is broken, or it lies"
+    return HealthNote("contradictory", title, "warning", remedy)
 
 
 def _inexact(facts: Facts) -> HealthNote | None:

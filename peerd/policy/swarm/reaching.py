@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from peerd.policy.hashing import digest
 from peerd.policy.swarm.checkup import Dialled
 from peerd.table.circuit import host_in
 from peerd.table.record import HIDDEN, PeerId, PeerRecord, Reach
@@ -46,9 +47,10 @@ def has_moved(before: Sequence[str], now: Sequence[str]) -> bool:
 
 
 def whom_to_ask(live: LiveView, most: int) -> tuple[PeerId, ...]:
-    """Peers to ask to dial back, best first: those that others can dial come before those behind a relay."""
+    """Peers to ask to dial back, best first: those that others can dial come before those behind a relay. Each asks in its own order."""
     able = [record for record in live.records if record.peer != live.me and not record.leaving]
-    return tuple(record.peer for record in sorted(able, key=lambda record: (_ORDER.index(record.reach), record.peer))[:most])
+    turns = {record.peer: digest("dial back", live.me, record.peer, size=8) for record in able}
+    return tuple(record.peer for record in sorted(able, key=lambda record: (_ORDER.index(record.reach), turns[record.peer]))[:most])
 
 
 def missed_since(before: Mapping[PeerId, float], view: SwarmView, live: LiveView, now_s: float) -> dict[PeerId, float]:
