@@ -34,7 +34,7 @@ from peerd.swarm.identity import Identity, LocalState
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedManifest, pack, unpack_manifest
 from peerd.table.circuit import direct, is_circuit
-from peerd.table.record import PeerId, RunId
+from peerd.table.record import MAX_STEP, PeerId, RunId
 from peerd.table.view import TTL_PERIODS
 from peerd.wire.swarm_client import SwarmClient
 
@@ -129,9 +129,9 @@ def _known_run(settings: Settings, local: LocalState, report: Report) -> Place:
 
 def membership_for(identity: Identity, signed: SignedManifest, book: AddressBook, row: Row | None = None) -> Membership:
     """Return an empty table of the run."""
-    manifest = signed.manifest
-    ttl_s = TTL_PERIODS * manifest.swarm.announce_period_s
-    membership = Membership(identity, signed.run, ttl_s, row, manifest.train.num_stages)
+    train = signed.manifest.train
+    ttl_s = TTL_PERIODS * signed.manifest.swarm.announce_period_s
+    membership = Membership(identity, signed.run, ttl_s, row, train.num_stages, train.steps or MAX_STEP)
     membership.book = book
     return membership
 

@@ -22,7 +22,7 @@ from peerd.swarm.clock import clock_s
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedRecord, peek_record, read_record, sign_record
 from peerd.table.circuit import direct
-from peerd.table.record import HIDDEN, MAX_STAGES, PeerId, PeerRecord, RawRecord, RunId, Suspicion, Vitals
+from peerd.table.record import HIDDEN, MAX_STAGES, MAX_STEP, PeerId, PeerRecord, RawRecord, RunId, Suspicion, Vitals
 from peerd.table.view import TTL_PERIODS, LiveView, SwarmView
 
 LOG = structlog.get_logger()
@@ -78,10 +78,19 @@ class _Live:
 class Membership:
     """Merges records from the network and publishes this peer's own."""
 
-    def __init__(self, identity: Identity, run: RunId, ttl_s: float, row: OwnRow | None = None, num_stages: int = MAX_STAGES) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        run: RunId,
+        ttl_s: float,
+        row: OwnRow | None = None,
+        num_stages: int = MAX_STAGES,
+        last_step: int = MAX_STEP,
+    ) -> None:
+        """The run has `num_stages`, and ends at `last_step`."""
         self.identity = identity
         self.run = run
-        self._num_stages = num_stages
+        self._num_stages, self._last_step = num_stages, last_step
         self.view = SwarmView(me=identity.peer, ttl_s=ttl_s)
         self._lock = threading.Lock()
         """Held while the view is changed: a record that expires changes it, whichever thread asks what is live."""
@@ -339,8 +348,9 @@ class Membership:
         if known is not None and pair <= known.record.pair and not contradicts:
             return False  # checked before the signature, which costs more
         signed = read_record(body, signature, self.run)
-        if signed.record.stage >= self._num_stages:
-            raise BadMessageError(f"{peer} names stage {signed.record.stage} of {self._num_stages}")
+        if signed.record.stage >= self._num_stages or signed.record.step > self._last_step:
+            where = f"stage {signed.record.stage} and step {signed.record.step}"
+            raise BadMessageError(f"{peer} names {where} of a run of {self._num_stages} stages that ends at step {self._last_step}")
         if peer == self.me:
             self._owe_word(superseded_by=signed.record.incarnation)
             return False

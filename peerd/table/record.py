@@ -11,6 +11,7 @@ from peerd.table.forms import FLAG, LEDGER, NORM, count, many, one_of, optional,
 MAX_PEERS = 1 << 20
 MAX_STAGES = 4096
 """A run may have fewer, and then records name none beyond them."""
+MAX_STEP = 1 << 40
 MAX_PERIODS = 256
 """No peer counts as live for longer than three times so many announce periods after its last record."""
 MAX_THROUGHPUT = 1e9
@@ -32,6 +33,7 @@ AverageId = NewType("AverageId", bytes)
 
 NO_AVERAGE = AverageId(b"")
 PEER = text(64)
+STEP = count(MAX_STEP)
 AVERAGE = raw(16)
 
 RawRecord = tuple[bytes, bytes]
@@ -125,7 +127,7 @@ class Void:
     step: int
 
 
-VOID = row(Void, PEER, count(), count())
+VOID = row(Void, PEER, count(), STEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class StepNorm:
     norm: float
 
 
-STEP_NORM = row(StepNorm, count(), NORM)
+STEP_NORM = row(StepNorm, STEP, NORM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ class TiedSum:
     id: AverageId
 
 
-TIED_SUM = row(TiedSum, count(), AVERAGE)
+TIED_SUM = row(TiedSum, STEP, AVERAGE)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -158,7 +160,7 @@ class Evaluation:
     loss: float
 
 
-EVALUATION = row(Evaluation, count(), real(MAX_LOSS))
+EVALUATION = row(Evaluation, STEP, real(MAX_LOSS))
 
 
 def believable_loss(loss: float) -> float:
@@ -193,7 +195,7 @@ class Vitals:
     leaving: Annotated[bool, 11, FLAG] = False
     trains: Annotated[bool, 12, FLAG] = False
     """This peer runs a trainer: it has the run's data."""
-    trains_from: Annotated[int, 13, count()] = 0
+    trains_from: Annotated[int, 13, STEP] = 0
     """The first step at which its trainer owns microbatches: a newcomer must not launch what others have in flight."""
     queue: Annotated[int, 18, count(1 << 20)] = 0
     in_flight: Annotated[int, 19, count(1 << 20)] = 0
@@ -209,7 +211,7 @@ class Vitals:
     memory_bytes: Annotated[int, 26, count()] = 0
     kept_averages: Annotated[int, 35, count()] = 0
     """The number of steps before `step` whose averages this peer can give, without a gap."""
-    diverged_at: Annotated[int | None, 33, optional(count())] = None
+    diverged_at: Annotated[int | None, 33, optional(STEP)] = None
     """The step of which this peer's trainer got values that are not finite, whichever way it tried."""
     reach: Annotated[Reach, 30, one_of(Reach)] = Reach.UNKNOWN
     relays: Annotated[bool, 30, FLAG] = False
@@ -232,7 +234,7 @@ class PeerRecord(Vitals):
     incarnation: Annotated[int, 1, count()] = 0
     version: Annotated[int, 2, count()] = 0
     stage: Annotated[int, 4, count(MAX_STAGES - 1)] = 0
-    step: Annotated[int, 5, count()] = 0
+    step: Annotated[int, 5, STEP] = 0
     phase: Annotated[Phase, 6, one_of(Phase)] = Phase.JOINING
     done: Annotated[int, 7, LEDGER] = 0
     """Bitmap: bit i is set when this peer's accumulator holds the gradient of microbatch i of `step`."""
@@ -241,7 +243,7 @@ class PeerRecord(Vitals):
     lineage: Annotated[Lineage, 10, LINEAGE] = Lineage()
     suspects: Annotated[tuple[Suspicion, ...], 14, many(SUSPICION)] = ()
     voids: Annotated[tuple[Void, ...], 15, many(VOID)] = ()
-    checkpoints: Annotated[tuple[int, ...], 16, many(count())] = ()
+    checkpoints: Annotated[tuple[int, ...], 16, many(STEP)] = ()
     """The steps of its stage that a joiner holds on disk; empty once it serves."""
     gives_start: Annotated[bool, 17, FLAG] = False
     """This peer holds the state of every stage that the run begins from."""

@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from statistics import median_low
 from types import MappingProxyType
 
-from peerd.table.record import PeerId, PeerRecord, Phase, StageSummary
+from peerd.table.record import MAX_PERIODS, PeerId, PeerRecord, Phase, StageSummary
 
 TTL_PERIODS = 3
 FULL_STAGE = 6
@@ -23,6 +23,8 @@ NEAR_STAGES = 1
 """In a large swarm a peer knows all peers of the stages at most this far from its own."""
 MAX_TOMBSTONES, MAX_UNPROVEN = 20_000, 2048
 """Number of peers whose highest pair this peer knows: of those that have answered it or called it, and of others. A key costs nothing."""
+LEAST_BELIEVED, KNOWN_PER_BELIEVED = 8, 8
+"""Announce periods that are believed of a record; one more for so many fresh records: four times what a peer says that knows as many."""
 MAX_EXPIRED = 1024
 """Number of expired records that decisions look at."""
 _NOBODY: Mapping[PeerId, tuple[int, int]] = MappingProxyType({})
@@ -37,8 +39,11 @@ class Sighting:
     accused: Mapping[PeerId, tuple[int, int]] = field(default_factory=lambda: _NOBODY)
     """The peers that the record suspects, each with the pair up to which that counts."""
 
+    most_periods: int = MAX_PERIODS
+    """Announce periods between two announcements that are believed of a peer."""
+
     def fresh_until_s(self, ttl_s: float) -> float:
-        return self.risen_at_s + ttl_s * self.record.periods
+        return self.risen_at_s + ttl_s * min(self.record.periods, self.most_periods)
 
     def is_fresh(self, now_s: float, ttl_s: float) -> bool:
         """T2 (alive): it rose within three announce periods of its own."""
@@ -195,7 +200,7 @@ class SwarmView:
         peer, known = record.peer, self._sightings.get(record.peer)
         if known is not None and record.pair <= known.record.pair:
             return False
-        self._see(peer, Sighting(record, now_s, self._accused_by(record)))
+        self._see(peer, Sighting(record, now_s, self._accused_by(record), LEAST_BELIEVED + len(self._fresh) // KNOWN_PER_BELIEVED))
         self._fresh.add(peer)
         if peer != self.me:
             self._risen.to_end(peer, proven=peer in self._risen.proven)
@@ -208,7 +213,7 @@ class SwarmView:
     def correct(self, record: PeerRecord) -> None:
         """Let this one count of two records that a peer signed under one pair. It lives no longer than the other would have."""
         known = self._sightings[record.peer]
-        self._see(record.peer, Sighting(record, known.risen_at_s, self._accused_by(record)))
+        self._see(record.peer, replace(known, record=record, accused=self._accused_by(record)))
         if record.peer in self._entered_s:
             self._enter(record.peer, self._sightings[record.peer].fresh_until_s(self.ttl_s))
         self.changes += 1

@@ -165,7 +165,7 @@ class Dispatcher:
         result = replace(result, records=tuple(self._table.absorb_passed_on(result.records, peer.peer)))
         if call.stage in call.accumulate or call.evaluation:  # otherwise the callee does only a part of a microbatch's work
             downstream_s = result.downstream_s if call.stage < self._num_stages - 1 else 0.0
-            router.observe(peer.peer, own_time_s(elapsed_s, downstream_s, result.queued_s, self.num_slots))
+            router.observe(peer.peer, own_time_s(elapsed_s, downstream_s, result.queued_s, self.num_slots, self._num_stages - call.stage))
         return result
 
     def _give_up_on(self, router: Router, peer: PeerRecord, call: Call, error: RemoteError) -> None:

@@ -90,8 +90,13 @@ SOUND = report("a", a=40, b=40).tally
     ],
 )
 def test_a_tally_that_cannot_be_true_is_refused(broken: StageTally) -> None:
-    assert why_impossible(SOUND, 2, 8, rising) is None
-    assert why_impossible(broken, 2, 8, rising) is not None
+    assert why_impossible(SOUND, 2, 99, 8, rising) is None
+    assert why_impossible(broken, 2, 99, 8, rising) is not None
+
+
+def test_steps_that_the_run_has_not_reached_are_not_counted() -> None:
+    ahead = replace(SOUND, first_step=0, last_step=10**9, steps=10**9)
+    assert why_impossible(ahead, 2, 30, 8, rising) == "the run has not come that far"
 
 
 @given(st.integers(0, 30), st.lists(st.integers(0, 8), min_size=1, max_size=30))
@@ -99,6 +104,6 @@ def test_tokens_counted_step_by_step_are_never_refused(first: int, counts: list[
     tokens = sum(count * rising(first + number) for number, count in enumerate(counts))
     row = Tally(peer="a", steps=len(counts), microbatches=sum(counts), tokens=tokens)
     told = StageTally(stage=0, first_step=first, last_step=first + len(counts) - 1, steps=len(counts), tallies=(row,))
-    assert why_impossible(told, 1, 8, rising) is None
+    assert why_impossible(told, 1, first + len(counts), 8, rising) is None
     (stage,) = merge([Report(reporter="b", tally=told)])
     assert stage.rows[0].tokens == tokens

@@ -89,3 +89,10 @@ def test_everybody_takes_the_same_evaluation_for_the_newest_and_none_of_a_step_t
 
 def test_my_own_evaluation_counts_before_it_is_announced() -> None:
     assert newest_evaluation(view_of(member("p1")), 2, Evaluation(4, 1.5)) == Evaluation(4, 1.5)
+
+
+def test_one_peer_that_tells_another_loss_of_the_newest_evaluation_changes_nothing() -> None:
+    told = [member(f"p{number}", step=4, stage=number % 2, evaluation=Evaluation(4, 1.5)) for number in range(4)]
+    for lie in (0.0, 1e30):
+        liar = member("liar", step=4, evaluation=Evaluation(4, lie))
+        assert newest_evaluation(view_of(*told, liar), 2, None) == Evaluation(4, 1.5)

@@ -274,3 +274,9 @@ def test_a_slow_peer_that_tells_long_waits_gets_no_more_than_a_fast_one() -> Non
     pool = [member("fast"), member("liar")]
     chosen = [router.choose(pool, point_of(index, 100)) for index in range(100)]
     assert sum(record is not None and record.peer == "liar" for record in chosen) <= 50
+
+
+@given(st.floats(0, 1e4), st.floats(), st.floats(), st.integers(1, 64))
+def test_whatever_a_callee_tells_a_share_of_the_time_is_its_own(elapsed_s: float, later_s: float, queued_s: float, stages_left: int) -> None:
+    found_s = own_time_s(elapsed_s, later_s, queued_s, 8, stages_left)
+    assert elapsed_s / stages_left / 81 * 0.999 <= found_s <= elapsed_s

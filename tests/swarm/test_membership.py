@@ -14,7 +14,7 @@ from peerd.swarm.clock import clock_s
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership, Word
 from peerd.swarm.signed import sign_record
-from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RawRecord, RunId, StepNorm, Suspicion, TiedSum, Vitals
+from peerd.table.record import MAX_STEP, AverageId, Lineage, PeerRecord, Phase, RawRecord, RunId, StepNorm, Suspicion, TiedSum, Vitals
 from tests.swarm.fixed_row import FixedRow
 
 RUN = RunId("a" * 32)
@@ -139,6 +139,15 @@ async def test_another_daemon_that_says_something_else_under_my_version_makes_me
     assert published is not None
     mine.absorb([raw(ME, incarnation=4, version=published.record.version, step=77)])
     assert await mine.word_owed() == Word(tell=False, superseded_by=4)
+
+
+def test_a_step_beyond_the_end_of_the_run_is_refused() -> None:
+    mine = Membership(ME, RUN, ttl_s=60, last_step=30)
+    mine.absorb([raw(step=30)])
+    with pytest.raises(BadMessageError, match="a run that ends at 30"):
+        mine.absorb([raw(version=2, step=31)])
+    with pytest.raises(BadMessageError):
+        membership().absorb([raw(step=MAX_STEP + 1)])
 
 
 async def test_among_records_of_many_a_broken_one_costs_only_itself() -> None:

@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.table.record import PeerId, PeerRecord, Phase, Suspicion
-from peerd.table.view import MAX_EXPIRED, MAX_TOMBSTONES, MAX_UNPROVEN, Sighting, SwarmView
+from peerd.policy.swarm.spreading import periods
+from peerd.table.record import MAX_PERIODS, PeerId, PeerRecord, Phase, Suspicion
+from peerd.table.view import LEAST_BELIEVED, MAX_EXPIRED, MAX_TOMBSTONES, MAX_UNPROVEN, Sighting, SwarmView
 from tests.strategies import member, records
 
 ME = PeerId("me")
@@ -98,15 +98,15 @@ def told_by_all_rows(sightings: Sequence[Sighting], now_s: float) -> tuple[set[P
 )
 def test_what_counts_is_what_a_look_at_all_rows_finds(events: list[tuple[PeerRecord, int, float, str]], later_s: float) -> None:
     view, now_s = SwarmView(me=ME, ttl_s=TTL_S), 0.0
-    for record, periods, pause_s, what in events:
+    for record, rarely, pause_s, what in events:
         now_s += pause_s
         if what == "merge":
-            view.merge(replace(record, periods=periods), now_s)
+            view.merge(replace(record, periods=rarely), now_s)
         elif what == "prove":
             view.prove(record.peer)
         elif what == "correct" and record.peer in view.sightings:
             pair = view.sightings[record.peer].record.pair
-            view.correct(replace(record, periods=periods, incarnation=pair[0], version=pair[1]))
+            view.correct(replace(record, periods=rarely, incarnation=pair[0], version=pair[1]))
         elif pause_s > 1.9:
             view.clear()
         live = view.live(now_s)
@@ -120,10 +120,18 @@ def test_what_counts_is_what_a_look_at_all_rows_finds(events: list[tuple[PeerRec
     assert {each.peer for each in live.expired} == {each.peer for each in gone if each.phase is not Phase.JOINING}
 
 
-@pytest.mark.parametrize("periods", [1, 256])
-def test_a_peer_that_lives_shorter_than_it_said_before_expires_in_time(periods: int) -> None:
+def test_a_peer_that_lives_shorter_than_it_said_before_expires_in_time() -> None:
     view = SwarmView(me=ME, ttl_s=TTL_S)
-    view.merge(member("p", periods=256), 0.0)
-    view.merge(member("p", version=1, periods=periods), 1.0)
-    assert view.holds_until_s(1.0) == 1.0 + TTL_S * periods
-    assert view.live(1.0 + TTL_S * periods).records == ()
+    view.merge(member("p", periods=4), 0.0)
+    view.merge(member("p", version=1), 1.0)
+    assert view.holds_until_s(1.0) == 1.0 + TTL_S
+    assert view.live(1.0 + TTL_S).records == ()
+
+
+def test_in_a_small_swarm_nobody_is_believed_to_announce_itself_as_rarely_as_in_a_large_one() -> None:
+    view = SwarmView(me=ME, ttl_s=TTL_S)
+    view.merge(member("ghost", periods=MAX_PERIODS), 0.0)
+    assert view.holds_until_s(0.0) == LEAST_BELIEVED * TTL_S
+    for number in range(1000):
+        view.merge(member(f"p{number}", periods=periods(number)), 0.0)
+        assert view.sightings[PeerId(f"p{number}")].fresh_until_s(TTL_S) == TTL_S * periods(number)

@@ -15,6 +15,7 @@ from peerd.errors import RemoteError, UsageError
 from peerd.observe.archive import Archive
 from peerd.observe.entries import Event
 from peerd.policy.step.contributions import Contribution, Report, StageTally, merge, why_impossible
+from peerd.policy.step.ledger import work_step
 from peerd.stage.history import HistoryEntry
 from peerd.swarm.clock import clock_s
 from peerd.table.record import Evaluation, PeerId
@@ -93,12 +94,14 @@ class Past:
         live = self._peer.membership.live()
         asked = _whom_to_ask(live, num_stages)
         answers = await asyncio.gather(*(self._ask(peer) for peer in asked))
-        told = [(self._peer.membership.me, await self.tallies()), *zip(asked, answers, strict=True)]
+        mine = await self.tallies()
+        told = [(self._peer.membership.me, mine), *zip(asked, answers, strict=True)]
+        reached = 1 + max([work_step(live, num_stages) or 0, *(tally.last_step for tally in mine)])
         reports = [
             Report(reporter=reporter, tally=tally)
             for reporter, tallies in told
             for tally in tallies
-            if why_impossible(tally, num_stages, per_step, manifest.tokens_per_microbatch_at) is None
+            if why_impossible(tally, num_stages, reached, per_step, manifest.tokens_per_microbatch_at) is None
         ]
         stages: list[StageContributionsInfo] = [
             {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from itertools import takewhile
+from statistics import median_low
 
 import structlog
 
@@ -121,10 +122,14 @@ class Observer:
     def _note_losses(self) -> None:
         """What the last stage tells."""
         last_stage = self._peer.place.manifest.train.num_stages - 1
-        for seen in self._peer.membership.view.sightings.values():
-            record = seen.record
-            if record.stage == last_stage and record.last_loss is not None and record.step - 1 not in self._losses:
-                self._note_loss(record.step - 1, record.last_loss)
+        live = self._peer.membership.live()
+        reached = max(work_step(live, last_stage + 1) or 0, self._peer.seat.state.record.step) + 1
+        told: dict[int, list[float]] = {}
+        for record in live.serving(last_stage):
+            if record.last_loss is not None and record.step <= reached and record.step - 1 not in self._losses:
+                told.setdefault(record.step - 1, []).append(record.last_loss)
+        for step, losses in sorted(told.items()):
+            self._note_loss(step, median_low(losses))
 
         evaluation = self._peer.seat.training.evaluation
         if evaluation is not None and evaluation.step > self._evaluated:

@@ -6,6 +6,8 @@ one stuck, costs time and gives the same value.
 
 from __future__ import annotations
 
+from statistics import median_low
+
 from peerd.policy.hashing import digest
 from peerd.policy.route.launching import those_who_train
 from peerd.policy.step.ledger import work_step
@@ -27,11 +29,12 @@ def due_step(step: int, every_steps: int, last_step: int) -> int | None:
 
 
 def newest_evaluation(live: LiveView, num_stages: int, mine: Evaluation | None) -> Evaluation | None:
-    """Return the evaluation of the newest step that the swarm has reached, this peer's own included; ties go to the smaller loss."""
+    """Return the evaluation of the newest step that the swarm has reached, this peer's own included: the median of what is told of it."""
     reached = work_step(live, num_stages)
     told = [record.evaluation for record in live.records if record.evaluation is not None]
     known = [each for each in told if reached is not None and each.step <= reached] + ([mine] if mine is not None else [])
-    return max(known, key=lambda each: (each.step, -each.loss), default=None)
+    newest = max((each.step for each in known), default=None)
+    return None if newest is None else Evaluation(newest, median_low([each.loss for each in known if each.step == newest]))
 
 
 class Takeover:

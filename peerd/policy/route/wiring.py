@@ -45,13 +45,14 @@ REMEMBERED = 1 << 12
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-def own_time_s(elapsed_s: float, downstream_s: float, queued_s: float, slots: int) -> float:
+def own_time_s(elapsed_s: float, downstream_s: float, queued_s: float, slots: int, stages_left: int = 1) -> float:
     """A callee's own part of the time that a request took. It tells how long the request waited for later stages and for its turn.
 
     In its queue the request waited for at most `slots` others, which take about as long each. So at least that share counts, whatever
-    was told: otherwise a slow peer that tells long waits would draw all work to itself.
+    was told: otherwise a slow peer that tells long waits would draw all work to itself. And of all `stages_left`, its own included, it had
+    at least its share.
     """
-    here_s = max(0.0, elapsed_s - max(0.0, downstream_s))
+    here_s = max(elapsed_s / stages_left / (1 + slots), elapsed_s - max(0.0, downstream_s))
     return max(here_s / (1 + slots), here_s - max(0.0, queued_s))
 
 

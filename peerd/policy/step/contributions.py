@@ -61,12 +61,19 @@ class StageContributions:
     rows: tuple[Contribution, ...]
 
 
-def why_impossible(tally: StageTally, num_stages: int, microbatches_per_step: int, tokens_at: Callable[[int], int]) -> str | None:
-    """What is wrong with a report; None if it may be true. `tokens_at` gives a microbatch's tokens at a step; they never decrease."""
+def why_impossible(
+    tally: StageTally, num_stages: int, reached: int, microbatches_per_step: int, tokens_at: Callable[[int], int]
+) -> str | None:
+    """What is wrong with a report; None if it may be true. The run has `reached` this step.
+
+    `tokens_at` gives a microbatch's tokens at a step; they never decrease.
+    """
     if not 0 <= tally.stage < num_stages:
         return "there is no such stage"
     if not 0 < tally.steps <= tally.last_step - tally.first_step + 1 or tally.first_step < 0:
         return "it counts more steps than it covers"
+    if tally.last_step > reached:
+        return "the run has not come that far"
     if any(not 0 < row.steps <= tally.steps or row.microbatches < 0 for row in tally.tallies):
         return "a peer took part more often than there were averages"
     if len({row.peer for row in tally.tallies}) < len(tally.tallies):

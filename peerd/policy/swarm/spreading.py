@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from peerd.policy.hashing import digest
 from peerd.policy.step.ledger import held, stage_step
-from peerd.table.record import PeerId, PeerRecord, RawRecord, StageSummary
+from peerd.table.record import MAX_PERIODS, PeerId, PeerRecord, RawRecord, StageSummary
 from peerd.table.view import NEAR_STAGES, LiveView
 
 TELLS_ALL = 15
@@ -61,7 +61,7 @@ FAR_SHARE = 0.5
 
 def periods(num_known: int) -> int:
     """Announce periods between two announcements of a peer that knows `num_known` others; one more where records travel by gossip."""
-    return 1 + (num_known > TELLS_ALL) + num_known // KNOWN_PER_PERIOD
+    return min(MAX_PERIODS, 1 + (num_known > TELLS_ALL) + num_known // KNOWN_PER_PERIOD)
 
 
 def is_to_announce(every: int, since: float) -> bool:
