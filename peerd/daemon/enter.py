@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -29,6 +30,7 @@ from peerd.link.p2pd import check_port_free
 from peerd.observe.archive import Archive
 from peerd.owner.governor import Governor
 from peerd.policy.swarm.clocks import ClockOffset
+from peerd.policy.swarm.dialling import DialRation
 from peerd.swarm.directory import Directory
 from peerd.swarm.identity import Identity, LocalState
 from peerd.swarm.membership import Membership
@@ -53,10 +55,11 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     book = _address_book(local, place.signed if place else None, contacts)
     row = Row()
     membership: Membership | None = None
+    ration = DialRation()
     refuse_own_address([each.peer for each in contacts], identity.peer, home)
 
     def addresses_of(peer: PeerId) -> tuple[str, ...]:
-        known = membership.addresses_of(peer) if membership is not None else ()
+        known = ration.among(peer, membership.addresses_of(peer), time.monotonic()) if membership is not None else ()
         return known or book.get(peer, ())
 
     settings = replace(settings, host=settings.host or _host(settings, contacts, book), port=settings.port or _free_port(settings, local))

@@ -158,7 +158,7 @@ class Circuits:
             del self._relays[reservation.relay]
 
     async def _ask(self, relay: PeerId, relay_address: str, to: str) -> tuple[Stream, relay_pb2.RelayReply]:
-        await self._p2pd.connect(relay, [relay_address])
+        await self._p2pd.connect(relay, direct(self._addresses_of(relay)) or [relay_address])
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             stream = await self._p2pd.open_stream(relay, RELAY_PROTOCOL)
             try:

@@ -24,6 +24,7 @@ class Internet:
     folder: Path
     hidden: set[PeerId] = field(default_factory=set)
     connected: set[frozenset[PeerId]] = field(default_factory=set)
+    dialled_at: dict[PeerId, list[str]] = field(default_factory=dict)
     _servers: dict[tuple[PeerId, str], asyncio.Server] = field(default_factory=dict)
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
     _handlers: list[asyncio.Task[Any]] = field(default_factory=list)
@@ -75,6 +76,7 @@ class PaperP2pd:
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         if await self.is_connected(peer):
             return
+        self.internet.dialled_at[peer] = list(addresses)
         if peer in self.internet.hidden:
             raise UnreachableError(f"{peer} does not answer")
         self.internet.connected.add(frozenset((self.me, peer)))

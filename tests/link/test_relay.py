@@ -122,6 +122,14 @@ async def test_two_hidden_peers_talk_through_the_relay_and_know_each_other() -> 
         assert its.relay.circuits == []
 
 
+async def test_a_relay_is_dialled_where_its_own_record_says_and_not_where_another_peer_says_that_it_is() -> None:
+    async with world() as its:
+        callee, caller = await its.behind_the_relay(), await its.peer()
+        its.addresses[its.relay_id] = ("/ip4/9.9.9.9/tcp/1",)
+        await caller.circuits.dial(callee.id, its.addresses[callee.id])
+        assert its.internet.dialled_at[its.relay_id] == ["/ip4/9.9.9.9/tcp/1"]
+
+
 async def test_whom_the_callee_can_dial_it_dials_and_the_relay_carries_nothing() -> None:
     async with world() as its:
         callee, caller = await its.behind_the_relay(), await its.peer()
