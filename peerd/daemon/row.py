@@ -8,7 +8,7 @@ import structlog
 
 from peerd import __version__
 from peerd.daemon.device import describe
-from peerd.swarm.membership import OwnRow
+from peerd.swarm.own_row import OwnRow
 from peerd.table.record import MAX_THROUGHPUT, PeerRecord, Vitals, believable_loss
 
 if TYPE_CHECKING:

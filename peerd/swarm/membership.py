@@ -20,10 +20,12 @@ from peerd.policy.swarm.spreading import News, periods, summarise
 from peerd.policy.swarm.suspicion import Patience
 from peerd.swarm.clock import clock_s
 from peerd.swarm.identity import Identity
+from peerd.swarm.own_row import OwnRow
 from peerd.swarm.signed import SignedRecord, peek_record, read_record, sign_record
 from peerd.table.circuit import direct
-from peerd.table.record import HIDDEN, MAX_STAGES, MAX_STEP, PeerId, PeerRecord, RawRecord, RunId, Suspicion, Vitals
-from peerd.table.view import TTL_PERIODS, LiveView, SwarmView
+from peerd.table.record import HIDDEN, MAX_STAGES, MAX_STEP, PeerId, PeerRecord, RawRecord, RunId, Suspicion
+from peerd.table.swarm_view import SwarmView
+from peerd.table.view import TTL_PERIODS, LiveView
 
 LOG = structlog.get_logger()
 MAX_SUSPECTS, MAX_UNREACHED = 32, 16
@@ -36,21 +38,6 @@ QUIET_PERIODS = 1.5
 """Time after a fence for which this peer listens only: what was sent to it while it slept comes in, and everybody's next record."""
 FORGIVEN_S = 10.0
 """Time for which a wrong suspicion makes this peer more patient."""
-
-
-class OwnRow:
-    """The record that this peer publishes of itself; none if it only reads the table."""
-
-    def record(self) -> PeerRecord | None:
-        """Return the exact step state; None before there is one."""
-        return None
-
-    def vitals(self) -> Vitals:
-        """Return the measured values; called only if there is a record."""
-        return Vitals()
-
-    def fenced(self, reason: str) -> None:
-        """The view was cleared, rule T3 (fence): the claims of this peer are void."""
 
 
 @dataclass(frozen=True, slots=True)

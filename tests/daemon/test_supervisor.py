@@ -13,7 +13,7 @@ from peerd.daemon.peer import Peer
 from peerd.daemon.supervisor import ANSWER_TIMEOUT_S, Supervisor
 from peerd.errors import PeerdError
 from peerd.table.record import PeerId
-from peerd.table.view import SwarmView
+from peerd.table.swarm_view import SwarmView
 
 QUESTIONS = 8
 TAKEN = "the port is taken"

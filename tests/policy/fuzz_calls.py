@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import peerd.policy
+import peerd.table.swarm_view
 import peerd.table.view
 from peerd.policy.owner.governor import Limits
 from peerd.policy.route.diverging import Diverging
@@ -37,7 +38,8 @@ from peerd.policy.swarm.rebalance import Rebalancing, Rule
 from peerd.policy.swarm.rebalance import plan as plan_move
 from peerd.policy.swarm.spreading import DirectoryReading, News
 from peerd.table.record import NO_RECORD, PeerRecord, Phase, RawRecord
-from peerd.table.view import LiveView, SwarmView
+from peerd.table.swarm_view import SwarmView
+from peerd.table.view import LiveView
 from tests.policy.fuzz_records import PERIOD_S, TTL_S, World
 
 MOST_S = 0.05
@@ -81,7 +83,7 @@ class Call:
 
 def modules() -> list[ModuleType]:
     found = [importlib.import_module(each.name) for each in pkgutil.walk_packages(peerd.policy.__path__, "peerd.policy.")]
-    return [*found, peerd.table.view]
+    return [*found, peerd.table.view, peerd.table.swarm_view]
 
 
 @lru_cache

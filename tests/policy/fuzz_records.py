@@ -21,6 +21,7 @@ from peerd.table.record import (
     MAX_PEERS,
     MAX_PERIODS,
     MAX_STAGES,
+    MAX_STEP,
     MAX_THROUGHPUT,
     Aside,
     AverageId,
@@ -36,7 +37,8 @@ from peerd.table.record import (
     TiedSum,
     Void,
 )
-from peerd.table.view import TTL_PERIODS, LiveView, SwarmView
+from peerd.table.swarm_view import SwarmView
+from peerd.table.view import TTL_PERIODS, LiveView
 
 PERIOD_S = 5.0
 TTL_S = TTL_PERIODS * PERIOD_S
@@ -130,6 +132,9 @@ class World:
         near = [self.step + off for off in (-3, -2, -1, 0, 0, 0, 1, 2, 3, 10)]
         return min(most, max(0, self.random.choice((0, 1, 1 << 31, most - 1, most, *near))))
 
+    def told_step(self) -> int:
+        return self.count(MAX_STEP)
+
     def real(self, most: float) -> float:
         return self.random.choice((0.0, 5e-324, 1e-300, 1.0, math.pi, most / 2, most))
 
@@ -196,7 +201,7 @@ class World:
         """`number` counts the liars: of those on stairs each makes the one above outlived."""
         found = self._honest(peer)
         told = {name: draw(self) for name, draw in DRAWS.items() if self.random.random() > HONEST_CHANCE}
-        stairs = {"stage": number // 2 % self.num_stages, "step": number // 2 if number % 2 else MAX_COUNT, "phase": Phase.ACCUMULATING}
+        stairs = {"stage": number // 2 % self.num_stages, "step": number // 2 if number % 2 else MAX_STEP, "phase": Phase.ACCUMULATING}
         if self.is_crowd:
             return replace(found, stage=0, step=self.step, trains=True, unreached=tuple(self.random.choices(self.names, k=MAX_LIST)))
         return replace(found, **(told | shared | (stairs if self.on_stairs else {})))
@@ -206,39 +211,39 @@ DRAWS: dict[str, Callable[[World], Any]] = {
     "addresses": lambda w: w.many(lambda: w.random.choice(ADDRESSES), 8),
     "leaving": lambda w: w.random.random() < 0.5,
     "trains": lambda w: w.random.random() < 0.8,
-    "trains_from": lambda w: w.count(),
+    "trains_from": lambda w: w.told_step(),
     "queue": lambda w: w.count(1 << 20),
     "in_flight": lambda w: w.count(1 << 20),
     "throughput": lambda w: w.real(MAX_THROUGHPUT),
     "tokens": lambda w: w.count(),
     "last_loss": lambda w: w.maybe(lambda: w.real(MAX_LOSS)),
-    "evaluation": lambda w: w.maybe(lambda: Evaluation(w.count(), w.real(MAX_LOSS))),
+    "evaluation": lambda w: w.maybe(lambda: Evaluation(w.told_step(), w.real(MAX_LOSS))),
     "software": lambda w: w.random.choice(("", "0", "\u00e9" * 64)),
     "device": lambda w: w.random.choice(("", "cpu", "\u00e9" * 64)),
     "memory_bytes": lambda w: w.count(),
     "kept_averages": lambda w: w.count(),
-    "diverged_at": lambda w: w.maybe(w.count),
+    "diverged_at": lambda w: w.maybe(w.told_step),
     "reach": lambda w: w.random.choice(list(Reach)),
     "relays": lambda w: w.random.random() < 0.5,
     "incarnation": lambda w: w.count(),
     "version": lambda w: w.count(),
     "stage": lambda w: w.random.choice((w.some_stage(), w.some_stage(), w.count(MAX_STAGES - 1))),
-    "step": lambda w: w.count(),
+    "step": lambda w: w.told_step(),
     "phase": lambda w: w.random.choice(list(Phase)),
     "done": World.ledger,
     "ledger_no": lambda w: w.count(),
     "average_id": lambda w: AverageId(w.raw(16)),
     "lineage": World.lineage,
     "suspects": lambda w: w.many(lambda: Suspicion(w.peer(), w.count(), w.count())),
-    "voids": lambda w: w.many(lambda: Void(w.peer(), w.count(), w.count())),
-    "checkpoints": lambda w: w.many(w.count),
+    "voids": lambda w: w.many(lambda: Void(w.peer(), w.count(), w.told_step())),
+    "checkpoints": lambda w: w.many(w.told_step),
     "gives_start": lambda w: w.random.random() < 0.5,
     "gradient_norm": lambda w: w.maybe(w.norm),
-    "norms": lambda w: w.many(lambda: StepNorm(w.count(), w.norm()), MAX_KEPT_STEPS),
+    "norms": lambda w: w.many(lambda: StepNorm(w.told_step(), w.norm()), MAX_KEPT_STEPS),
     "next_done": World.ledger,
     "next_ledger_no": lambda w: w.count(),
     "tied_sum": lambda w: AverageId(w.raw(16)),
-    "tied_sums": lambda w: w.many(lambda: TiedSum(w.count(), AverageId(w.raw(16))), MAX_KEPT_STEPS),
+    "tied_sums": lambda w: w.many(lambda: TiedSum(w.told_step(), AverageId(w.raw(16))), MAX_KEPT_STEPS),
     "tied": World.lineage,
     "periods": lambda w: w.random.choice((1, 2, MAX_PERIODS)),
     "summary": lambda w: w.maybe(w.summary),

@@ -16,7 +16,8 @@ from peerd.policy.step.roster import lineage_after, lineage_skipped
 from peerd.policy.step.situation import OwnState, Situation
 from peerd.policy.step.stepping import looks_lost
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm, Suspicion, check_transition
-from peerd.table.view import LiveView, SwarmView
+from peerd.table.swarm_view import SwarmView
+from peerd.table.view import LiveView
 from tests.policy.model_calls import Calls
 from tests.policy.model_kept import Held, Kept
 from tests.policy.model_lies import Lies
@@ -89,14 +90,6 @@ class ModelPeer:
 
     def live(self) -> LiveView:
         return self.view.live(self.now)
-
-    def describe(self) -> str:
-        r = self.record
-        asleep = " asleep" if self.world.now < self.awake_at else ""
-        return (
-            f"{self.name}: stage {r.stage} step {r.step} {r.phase.name} done {r.done:b} inc {r.incarnation}"
-            f" lineage {r.lineage.inexact}/{r.lineage.chain.hex()[:4]}{asleep}{' leaving' if r.leaving else ''}"
-        )
 
     # life
 

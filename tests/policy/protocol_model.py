@@ -173,7 +173,15 @@ class World:
         return Outcome(tuple(self.violations), stalled, self.counts, self.now)
 
     def describe(self) -> str:
-        return "; ".join(f"{peer.describe()}" for peer in self.peers.values() if peer.alive)
+        return "; ".join(self._described(peer) for peer in self.peers.values() if peer.alive)
+
+    def _described(self, peer: ModelPeer) -> str:
+        r = peer.record
+        asleep = " asleep" if self.now < peer.awake_at else ""
+        return (
+            f"{peer.name}: stage {r.stage} step {r.step} {r.phase.name} done {r.done:b} inc {r.incarnation}"
+            f" lineage {r.lineage.inexact}/{r.lineage.chain.hex()[:4]}{asleep}{' leaving' if r.leaving else ''}"
+        )
 
     def note(self, text: str) -> None:
         self.trace.append(f"{self.now:8.3f} {text}")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from peerd.policy.swarm.reaching import all_gone_silent, missed_since
 from peerd.table.record import PeerId
-from peerd.table.view import SwarmView
+from peerd.table.swarm_view import SwarmView
 from tests.strategies import member
 
 TTL_S = 3.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from peerd.swarm.membership import OwnRow
+from peerd.swarm.own_row import OwnRow
 from peerd.table.record import PeerRecord, Vitals
 
 

@@ -71,7 +71,7 @@ def test_a_forged_record_is_refused_and_counted_and_the_sound_ones_before_it_sta
 def test_a_record_of_a_stage_that_the_run_does_not_have_is_refused_and_counted() -> None:
     mine = Membership(ME, RUN, ttl_s=60, num_stages=2)
     mine.absorb([raw(stage=1)])
-    with pytest.raises(BadMessageError, match="names stage 2 of 2"):
+    with pytest.raises(BadMessageError, match="names stage 2 and step"):
         mine.absorb([raw(stage=2, version=9)])
     assert mine.messages_refused == 1
     assert [record.stage for record in mine.live().records] == [1]
@@ -97,7 +97,7 @@ def test_what_travels_on_is_what_this_peer_has_verified() -> None:
 
 
 def test_keys_that_nobody_reached_make_room_and_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peerd.table.view.MAX_UNPROVEN", 4)
+    monkeypatch.setattr("peerd.table.swarm_view.MAX_UNPROVEN", 4)
     mine = membership()
     mine.absorb([raw(version=7), raw(THIRD, version=1)])
     mine.called_by(MATE.peer)
@@ -144,7 +144,7 @@ async def test_another_daemon_that_says_something_else_under_my_version_makes_me
 def test_a_step_beyond_the_end_of_the_run_is_refused() -> None:
     mine = Membership(ME, RUN, ttl_s=60, last_step=30)
     mine.absorb([raw(step=30)])
-    with pytest.raises(BadMessageError, match="a run that ends at 30"):
+    with pytest.raises(BadMessageError, match="ends at step 30"):
         mine.absorb([raw(version=2, step=31)])
     with pytest.raises(BadMessageError):
         membership().absorb([raw(step=MAX_STEP + 1)])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from peerd.policy.swarm.spreading import periods
 from peerd.table.record import MAX_PERIODS, PeerId, PeerRecord, Phase, Suspicion
-from peerd.table.view import LEAST_BELIEVED, MAX_EXPIRED, MAX_TOMBSTONES, MAX_UNPROVEN, Sighting, SwarmView
+from peerd.table.swarm_view import LEAST_BELIEVED, MAX_EXPIRED, MAX_TOMBSTONES, MAX_UNPROVEN, Sighting, SwarmView
 from tests.strategies import member, records
 
 ME = PeerId("me")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.table.record import PeerId, PeerRecord, Phase, Suspicion, Void
-from peerd.table.view import SwarmView, accusers_needed
+from peerd.table.swarm_view import SwarmView, accusers_needed
 from tests.strategies import member, records, view_of
 
 TTL_S = 3.0

@@ -8,7 +8,8 @@ from peerd.policy.hashing import digest
 from peerd.policy.swarm.checkup import Dialled
 from peerd.table.circuit import host_in
 from peerd.table.record import HIDDEN, PeerId, PeerRecord, Reach
-from peerd.table.view import LiveView, SwarmView
+from peerd.table.swarm_view import SwarmView
+from peerd.table.view import LiveView
 
 _ORDER = (Reach.DIRECT, Reach.UNKNOWN, Reach.RELAYED, Reach.CLIENT)
 

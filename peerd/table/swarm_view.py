@@ -1,0 +1,277 @@
+"""The swarm view: every record seen of a run, and the rules by which records merge and live.
+
+Rules T1 (order), T2 (alive) and T5 (suspicion) of docs/protocol.md live here. Times are seconds on the caller's own monotonic clock and
+always arguments.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush, heapreplace
+from types import MappingProxyType
+
+from peerd.table.record import MAX_PERIODS, PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
+
+FULL_STAGE = 6
+"""From so many peers of a stage on, two have to suspect one of them before others believe it."""
+MAX_TOMBSTONES, MAX_UNPROVEN = 20_000, 2048
+"""Number of peers whose highest pair this peer knows: of those that have answered it or called it, and of others. A key costs nothing."""
+LEAST_BELIEVED, KNOWN_PER_BELIEVED = 8, 8
+"""Announce periods that are believed of a record; one more for so many fresh records: four times what a peer says that knows as many."""
+MAX_EXPIRED = 1024
+"""Number of expired records that decisions look at."""
+_NOBODY: Mapping[PeerId, tuple[int, int]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A record and when its pair last rose, on the reader's clock."""
+
+    record: PeerRecord
+    risen_at_s: float
+    accused: Mapping[PeerId, tuple[int, int]] = field(default_factory=lambda: _NOBODY)
+    """The peers that the record suspects, each with the pair up to which that counts."""
+
+    most_periods: int = MAX_PERIODS
+    """Announce periods between two announcements that are believed of a peer."""
+
+    def fresh_until_s(self, ttl_s: float) -> float:
+        return self.risen_at_s + ttl_s * min(self.record.periods, self.most_periods)
+
+    def is_fresh(self, now_s: float, ttl_s: float) -> bool:
+        """T2 (alive): it rose within three announce periods of its own."""
+        return now_s < self.fresh_until_s(ttl_s)
+
+
+class _Order:
+    """Peers, oldest first. Those that were never proven stand apart: they are the first to go."""
+
+    def __init__(self) -> None:
+        self.unproven: OrderedDict[PeerId, None] = OrderedDict()
+        self.proven: OrderedDict[PeerId, None] = OrderedDict()
+
+    def to_end(self, peer: PeerId, *, proven: bool) -> None:
+        part = self.proven if proven else self.unproven
+        part[peer] = None
+        part.move_to_end(peer)
+
+    def discard(self, peer: PeerId) -> None:
+        self.unproven.pop(peer, None)
+        self.proven.pop(peer, None)
+
+    def prove(self, peer: PeerId) -> None:
+        if peer in self.unproven:
+            del self.unproven[peer]
+            self.proven[peer] = None
+
+
+class SwarmView:
+    """Every record seen of one run, merged in place. What a change costs does not grow with the number of rows.
+
+    Decisions are made on the frozen `LiveView` that `live` gives, which any thread may read. Times that are passed in never go back.
+    """
+
+    def __init__(self, me: PeerId, ttl_s: float) -> None:
+        self.me = me
+        self.ttl_s = ttl_s
+        self.changes = 0
+        """Rises with every change but the expiry of a record."""
+        self.evicted: list[PeerId] = []
+        """Peers whose rows had to make room. The reader empties it, and drops what it keeps about them."""
+        self._sightings: dict[PeerId, Sighting] = {}
+        self.sightings: Mapping[PeerId, Sighting] = MappingProxyType(self._sightings)
+        """What was seen of each peer last. It stays after it has expired, so that an older record does not return."""
+        self._risen, self._expired = _Order(), _Order()
+        """All other peers in the order in which their pairs rose; and those that have expired, in that order."""
+        self._fresh: set[PeerId] = set()
+        self._expiries: list[tuple[float, PeerId]] = []
+        """A heap: no fresh peer expires before its entry."""
+        self._entered_s: dict[PeerId, float] = {}
+        """The entry of each peer in the heap that counts."""
+        self._num_accusers: Counter[PeerId] = Counter()
+        self._vouched_until_s: dict[PeerId, float] = {}
+        """Accused peers that have answered this peer since, and until when nobody else's word counts against them."""
+
+    def merge(self, record: PeerRecord, now_s: float) -> bool:
+        """T1 (order) and T2 (alive): a higher pair replaces and renews; anything else changes nothing, so a repeat never renews."""
+        peer, known = record.peer, self._sightings.get(record.peer)
+        if known is not None and record.pair <= known.record.pair:
+            return False
+        self._see(peer, Sighting(record, now_s, self._accused_by(record), LEAST_BELIEVED + len(self._fresh) // KNOWN_PER_BELIEVED))
+        self._fresh.add(peer)
+        if peer != self.me:
+            self._risen.to_end(peer, proven=peer in self._risen.proven)
+            self._expired.discard(peer)
+            self._enter(peer, self._sightings[peer].fresh_until_s(self.ttl_s))
+        self._make_room()
+        self.changes += 1
+        return True
+
+    def correct(self, record: PeerRecord) -> None:
+        """Let this one count of two records that a peer signed under one pair. It lives no longer than the other would have."""
+        known = self._sightings[record.peer]
+        self._see(record.peer, replace(known, record=record, accused=self._accused_by(record)))
+        if record.peer in self._entered_s:
+            self._enter(record.peer, self._sightings[record.peer].fresh_until_s(self.ttl_s))
+        self.changes += 1
+
+    def prove(self, peer: PeerId) -> None:
+        """Note that a peer with this key is there: it has answered this peer, or called it."""
+        self._risen.prove(peer)
+        self._expired.prove(peer)
+        self._make_room()
+
+    def is_accused(self, peer: PeerId) -> bool:
+        """True if some record suspects the peer."""
+        return peer in self._num_accusers
+
+    def is_vouched_for(self, peer: PeerId, now_s: float) -> bool:
+        return now_s < self._vouched_until_s.get(peer, now_s)
+
+    def vouch(self, peer: PeerId, now_s: float) -> None:
+        """T5 (suspicion): an accused peer has answered this peer. For one life of a record only this peer's own suspicion counts."""
+        if self.is_vouched_for(peer, now_s):
+            return
+        self._vouched_until_s = {other: until_s for other, until_s in self._vouched_until_s.items() if now_s < until_s}
+        self._vouched_until_s[peer] = now_s + self.ttl_s
+        self.changes += 1
+
+    def _see(self, peer: PeerId, seen: Sighting | None) -> None:
+        if before := self._sightings.get(peer):
+            self._num_accusers.subtract(before.accused.keys())
+            for accused in before.accused:
+                if not self._num_accusers[accused]:
+                    del self._num_accusers[accused]
+        if seen is None:
+            del self._sightings[peer]
+        else:
+            self._sightings[peer] = seen
+            self._num_accusers.update(seen.accused.keys())
+
+    def _make_room(self) -> None:
+        for peers, most in ((self._risen.unproven, MAX_UNPROVEN), (self._risen.proven, MAX_TOMBSTONES)):
+            if len(peers) > most:
+                self._evict(next(iter(peers)))
+
+    def _evict(self, peer: PeerId) -> None:
+        self._see(peer, None)
+        for order in (self._risen, self._expired):
+            order.discard(peer)
+        self._fresh.discard(peer)
+        self._entered_s.pop(peer, None)
+        self.evicted.append(peer)
+
+    def _enter(self, peer: PeerId, until_s: float) -> None:
+        if until_s >= self._entered_s.get(peer, float("inf")):
+            return  # `_expire` looks at it then, and moves the entry
+        self._entered_s[peer] = until_s
+        heappush(self._expiries, (until_s, peer))
+        if len(self._expiries) > 2 * len(self._entered_s) + MAX_UNPROVEN:
+            self._expiries = [(at_s, entered) for entered, at_s in self._entered_s.items()]
+            heapify(self._expiries)
+
+    def _expire(self, now_s: float) -> None:
+        """Let peers expire whose time has come. Afterwards the first entry of the heap is the next expiry."""
+        while self._expiries:
+            entry_s, peer = self._expiries[0]
+            if self._entered_s.get(peer) != entry_s:
+                heappop(self._expiries)
+                continue
+            until_s = self._sightings[peer].fresh_until_s(self.ttl_s)
+            if until_s > entry_s:
+                self._entered_s[peer] = until_s
+                heapreplace(self._expiries, (until_s, peer))
+                continue
+            if until_s > now_s:
+                return
+            heappop(self._expiries)
+            del self._entered_s[peer]
+            self._fade(peer)
+
+    def _fade(self, peer: PeerId) -> None:
+        self._fresh.discard(peer)
+        self._expired.to_end(peer, proven=peer in self._risen.proven)
+        if len(self._expired.unproven) + len(self._expired.proven) > MAX_EXPIRED:
+            self._expired.discard(next(iter(self._expired.unproven or self._expired.proven)))
+
+    def _accused_by(self, record: PeerRecord) -> Mapping[PeerId, tuple[int, int]]:
+        """The pairs up to which a record's suspicions count: none beyond what this peer knows, or the accused could never end one."""
+        accused = {}
+        for suspicion in record.suspects:
+            known = self.sightings.get(suspicion.peer)
+            if known is not None and suspicion.peer not in (record.peer, self.me):
+                accused[suspicion.peer] = min((suspicion.incarnation, suspicion.version), known.record.pair)
+        return accused or _NOBODY
+
+    def only_renews(self, record: PeerRecord, now_s: float) -> bool:
+        """True if the record only renews the lease of a live peer: then it changes no decision."""
+        known = self.sightings.get(record.peer)
+        if known is None or not known.is_fresh(now_s, self.ttl_s) or not _say_the_same(record, known.record):
+            return False
+        return record.peer not in self._num_accusers
+
+    def clear(self) -> None:
+        """T3 (fence): after a fence nothing counts as live until its pair rises again; tombstones stay."""
+        self._expiries, self._entered_s = [], {}
+        self._num_accusers.clear()
+        for peer, seen in self._sightings.items():
+            self._sightings[peer] = Sighting(seen.record, float("-inf"))
+            if peer in self._fresh and peer != self.me:
+                self._fade(peer)
+        self.changes += 1
+
+    def live(self, now_s: float) -> LiveView:
+        """T5 (suspicion): the records that rose within the TTL, without those whose present pair is suspected."""
+        self._expire(now_s)
+        fresh = [self._sightings[peer] for peer in sorted(self._fresh)]
+        suspects = self._suspects_among(fresh, now_s)
+        counted = tuple(seen.record for seen in fresh if seen.record.peer not in suspects)
+        suspected = tuple(seen.record for seen in fresh if seen.record.peer in suspects)
+        return LiveView(me=self.me, records=counted, suspected=suspected, expired=self._expired_records())
+
+    def _suspects_among(self, fresh: Sequence[Sighting], now_s: float) -> set[PeerId]:
+        """The peers that this one suspects, and those that so many others do that their word counts (`accusers_needed`)."""
+        if not self._num_accusers:
+            return set()
+        accusers: dict[PeerId, list[PeerId]] = {}
+        for seen in fresh:
+            for peer, pair in seen.accused.items():
+                if peer in self._fresh and self._sightings[peer].record.pair <= pair:
+                    accusers.setdefault(peer, []).append(seen.record.peer)
+        sizes = Counter(seen.record.stage for seen in fresh)
+        return {
+            peer
+            for peer, others in accusers.items()
+            if self.me in others
+            or (len(others) >= accusers_needed(sizes[self._sightings[peer].record.stage]) and not self.is_vouched_for(peer, now_s))
+        }
+
+    def _expired_records(self) -> tuple[PeerRecord, ...]:
+        mine = self._sightings.get(self.me)
+        step = mine.record.step if mine is not None else 0
+        found = (self._sightings[peer].record for peer in (*self._expired.proven, *self._expired.unproven))
+        return tuple(record for record in found if record.step >= step - 1 and record.phase is not Phase.JOINING)
+
+    def holds_until_s(self, now_s: float) -> float:
+        """The time at which the next record expires; until then `live` stays the same if nothing is merged."""
+        self._expire(now_s)
+        return self._expiries[0][0] if self._expiries else float("inf")
+
+    def suspects(self, now_s: float) -> frozenset[PeerId]:
+        """Peers with a fresh record that does not count because a live peer suspects them."""
+        return frozenset(record.peer for record in self.live(now_s).suspected)
+
+
+def accusers_needed(stage_size: int) -> int:
+    """The number of other peers whose suspicions hide a peer of a stage with so many: a third of a small stage, two of a larger one."""
+    return -(-stage_size // 3) if stage_size < FULL_STAGE else 2
+
+
+def _say_the_same(record: PeerRecord, known: PeerRecord) -> bool:
+    """True if two records differ in the version alone. The fields that change most are compared first, which is cheaper."""
+    if (record.done, record.phase, record.step, record.next_done) != (known.done, known.phase, known.step, known.next_done):
+        return False
+    return replace(record, version=known.version) == known
