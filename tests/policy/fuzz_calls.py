@@ -336,6 +336,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "most": lambda w: w.random.randint(1, 9),
     "how_many": lambda w: w.random.randint(1, 9),
     "slots": lambda w: w.random.randint(1, 64),
+    "stages_left": lambda w: w.random.randint(1, w.num_stages),
     "most_slots": lambda w: w.random.randint(0, 64),
     "underway": lambda w: w.random.randrange(100),
     "total": lambda w: w.random.randint(1, 1000),
