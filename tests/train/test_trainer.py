@@ -97,7 +97,7 @@ class Silent:
     has_looked: asyncio.Event = field(default_factory=asyncio.Event)
 
     def live(self) -> LiveView:
-        return view_of(member("me", trains=True), member("other", trains=True), member("b", stage=1))
+        return view_of(member("me", trains=True), member("second", trains=True), member("b", stage=1))
 
     async def changed(self, _timeout_s: float) -> bool:
         self.now_s += self.tick_s
