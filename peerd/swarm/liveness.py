@@ -111,6 +111,8 @@ class Liveness:
             unanswered += 1
             is_heard = self._heard_s.get(peer, 0.0) > asked_s
             self._give_up_if_dead(peer, asked_s, unanswered, is_heard)
+            if self._membership.find(peer) is None:
+                return  # its row had to make room meanwhile
             lives = self._membership.not_reached(peer, may_be_slow=is_heard)
             record = self._unchanged(peer, pair) if unanswered >= UNANSWERED or not is_heard else self._membership.find(peer)
             if is_heard:

@@ -210,6 +210,17 @@ class Answering:
         return ()
 
 
+async def test_a_peer_whose_row_makes_room_while_it_is_asked_is_no_error() -> None:
+    membership, client = Membership(ME, RUN, ttl_s=60.0), Silent()
+    membership.absorb([sign_record(PeerRecord(peer=MATE.peer, incarnation=1, version=1, phase=Phase.ACCUMULATING), MATE, RUN).raw])
+    liveness = Liveness(membership, cast(SwarmClient, client), {}, Lines())
+    liveness.report_failure(MATE.peer)
+    membership.view._evict(MATE.peer)
+    (found,) = await asyncio.gather(*liveness._probes.values(), return_exceptions=True)
+    assert found is None
+    assert liveness.faults_seen == 0
+
+
 async def settled() -> None:
     """Nothing here waits for time to pass."""
     for _turn in range(20):

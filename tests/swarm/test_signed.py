@@ -30,6 +30,7 @@ from peerd.swarm.signed import (
     unpack_record,
 )
 from peerd.table.record import (
+    MAX_STEP,
     Aside,
     AverageId,
     Evaluation,
@@ -51,6 +52,7 @@ ME = Identity(Ed25519PrivateKey.from_private_bytes(bytes(32)))
 SOMEBODY = Identity(Ed25519PrivateKey.from_private_bytes(b"\1" * 32))
 
 counts = st.integers(0, (1 << 62) - 1)
+steps = st.integers(0, MAX_STEP)
 texts = st.text(st.characters(categories=["L", "N", "P"]), max_size=64)
 reals = st.floats(0, 1e12, allow_nan=False)
 peers = st.sampled_from([ME.peer, SOMEBODY.peer])
@@ -60,7 +62,7 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "version": counts,
     "addresses": st.lists(texts, max_size=8).map(tuple),
     "stage": st.integers(0, 4096),
-    "step": counts,
+    "step": steps,
     "phase": st.sampled_from(Phase),
     "done": st.integers(0, (1 << 8192) - 1) | st.integers(0, 255),
     "ledger_no": counts,
@@ -71,16 +73,16 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "average_id": st.binary(max_size=16).map(AverageId),
     "lineage": st.builds(Lineage, counts, st.binary(max_size=32)),
     "gradient_norm": st.none() | reals | st.just(math.inf),
-    "norms": st.lists(st.builds(StepNorm, counts, reals | st.just(math.inf)), max_size=8).map(tuple),
+    "norms": st.lists(st.builds(StepNorm, steps, reals | st.just(math.inf)), max_size=8).map(tuple),
     "tied_sum": st.binary(max_size=16).map(AverageId),
-    "tied_sums": st.lists(st.builds(TiedSum, counts, st.binary(max_size=16).map(AverageId)), max_size=8).map(tuple),
+    "tied_sums": st.lists(st.builds(TiedSum, steps, st.binary(max_size=16).map(AverageId)), max_size=8).map(tuple),
     "tied": st.builds(Lineage, counts, st.binary(max_size=32)),
     "reach": st.sampled_from(Reach),
     "relays": st.booleans(),
     "leaving": st.booleans(),
     "trains": st.booleans(),
     "suspects": st.lists(st.builds(Suspicion, peers, counts, counts), max_size=8).map(tuple),
-    "voids": st.lists(st.builds(Void, peers, counts, counts), max_size=8).map(tuple),
+    "voids": st.lists(st.builds(Void, peers, counts, steps), max_size=8).map(tuple),
     "throughput": reals.filter(lambda rate: rate <= 1e9),
     "tokens": counts,
     "last_loss": st.none() | reals,
