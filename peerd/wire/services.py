@@ -53,6 +53,10 @@ def nobody(_context: Any) -> PeerId | None:
     return None
 
 
+def _one_slot() -> int:
+    return 1
+
+
 @dataclass(slots=True)
 class Door:
     """What all services share: the run that they serve, the patience with silent callers, the traffic counters and the bans."""
@@ -63,7 +67,7 @@ class Door:
     spans: SpanRing = field(default_factory=lambda: SpanRing(0))
     proven: Callable[[Any], PeerId | None] = nobody
     """Returns the authenticated caller outside the tunnel (`caller_past_the_tunnel`)."""
-    slots: Callable[[], int] = lambda: 1
+    slots: Callable[[], int] = _one_slot
     """Returns how many microbatches this peer holds at once: its callers may have as many calls open."""
     refused: int = 0
     calls: OpenCalls = field(default_factory=OpenCalls)
