@@ -1,16 +1,20 @@
-"""For all tests: properties are drawn the same way each time and are not timed, so that a busy machine fails none of them."""
+"""For all tests: properties are drawn the same way each time and are not timed, so that a busy machine fails none of them.
+
+A property that fails is made small, but not explained: that takes minutes.
+"""
 
 from __future__ import annotations
 
 import pytest
 import structlog
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from peerd.models.kernels import keep_kernels_in_cache
 
 keep_kernels_in_cache()  # tests count operations, too
 
-settings.register_profile("peerd", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
+settings.register_profile("peerd", deadline=None, derandomize=True, phases=PHASES, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("peerd")
 
 

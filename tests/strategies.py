@@ -1,15 +1,11 @@
-"""Hypothesis strategies for the table's values, in one place. Examples are derived from the tests, never from chance."""
+"""Hypothesis strategies for the table's values, in one place."""
 
 from __future__ import annotations
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, Suspicion
 from peerd.table.view import LiveView
-
-settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
-settings.load_profile("repeatable")
 
 NUM_MICROBATCHES = 6
 FULL = (1 << NUM_MICROBATCHES) - 1

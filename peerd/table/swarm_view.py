@@ -113,7 +113,8 @@ class SwarmView:
     def correct(self, record: PeerRecord) -> None:
         """Let this one count of two records that a peer signed under one pair. It lives no longer than the other would have."""
         known = self._sightings[record.peer]
-        self._see(record.peer, replace(known, record=record, accused=self._accused_by(record)))
+        most_periods = min(known.most_periods, known.record.periods)
+        self._see(record.peer, replace(known, record=record, accused=self._accused_by(record), most_periods=most_periods))
         if record.peer in self._entered_s:
             self._enter(record.peer, self._sightings[record.peer].fresh_until_s(self.ttl_s))
         self.changes += 1

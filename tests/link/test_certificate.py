@@ -64,6 +64,7 @@ def test_the_proof_of_one_certificate_is_of_no_use_in_another() -> None:
         checked_pem(forged, owner.peer)
 
 
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
 @given(st.binary(max_size=300), st.integers(0, 500))
 def test_no_bytes_are_too_odd_to_be_looked_at(junk: bytes, at: int) -> None:
     der = _SOUND.der[:at] + junk + _SOUND.der[at + len(junk) :]

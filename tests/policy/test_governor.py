@@ -146,7 +146,7 @@ def test_impossible_limits_are_refused(field: str, value: float) -> None:
 def test_a_gpu_is_kept_within_its_power_and_works_as_much_as_that_allows(idle: float, busy: float, duty: float, start: float) -> None:
     """One that draws in proportion to its work, and whose readings lag as those of the sensors do."""
     limits, share, shown = Limits(power=100.0, duty=duty), min(start, duty), idle
-    for _ in range(600):
+    for _ in range(2000):
         shown += 0.2 * (idle + share * (busy - idle) - shown)
         share = duty_within(limits, share, shown)
     drawn, allowed = idle + share * (busy - idle), idle + duty * (busy - idle)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.policy.route import wiring
-from peerd.policy.route.wiring import GOLDEN, RECENT, Router, own_time_s, point_of
+from peerd.policy.route.wiring import RECENT, Router, own_time_s, point_of
 from peerd.table.record import PeerId, PeerRecord
 from tests.strategies import member
 
@@ -66,7 +66,6 @@ def test_what_is_in_flight_at_a_moment_is_spread_as_evenly(size: int, num_peers:
     router, peers = measured({f"p{number}": 1.0 for number in range(num_peers)})
     chosen = Counter(router.choose(peers, point_of(index, size)).peer for index in range(first, first + length))  # type: ignore[union-attr]
     assert max(chosen.values()) <= length / num_peers + 4
-    assert abs(point_of(1, size) - point_of(0, size) - GOLDEN) < 3 / size
 
 
 def test_lanes_are_made_anew_at_every_step_so_that_each_caller_meets_everybody() -> None:

@@ -30,6 +30,7 @@ from peerd.swarm.signed import (
     unpack_record,
 )
 from peerd.table.record import (
+    MAX_STAGES,
     MAX_STEP,
     Aside,
     AverageId,
@@ -61,7 +62,7 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "incarnation": counts,
     "version": counts,
     "addresses": st.lists(texts, max_size=8).map(tuple),
-    "stage": st.integers(0, 4096),
+    "stage": st.integers(0, MAX_STAGES - 1),
     "step": steps,
     "phase": st.sampled_from(Phase),
     "done": st.integers(0, (1 << 8192) - 1) | st.integers(0, 255),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from peerd.policy.swarm.spreading import periods
 from peerd.table.record import MAX_PERIODS, PeerId, PeerRecord, Phase, Suspicion
-from peerd.table.swarm_view import LEAST_BELIEVED, MAX_EXPIRED, MAX_TOMBSTONES, MAX_UNPROVEN, Sighting, SwarmView
+from peerd.table.swarm_view import LEAST_BELIEVED, MAX_EXPIRED, MAX_TOMBSTONES, MAX_UNPROVEN, Sighting, SwarmView, accusers_needed
 from tests.strategies import member, records
 
 ME = PeerId("me")
@@ -86,8 +86,13 @@ def test_expired_rows_of_fresh_keys_hide_no_expired_row_of_a_proven_peer() -> No
 def told_by_all_rows(sightings: Sequence[Sighting], now_s: float) -> tuple[set[PeerId], set[PeerId], float]:
     """The peers that count, those that are suspected, and the next expiry, found by looking at each row."""
     fresh = [seen for seen in sightings if seen.record.peer == ME or seen.is_fresh(now_s, TTL_S)]
-    accused = [(peer, pair) for seen in fresh for peer, pair in seen.accused.items()]
-    suspected = {seen.record.peer for seen in fresh if any(seen.record.peer == peer and seen.record.pair <= pair for peer, pair in accused)}
+    accused = [(seen.record.peer, peer, pair) for seen in fresh for peer, pair in seen.accused.items()]
+    suspected = set()
+    for seen in fresh:
+        accusers = {accuser for accuser, peer, pair in accused if peer == seen.record.peer and seen.record.pair <= pair}
+        size = sum(other.record.stage == seen.record.stage for other in fresh)
+        if ME in accusers or len(accusers) >= accusers_needed(size):
+            suspected.add(seen.record.peer)
     expiries = [seen.fresh_until_s(TTL_S) for seen in fresh if seen.record.peer != ME]
     return {seen.record.peer for seen in fresh} - suspected, suspected, min(expiries, default=float("inf"))
 

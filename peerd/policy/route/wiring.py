@@ -150,8 +150,8 @@ class Router:
 def point_of(index: int, num_microbatches: int, attempt: int = 0) -> float:
     """Where microbatch `index` of a step lies on the line from 0 to 1, the same for all callers.
 
-    The points of a step are at equal distances, and those of indices in a row spread evenly, too: each is about the golden section
-    further on than the last. Another `attempt` moves the point far away, for whoever got the last one could not take it.
+    The points of a step are at equal distances, and those of indices in a row spread evenly, too. Another `attempt` moves the point far
+    away, since the peer that got the last one could not take it.
     """
     place = (index * _stride(num_microbatches) % num_microbatches + 0.5) / num_microbatches
     return (place + _halvings(attempt)) % 1.0
@@ -165,12 +165,21 @@ def _place(peer: PeerId, step: int) -> bytes:
 
 @lru_cache
 def _stride(num_microbatches: int) -> int:
-    """The stride nearest to the golden section that visits every place before any twice."""
-    wanted = round(GOLDEN * num_microbatches)
-    return min(
-        (stride for stride in range(1, num_microbatches + 1) if math.gcd(stride, num_microbatches) == 1),
-        key=lambda stride: abs(stride - wanted),
-    )
+    """The stride that spreads places in a row most evenly, of those that visit every place before any twice.
+
+    A large quotient in the continued fraction of stride / number means that many places in a row lie close together.
+    """
+    coprime = (stride for stride in range(1, num_microbatches + 1) if math.gcd(stride, num_microbatches) == 1)
+    return min(coprime, key=lambda stride: (_largest_quotient(stride, num_microbatches), abs(stride - GOLDEN * num_microbatches)))
+
+
+def _largest_quotient(numerator: int, denominator: int) -> int:
+    """The largest number in the continued fraction of a proper fraction in lowest terms."""
+    largest = 0
+    while numerator:
+        largest = max(largest, denominator // numerator)
+        numerator, denominator = denominator % numerator, numerator
+    return largest
 
 
 def _halvings(number: int) -> float:
