@@ -61,7 +61,7 @@ class PaperHost:
     def own_records(self) -> tuple[RawRecord, ...]:
         return ()
 
-    def absorb(self, records: Sequence[RawRecord]) -> None:
+    def absorb(self, records: Sequence[RawRecord], sender: PeerId) -> None:
         self.heard += records
 
     def ledger_grew(self) -> None:

@@ -8,7 +8,6 @@ the average id of the round. A part whose ledger is not the one in the roster is
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -127,8 +126,7 @@ class Rounds:
             return ""
         if self.open is not None and self.open.roster is roster:
             self.open.refused = True
-        with contextlib.suppress(BadMessageError):  # the refusal counts even if the record is bad
-            self._host.learn(record)
+        self._host.learn(record)
         return f"{peer}: {reason}"
 
     def _spread_abort(self, roster: Roster) -> None:

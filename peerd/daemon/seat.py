@@ -232,8 +232,8 @@ class Seat:
     def learn(self, record: RawRecord) -> None:
         self.peer.membership.absorb([record])
 
-    def absorb(self, records: Sequence[RawRecord]) -> None:
-        self.peer.membership.absorb(records)
+    def absorb(self, records: Sequence[RawRecord], sender: PeerId) -> None:
+        self.peer.membership.absorb(records, sender)
 
     @property
     def is_committing(self) -> bool:

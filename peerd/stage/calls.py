@@ -84,8 +84,8 @@ class CallHost(Protocol):
     def own_records(self) -> Sequence[RawRecord]:
         """Publish this peer's record and return it: a reply carries it."""
 
-    def absorb(self, records: Sequence[RawRecord]) -> None:
-        """Take records that came with a call. Raises BadMessageError if one is broken."""
+    def absorb(self, records: Sequence[RawRecord], sender: PeerId) -> None:
+        """Take records that came with a call. Raises BadMessageError if the sender's own is broken."""
 
     def ledger_grew(self) -> None: ...
 
@@ -132,7 +132,7 @@ class StageService:
         return sum(ticket.step == step for ticket in self._held.values())
 
     def absorb(self, caller: PeerId, records: Sequence[RawRecord]) -> None:
-        self._host.absorb(records)
+        self._host.absorb(records, caller)
 
     def cancel(self, caller: PeerId, call_id: bytes) -> None:
         ticket = self._held.get(caller.encode() + call_id)

@@ -119,7 +119,7 @@ class Gossip:
 
     def gossip(self, caller: PeerId, raws: Sequence[RawRecord]) -> list[RawRecord]:
         """Merge the records of a caller. Returns this peer's own record."""
-        self._membership.absorb(raws)
+        self._membership.absorb(raws, caller)
         self._membership.called_by(caller)
         own = self._membership.raws.get(self._membership.me)
         return [own.raw] if own is not None else []
@@ -296,7 +296,7 @@ class Gossip:
     async def _send(self, peer: PeerId) -> None:
         own = self._membership.raws.get(self._membership.me)
         try:
-            self._membership.absorb(await self._client.tell(peer, [own.raw] if own is not None else [], PUSH_TIMEOUT_S))
+            self._membership.absorb(await self._client.tell(peer, [own.raw] if own is not None else [], PUSH_TIMEOUT_S), peer)
             self._membership.reached(peer)
         except BadMessageError:
             return  # counted where it was refused; the peer's next message may be sound

@@ -6,7 +6,6 @@ Contract: only the event loop changes the view; `live` may be read from any thre
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -174,47 +173,34 @@ class Membership:
         self.wake()
         return signed
 
-    def absorb(self, raws: Sequence[RawRecord]) -> None:
-        """Merge records that their sender vouches for. Raises BadMessageError for the first broken one; those before it are merged."""
-        news = False
-        for body, signature in raws:
-            try:
-                news |= self._merge(*peek_record(body), body, signature)
-            except BadMessageError:
-                self.messages_refused += 1
-                raise
-        if news:
-            self.wake()
+    def absorb(self, raws: Sequence[RawRecord], sender: PeerId | None = None) -> list[RawRecord]:
+        """Merge records, and skip and count broken ones. Return those to pass on: for each peer the verified one held here.
 
-    def absorb_passed_on(self, raws: Sequence[RawRecord], sender: PeerId) -> list[RawRecord]:
-        """Merge records of several peers that came with one reply. Return those to pass on: for each peer the verified one held here.
-
-        A broken record of a third party costs only itself, because the sender may not have looked at it. Raises BadMessageError if the
-        sender's own is broken.
+        A broken record of a third party costs only itself, because the sender may have passed on what another peer made. Raises
+        BadMessageError, after all others are merged, if the sender's own is broken.
         """
-        verified, news = list[RawRecord](), False
+        verified, news, blamed = list[RawRecord](), False, None
         for body, signature in raws:
             peer = None
             try:
                 peer, pair = peek_record(body)
                 news |= self._merge(peer, pair, body, signature)
-            except BadMessageError:
+            except BadMessageError as error:
                 self.messages_refused += 1
-                if peer == sender:
-                    raise
+                blamed = error if peer is not None and peer == sender else blamed
                 continue
             verified += [self.raws[peer].raw] if peer in self.raws else []
         if news:
             self.wake()
+        if blamed is not None:
+            raise blamed
         return verified
 
     async def absorb_quietly(self, raws: Sequence[RawRecord]) -> None:
-        """Merge records of many senders, and skip broken ones. There may be thousands, so other tasks get their turn in between."""
-        for number, raw in enumerate(raws, start=1):
-            with contextlib.suppress(BadMessageError):
-                self.absorb([raw])
-            if number % ABSORBED_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        """Merge records of many senders. There may be thousands, so other tasks get their turn in between."""
+        for first in range(0, len(raws), ABSORBED_AT_ONCE):
+            self.absorb(raws[first : first + ABSORBED_AT_ONCE])
+            await asyncio.sleep(0)
 
     def forget(self, peer: PeerId) -> None:
         """Forget a peer that is gone for good. The view keeps its last record, so that an older one does not bring it back."""

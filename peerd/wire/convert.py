@@ -172,7 +172,7 @@ def result_to(result: CallResult, receive_rate: float | None) -> tuple[stage_pb2
 
 def result_from(done: stage_pb2.Done, gradient: TensorBytes | None) -> CallResult:
     loss = done.loss if done.HasField("loss") else None
-    return _copied(CallResult, done, _TIMES, gradient=gradient, records=records_from(done.records), loss=loss)
+    return _copied(CallResult, done, _TIMES, gradient=gradient, records=records_from(done.records, MAX_STAGES), loss=loss)
 
 
 def roster_to(roster: Roster) -> averaging_pb2.Roster:

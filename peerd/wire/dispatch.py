@@ -39,7 +39,7 @@ class LiveTable(Protocol):
 
     def live(self) -> LiveView: ...
 
-    def absorb_passed_on(self, raws: Sequence[RawRecord], sender: PeerId) -> Sequence[RawRecord]: ...
+    def absorb(self, raws: Sequence[RawRecord], sender: PeerId) -> Sequence[RawRecord]: ...
 
     async def changed(self, timeout_s: float) -> bool: ...
 
@@ -162,7 +162,8 @@ class Dispatcher:
                 raise BadMessageError("the reply has no finite loss")
         elif call.needs_gradient and result.gradient is None:
             raise BadMessageError("the reply has no gradient")
-        result = replace(result, records=tuple(self._table.absorb_passed_on(result.records, peer.peer)))
+        path = result.records[: self._num_stages - call.stage]  # one of each peer on the way: more would be refused where it is passed on
+        result = replace(result, records=tuple(self._table.absorb(path, peer.peer)))
         if call.stage in call.accumulate or call.evaluation:  # otherwise the callee does only a part of a microbatch's work
             downstream_s = result.downstream_s if call.stage < self._num_stages - 1 else 0.0
             router.observe(peer.peer, own_time_s(elapsed_s, downstream_s, result.queued_s, self.num_slots, self._num_stages - call.stage))

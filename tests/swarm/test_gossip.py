@@ -35,6 +35,8 @@ class Client:
     asked: list[tuple[PeerId, Sequence[bytes]]] = field(default_factory=list)
     answers: list[RawRecord] = field(default_factory=list)
     rows: list[RawRecord] = field(default_factory=list)
+    replies: list[RawRecord] = field(default_factory=list)
+    """What comes back when this peer tells something."""
     gone: bool = False
     answering: asyncio.Event = field(default_factory=asyncio.Event)
     was_asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -42,7 +44,7 @@ class Client:
     async def tell(self, peer: PeerId, records: Sequence[RawRecord], _timeout_s: float) -> tuple[RawRecord, ...]:
         self.told.append((peer, records[0]))
         await self.answering.wait()
-        return ()
+        return tuple(self.replies)
 
     async def table(self, _peer: PeerId, _timeout_s: float) -> AsyncIterator[tuple[RawRecord, ...]]:
         self.was_asked.set()
@@ -270,6 +272,21 @@ async def test_the_directory_is_read_seldom_while_nobody_comes_and_at_once_when_
     await swarm.settle()
     assert swarm.stores.num_reads > seldom + 1
     reading.cancel()
+
+
+@pytest.mark.parametrize(("whose", "reached"), [(1, 1), (0, 0)], ids=["another's", "its own"])
+async def test_a_peer_that_answers_with_a_broken_record_has_answered_unless_the_record_is_its_own(
+    whose: int, reached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm, told = Swarm(2), list[PeerId]()
+    monkeypatch.setattr(swarm.membership, "reached", told.append)
+    body, _ = swarm.row(whose, version=2)
+    swarm.client.replies = [(body, bytes(64))]
+    swarm.client.answering.set()
+    await swarm.gossip._send(swarm.others[0].peer)
+    assert len(told) == reached
+    assert swarm.membership.messages_refused == 1
+    assert swarm.stores.failed == []
 
 
 async def test_a_higher_incarnation_under_my_id_fences_me_and_a_suspicion_of_me_is_answered_at_once() -> None:

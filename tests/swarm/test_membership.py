@@ -59,11 +59,12 @@ def test_a_newer_record_replaces_an_older_one_and_never_the_other_way_round() ->
         assert found.version == expected
 
 
-def test_a_forged_record_is_refused_and_counted_and_the_sound_ones_before_it_stay() -> None:
-    mine = membership()
-    with pytest.raises(BadMessageError):
-        mine.absorb([raw(), raw(THIRD, signer=MATE)])
+def test_a_senders_own_forged_record_is_refused_and_counted_and_the_sound_ones_beside_it_stay() -> None:
+    mine, other = membership(), Identity(Ed25519PrivateKey.generate())
+    with pytest.raises(BadMessageError, match="not signed by it"):
+        mine.absorb([raw(), raw(THIRD, signer=MATE), raw(other)], THIRD.peer)
     assert mine.find(MATE.peer) is not None
+    assert mine.find(other.peer) is not None
     assert mine.find(THIRD.peer) is None
     assert mine.messages_refused == 1
 
@@ -72,7 +73,7 @@ def test_a_record_of_a_stage_that_the_run_does_not_have_is_refused_and_counted()
     mine = Membership(ME, RUN, ttl_s=60, num_stages=2)
     mine.absorb([raw(stage=1)])
     with pytest.raises(BadMessageError, match="names stage 2 and step"):
-        mine.absorb([raw(stage=2, version=9)])
+        mine.absorb([raw(stage=2, version=9)], MATE.peer)
     assert mine.messages_refused == 1
     assert [record.stage for record in mine.live().records] == [1]
 
@@ -80,11 +81,11 @@ def test_a_record_of_a_stage_that_the_run_does_not_have_is_refused_and_counted()
 def test_of_records_that_were_passed_on_a_broken_one_costs_only_itself_and_its_own_sender_alone_is_blamed() -> None:
     mine = membership()
     forged = raw(THIRD, signer=MATE)
-    assert mine.absorb_passed_on([forged, (b"junk", b""), raw()], MATE.peer) == [raw()], "MATE may have been deceived"
+    assert mine.absorb([forged, (b"junk", b""), raw()], MATE.peer) == [raw()], "MATE may have been deceived"
     assert mine.find(THIRD.peer) is None
     assert mine.messages_refused == 2
     with pytest.raises(BadMessageError):
-        mine.absorb_passed_on([forged], THIRD.peer)
+        mine.absorb([forged], THIRD.peer)
 
 
 def test_what_travels_on_is_what_this_peer_has_verified() -> None:
@@ -93,7 +94,7 @@ def test_what_travels_on_is_what_this_peer_has_verified() -> None:
     newest = raw(version=100)
     mine.absorb([newest])
     body, _ = raw(version=50)
-    assert mine.absorb_passed_on([(body, bytes(64))], THIRD.peer) == [newest]
+    assert mine.absorb([(body, bytes(64))], THIRD.peer) == [newest]
 
 
 def test_keys_that_nobody_reached_make_room_and_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +130,7 @@ def test_a_forged_contradiction_is_refused_and_the_same_record_again_is_none() -
     mine = membership()
     mine.absorb([raw(version=3), raw(version=3)])
     with pytest.raises(BadMessageError):
-        mine.absorb([raw(version=3, step=9, signer=THIRD)])
+        mine.absorb([raw(version=3, step=9, signer=THIRD)], MATE.peer)
     assert not mine.contradictory
 
 
@@ -145,9 +146,9 @@ def test_a_step_beyond_the_end_of_the_run_is_refused() -> None:
     mine = Membership(ME, RUN, ttl_s=60, last_step=30)
     mine.absorb([raw(step=30)])
     with pytest.raises(BadMessageError, match="ends at step 30"):
-        mine.absorb([raw(version=2, step=31)])
+        mine.absorb([raw(version=2, step=31)], MATE.peer)
     with pytest.raises(BadMessageError):
-        membership().absorb([raw(step=MAX_STEP + 1)])
+        membership().absorb([raw(step=MAX_STEP + 1)], MATE.peer)
 
 
 async def test_among_records_of_many_a_broken_one_costs_only_itself() -> None:

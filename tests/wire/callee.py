@@ -19,6 +19,7 @@ from peerd.stage.calls import StageService
 from peerd.stage.state import StageState
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership
+from peerd.swarm.signed import sign_record
 from peerd.table.record import PeerId, PeerRecord, RawRecord, RunId
 from peerd.wire.clients import StageClient
 from peerd.wire.messages import Call, CallResult, Description
@@ -67,7 +68,7 @@ class Listener:
         self._membership = membership
 
     def gossip(self, caller: PeerId, records: Sequence[RawRecord]) -> Sequence[RawRecord]:
-        self._membership.absorb(records)
+        self._membership.absorb(records, caller)
         return ()
 
     def table(self, caller: PeerId, after: PeerId) -> tuple[Sequence[RawRecord], PeerId]:
@@ -98,8 +99,8 @@ class Host(PaperHost):
 
     membership: Membership
 
-    def absorb(self, records: Sequence[RawRecord]) -> None:
-        self.membership.absorb(records)
+    def absorb(self, records: Sequence[RawRecord], sender: PeerId) -> None:
+        self.membership.absorb(records, sender)
 
 
 @dataclass(slots=True)
@@ -135,6 +136,10 @@ class Callee:
             labels=encode(torch.randint(0, MANIFEST.model.vocab_size, ROWS, generator=chance, dtype=torch.int32)),
         )
         return replace(sound, **changes)
+
+    def forged(self) -> RawRecord:
+        """The caller's own record, which another key signed."""
+        return sign_record(PeerRecord(peer=self.caller.peer, incarnation=1, version=1), new_identity(), RUN).raw
 
     async def assert_lives(self) -> None:
         """Somebody else's sound microbatch is served as if nothing had been."""

@@ -144,7 +144,7 @@ class Announcing:
         theirs = replace(self._callee.state.record, version=next(self._versions))
         return view_of(member(self._callee.caller.peer, stage=0), theirs)
 
-    def absorb_passed_on(self, raws: Sequence[RawRecord], sender: PeerId) -> Sequence[RawRecord]:
+    def absorb(self, raws: Sequence[RawRecord], sender: PeerId) -> Sequence[RawRecord]:
         return raws
 
     async def changed(self, timeout_s: float) -> bool:

@@ -243,7 +243,7 @@ async def test_what_is_told_is_believed(callee: Callee) -> None:
 async def test_who_tells_something_broken_is_not_heard_for_a_while(callee: Callee) -> None:
     client = SwarmClient(callee.links(), RUN)
     with pytest.raises(BadMessageError):
-        await client.tell(callee.me, [(b"junk", bytes(64))], PATIENCE_S)
+        await client.tell(callee.me, [callee.forged()], PATIENCE_S)
     assert callee.door.refused == 1
     with pytest.raises(BusyError, match="broken message"):
         await client.tell(callee.me, [row(callee, 1)], PATIENCE_S)

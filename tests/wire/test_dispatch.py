@@ -35,7 +35,7 @@ class Table:
     def live(self) -> LiveView:
         return view_of(*self.records)
 
-    def absorb_passed_on(self, raws: Sequence[RawRecord], sender: PeerId) -> Sequence[RawRecord]:
+    def absorb(self, raws: Sequence[RawRecord], sender: PeerId) -> Sequence[RawRecord]:
         return raws
 
     async def changed(self, timeout_s: float) -> bool:
@@ -57,6 +57,8 @@ class Client:
     cancelled: list[PeerId] = field(default_factory=list)
     losses: dict[PeerId, float] = field(default_factory=dict)
     gradient: TensorBytes | None = TENSOR
+    records: tuple[RawRecord, ...] = ()
+    """What comes with each reply."""
 
     async def backpropagate(
         self, peer: PeerId, call: Call, _records: object, _patience_s: float, on_forwarded: Callable[[int, PeerId], None]
@@ -69,7 +71,7 @@ class Client:
         if left := self.answers.get(peer):
             await asyncio.sleep(self.works_s)
             raise left.pop(0)
-        return CallResult(gradient=self.gradient, downstream_s=0.0, queued_s=0.0, records=(), loss=self.losses.get(peer))
+        return CallResult(gradient=self.gradient, downstream_s=0.0, queued_s=0.0, records=self.records, loss=self.losses.get(peer))
 
     async def cancel(self, peer: PeerId, _call_id: bytes, _timeout_s: float) -> None:
         self.cancelled.append(peer)
@@ -111,6 +113,14 @@ async def test_a_peer_that_takes_it_is_asked_once() -> None:
     assert (await sending.send()).gradient == TENSOR
     assert len(sending.client.asked) == 1
     assert sending.dispatcher.replayed == 0
+
+
+async def test_of_the_records_in_a_reply_one_for_each_peer_on_the_way_is_taken() -> None:
+    """A liar that adds more would make the peer that passes them on send more than its own caller takes."""
+    sending = Sending(Client(records=tuple((bytes([number]), b"") for number in range(64))))
+    assert (await sending.send()).records == sending.client.records[:1]
+    sending.dispatcher._num_stages = 9
+    assert (await sending.send()).records == sending.client.records[:8]
 
 
 async def test_when_a_peer_is_gone_another_takes_it_and_the_first_is_told_to_forget_it() -> None:

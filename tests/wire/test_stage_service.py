@@ -24,13 +24,14 @@ from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.stage.microbatches import forward_backward
 from peerd.stage.results import BackwardResult, HeldMicrobatch
 from peerd.stage.state import StageState
-from peerd.table.record import RawRecord
+from peerd.swarm.signed import sign_record
+from peerd.table.record import PeerRecord, RawRecord
 from peerd.wire import convert
 from peerd.wire.clients import StageClient
 from peerd.wire.messages import Call, CallResult
 from peerd.wire.swarm_client import SwarmClient
 from peerd.wire.tensors import decode, encode
-from tests.wire.callee import ALL, BAD, GONE, MANIFEST, PATIENCE_S, ROWS, RUN, STATE, Callee, assert_refused, drain
+from tests.wire.callee import ALL, BAD, GONE, MANIFEST, PATIENCE_S, ROWS, RUN, STATE, Callee, assert_refused, drain, new_identity
 
 CPU = torch.device("cpu")
 OVERFLOWED = grpc.StatusCode.OUT_OF_RANGE
@@ -96,6 +97,21 @@ async def test_a_call_that_breaks_a_rule_is_refused(callee: Callee, changes: dic
     call = callee.call(**changes)
     await assert_refused(callee, backpropagate(callee, header_of(call), *tensor_messages(call)), status, words)
     assert callee.service.counters.accumulated == 1  # the sound one's
+
+
+async def test_a_third_partys_broken_records_cost_a_call_and_its_caller_nothing(callee: Callee) -> None:
+    """The caller may have passed on what another peer made."""
+    forged = sign_record(PeerRecord(peer=new_identity().peer, incarnation=1, version=1), callee.caller, RUN).raw
+    sound = sign_record(PeerRecord(peer=callee.caller.peer, incarnation=1, version=1), callee.caller, RUN).raw
+    call = callee.call()
+    await backpropagate(callee, header_of(call, [forged, (b"junk", b""), sound]), *tensor_messages(call))
+    assert callee.service.counters.accumulated == 1
+    assert callee.membership.find(callee.caller.peer) is not None
+    assert (callee.membership.messages_refused, callee.door.refused, callee.door.banned_until_s) == (2, 0, {})
+
+
+async def test_a_callers_own_broken_record_is_its_own_fault(callee: Callee) -> None:
+    await assert_refused(callee, backpropagate(callee, header_of(callee.call(), [callee.forged()])), BAD, "not signed by it")
 
 
 async def test_tensors_are_counted_by_what_they_are_their_codec_the_peers_role_and_direction(callee: Callee) -> None:

@@ -59,7 +59,7 @@ async def test_the_clients_turn_each_status_into_its_error(callee: Callee) -> No
     with pytest.raises(WrongStateError):
         await client.reduce(callee.caller.peer, header, [memoryview(bytes(8))], PATIENCE_S, lambda _moved: None)
     with pytest.raises(BadMessageError):
-        await SwarmClient(callee.links(), RUN).gossip(callee.caller.peer, [(b"junk", b"")], PATIENCE_S)
+        await SwarmClient(callee.links(), RUN).gossip(callee.caller.peer, [callee.forged()], PATIENCE_S)
     with pytest.raises(BusyError) as banned:
         await SwarmClient(callee.links(), RUN).gossip(callee.caller.peer, [], PATIENCE_S)
     assert 0 < banned.value.retry_after_s <= PATIENCE_S

@@ -16,7 +16,7 @@ from peerd.swarm.identity import Identity
 from peerd.swarm.signed import sign_record
 from peerd.table.record import PeerRecord, RunId
 from peerd.wire.swarm_client import SwarmClient
-from tests.wire.callee import BAD, RUN, STATE, Callee, assert_refused, new_identity
+from tests.wire.callee import BAD, PATIENCE_S, RUN, STATE, Callee, assert_refused, new_identity
 
 
 def record_of(identity: Identity, **fields: Any) -> PeerRecord:
@@ -34,20 +34,40 @@ async def gossip(callee: Callee, *records: swarm_pb2.SignedRecord, run: str = RU
 
 
 @pytest.mark.parametrize("body", [b"", b"junk", b"\x90", b"\xc1", b"\xdc\xff\xff", b"\x91" * 2000, bytes(5000)])
-async def test_a_record_that_cannot_be_read_is_refused(callee: Callee, body: bytes) -> None:
-    await assert_refused(callee, await gossip(callee, swarm_pb2.SignedRecord(body=body, signature=bytes(64))), BAD)
-    assert callee.membership.messages_refused == 1
+async def test_a_record_that_cannot_be_read_is_counted_and_believed_by_nobody(callee: Callee, body: bytes) -> None:
+    """Nobody can tell whose it is."""
+    await (await gossip(callee, swarm_pb2.SignedRecord(body=body, signature=bytes(64)), raw_of(record_of(callee.caller), callee.caller)))
+    assert callee.membership.find(callee.caller.peer) is not None, "the sound one beside it counts"
+    assert (callee.membership.messages_refused, callee.door.refused) == (1, 0)
+    await callee.assert_lives()
 
 
-async def test_a_record_signed_by_somebody_else_is_refused(callee: Callee) -> None:
+async def test_a_callers_own_record_that_another_signed_is_refused(callee: Callee) -> None:
+    await assert_refused(callee, await gossip(callee, raw_of(record_of(callee.caller), signer=new_identity())), BAD, "not signed by it")
+    assert callee.membership.find(callee.caller.peer) is None
+
+
+async def test_a_third_partys_record_that_another_signed_is_believed_by_nobody_and_costs_only_itself(callee: Callee) -> None:
     victim = new_identity()
-    await assert_refused(callee, await gossip(callee, raw_of(record_of(victim), signer=callee.caller)), BAD, "not signed by it")
+    await (await gossip(callee, raw_of(record_of(victim), signer=callee.caller), raw_of(record_of(callee.caller), callee.caller)))
     assert callee.membership.find(victim.peer) is None
+    assert callee.membership.find(callee.caller.peer) is not None
+    assert (callee.membership.messages_refused, callee.door.refused, callee.door.banned_until_s) == (1, 0, {})
 
 
 async def test_a_record_of_another_run_is_refused(callee: Callee) -> None:
     record = raw_of(record_of(callee.caller), callee.caller, run=RunId("b" * 32))
     await assert_refused(callee, await gossip(callee, record), BAD, "not signed by it")
+
+
+async def test_a_third_partys_broken_record_ends_no_conversation(callee: Callee) -> None:
+    forged = raw_of(record_of(new_identity()), signer=callee.caller)
+    sound = raw_of(record_of(callee.caller), callee.caller)
+    client = SwarmClient(callee.links(), RUN)
+    for raw in (forged, sound):
+        await client.tell(callee.caller.peer, [(raw.body, raw.signature)], PATIENCE_S)
+    assert callee.membership.find(callee.caller.peer) is not None
+    assert (callee.membership.messages_refused, callee.door.refused) == (1, 0)
 
 
 async def test_a_ledger_longer_than_a_step_can_be_is_refused(callee: Callee) -> None:
