@@ -20,10 +20,10 @@ export    folder (absolute path), format       {"schema", "step", "folder", "fil
           ("peerd"), timeout_s (no limit)
 reach     -                                    {"schema", "port", "answers", "direct"}: an answer has "peer", "observed" and "reached"
                                                for each peer asked; `direct` is DirectInfo with its own "answers"
-fault     kind, then for_s, factor, by_s, at,  {"schema"}; only with Settings.allow_faults: the daemon misbehaves as faults.py defines
-          peer, seed
-lie       module, and what that takes          {"schema"}; only with Settings.allow_faults: the daemon also runs that code, as liars.py
-                                               defines
+fault     kind, then for_s, factor, by_s, at,  {"schema"}; only with Settings.allow_faults, else an error: the daemon misbehaves as
+          peer, seed                           faults.py defines
+lie       module, and what that takes          {"schema"}; only with Settings.allow_faults, else an error: the daemon also runs that code,
+                                               as liars.py defines
 """
 
 from __future__ import annotations

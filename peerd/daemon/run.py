@@ -10,9 +10,9 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import structlog
 import uvloop
@@ -22,7 +22,7 @@ from peerd.background import INTERNAL_ERRORS, Part, Tasks, keep
 from peerd.config.atomic import remove_drafts
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
-from peerd.control.server import Verb, control_server
+from peerd.control.server import Say, Verb, control_server
 from peerd.daemon.answers import Answers, join_line
 from peerd.daemon.departure import Departure, Left, Moved, Paused
 from peerd.daemon.device import choose_device
@@ -41,13 +41,30 @@ from peerd.daemon.watching.observer import Observer
 from peerd.daemon.watching.otel import OpenTelemetry
 from peerd.daemon.watching.sinks import sinks_of
 from peerd.daemon.watching.tracing import Tracing
-from peerd.errors import ExitCode, PeerdError, system_error
+from peerd.errors import ExitCode, PeerdError, UsageError, system_error
 from peerd.owner.governor import Governor
 from peerd.stage.malloc import give_back_free_memory
 from peerd.swarm.identity import lock_home
 
 LOG = structlog.get_logger()
 Raised = TypeVar("Raised", bound=BaseException)
+
+
+def harmful_verbs(peer: Peer) -> dict[str, Verb]:
+    """Return `fault` and `lie`. Unless the settings allow faults they refuse, and nothing of them is loaded."""
+    if not peer.settings.allow_faults:
+        return {"fault": _no_faults, "lie": _no_faults}
+    from peerd.daemon.faults import Faults
+    from peerd.daemon.liars import Liars
+
+    faults = Faults(peer)
+    faults.install()
+    return {"fault": faults.fault, "lie": Liars(peer).lie}
+
+
+async def _no_faults(request: Mapping[str, Any], _say: Say) -> NoReturn:
+    remedy = "only a daemon for tests does: start one with allow_faults in its settings"
+    raise UsageError(f"this daemon does not obey the verb {request['verb']}", remedy)
 
 
 def run_daemon(settings: Settings) -> int:
@@ -221,17 +238,10 @@ class ControlService:
                 await self._stack.enter_async_context(_running(looker.run()))
 
     def _verbs(self) -> dict[str, Verb]:
-        """Return the verbs of the control socket; `fault` and `lie` only if the settings allow faults."""
+        """Return the verbs of the control socket."""
         peer = self._peer
-        verbs = self._answers.verbs() | Tracing(peer).verbs() | peer.past.verbs()
+        verbs = self._answers.verbs() | Tracing(peer).verbs() | peer.past.verbs() | harmful_verbs(peer)
         verbs["dashboard"] = self._dashboard.tell if self._dashboard is not None else no_dashboard
-        if peer.settings.allow_faults:
-            from peerd.daemon.faults import Faults
-            from peerd.daemon.liars import Liars
-
-            faults = Faults(peer)
-            faults.install()
-            verbs |= {"fault": faults.fault, "lie": Liars(peer).lie}
         return verbs
 
     async def _follow_parent(self) -> None:

@@ -7,12 +7,13 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load, load_file
 
 from peerd.data.tokens import prepare_tokens
-from peerd.errors import BadMessageError, BusyError, ExitCode, WrongStateError
+from peerd.errors import BadMessageError, BusyError, ExitCode, UsageError, WrongStateError
 from peerd.link.links import Links
 from peerd.reference import train_reference
 from peerd.table.record import PeerId, RunId
@@ -121,6 +122,16 @@ def test_an_export_of_a_running_swarm_is_one_steps_model(swarm: Swarm) -> None:
     assert_close(load_file(out / "model.safetensors"), expected.parameters)
     losses = [json.loads(line)["loss"] for line in (out / "history.jsonl").read_text().splitlines()]
     assert losses == [entry.loss for entry in expected.history]
+
+
+@pytest.mark.parametrize("verb", ["fault", "lie"])
+def test_a_daemon_that_allows_no_faults_obeys_neither_fault_nor_lie(swarm: Swarm, trains_on: None, tmp_path: Path, verb: str) -> None:
+    module, loaded = tmp_path / "mine.py", tmp_path / "loaded"
+    module.write_text(f"open({str(loaded)!r}, 'w')", encoding="utf-8")
+    with pytest.raises(UsageError, match=f"this daemon does not obey the verb {verb}"):
+        swarm.daemons[0].request(verb, module=str(module), kind="kill", at="forward")
+    assert not loaded.exists()
+    assert "Traceback" not in swarm.daemons[0].log
 
 
 # Joining
